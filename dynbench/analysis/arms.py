@@ -1,9 +1,4 @@
-"""Arms, which are launches of the same thing, and which launch of one is paired with which of another.
-
-Arms: which runs are launches of the same thing.
-
-Pairs of launches: which launch of one arm is compared with which of another.
-"""
+"""Arms, which are launches of the same thing, and which launch of one is paired with which of another."""
 
 from __future__ import annotations
 

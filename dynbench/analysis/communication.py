@@ -1,9 +1,4 @@
-"""What communication cost a run, in time and bytes, and what its compressor did to them.
-
-What communication cost a run: how long, how much of it waiting, hidden and exposed, how many bytes.
-
-What compression did in the measured steps of a run: what its compressor wrote into the ranks' rows, summed up.
-"""
+"""What communication cost a run, in time and bytes, and what its compressor did to them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""How far two runs did the same work, and by how much the weights differ that they ended with.
-
-How far two runs did the same work: in every step, in every window of steps, or only on the same data.
-
-By how much the weights differ that two runs ended with, where both kept their model.
-"""
+"""How far two runs did the same work, and by how much the weights differ that they ended with."""
 
 from __future__ import annotations
 

@@ -1,16 +1,10 @@
 """The pace of steps and ranks: drift, what the arm before leaves behind, ranks that are slow at equal work.
 
-The pace of a run's steps: how long each takes for what its tokens let expect.
-
 Step times spread mostly because steps differ in work. Without it, what comes with time, or with the arm before, shows.
-
-Where arms take turns: whether a step depends on which arm ran before it.
 
 What an arm leaves behind (caches, the allocator, clocks, work that it did not end) would be charged to the next one.
 Within their rounds orders are balanced, so it reaches all arms about alike; a large effect still says that arms are not
 timed by themselves.
-
-Which rank the steps of a run wait for: always the same, as one on a slow machine, or whichever has most to do.
 
 A rank is slowest in a step when it is busy longest before synchronising: plan, data and compute. Ranks that tie share
 the step. Being slowest does not make a machine slow, as a deal may give one rank more work in every step; its pace

@@ -1,13 +1,9 @@
 """How well the planner's cost and a probe's prediction stood for what was measured.
 
-How well the planner's cost stood for time: each rank's predicted cost against its measured time.
-
 A cost without a unit of time is held against the compute (forward and backward), brought to ms by one factor, total
 compute over total cost. `measured` is in ms and is held, as it is, against what a probe's steps consist of: data,
 forward, backward and optimizer. Rows are those of measured steps, one per rank and step; of more than `MOST_ROWS`,
 evenly spaced ones.
-
-What a probe predicted for a comparison, to be held against what was achieved.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """The files that ranks write, read tolerantly: their rows, and when their collectives were under way.
 
-Tolerant reading of the per-rank CSV files: what can be read is read, what cannot is counted and named.
-
-What of a rank's communication is waiting for the others and what is transfer, from when each call was under way.
-
 Nothing is transferred before the last of those that take part has called: up to then a call waits. Moments of several
 ranks are brought to rank 0's clock by the offsets in env.json.
 """

@@ -1,9 +1,4 @@
-"""How much of the time that the baseline loses a candidate gives back, and the ideal that arms of the same work share.
-
-One ideal for arms that computed the same samples, so that the slower arm is never the nearer to its ideal.
-
-How much of the time that the baseline loses a candidate gives back, against the least that its plans could take.
-"""
+"""How much of the time that the baseline loses a candidate gives back, and the ideal that arms of equal work share."""
 
 from __future__ import annotations
 

@@ -1,11 +1,7 @@
 """A run as one line of `results.csv`, and an arm's mean and spread over such lines.
 
-A run as one line of `results.csv`: what it was, what it took, what it sent, what it reached.
-
 Columns here stand in the file's order; a measure that names a `column` of its own comes behind them. The line is also
 the `record` of a summary.
-
-An arm over its launches, each with a seed of its own: mean and standard deviation of what its result lines hold.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The statistics of comparisons: intervals of paired ratios, and the power of a number of launches.
-
-The statistics of comparisons: small, and tested against known answers and by simulation.
-
-How small a difference so many launches can show, and how many launches a difference needs.
-"""
+"""The statistics of comparisons: intervals of paired ratios, and the power of a number of launches."""
 
 from __future__ import annotations
 

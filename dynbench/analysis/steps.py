@@ -1,9 +1,5 @@
 """One row per step from the rows of its ranks, and the time of contiguous blocks of measured steps.
 
-One row per step: what the ranks' rows of a step add up to.
-
-The time of a run: the sum, over its contiguous blocks of measured steps, of the slowest rank's time for it.
-
 A rank's clock runs from the end of one step to the end of the next, so its steps add up to the time that passed. Ranks
 do not end a step at the same moment: the sum of the steps' maxima counts such a skew twice, once as a long step of the
 rank that is behind and once as a long step of the others, which wait for it in the next.

@@ -1,9 +1,4 @@
-"""From paired launches to a speed-up, and from its interval to a word.
-
-The speed-up that paired launches show: seconds per unit of work of one arm over those of the other.
-
-From an interval to a word.
-"""
+"""From paired launches to a speed-up, and from its interval to a word."""
 
 from __future__ import annotations
 

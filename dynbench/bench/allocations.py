@@ -1,11 +1,5 @@
 """Memory of a device: what is free, allocated, and at most.
 
-Memory that a case may still take.
-
-Arithmetic peaks of devices, for the share of it that a model reaches (MFU).
-
-What memory a piece of work takes over time, and which of its tensors are largest, with where they are made.
-
 On CPUs every allocation of torch's allocator is counted, as its profiler tells them; what other libraries take by
 themselves, as oneDNN for a product, is not. On CUDA the peak is the allocator's own, the rest its memory history.
 """

@@ -1,9 +1,4 @@
-"""What a benchmark is, its rows and options.
-
-The options of a benchmark from the command line.
-
-What a benchmark offers: its cases, how one is measured on the ranks, what its rows say together.
-"""
+"""What a benchmark is, its rows and options."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """Kernels of a language model, by Nsight Systems or torch's profiler.
 
-The commands by which Nsight Systems profiles a case, and their run where it is installed.
-
-Which kernels a language model spends its time in, by phase: what Nsight Systems is asked, from torch's profiler.
-
 The profiling commands for nsys lie in the run's folder `nsys`, and are run where it is installed. Every question has
 its answer from torch's profiler, with nsys or without.
 """

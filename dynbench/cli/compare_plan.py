@@ -1,9 +1,4 @@
-"""What a comparison will do, and what came of one with cells.
-
-What `dynbench compare` will do: read from its options, shown without doing it, written as a recipe.
-
-What several comparisons of one recipe showed, a line each.
-"""
+"""What a comparison will do, and what came of one with cells."""
 
 from __future__ import annotations
 

@@ -1,13 +1,7 @@
 """Flags that several commands have: of the launch, of gates, of all.
 
-The fields of the configuration that have a flag of their own, in `flags.csv`; every other one is set with `--set`.
-
 Values are passed on as typed: the configuration reads them by its own types, so that all mistakes, of the file and of
 the command line, are reported together.
-
-`--strict` and `--fail-on`: a finished result that ends the command with exit code 6.
-
-`compare`'s options of how often its arms are launched, and how they meet.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The checks of `doctor` on ranks, and what a check of `doctor` finds.
-
-What a check of `dynbench doctor` saw.
-
-Checks of `dynbench doctor` on what ranks need: an interpreter, connections, threads, kernels.
-"""
+"""The checks of `doctor` on ranks, and what a check of `doctor` finds."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""How far a command is, on the terminal.
-
-The progress of a training run on stderr: a bar on a terminal, a line every tenth elsewhere.
-
-The progress of a comparison on stderr: a bar on a terminal, a line per launch elsewhere.
-"""
+"""How far a command is, on the terminal."""
 
 from __future__ import annotations
 

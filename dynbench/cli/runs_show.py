@@ -1,9 +1,4 @@
-"""One run shown, and runs removed.
-
-What `dynbench runs show` says of one entry of the registry.
-
-What `dynbench runs rm` does with the runs that were chosen: ask, remove, say what went and what stays.
-"""
+"""One run shown, and runs removed."""
 
 from __future__ import annotations
 

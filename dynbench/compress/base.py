@@ -1,12 +1,6 @@
 """What a compressor is: its interface, its random draws, and those that send few elements.
 
-What is asked of a compressor.
-
 Files of plug-ins import this module while the configuration is still being assembled from what they register.
-
-Random numbers of a tensor and a step, which leave torch's own generators alone.
-
-Payloads of some elements and where they are.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""Compressing what a strategy sends, and what that took.
-
-What compression did in a step: columns of a rank's rows.
-
-Several tensors averaged in one message.
-
-What the compressors of dynbench have in common: first steps, small parameters, residuals, columns, saved state.
-"""
+"""Compressing what a strategy sends, and what that took."""
 
 from __future__ import annotations
 

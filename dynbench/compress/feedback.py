@@ -1,7 +1,5 @@
 """What compression leaves out: measured, and kept for the next step.
 
-How far a mean of what was compressed is from the mean of the gradients as they were.
-
 What compression left out, kept for the next time (error feedback: Seide et al., 2014; Karimireddy et al., 2019).
 """
 

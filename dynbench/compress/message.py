@@ -1,14 +1,8 @@
 """What a compressor sends: bits, indices, and the message that holds them.
 
-Small numbers packed to the bit.
-
-Which of n elements are sent, in as few bytes as a fixed size allows: all ranks know it before anything is sent.
-
 Gaps between indices are written in one byte or two; a larger gap is the largest number of all, as often as it goes into
 it, and the rest. So m of n indices never need more than m + n // 255 bytes, or 2 (m + n // 65535). Where more than
 about an eighth is sent, a bit for each of the n is less.
-
-Parts of a flat gradient, and where their payloads lie in the bytes that one rank sends another.
 """
 
 from __future__ import annotations

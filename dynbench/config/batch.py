@@ -1,9 +1,4 @@
-"""Batches and windows of steps in numbers.
-
-The global batch where it was given for each worker.
-
-Warm-up and measured steps in whole windows, so that what is measured are the samples of other policies too.
-"""
+"""Batches and windows of steps in numbers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What settings mean, and where each value came from.
-
-What a field of the schema allows, in words, and which texts it takes from a command line.
-
-Pydantic's errors in our words: where, the key, the value, the nearest spelling, what is allowed.
-"""
+"""What settings mean, and where each value came from."""
 
 from __future__ import annotations
 

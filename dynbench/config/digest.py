@@ -1,13 +1,4 @@
-"""Configurations changed, compared by digest, and written; and what of them moves no number.
-
-A configuration with some of its values changed.
-
-Configurations compared: flat keys, differences, and a digest that names equal ones.
-
-A training without its communication, which takes turns with it: the settings that it has otherwise.
-
-A configuration as YAML text that loads back to the same configuration.
-"""
+"""Configurations changed, compared by digest, and written; and what of them moves no number."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Settings laid over each other, from files and the command line, into one configuration.
-
-Layers of a configuration: a file's values, and what the command line lays over them.
-
-Loading a configuration: YAML file, then `--set` texts, then flags; every mistake reported at once.
-"""
+"""Settings laid over each other, from files and the command line, into one configuration."""
 
 from __future__ import annotations
 

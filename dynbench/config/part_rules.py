@@ -1,11 +1,4 @@
-"""Rules within one section: data, training, ranks.
-
-Rules on what is trained on: files that are named, labels that are there, samples of the workload's kind.
-
-Rules over the settings of the optimisation loop.
-
-Rules over the number of ranks: batches that reach all of them, values given for each.
-"""
+"""Rules within one section: data, training, ranks."""
 
 from __future__ import annotations
 

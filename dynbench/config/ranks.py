@@ -1,9 +1,4 @@
-"""How many ranks there are, how many of them train, and how many copies of the model each holds.
-
-Ranks that train, and ranks that serve them.
-
-What a rank holds of the parameters beside its activations, in copies of them, by its strategy and optimizer.
-"""
+"""How many ranks there are, how many of them train, and how many copies of the model each holds."""
 
 from __future__ import annotations
 

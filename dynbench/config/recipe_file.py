@@ -1,9 +1,4 @@
-"""A recipe's file as settings of arms and cells.
-
-A recipe as people write it: what all arms share, what sets each apart, and nothing else.
-
-Recipes from the command line: arms and what they are compared over, laid on a recipe, a configuration or nothing.
-"""
+"""A recipe's file as settings of arms and cells."""
 
 from __future__ import annotations
 

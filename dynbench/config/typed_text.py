@@ -1,9 +1,4 @@
-"""Texts and YAML values as the types that settings have.
-
-Values typed on a command line, and values as they would be typed.
-
-Settings typed as one argument of a command line: `key=value,key=value`, and the short names of their keys.
-"""
+"""Texts and YAML values as the types that settings have."""
 
 from __future__ import annotations
 

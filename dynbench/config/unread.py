@@ -1,9 +1,4 @@
-"""Settings that nothing reads in the situation that they are given for.
-
-Settings that say the same thing in two ways: one given later takes the place of the other.
-
-A warning for a setting that was changed and that nothing reads, by the table of effects.
-"""
+"""Settings that nothing reads in the situation that they are given for."""
 
 from __future__ import annotations
 

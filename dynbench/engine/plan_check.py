@@ -1,11 +1,4 @@
-"""Whether a run can be planned: capacities, batches, steps.
-
-Whether the capacities can hold the global batch at all, known without the data.
-
-Whether every step of a run fits into its capacities, found before the first one.
-
-Whether a configuration can be planned in all its steps, found before anything is launched.
-"""
+"""Whether a run can be planned: capacities, batches, steps."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Before a comparison begins: whether its arms can run and be compared, and what it is warned about.
-
-Whether a comparison can begin: its arms can run here, may be compared, and it is known how they meet.
-
-What a comparison is warned about before it begins, looking at all its arms together.
-"""
+"""Before a comparison begins: whether its arms can run and be compared, and what it is warned about."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""A probe before the training that uses it, and what a training run on it would meet.
-
-A probe before the training that uses it, where the configuration asks for one.
-
-What a training run on a probe just made would meet: whether all its steps fit, and if not, what would.
-"""
+"""A probe before the training that uses it, and what a training run on it would meet."""
 
 from __future__ import annotations
 

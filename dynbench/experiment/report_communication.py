@@ -1,13 +1,4 @@
-"""What communication cost each arm, by operation, by bucket size and in profiles, and why strategies differ.
-
-What communication cost each arm: by operation, and exposed as two ways tell it.
-
-What the size of buckets cost, arm by arm, and what a model of bandwidth and overhead says of it.
-
-Whether communication is the bottleneck, from profiled steps: tables, and how it grows.
-
-Why strategies differ: messages against copies, hidden against begun late, divided against whole.
-"""
+"""What communication cost each arm, by operation, by bucket size and in profiles, and why strategies differ."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""How numbers read in a report and on the terminal, and how what records say may be quoted there.
-
-How a comparison's numbers read in a report and on the terminal.
-
-What records say as a report may quote it: whoever made a folder may have written anything into its files.
-"""
+"""How numbers read in a report and on the terminal, and how what records say may be quoted there."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What a layout alone changes, and which costs loss: rows without padding or fewer optimizer steps.
-
-What a layout alone changes: arms that take the same optimizer steps, padded and in rows of real tokens.
-
-Which costs loss, rows without padding or fewer optimizer steps over as many samples: a table, and a sentence.
-"""
+"""What a layout alone changes, and which costs loss: rows without padding or fewer optimizer steps."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Where the step time of a report's arms goes beyond the ideal, and how well planned costs stand for it.
-
-Where the step time of a report's arms goes beyond the ideal: the table, and what it comes to.
-
-How well the costs of a plan stand for time, and which of them helps the tail of the step time.
-"""
+"""Where the step time of a report's arms goes beyond the ideal, and how well planned costs stand for it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""A training run from launch to summary, alone or in turns with its like without communication.
-
-A training run from launch to summary: what `train` and `compare` run.
-
-Trainings in turns with their likes without communication: what a step takes more is what communication costs it.
-"""
+"""A training run from launch to summary, alone or in turns with its like without communication."""
 
 from __future__ import annotations
 

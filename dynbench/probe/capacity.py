@@ -1,13 +1,7 @@
 """Capacities from trials: searched, tabulated.
 
-The search for the largest micro-batch that fits at one length: doubling to the first failure, then bisection.
-
 Pure bookkeeping, no processes: whoever runs the trials asks `next_trial` and answers with `record`. A trial that ended
 without an answer is simply not recorded, and is asked for again.
-
-From probed lengths to every length: the capacity tables that planners use.
-
-Capacities of all ranks: one search per rank and length, all ranks in lock-step, the longest length first.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""The cost fitted to timed steps, the memory model, and what they predict.
-
-Peak memory of a training step as a function of the micro-batch, to answer lengths between the probed ones.
-
-Cost models of the measured step, fitted and judged on points held out of the fit.
-
-What a calibrated cost model promises: the speedup of each policy on this data, and from which batch size it pays.
-"""
+"""The cost fitted to timed steps, the memory model, and what they predict."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The limits of a probe's trials: memory, lengths and sizes.
-
-Memory budgets that really bind.
-
-Micro-batches of any shape, cut from the data's own tokens.
-"""
+"""The limits of a probe's trials: memory, lengths and sizes."""
 
 from __future__ import annotations
 

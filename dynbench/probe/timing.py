@@ -1,9 +1,5 @@
 """Steps timed, and the price of a split.
 
-Step times on a grid of micro-batch shapes, all ranks at once, in shuffled order.
-
-What a split costs: the step of two micro-batches against one, as training takes it, under its synchronisation.
-
 A bare model does not tell. Under DistributedDataParallel the first micro-batch's gradients are kept apart from the
 buckets, so that a further one adds to them and copies them, on all ranks at once, and leaves less of the backward pass
 for the all-reduce to hide behind.

@@ -1,9 +1,4 @@
-"""A trial of a micro-batch, and its rehearsal.
-
-A strategy as one of several ranks runs it, without the others: its memory and its own work, and nothing sent.
-
-One trial: a real training step at the worst case, with everything that holds memory during training.
-"""
+"""A trial of a micro-batch, and its rehearsal."""
 
 from __future__ import annotations
 

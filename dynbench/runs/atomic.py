@@ -1,11 +1,4 @@
-"""Files that appear whole or not at all, locked and with room kept for them.
-
-One process at a time: an advisory lock on a file, released by the system when its holder dies.
-
-Room on the disk for saying how a run ended, kept while it runs: a full disk must not leave it without an end.
-
-Files and folders replaced whole: a reader sees the old content or the new one, never a part.
-"""
+"""Files that appear whole or not at all, locked and with room kept for them."""
 
 from __future__ import annotations
 

@@ -1,14 +1,10 @@
 """Runs in one file: packed and unpacked.
 
-Exported runs: the folders of some runs in one file, for a comparison later and elsewhere.
-
 The file is a zip of the run folders themselves, without logs, models, profilers' traces (which are large, and which no
 analysis reads), figures and what an analysis makes anew. A digest of
 them would be smaller, and would lack whatever the next check or figure reads; so the file is unpacked into a temporary
 folder, and the usual code analyzes what lies there. Zip tells all names and sizes before anything is unpacked and has a
 checksum for every file. Equal runs give equal bytes.
-
-Opening an exported file that anybody may have made: nothing in it is believed before it was looked at.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""JSON files as typed records.
-
-Reading JSON that anybody may have made, and no more than the standard library to do it.
-
-Reading JSON records: what cannot be read, is of a later version or of another form is one error that says where.
-"""
+"""JSON files as typed records."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""Finding runs by what they are called, and the entries that belong together.
-
-What a run folder may hold: files and folders of its own. A folder from a stranger may lead anywhere else.
-
-What a reference to a run means: an id, a name, a unique prefix of an id, `@latest`, or a path.
-
-Which runs belong to a comparison, which of them something else reads, and so what may go with it.
-"""
+"""Finding runs by what they are called, and the entries that belong together."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """A rank's rows and the times of its calls, as they are written.
 
-Writing a rank's rows: one file per rank, one write per row, on disk as far as the kernel when the step ends.
-
-When a strategy's collectives were under way on a rank, call by call, in a file beside the rank's rows.
-
 Rows say how long; these say when, so that what a rank waited for the others is told apart from the transfer.
 """
 

@@ -1,13 +1,4 @@
-"""The record of a run, its id, and who owns it.
-
-Ids and names of runs: what they look like, and what is refused.
-
-Which process a run belongs to, and whether it is still there.
-
-The states of a run and the ways from one to another.
-
-The content of `run.json`: who a run is, where it stands, how it ended. One writer: the launcher.
-"""
+"""The record of a run, its id, and who owns it."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
 """Several micro-batches per step: objectives, and polishing.
 
-What a step of several micro-batches per rank lasts, by when its ranks meet.
-
 Under `sum` they meet once, at its end: the step lasts as long as its slowest rank's micro-batches together. Under
 `slots` they meet in every micro-batch, as FSDP's gathers make them: the k-th micro-batches of all ranks are a slot,
 which lasts as long as the slowest, and the step is the sum of its slots.
-
-Small changes of a step's micro-batches, as long as one makes the step shorter (local search).
 """
 
 from __future__ import annotations

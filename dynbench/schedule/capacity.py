@@ -1,9 +1,4 @@
-"""How many samples or tokens a rank takes, and whether a plan fits.
-
-The largest micro-batch that fits in memory, per rank and padded length.
-
-The errors of work that the capacities cannot hold, worded alike for every policy.
-"""
+"""How many samples or tokens a rank takes, and whether a plan fits."""
 
 from __future__ import annotations
 

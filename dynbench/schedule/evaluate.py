@@ -1,9 +1,4 @@
-"""What a plan costs, step by step and over a run.
-
-What a plan costs, recomputed from its samples alone.
-
-Whether every step of a run fits into the capacities, and the largest global batch of which that is true.
-"""
+"""What a plan costs, step by step and over a run."""
 
 from __future__ import annotations
 

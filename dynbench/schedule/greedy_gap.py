@@ -1,12 +1,8 @@
 """What heuristics and other costs lose against exact plans.
 
-How far greedy and naive counts are from the exact ones, on the buffers that `prefix` meets.
-
 For costs that never fall with the count, greedy (the next sample to the rank whose next cost is least) reaches the
 least maximum T: before it takes a cost above T, every rank holds all it can at T, and those are at least B. So its gap
 in the maximum is zero and exact search adds the variance only, while naive counts have a gap.
-
-Which cost to plan with: the same policy with every cost type, its plans judged by one and the same yardstick.
 """
 
 from __future__ import annotations

@@ -1,16 +1,10 @@
 """Searching partitions for the least maximum, then the least total.
 
-Second objective of `partition`: among the splits with the least maximum, the least total cost.
-
-The least maximum over equal ranks: a threshold search with one greedy sweep from the longest sample.
-
 Why contiguous in sorted length is enough: order the groups of any split by their longest sample and give the first
 as many samples from the top as it had, the next as many from there, and so on. No group's count changes and none's
 longest sample grows, so no cost non-decreasing in length grows and no capacity non-increasing in length breaks.
 Given a threshold T, taking as many as T and the capacity allow, from the longest on, reaches furthest; so T is
 feasible when G groups reach the end.
-
-The least feasible threshold among costs that can occur: galloping up, then halving between two of them.
 """
 
 from __future__ import annotations

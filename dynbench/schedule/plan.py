@@ -1,9 +1,4 @@
-"""A plan of a step, and the order of samples that steps take.
-
-What a policy produces: for each step, who computes which samples, in which micro-batches.
-
-The order in which samples arrive: what `static` takes, and what every other policy deals anew.
-"""
+"""A plan of a step, and the order of samples that steps take."""
 
 from __future__ import annotations
 

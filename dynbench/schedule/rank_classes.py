@@ -1,9 +1,4 @@
-"""Ranks of equal speed and capacity.
-
-Relative speeds of ranks as measurements give them: differences within the noise of a measurement count as none.
-
-In which order ranks of a few classes should take sorted samples to reach furthest.
-"""
+"""Ranks of equal speed and capacity."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
 """Plans of several micro-batches whose slots are met by all ranks together, and small steps.
 
-A sorted batch cut into slots, for ranks that meet in every micro-batch: the least sum of the slots' durations.
-
 Here every slot takes samples that follow each other in sorted length, the first slot the longest. Given how long it may
 last, its ranks take as many samples as they can, one after the other. So the samples left after it follow from those
 before it and its duration, and a programme over the samples left chooses the durations, of a few that are tried.
-
-Steps of so few samples that all plans of several micro-batches per rank are tried.
 """
 
 from __future__ import annotations

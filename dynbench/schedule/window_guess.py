@@ -1,13 +1,9 @@
 """First plans of a window, and their polishing.
 
-First guesses of a window's plan.
-
 In a good plan all shares of a step cost about the same. Long samples are the hard part: a share holds few of them, so
 what it costs is a multiple of their length. The thresholds are therefore spread a little, and a share of long samples
 goes to a step whose threshold it fills. Short samples fill anything: the shares that come last only have to bring
 every step to B samples.
-
-The last step of a window's search: small changes of a found plan, many at a time, as long as one makes it cheaper.
 
 A sweep (`window_sweep`) deals whole steps by their thresholds; here single shares change: a sample passes between two
 shares of a step, or two shares of different steps, near each other in sorted length, change places. All of these are

@@ -1,11 +1,5 @@
 """Blocks of a fully sharded model, their messages and streams.
 
-The repeated blocks of a model, as of a transformer's layers.
-
-The gathers and reduce-scatters of torch's fully_shard on a wire.
-
-What the computing stream waits for under fully_shard on a GPU, where gathers and reduce-scatters have their own.
-
 Torch lets it wait for a block's gather before the block is copied out, and for a reduce-scatter before the next begins.
 The same waits are made here just before torch makes them, within `waiting`: nothing changes but that they are told.
 The next reduce-scatter finds its stream level with the computing one, and a mark there says when gradients are ready.

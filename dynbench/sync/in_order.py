@@ -1,9 +1,5 @@
 """Buckets sent in order, and the times of a strategy's step.
 
-What parts of a step take on a strategy's device, for columns of its rows.
-
-Gradients sent while the backward pass still runs, in one order on all ranks.
-
 Ranks need not complete their gradients in the same order: a rank may leave a parameter unused that another one uses.
 So what is sent has a fixed order, and whatever is complete waits for what comes before it. A parameter that no rank
 used in some step goes behind all others from then on, where it keeps nothing waiting; all ranks know of it alike.

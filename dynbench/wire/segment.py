@@ -1,9 +1,4 @@
-"""Segments of a buffer, and the ranges in them.
-
-Named parts of a step, as profilers show them: torch's, and on GPUs those that read NVTX, like Nsight Systems.
-
-Which parameters a flat gradient is made of.
-"""
+"""Segments of a buffer, and the ranges in them."""
 
 from __future__ import annotations
 

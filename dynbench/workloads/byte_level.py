@@ -1,7 +1,5 @@
 """The byte-level tokenizer and its vocabulary.
 
-A WordPiece vocabulary: one token per line, its id the line's number from 0.
-
 Tokenizers over the bytes of a text: single bytes, or GPT-2's byte pairs (Radford et al., 2019).
 """
 

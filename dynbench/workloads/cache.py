@@ -1,9 +1,4 @@
-"""Data kept between runs.
-
-What the cache of tokenised data holds, and what of it may go: subsets and lengths that nobody asks for any more.
-
-Tokenised data on disk, one .npz per key, safe when several ranks load at once.
-"""
+"""Data kept between runs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """A corpus of texts, and what is held out of it.
 
-Which training samples are kept for evaluation where there is no file of their own for it, and which are a subset.
-
-From texts without labels to samples: what is held out and trained on is chosen first, then only that is tokenised.
-
 A first pass counts the texts and takes their digest, which is kept: drawing some of them needs their number, and a
 cache is of use only while the texts stay. Whole texts are held out, so that the split is the same for every tokenizer,
 length and subset. A subset is drawn of the texts, and nothing else is tokenised; of blocks, the number is known only

@@ -1,10 +1,6 @@
 """Code of the user's own: found, pinned, and what runs on it.
 
-The runs of code of the user's own that were made on this machine by this user, who named it then.
-
 A run's folder may be anybody's, so that its word for what it ran counts for nothing; this lies in the user's cache.
-
-Where a workload of the user's own is: found, read and digested without running any of it, or importing torch.
 """
 
 from __future__ import annotations

@@ -1,16 +1,6 @@
 """Models from the hub or a folder, with their weights or random ones.
 
-Keeps the progress bars and advice of the Hugging Face libraries off stderr: rank 0's own log says what matters.
-
-Models for classifying text: pretrained weights by name or folder, or random ones in a known or stored shape.
-
 DistilBERT's architecture with random weights (Sanh et al., 2019, arXiv:1910.01108).
-
-A model that can be built again and again, wherever it is from.
-
-The architecture of a transformers configuration with random weights.
-
-Pretrained weights from a local folder or by hub name.
 """
 
 from __future__ import annotations

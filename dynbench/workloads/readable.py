@@ -1,9 +1,4 @@
-"""Files that can be read, and what they contain.
-
-What a pass over texts without labels tells: kept in the cache, and of use while the texts stay as they are.
-
-Image files that cannot be read: found before training begins, counted, named and left out.
-"""
+"""Files that can be read, and what they contain."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""The loss of tokens: graded, weighed, summed.
-
-Classification: cross entropy summed, and how many samples were right.
-
-Proof on real samples that a workload's losses add up, on which the weights of ranks and micro-batches rest.
-
-Cross entropy over target tokens beside the logits alone, which of a large vocabulary are most of the memory.
-"""
+"""The loss of tokens: graded, weighed, summed."""
 
 from __future__ import annotations
 

@@ -1,13 +1,4 @@
-"""Whether single runs can be trusted: rows all there, conditions of the steps, slow ranks, samples that show nothing.
-
-Whether the rows are all there, and are of training: what is missing, broken, skipped, or accounted to no phase.
-
-The conditions under which steps were measured: memory, warm-up, drift, cores, and what their time was spent on.
-
-Whether the steps wait for a machine or for the data: ranks that are slow whatever they are given.
-
-What the training samples cannot show: a loss where they have one class, a gain where they have one length.
-"""
+"""Whether single runs can be trusted: complete rows, conditions of the steps, slow ranks, samples that show nothing."""
 
 from __future__ import annotations
 

@@ -1,13 +1,4 @@
-"""Settings left to `auto`, decided for this machine: learning rate, image size, error feedback, the model's shape.
-
-The optimizer's step size where none was given.
-
-How large images are where that was not given.
-
-Whether a compressor keeps what it leaves out where that was not given.
-
-The shape of a model with random weights where none was given.
-"""
+"""Settings left to `auto`, decided for this machine: learning rate, image size, error feedback, the model's shape."""
 
 from __future__ import annotations
 

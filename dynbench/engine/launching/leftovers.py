@@ -1,9 +1,4 @@
-"""What a launch leaves: logs, and processes that outlive it.
-
-The ranks' output, left as `logs/rank_<r>.log` and nothing else.
-
-No process outlives its run: ranks, and what they started, that are there after torchrun has returned are stopped.
-"""
+"""What a launch leaves: logs, and processes that outlive it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""How far the ranks are, epochs among it.
-
-The steps of a run that is asked for in epochs.
-
-Progress of a run, read from the rows that its ranks write; the ranks themselves draw nothing.
-"""
+"""How far the ranks are, epochs among it."""
 
 from __future__ import annotations
 

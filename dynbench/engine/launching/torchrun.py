@@ -1,9 +1,4 @@
-"""Ranks started by torchrun, by srun, or by this process.
-
-Ranks that torchrun or srun has started already.
-
-torchrun, run inside this process: its argument line, its environment, and what comes out of it.
-"""
+"""Ranks started by torchrun, by srun, or by this process."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Evaluations during a run, and its epochs.
-
-What came of an epoch, in a line, as soon as it has ended and was evaluated.
-
-Evaluation on held-out samples, sharded over ranks, outside the measured time.
-"""
+"""Evaluations during a run, and its epochs."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""What ranks tell each other beside gradients: facts gathered, agreed on, and exchanged.
-
-Plans for rank-private streams: costs are gathered to rank 0, which solves and broadcasts the counts.
-
-Small facts exchanged between ranks through CPU tensors: batch sizes, sums, plans, names.
-
-Ranks that were started apart must have been started alike.
-"""
+"""What ranks tell each other beside gradients: facts gathered, agreed on, and exchanged."""
 
 from __future__ import annotations
 

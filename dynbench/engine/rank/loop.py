@@ -1,9 +1,4 @@
-"""The loop over steps, of one arm and of several.
-
-What the loops of real and of virtual ranks have in common: one arm's replica, clock, memory and evaluation.
-
-One step of a real rank: plan, load, compute and synchronise, update, record.
-"""
+"""The loop over steps, of one arm and of several."""
 
 from __future__ import annotations
 

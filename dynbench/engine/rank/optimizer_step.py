@@ -1,11 +1,4 @@
-"""Around the optimizer's step: mixed precision and its loss scaler, gradient clipping, the learning rate.
-
-Gradients scaled down to a largest norm, and what that norm was.
-
-The learning rate of every step.
-
-Mixed precision: autocast, and the loss scaler that fp16 needs.
-"""
+"""Around the optimizer's step: mixed precision and its loss scaler, gradient clipping, the learning rate."""
 
 from __future__ import annotations
 

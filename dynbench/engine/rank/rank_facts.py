@@ -1,13 +1,4 @@
-"""What a rank tells of itself and warns about.
-
-How far training is, said in the log of the first rank that trains.
-
-Why a rank ends, told to all others before they can notice: ranks of other nodes may not see its files.
-
-What ranks say that people have to see, handed to the launcher: a log that nobody reads is no place for it.
-
-Facts that only the ranks know: devices, data, how memory is measured. Rank 0 writes them once.
-"""
+"""What a rank tells of itself and warns about."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""A rank that trains with others, and how it is wired to them.
-
-A strategy, the wire it talks through, and what the wire compresses with: put together from the configuration.
-
-The loop of a real rank, put together from the configuration.
-"""
+"""A rank that trains with others, and how it is wired to them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""A replica of the model on a rank, and whether there is room for it.
-
-Whether the replicas of several arms fit into one process beside the largest step of one of them.
-
-One rank's model and what is done with it in a step: load, forward and backward, update.
-"""
+"""A replica of the model on a rank, and whether there is room for it."""
 
 from __future__ import annotations
 

@@ -1,16 +1,10 @@
 """A rank's row: its columns, bytes counted by the kernel, nodes.
 
-One run from several launchers: each node's makes a folder, and they settle on that of rank 0.
-
 Where the results folder is shared, all ranks write into rank 0's folder and the others' are removed. Where it is not,
 each node keeps its own ranks' files under the same run id.
 
-Bytes that this process has sent over its TCP connections, as the kernel counts them, whoever in it sent them.
-
 An interface counts what every process of the machine sends, with headers; a connection's own count holds this rank's
 payload alone, on any interface and between any machines.
-
-From a measured step to the row that a rank writes.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Clocks of a rank: phases timed, on CPU and GPU, and clocks of ranks compared.
 
-How far the ranks' monotonic clocks are apart, so that moments of several ranks can be held against each other.
-
 Processes of one boot of one system read one clock. Between others the difference is measured as NTP does (Mills,
 RFC 5905): rank 0 asks, the other answers with its time, and of several exchanges the quickest is taken, which is wrong
 by at most half the time that it took.
-
-Where the time of a step goes, on the host's clock or on the device's.
 
 Intervals are read once the work is done that was queued for the step; what strategies let run on beside it, on streams
 of its own, ends in a later step. Planning and data loading are host work and always

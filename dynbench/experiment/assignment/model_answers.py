@@ -1,9 +1,4 @@
-"""Sections 1 and 2.2 of the questions: a model's step, its kernels, half precision, and what compiling changes.
-
-Section 1.2 of the questions: which kernels a model's step spends its time in, at the last size and context.
-
-Sections 1 and 2.2 of the questions: a model's step, half precision, and what compiling it changes.
-"""
+"""Sections 1 and 2.2 of the questions: a model's step, its kernels, half precision, and what compiling changes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Sections 4 and 5 of the questions: collectives, how gradients meet, sharded optimizers, and what formulas say.
-
-Sections 4.8b and 4.9 of the questions: what formulas say, which are rows of `bench accounting`.
-
-Sections 4.1 to 4.8 and 5 of the questions: collectives, how gradients meet, what a sharded optimizer saves.
-"""
+"""Sections 4 and 5 of the questions: collectives, how gradients meet, sharded optimizers, and what formulas say."""
 
 from __future__ import annotations
 

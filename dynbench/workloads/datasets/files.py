@@ -1,9 +1,4 @@
-"""Files of samples, and tables in them.
-
-What the file formats share: which files, which columns, and the classes that the labels mean.
-
-Tables with a header line: what tab-separated and other separated files share.
-"""
+"""Files of samples, and tables in them."""
 
 from __future__ import annotations
 

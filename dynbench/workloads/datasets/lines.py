@@ -1,9 +1,4 @@
-"""Lines of text files, compressed or not.
-
-What a file that cannot be read as asked for looks like, and what to do about it.
-
-Text files as lines, with errors that name the file and the line.
-"""
+"""Lines of text files, compressed or not."""
 
 from __future__ import annotations
 
