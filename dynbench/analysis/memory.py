@@ -9,7 +9,8 @@ import polars as pl
 
 from dynbench.analysis.measure import Spread, lookup, mean_of_all, measure, number, shown, spread
 from dynbench.analysis.merge import MergedRun
-from dynbench.config.ranks import copies_held, ranks_of
+from dynbench.config.held import copies_held
+from dynbench.config.ranks import ranks_of
 
 MEMORY = "memory"
 """Title of the family of metrics."""

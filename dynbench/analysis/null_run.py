@@ -12,8 +12,8 @@ from dynbench.analysis.measure import Mean, measure, number, of_step
 from dynbench.analysis.merge import MergedRun, read_merged
 from dynbench.config.digest import is_like
 from dynbench.errors import DynbenchError
+from dynbench.runs.names import is_part
 from dynbench.runs.run import Run
-from dynbench.runs.run_record import is_part
 from dynbench.units import Unit
 
 _PARTS = {

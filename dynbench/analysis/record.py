@@ -12,9 +12,9 @@ from dynbench.analysis.questions import DEFAULT
 from dynbench.analysis.questions.base import TOKENS
 from dynbench.analysis.verdict import Verdict
 from dynbench.runs.json_record import read_json
+from dynbench.runs.names import RunId
 from dynbench.runs.phrase import PhraseRecord
 from dynbench.runs.records import SCHEMA_VERSION
-from dynbench.runs.run_record import RunId
 
 COMPARISON_FILE = "comparison.json"
 """In the folder of a comparison."""

@@ -14,7 +14,7 @@ import click
 from dynbench.cli.options import Settings, common_options, table_option
 from dynbench.cli.output import answered, print_line, print_result
 from dynbench.errors import RunLookupError, UsageError
-from dynbench.runs.run_record import UNSUCCESSFUL
+from dynbench.runs.status import UNSUCCESSFUL
 
 if TYPE_CHECKING:
     from dynbench.runs.run import Run
@@ -194,7 +194,7 @@ def _unsuccessful(store: RunStore) -> list[Run]:
 def _tell_strangers(store: RunStore) -> list[tuple[Path, str]]:
     """Folders of the results folder that are nobody's to touch; those that look like a run are told on stderr."""
     from dynbench.runs.foreign import strangers
-    from dynbench.runs.run_record import slug_of
+    from dynbench.runs.names import slug_of
 
     found = strangers(store.root)
     for path, reason in found:

@@ -13,7 +13,8 @@ from dynbench.config.rules import known_world_size
 from dynbench.errors import RecordError, UsageError, did_you_mean
 from dynbench.runs.lookup import Entries, groups_of
 from dynbench.runs.run import Run, current_status, duration_s
-from dynbench.runs.run_record import RunRecord, Status
+from dynbench.runs.run_record import RunRecord
+from dynbench.runs.status import Status
 from dynbench.units import parse_duration_s
 
 Row = dict[str, object]

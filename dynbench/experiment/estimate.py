@@ -13,7 +13,7 @@ from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import RecordError
 from dynbench.experiment.probing import wants_probe
 from dynbench.runs.run import Run, duration_s
-from dynbench.runs.run_record import Status
+from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 from dynbench.units import format_ms
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dynbench.config.digest import NOT_IDENTITY, changed, config_digest
-from dynbench.config.ranks import copies_held, ranks_of
+from dynbench.config.held import copies_held
+from dynbench.config.ranks import ranks_of
 from dynbench.config.rules import makes_probe
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import resolve, this_machine

@@ -10,8 +10,8 @@ from pathlib import Path
 from dynbench.experiment.meeting import Groups, Meeting, Mode
 from dynbench.runs.atomic import write_json
 from dynbench.runs.json_record import read_json
+from dynbench.runs.names import RunId
 from dynbench.runs.records import SCHEMA_VERSION
-from dynbench.runs.run_record import RunId
 
 STATE_FILE = "compare.json"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dynbench.config.ranks import copies_served
+from dynbench.config.held import copies_served
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Resolved
 from dynbench.errors import NothingFits, UsageError

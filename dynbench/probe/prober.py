@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Unpack
 
 from dynbench.config.digest import changed
-from dynbench.config.ranks import copies_held, held_said, ranks_of
+from dynbench.config.held import copies_held, held_said
+from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
 from dynbench.config.unread import unread
 from dynbench.engine.comm_model import build_comm_model, charged_ms

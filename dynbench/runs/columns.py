@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from dynbench.runs.atomic import write_json
-from dynbench.runs.json_record import load_json
+from dynbench.runs.json_text import load_json
 from dynbench.runs.records import COLUMNS
 
 _log = logging.getLogger(__name__)

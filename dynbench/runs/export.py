@@ -29,10 +29,11 @@ from dynbench import __version__
 from dynbench.errors import RecordError, RunLookupError, UsageError
 from dynbench.runs.atomic import jsonable, replacing
 from dynbench.runs.columns import COLUMNS_FILE
-from dynbench.runs.json_record import MOST_DEPTH, check_version, depth_of
+from dynbench.runs.json_record import check_version
+from dynbench.runs.json_text import MOST_DEPTH, depth_of
+from dynbench.runs.names import check_spelling
 from dynbench.runs.probe_record import PROBE_FILE
 from dynbench.runs.run import Run
-from dynbench.runs.run_record import check_spelling
 
 EXPORT_FILE = "stored_runs.zip"
 """The export that a comparison keeps in its folder, where its runs come from one."""

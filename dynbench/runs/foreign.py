@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from dynbench.errors import RecordError
+from dynbench.runs.names import NOT_NAMES
 from dynbench.runs.run import Run
-from dynbench.runs.run_record import NOT_NAMES
 
 
 def why_foreign(root: Path, run: Run) -> str | None:

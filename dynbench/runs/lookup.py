@@ -12,8 +12,9 @@ from zipfile import BadZipFile, ZipFile
 
 from dynbench.errors import RecordError, RunLookupError, did_you_mean
 from dynbench.runs.export import EXPORT_FILE, RUNS
+from dynbench.runs.names import NOT_NAMES, ids_in, slug_of
 from dynbench.runs.run import Run, current_status
-from dynbench.runs.run_record import NOT_NAMES, RunRecord, ids_in, slug_of
+from dynbench.runs.run_record import RunRecord
 
 
 def check_own_files(folder: Path) -> None:

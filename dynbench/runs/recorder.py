@@ -39,7 +39,8 @@ from dynbench.errors import (
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.provenance import collect
 from dynbench.runs.run import Run, refuse_owned
-from dynbench.runs.run_record import Failure, Status
+from dynbench.runs.run_record import Failure
+from dynbench.runs.status import Status
 from dynbench.runs.store import Naming, RunStore
 from dynbench.signals import handled, terminate
 

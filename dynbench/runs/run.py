@@ -12,18 +12,10 @@ from dynbench.config.schema import Config
 from dynbench.errors import ConfigError, RecordError, UsageError
 from dynbench.plugins.outside import VARIABLE, digests
 from dynbench.runs.atomic import locked, release, reserve, write_json
-from dynbench.runs.json_record import is_special, read_json
-from dynbench.runs.run_record import (
-    RunRecord,
-    Status,
-    changed,
-    check_transition,
-    host_name,
-    is_gone,
-    now,
-    read_record,
-    start_mark,
-)
+from dynbench.runs.json_record import read_json
+from dynbench.runs.json_text import is_special
+from dynbench.runs.run_record import RunRecord, changed, host_name, is_gone, now, read_record, start_mark
+from dynbench.runs.status import Status, check_transition
 
 _LOCK = ".lock"
 

@@ -19,8 +19,10 @@ from dynbench.errors import RecordError, RunLookupError, UsageError
 from dynbench.runs.atomic import locked, write_json
 from dynbench.runs.foreign import why_foreign
 from dynbench.runs.lookup import Entries, Runs, check_own_files, resolve_ref
+from dynbench.runs.names import check_spelling, new_id
 from dynbench.runs.run import Run
-from dynbench.runs.run_record import RunRecord, Status, check_spelling, host_name, new_id, now, start_mark
+from dynbench.runs.run_record import RunRecord, host_name, now, start_mark
+from dynbench.runs.status import Status
 
 _LOCK = ".lock"
 _log = logging.getLogger(__name__)

@@ -17,10 +17,10 @@ from dynbench.errors import DataError
 from dynbench.kernels.packed_rows import NO_TARGET
 from dynbench.plugins import options_of
 from dynbench.plugins.workloads import LanguageOptions
-from dynbench.workloads.corpus import evaluated_ids
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.language import language_of
 from dynbench.workloads.datasets.registry import load_dataset
+from dynbench.workloads.held_out import evaluated_ids
 from dynbench.workloads.language_model import language_model, logits_of
 from dynbench.workloads.model_config import LANGUAGE_MODEL
 from dynbench.workloads.packed import rows_of

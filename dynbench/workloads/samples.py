@@ -10,7 +10,7 @@ import numpy as np
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError, UsageError
 from dynbench.workloads.cache import cache_folder, cache_key, load_or_build
-from dynbench.workloads.corpus import HELD_OUT_SEED, corpus_of, corpus_samples, held_out_ids, held_out_of, subset_ids
+from dynbench.workloads.corpus import corpus_of, corpus_samples
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.articles import has_classes
 from dynbench.workloads.datasets.base import (
@@ -22,6 +22,7 @@ from dynbench.workloads.datasets.base import (
     TextSplit,
     TokenSplit,
 )
+from dynbench.workloads.held_out import HELD_OUT_SEED, held_out_ids, held_out_of, subset_ids
 from dynbench.workloads.tokenizer import TextTokenizer, load_tokenizer, padding_of
 
 logger = logging.getLogger(__name__)

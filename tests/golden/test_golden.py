@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -126,12 +127,10 @@ def test_a_step_that_took_longer_changes_values_and_words(monkeypatch: pytest.Mo
 def test_a_sentence_of_a_template_changes_its_reports_alone(
     language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for file in templates_dir().iterdir():
-        text = file.read_text(encoding="utf-8")
-        if file.name == f"template.{language}.md":
-            text = f"{text.rstrip()}\n\nOtherwise.\n"
-        (tmp_path / file.name).write_text(text, encoding="utf-8")
-    monkeypatch.setattr("dynbench.report.templates_dir", lambda: tmp_path)
+    folder = shutil.copytree(templates_dir(), tmp_path / "report")
+    file = folder / f"template.{language}.md"
+    file.write_text(f"{file.read_text(encoding='utf-8').rstrip()}\n\nOtherwise.\n", encoding="utf-8")
+    monkeypatch.setattr("dynbench.report.templates_dir", lambda: folder)
     other, accepted = computed("multinode"), read_accepted("multinode")
     assert not list(differing("values", accepted, other))
     assert {name for name in accepted.words if accepted.words[name] != other.words[name]} == {

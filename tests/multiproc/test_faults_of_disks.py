@@ -27,7 +27,7 @@ from planted import at
 
 from dynbench.analysis.rank_files import read_rank_file
 from dynbench.experiment.state import read_state
-from dynbench.runs.run_record import Status
+from dynbench.runs.status import Status
 
 pytestmark = pytest.mark.multiproc
 

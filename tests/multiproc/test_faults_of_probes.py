@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from multiproc.faults import Command, Saw, settled, worded
 
-from dynbench.runs.run_record import Status
+from dynbench.runs.status import Status
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.matrix]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 
+from dynbench.config.held import residuals_held
 from dynbench.config.image_rules import known_entry
-from dynbench.config.ranks import residuals_held
 from dynbench.config.schema import Config
 from dynbench.plugins import COMPRESSORS, WORKLOADS, options_of
 from dynbench.plugins.compressor_options import FeedbackOptions

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dynbench.config.digest import changed
+from dynbench.config.held import copies_held
 from dynbench.config.part_rules import buffer_size
-from dynbench.config.ranks import Ranks, copies_held, ranks_of
+from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config, Workload
 from dynbench.config.situation import Situation
 from dynbench.engine.planning import least_capacity_warning, load_probe, names_a_probe

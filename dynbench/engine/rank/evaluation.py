@@ -21,7 +21,7 @@ from dynbench.schedule.plan import IntArray
 from dynbench.schedule.problem import Problem
 from dynbench.sync.base import Strategy
 from dynbench.workloads.base import Workload
-from dynbench.workloads.corpus import evaluated_ids
+from dynbench.workloads.held_out import evaluated_ids
 from dynbench.workloads.micro_batch import make_micro_batch
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dynbench.config.ranks import copies_held, copies_served, ranks_of, residuals_held
+from dynbench.config.held import copies_held, copies_served, residuals_held
+from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config, Train
 from dynbench.engine.planning import load_probe
 from dynbench.engine.rank.batch_norm import statistics_kept

@@ -38,7 +38,7 @@ from dynbench.runs.store import RunStore
 Output = pytest.CaptureFixture[str]
 WORDS = ("fine", "good", "bad", "poor", "long")
 TESTED_HERE = {"next_command", "solve_next", "train", "probe", "recipes"}
-ELSEWHERE = {"analyze", "compare_cells", "report", "runs_show"}
+ELSEWHERE = {"analyze", "compare_plan", "report", "runs_show"}
 """In test_report.py, test_compare_cells.py and tests/unit/experiment/test_compare.py."""
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dynbench.config.held import copies_held, copies_served, held_said
 from dynbench.config.layers import load_config
-from dynbench.config.ranks import Ranks, copies_held, copies_served, held_said, ranks_under
+from dynbench.config.ranks import Ranks, ranks_under
 from dynbench.plugins import STRATEGIES
 
 ADAMW, SGD, PLAIN = [], ["train.optimizer=sgd"], ["train.optimizer=sgd", "train.momentum=0"]

@@ -28,7 +28,7 @@ from dynbench.runs.lengths_file import LENGTHS_FILE, write_lengths
 from dynbench.runs.records import StepRow, work_hash
 from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 from dynbench.workloads.registry import build_workload
 

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from dynbench.config.held import copies_held
 from dynbench.config.layers import load_config
-from dynbench.config.ranks import copies_held, ranks_under
+from dynbench.config.ranks import ranks_under
 from dynbench.config.schema import Config
 from dynbench.engine.rank.held_memory import HeldMemory
 from dynbench.plugins import STRATEGIES

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynbench.errors import RunLookupError
-from dynbench.runs.run_record import check_spelling, make_slug, new_id, slug_of
+from dynbench.runs.names import check_spelling, make_slug, new_id, slug_of
 
 
 def test_ids_are_time_slug_suffix() -> None:

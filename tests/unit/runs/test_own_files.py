@@ -13,10 +13,10 @@ from dynbench.cli.main import main
 from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
 from dynbench.errors import RecordError
-from dynbench.runs.json_record import load_json
+from dynbench.runs.json_text import load_json
 from dynbench.runs.lookup import check_own_files
+from dynbench.runs.names import is_part
 from dynbench.runs.run import Run
-from dynbench.runs.run_record import is_part
 from dynbench.runs.store import RunStore
 from dynbench.workloads.own_code import FILE, own_code_settings, remember_run
 

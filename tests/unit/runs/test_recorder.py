@@ -24,7 +24,8 @@ from dynbench.errors import (
 from dynbench.runs import recorder
 from dynbench.runs.recorder import made, named, new_run, recorded, refuse_running
 from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status, start_mark
+from dynbench.runs.run_record import start_mark
+from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 from dynbench.signals import STOPPING, handle, handled
 

@@ -10,7 +10,7 @@ from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
 from dynbench.errors import RecordError
 from dynbench.runs.run import Run, duration_s
-from dynbench.runs.run_record import Status
+from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 
 

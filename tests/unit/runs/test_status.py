@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynbench.runs.run_record import TRANSITIONS, UNSUCCESSFUL, Status, check_transition
+from dynbench.runs.status import TRANSITIONS, UNSUCCESSFUL, Status, check_transition
 
 
 def test_every_state_has_its_ways_out_and_none_leads_to_lost() -> None:

@@ -18,7 +18,8 @@ from dynbench.runs import run as run_module
 from dynbench.runs import store as store_module
 from dynbench.runs.foreign import strangers
 from dynbench.runs.run import Run
-from dynbench.runs.run_record import RunRecord, Status
+from dynbench.runs.run_record import RunRecord
+from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore, default_root, results_option
 
 

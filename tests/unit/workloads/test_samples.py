@@ -7,8 +7,8 @@ import pytest
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError
-from dynbench.workloads.corpus import HELD_OUT_MOST
 from dynbench.workloads.datasets.base import Splits, TextSplit
+from dynbench.workloads.held_out import HELD_OUT_MOST
 from dynbench.workloads.samples import prepare_samples
 from dynbench.workloads.tokenizer import TextTokenizer
 
