@@ -219,10 +219,16 @@ def of_samples(template: Template) -> Template:
 
 
 def _of_samples(language: str, text: str) -> str:
-    common = _read_template(templates_dir() / f"{COMMON}.{language}.md")
-    for key in ("heading", "many", "one"):
-        text = re.sub(common.label(f"of_samples.{key}.said"), common.label(f"of_samples.{key}.instead"), text)
+    for said, instead in _said_of_samples(language):
+        text = re.sub(said, instead, text)
     return text
+
+
+@cache
+def _said_of_samples(language: str) -> list[tuple[str, str]]:
+    """Patterns of what templates say of real tokens, and what is said of samples."""
+    label = _read_template(templates_dir() / f"{COMMON}.{language}.md").label
+    return [(label(f"of_samples.{key}.said"), label(f"of_samples.{key}.instead")) for key in ("heading", "many", "one")]
 
 
 def record_labels(language: str) -> Mapping[str, str]:

@@ -1,8 +1,14 @@
-"""A comparison as a record, made up."""
+"""A comparison as a record, made up; and arms compared as an analysis does it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from dynbench.analysis.arms import Arm
+from dynbench.analysis.comparison import Comparison, compare_candidates, terms_of
 from dynbench.analysis.record import ComparisonRecord
+from dynbench.config.measuring import Analysis
 
 ARMS = [{"name": "static", "runs": ["a"]}]
 """The arm of a made-up record, whose runs are those called `a`."""
@@ -13,3 +19,8 @@ def compared(**facts: object) -> ComparisonRecord:
     known = {"baseline": "static", "candidate": "partition", "verdict": "FASTER", "reason": "it is", "level": "step"}
     numbers = {"speedup": 1.3, "ci95": [1.2, 1.4], "launches": 4, "same_work": facts.get("level", "step") == "step"}
     return ComparisonRecord.model_validate({**known, **numbers, **facts})
+
+
+def compare_arms(arms: Sequence[Arm], settings: Analysis, **asked: Any) -> list[Comparison]:
+    """Every further arm against the first, on the terms of `terms_of`."""
+    return compare_candidates(terms_of(arms, settings, **asked))

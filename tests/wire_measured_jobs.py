@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from wire_jobs import CPU, MINUTE
 
+from dynbench.engine.rank.clocks import compare_clocks
 from dynbench.engine.rank.row_builder import SentBytes
-from dynbench.engine.rank.timers import compare_clocks
 from dynbench.wire.channel import Channel
 
 ELEMENTS = 3_000_000

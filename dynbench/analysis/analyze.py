@@ -12,7 +12,7 @@ from typing import cast
 
 from dynbench.analysis.arms import Arm, check_label, group_runs, led_by, named_arms, stored_arm
 from dynbench.analysis.checks import run_checks
-from dynbench.analysis.checks.finding import Evidence
+from dynbench.analysis.checks.evidence import Evidence
 from dynbench.analysis.comparison import Comparison, compare_candidates, terms_of
 from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.figures.views import ArmView

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from dynbench.analysis.metrics import Summaries
+from dynbench.analysis.measure import Summaries
 from dynbench.analysis.tables import Launches
 from dynbench.runs.profile_record import BY_ITSELF, COMMUNICATION, COMPUTE
 

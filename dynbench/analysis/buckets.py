@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from dynbench.analysis.metrics import lookup
+from dynbench.analysis.measure import Summaries, lookup
 from dynbench.plugins import STRATEGIES
 
 FEWEST = 3
@@ -33,7 +33,6 @@ _OF_STRATEGY: Mapping[str, str] = {"flat": "one", "overlap": "parameter"}
 ONE, PARAMETER = "one", "parameter"
 
 Assumption = Literal["alike", "computing", "sending", "assumed"]
-Summaries = Sequence[Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ HEADER_BYTES = 580
 two and four ranks, up to 289 of an all-gather, 145 of the others."""
 UNCOUNTED_CALLS = 2
 """Collectives of a step beside the strategy's, at most: of what the samples weigh, and of gradients that overflow."""
+OF_EVERY_RUN = frozenset(column.name for column in COMM_COLUMNS)
 
 
 def compression_ratios(merged: MergedRun) -> tuple[float | None, float | None]:
@@ -42,9 +43,6 @@ class Timed(TypedDict):
     """Of the ranks that train: `comm_ms`, and what else the strategy and the compressor time in their rows."""
     servers: Annotated[dict[str, float], Unit("ms")]
     """Of those that serve them: the same, and `optimizer_ms`; empty where none do."""
-
-
-OF_EVERY_RUN = frozenset(column.name for column in COMM_COLUMNS)
 
 
 def timed_columns(merged: MergedRun) -> list[str]:

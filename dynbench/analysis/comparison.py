@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
-from typing import TypedDict, Unpack
 
 from dynbench.analysis.arms import Arm, Pair, Pairing, pair_launches
 from dynbench.analysis.comparability import alike, all_differences, compared_settings, describe, launch_differences
@@ -20,9 +19,10 @@ from dynbench.analysis.questions.base import SAMPLES, Differences, Question, Uni
 from dynbench.analysis.record import ComparisonRecord, Level
 from dynbench.analysis.recovery import Recovery, recovery
 from dynbench.analysis.scaling import efficiency_of
+from dynbench.analysis.speedup import speedup_of, unit_of
 from dynbench.analysis.stats import Ratio, pair_spread
 from dynbench.analysis.summary import Summary, summary_of
-from dynbench.analysis.verdict import Verdict, decide, decide_alike, sentence, sentence_alike, speedup_of, unit_of
+from dynbench.analysis.verdict import Verdict, decide, decide_alike, sentence, sentence_alike
 from dynbench.config.schema import Analysis
 from dynbench.errors import NotComparable
 from dynbench.runs.phrase import Phrase
@@ -164,29 +164,6 @@ class Comparison:
         )
 
 
-class Asked(TypedDict, total=False):
-    """What is asked of arms, handed on by everything that compares them."""
-
-    question: str | None
-    """Name of what is asked; None finds it from what differs."""
-    force: bool
-    """Compare what cannot be compared; the verdict is then INCOMPARABLE, with the numbers beside it."""
-    summaries: Mapping[str, Summary] | None
-    """Id of each run to its summary; None makes them."""
-    first: int | None
-    """Launches per arm of the first stage, whose spread intervals keep, where it said how many follow."""
-
-
-def compare_arms(arms: Sequence[Arm], settings: Analysis, **asked: Unpack[Asked]) -> list[Comparison]:
-    """Compares every further arm with the first, on the terms of `terms_of`.
-
-    Raises:
-        NotComparable: as `terms_of`, or keys differ that may not, or no whole launches are left to pair.
-        UsageError: no question has that name.
-    """
-    return compare_candidates(terms_of(arms, settings, **asked))
-
-
 def terms_of(
     arms: Sequence[Arm],
     settings: Analysis,
@@ -196,7 +173,15 @@ def terms_of(
     summaries: Mapping[str, Summary] | None = None,
     first: int | None = None,
 ) -> Terms:
-    """What all comparisons of some arms share; the baseline comes first, and what is asked is `Asked`.
+    """What all comparisons of some arms share; the baseline comes first.
+
+    Args:
+        arms: all of them.
+        settings: of the analysis.
+        question: name of what is asked; None finds it from what differs.
+        force: compare what cannot be compared; the verdict is then INCOMPARABLE, with the numbers beside it.
+        summaries: id of each run to its summary; None makes them.
+        first: launches per arm of the first stage, whose spread intervals keep, where it said how many follow.
 
     Two arms of one configuration, neither or both of them stored, are A/A: no other comparison is FASTER or SLOWER by
     less than they differ by, or than the half-width of their interval.
@@ -231,7 +216,7 @@ class Terms:
         question: what is asked.
         differences: of every candidate, how it differs from the baseline.
         arms: all of them.
-        settings, force, summaries, first: as `Asked` has them.
+        settings, force, summaries, first: as `terms_of` has them.
         aa_noise: what arms configured alike differ by; None without any.
     """
 
@@ -268,7 +253,7 @@ def compare_candidates(terms: Terms) -> list[Comparison]:
     """Every further arm against the first, their verdicts held jointly.
 
     Raises:
-        NotComparable: as `compare_arms`.
+        NotComparable: as `terms_of`, or keys differ that may not, or no whole launches are left to pair.
     """
     baseline, *candidates = terms.arms
     return judged_together(terms, [compare_two(terms, baseline, arm) for arm in candidates])
@@ -292,7 +277,7 @@ def compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
     """Compares two of the arms by themselves.
 
     Raises:
-        NotComparable: as `compare_arms`.
+        NotComparable: as `terms_of`, or keys differ that may not, or no whole launches are left to pair.
     """
     question, settings = terms.question, terms.settings
     pairing = pair_launches(baseline, candidate)

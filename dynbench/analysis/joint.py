@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from dynbench.analysis.arms import Arm, pair_launches
 from dynbench.analysis.questions.base import Unit
+from dynbench.analysis.speedup import seconds_per_unit
 from dynbench.analysis.stats import Ratio, pair_spread, student_t_quantile
-from dynbench.analysis.verdict import seconds_per_unit
 
 FloatArray = NDArray[np.float64]
 

@@ -33,6 +33,10 @@ LEAST_TOLERANCE = 1e-3
 
 UNIT_ROUNDOFF = {"fp32": 2**-24, "fp16": 2**-11, "bf16": 2**-8}
 """By precision, the largest relative error of rounding a number to it; the mean one is half of it."""
+LAST = "model/last/model.safetensors"
+"""Within a run's folder: the model after the last step."""
+LARGEST_MB = 256
+"""Larger models are not read."""
 
 
 def comparison_level(pairs: Sequence[Pair]) -> Level:
@@ -184,10 +188,6 @@ def loss_drift(pairs: Sequence[Pair]) -> float | None:
 
 log = logging.getLogger(__name__)
 
-LAST = "model/last/model.safetensors"
-"""Within a run's folder: the model after the last step."""
-LARGEST_MB = 256
-"""Larger models are not read."""
 Weights = Mapping[str, NDArray[np.generic]]
 
 

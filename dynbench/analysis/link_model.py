@@ -16,15 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from dynbench.analysis.measure import Measured, lookup, measure
+from dynbench.analysis.measure import Measured, Summaries, lookup, measure
 
 SPEEDS_GBPS = (1, 10, 25, 100, 400)
 """Links that steps are predicted for, Gb/s."""
 _BYTES_PER_MS = 1e9 / 8 / 1e3
 """Of a link of 1 Gb/s."""
-
-Summaries = Sequence[Mapping[str, object]]
-"""Those of an arm's launches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from dynbench.analysis.link_model import SPEEDS_GBPS, gbps_of, mean_ms, ms_per_byte_of, predicted_ms, steps_of
-from dynbench.analysis.metrics import Summaries
+from dynbench.analysis.measure import Summaries
 from dynbench.analysis.record import LinksRecord, Span
 from dynbench.analysis.tables import Label, Launches, format_value, in_english
 

@@ -25,7 +25,8 @@ from dynbench.analysis.run_facts import RunFacts
 from dynbench.config.image_rules import has_lengths
 from dynbench.config.schema import Config
 
-NO_FAMILY = "further"
+Summaries = Sequence[Mapping[str, object]]
+"""Those of an arm's launches."""
 T = TypeVar("T")
 
 
@@ -41,23 +42,23 @@ class Metric:
         of: `step` for an amount of one step, of which no improvement is told where the global batches differ; `model`
             for how good the model is, of which none is told where samples of a row see each other.
         family: title of the table in which it is a column.
-        heading: of that column, short and without the unit; the title where it is empty.
+        heading: of that column, short and without the unit.
         place: of the column in its family: -1 before, 1 behind those that are declared in the order of rows.
     """
 
     key: str
     title: str
+    family: str
+    heading: str
     unit: str = ""
     better: Literal["less", "more"] | None = "less"
     of: Literal["step", "model"] | None = None
-    family: str = NO_FAMILY
-    heading: str = ""
     place: int = 0
 
 
 def shown(family: str, heading: str, title: str, unit: str = "", key: str = "", **facts: Any) -> Metric:
     """A metric of the measure, or of the field, that it is declared with; `.mean` is the key of a number in it."""
-    return Metric(key, title, unit, family=family, heading=heading, **facts)
+    return Metric(key, title, family, heading, unit, **facts)
 
 
 def of_step(family: str, heading: str, title: str, unit: str = "ms", **facts: Any) -> Metric:

@@ -75,10 +75,12 @@ def _mean_of(ranks: Sequence[Mapping[str, object]], key: str) -> float | None:
 
 
 class MemoryOverRanks:
-    """Likewise."""
+    """Spread of what ranks hold."""
 
     peak_mem_mb: Spread = spread(
-        *("peak_mem_mb", "peak memory", "MB"),
+        "peak_mem_mb",
+        "peak memory",
+        "MB",
         shown(MEMORY, "spread, mean", "", place=1),
         shown(MEMORY, "spread, P95", "", place=1),
     )

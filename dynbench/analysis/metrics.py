@@ -6,10 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import geometric_mean, harmonic_mean
 
-from dynbench.analysis.measure import NO_FAMILY as NO_FAMILY
-from dynbench.analysis.measure import Metric as Metric
-from dynbench.analysis.measure import lookup as lookup
-from dynbench.analysis.measure import metrics_of
+from dynbench.analysis.measure import Metric, Summaries, lookup, metrics_of
 from dynbench.analysis.measures import MEASURES
 
 METRICS = tuple(metrics_of(MEASURES))
@@ -22,10 +19,6 @@ FAMILIES: Mapping[str, Mapping[str, str]] = {
     for family in dict.fromkeys(metric.family for metric in METRICS)
 }
 """Name of the family to key of the metric to its heading as a column."""
-HEADINGS = {key: heading for family in FAMILIES.values() for key, heading in family.items()}
-
-Summaries = Sequence[Mapping[str, object]]
-"""Those of an arm's launches."""
 OF_TIME = ("ms", "s", "samples/s", "real tokens/s")
 """Units of times and rates."""
 
@@ -43,10 +36,10 @@ def chosen_metrics(keys: Sequence[str]) -> Sequence[Metric]:
 
 
 def by_family(metrics: Sequence[Metric]) -> dict[str, list[Metric]]:
-    """The metrics by name of their family, in the order of families; those of none come last."""
+    """The metrics by name of their family, in the order of families."""
     chosen = {metric.key: metric for metric in metrics}
-    found = {name: [chosen.pop(key) for key in keys if key in chosen] for name, keys in FAMILIES.items()}
-    return {name: members for name, members in {**found, NO_FAMILY: list(chosen.values())}.items() if members}
+    found = {name: [chosen[key] for key in keys if key in chosen] for name, keys in FAMILIES.items()}
+    return {name: members for name, members in found.items() if members}
 
 
 def means(summaries: Summaries) -> dict[str, float]:

@@ -30,6 +30,20 @@ from dynbench.units import Unit
 
 MOST_STEPS = 500
 """The line is fitted to so many steps, of more to evenly spaced ones."""
+PACE_LIMIT = 1.10
+"""Times of the other ranks' pace from which a rank counts as slow; cores of one machine differ by a few percent."""
+STANDARD_ERRORS = 4
+"""By so many a pace is above 1 in earnest."""
+SIGNIFICANCE = 0.05
+"""Probability, over all ranks, at which one of equal ranks would be slowest as often as a rank that is named."""
+FEWEST_STEPS = 20
+"""Measured steps of a launch below which it is not judged."""
+MAX_PACE_STEPS = 2_000
+"""Most measured steps of a launch that paces are fitted to, evenly spaced."""
+INNER = (0.05, 0.95)
+"""Quantiles of the other ranks' shares of work within which a rank's own is held against them."""
+_WORK = ("micro_batches", "local_batch", "padded_tokens", "max_seq_len_in_batch")
+_COLUMNS = ("plan_ms", "data_ms", "compute_ms", *_WORK)
 
 
 def step_tokens(run: MergedRun) -> FloatArray:
@@ -117,23 +131,6 @@ def _p_value(values: Sequence[float]) -> float:
     if spread == 0:
         return 1.0 if np.mean(values) == 0 else 0.0
     return float(ttest_1samp(values, 0.0).pvalue)
-
-
-PACE_LIMIT = 1.10
-"""Times of the other ranks' pace from which a rank counts as slow; cores of one machine differ by a few percent."""
-STANDARD_ERRORS = 4
-"""By so many a pace is above 1 in earnest."""
-SIGNIFICANCE = 0.05
-"""Probability, over all ranks, at which one of equal ranks would be slowest as often as a rank that is named."""
-FEWEST_STEPS = 20
-"""Measured steps of a launch below which it is not judged."""
-SLOWEST_MOST_STEPS = 2_000
-"""Of more measured steps of a launch, paces are of evenly spaced ones."""
-INNER = (0.05, 0.95)
-"""Quantiles of the other ranks' shares of work within which a rank's own is held against them."""
-
-_WORK = ("micro_batches", "local_batch", "padded_tokens", "max_seq_len_in_batch")
-_COLUMNS = ("plan_ms", "data_ms", "compute_ms", *_WORK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +269,7 @@ def _apart(columns: Mapping[str, FloatArray], rank: int) -> FloatArray:
     otherwise would look like a slow rank. What all ranks share in a step cancels.
     """
     steps = len(columns["compute_ms"])
-    chosen = np.unique(np.linspace(0, steps - 1, min(steps, SLOWEST_MOST_STEPS)).astype(np.int64))
+    chosen = np.unique(np.linspace(0, steps - 1, min(steps, MAX_PACE_STEPS)).astype(np.int64))
     compute, work = columns["compute_ms"][chosen], np.stack([columns[name][chosen] for name in _WORK])
     others = np.arange(compute.shape[1]) != rank
     low, high = np.quantile(work[:, :, others].reshape(len(_WORK), -1), INNER, axis=1)

@@ -22,6 +22,13 @@ from dynbench.runs.probe_record import ProbeRecord, read_probe
 from dynbench.schedule.cost import CostModel
 from dynbench.units import Unit
 
+MOST_ROWS = 1_000_000
+_COLUMNS = ("worker", "compute_ms", "optimizer_ms", "data_ms", "padded_tokens", "micro_batches")
+_ONE_BATCH = pl.col("padded_tokens").cast(pl.Float64) ** 2 / pl.max_horizontal("local_batch", 1)
+"""`padded_tokens2` of a padded micro-batch, in rows of earlier versions, which did not record it."""
+STATIC = "static"
+WINDOW = "window"
+
 
 class ProxyError(TypedDict):
     """How far a prediction is from the time."""
@@ -41,13 +48,6 @@ class Proxy(TypedDict):
     """Of padded tokens."""
     cost: ProxyError
     """Of the planner's cost with its coefficients."""
-
-
-MOST_ROWS = 1_000_000
-
-_COLUMNS = ("worker", "compute_ms", "optimizer_ms", "data_ms", "padded_tokens", "micro_batches")
-_ONE_BATCH = pl.col("padded_tokens").cast(pl.Float64) ** 2 / pl.max_horizontal("local_batch", 1)
-"""`padded_tokens2` of a padded micro-batch, in rows of earlier versions, which did not record it."""
 
 
 def proxy_error(merged: MergedRun) -> Proxy:
@@ -143,9 +143,6 @@ def _nothing() -> ProxyError:
 
 
 log = logging.getLogger(__name__)
-
-STATIC = "static"
-WINDOW = "window"
 
 
 def predicted_speedup(baseline: MergedRun, candidate: MergedRun) -> float | None:

@@ -38,6 +38,16 @@ _INTEGERS = {
 }
 
 _FILE = re.compile(r"^rank_(\d+)\.csv$")
+_NS = 1e6
+_SCHEMA = {
+    "step": pl.Int32,
+    "operation": pl.Categorical,
+    "peer": pl.Int32,
+    "number": pl.Int32,
+    "bytes_wire": pl.Int64,
+    "start_ns": pl.Int64,
+    "end_ns": pl.Int64,
+}
 
 
 def column_type(name: str, declared: Mapping[str, Column] | None = None) -> pl.DataType:
@@ -129,16 +139,6 @@ def _parse(data: bytes, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
 _log = logging.getLogger(__name__)
 WAIT, TRANSFER = "comm_wait_ms", "comm_transfer_ms"
 """Columns that the merge adds to rows."""
-_NS = 1e6
-_SCHEMA = {
-    "step": pl.Int32,
-    "operation": pl.Categorical,
-    "peer": pl.Int32,
-    "number": pl.Int32,
-    "bytes_wire": pl.Int64,
-    "start_ns": pl.Int64,
-    "end_ns": pl.Int64,
-}
 
 
 def read_calls(folders: Sequence[Run], ranks: Sequence[int], ahead_ns: Sequence[int] = ()) -> pl.DataFrame | None:

@@ -12,10 +12,18 @@ import numpy as np
 from dynbench.analysis.arms import Arm, Pair, pair_launches
 from dynbench.analysis.compute_fit import compute_rows, fit_compute, relative_speeds
 from dynbench.analysis.levels import comparison_level
+from dynbench.analysis.measure import lookup
 from dynbench.analysis.merge import MergedRun
-from dynbench.analysis.metrics import lookup
 from dynbench.analysis.record import Level
 from dynbench.runs.phrase import Phrase
+
+FIT_ERROR = 0.05
+"""A candidate passes the bound, which is fitted, by at most this part of its time, and has then recovered all. One that
+passes it further does what the fitted cost says cannot be."""
+LEAST_LOSS = 0.01
+"""A loss below this part of the baseline's time is within its noise; no share of it is stated."""
+NO_SHARE = 0.005
+"""A recovered share below this rounds to 0 %; of a candidate slower than the baseline it is negative."""
 
 
 def share_ideal(arms: Sequence[Arm], summaries: Mapping[str, Mapping[str, object]]) -> list[Arm]:
@@ -63,17 +71,6 @@ def _with_ideal(arm: Arm, per_token_ms: float) -> Arm:
 
 def _tokens(run: MergedRun) -> float:
     return float(run.measured["real_tokens"].sum())
-
-
-FIT_ERROR = 0.05
-"""A candidate passes the bound, which is fitted, by at most this part of its time, and has then recovered all. One that
-passes it further does what the fitted cost says cannot be."""
-
-LEAST_LOSS = 0.01
-"""A loss below this part of the baseline's time is within its noise; no share of it is stated."""
-
-NO_SHARE = 0.005
-"""A recovered share below this rounds to 0 %; of a candidate slower than the baseline it is negative."""
 
 
 @dataclass(frozen=True, slots=True)

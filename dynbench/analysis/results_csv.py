@@ -18,9 +18,8 @@ import polars as pl
 from dynbench.analysis.communication import GRADIENT_BYTES
 from dynbench.analysis.comparability import fact
 from dynbench.analysis.link_model import SPEEDS_GBPS
-from dynbench.analysis.measure import Measure, Measured, measure, measures_of, number
+from dynbench.analysis.measure import Measure, Measured, Summaries, lookup, measure, measures_of, number
 from dynbench.analysis.measures import MEASURES
-from dynbench.analysis.metrics import Summaries, lookup
 from dynbench.analysis.record import MeanRecord
 from dynbench.analysis.tables import Launches
 from dynbench.config.schema import Config
@@ -28,11 +27,18 @@ from dynbench.plugins import COMPRESSORS
 
 RESULTS_FILE = "results.csv"
 """In the folder of a run, and in that of a comparison with a line per run."""
+BY_ARM_FILE = "results_by_arm.csv"
+"""In the folder of a comparison."""
+FEWEST_FOR_SPREAD = 3
+"""Launches from which on a spread says something."""
 
 
 def _same(key: str, *, over_launches: bool = False) -> Any:
     """The number at a key of the summary, whose meaning it has."""
-    compute = lambda at: None if at.of(key) is None else fact(at.summary, key)  # noqa: E731
+
+    def compute(at: Measured) -> Any:
+        return None if at.of(key) is None else fact(at.summary, key)
+
     return measure(compute, same=key, over_launches=over_launches)
 
 
@@ -178,18 +184,10 @@ def results_csv(summaries: Sequence[Mapping[str, object]]) -> str:
     return pl.DataFrame(lines, schema=names, infer_schema_length=None, strict=False).write_csv()
 
 
-BY_ARM_FILE = "results_by_arm.csv"
-"""In the folder of a comparison."""
-ARM_COLUMNS = tuple(column.key for column in COLUMNS if column.over_launches)
-"""Of result lines, those that say how an arm does."""
-LEAST = 3
-"""Launches from which on a spread says something."""
-
-
 def over_launches(summaries: Summaries) -> dict[str, MeanRecord]:
     """By column of `COLUMNS`, over the launches that have a number there; what none has is left out."""
     found = {}
-    for column in ARM_COLUMNS:
+    for column in (column.key for column in COLUMNS if column.over_launches):
         known = [value for each in summaries if (value := lookup(each, f"record.{column}")) is not None]
         numbers = [value for value in known if math.isfinite(value)]
         if numbers:

@@ -11,8 +11,8 @@ from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.metrics import means
 from dynbench.analysis.questions.base import Unit
 from dynbench.analysis.record import Kind, ScalingRecord
+from dynbench.analysis.speedup import seconds_per_unit, speedup_of
 from dynbench.analysis.stats import Ratio
-from dynbench.analysis.verdict import seconds_per_unit, speedup_of
 from dynbench.units import mb
 
 ITSELF = Ratio(1.0, None, None, 0)

@@ -16,6 +16,10 @@ CONSISTENCY = 1.4826
 """Median absolute deviation to standard deviation, for normal data."""
 OUTLIER = 3.0
 """Standard deviations from the median beyond which a value counts as if it were there."""
+POWER = 0.9
+"""How often a difference of the stated size is to be seen."""
+MOST_LAUNCHES = 1000
+"""Where the search for a number of launches ends: nobody makes more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +187,6 @@ def mean_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, f
     half = student_t_quantile(0.5 + confidence / 2, array.size - 1) * float(array.std(ddof=1)) / math.sqrt(array.size)
     mean = float(array.mean())
     return mean, mean - half, mean + half
-
-
-POWER = 0.9
-"""How often a difference of the stated size is to be seen."""
-MOST_LAUNCHES = 1000
-"""Where the search for a number of launches ends: nobody makes more."""
 
 
 def pair_spread(speedup: Ratio, confidence: float) -> float | None:

@@ -15,13 +15,14 @@ from dynbench.analysis.communication import OF_EVERY_RUN
 from dynbench.analysis.crowding import MARK
 from dynbench.analysis.link_model import SPEEDS_GBPS
 from dynbench.analysis.links import arm_links, spans_text
+from dynbench.analysis.measure import Metric, Summaries, lookup
 from dynbench.analysis.memory import MOMENTS
 from dynbench.analysis.merge import SIDES
-from dynbench.analysis.metrics import HEADINGS, METRICS, Metric, Summaries, by_family, lookup
+from dynbench.analysis.metrics import METRICS, by_family
 from dynbench.analysis.questions.base import Question
 from dynbench.analysis.ranking import ranking
 from dynbench.analysis.record import ComparisonRecord, MeanRecord, PairRecord, ScalingRecord
-from dynbench.analysis.results_csv import LEAST, over_launches
+from dynbench.analysis.results_csv import FEWEST_FOR_SPREAD, over_launches
 from dynbench.analysis.stats import mean_interval
 from dynbench.analysis.tables import (
     Column,
@@ -45,12 +46,11 @@ SPEEDUP = Column("speedup", "speed-up", text="headings.speedup", form=".3f")
 
 # Rows: an arm each, or an arm and what a summary has a list or mapping of --------------------------------------------
 
-KINDS: Mapping[str, str] = {
+HELD: Mapping[str, str] = {
     "parameters_mb": "parameters",
     "gradients_mb": "gradients",
     "optimizer_mb": "optimizer",
     "strategy_mb": "strategy",
-    "peak_mb": "peak",
 }
 """Key of what is held at a moment to its heading, in English."""
 WASTE: Mapping[str, str] = {
@@ -152,11 +152,14 @@ def _held(summary: Row) -> Iterator[Row]:
     """What a run's ranks held at each moment; activations are freed in the backward pass."""
     found: Any = summary.get("memory_parts")
     for moment in MOMENTS if isinstance(found, Mapping) else ():
-        held = {kind: lookup(found, f"{moment}.{kind}") for kind in KINDS}
-        beside = {"before_step": "activations", "after_step": "formula"}.get(moment, "")
-        whole = sum(mb for kind, mb in held.items() if mb is not None and kind != "peak_mb")
-        if held["parameters_mb"] is not None:
-            yield {"moment": moment.replace("_", " "), **held, "held": whole, beside: lookup(found, f"{beside}_mb")}
+        held = {kind: lookup(found, f"{moment}.{kind}") for kind in HELD}
+        if held["parameters_mb"] is None:
+            continue
+        row = {**held, "held": sum(filter(None, held.values())), "peak_mb": lookup(found, f"{moment}.peak_mb")}
+        beside = {"before_step": "activations", "after_step": "formula"}.get(moment)
+        if beside is not None:
+            row[beside] = lookup(found, f"{beside}_mb")
+        yield {"moment": moment.replace("_", " "), **row}
 
 
 def _sides(summary: Row) -> list[Row]:
@@ -195,10 +198,10 @@ def _links(launches: Launches, label: Label) -> list[Row]:
 
 
 def _spread(launches: Launches, _: Label) -> list[Row]:
-    """None where no arm compresses or has a target, or one has fewer launches than `LEAST`."""
+    """None where no arm compresses or has a target, or one has fewer launches than `FEWEST_FOR_SPREAD`."""
     every = [summary for summaries in launches.values() for summary in summaries]
     asked = any(summary.get("compression") or summary.get("targets") for summary in every)
-    if not asked or len(launches) < 2 or min(map(len, launches.values())) < LEAST:
+    if not asked or len(launches) < 2 or min(map(len, launches.values())) < FEWEST_FOR_SPREAD:
         return []
     return [
         {"arm": name} | {key: _mean_sd(found, len(each)) for key, found in over_launches(each).items()}
@@ -290,8 +293,7 @@ TABLES: Mapping[str, Spec] = {
         (
             ARM,
             Column("moment", "moment", words="memory_parts"),
-            *columns("", **{kind: text for kind, text in KINDS.items() if kind != "peak_mb"}),
-            *columns("", held="held", activations="activations", formula="formula", peak_mb="peak"),
+            *columns("", **HELD, held="held", activations="activations", formula="formula", peak_mb="peak"),
         ),
         keys=2,
     ),
@@ -520,8 +522,7 @@ def by_arm(values: Values, gains: Gains, metrics: Sequence[Metric], label: Label
 
 def of_metric(metric: Metric) -> Column:
     """A metric as a column of arms."""
-    text = f"{'columns' if metric.key in HEADINGS else 'metrics'}.{metric.key}"
-    return Column(metric.key, HEADINGS.get(metric.key, metric.title), metric.unit, text=text)
+    return Column(metric.key, metric.heading, metric.unit, text=f"columns.{metric.key}")
 
 
 def _title(metric: Metric, label: Label) -> str:

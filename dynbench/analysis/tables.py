@@ -14,7 +14,8 @@ import polars as pl
 
 from dynbench.analysis.crowding import MARK, Load
 from dynbench.analysis.finding import Finding
-from dynbench.analysis.metrics import METRICS, Metric, Summaries, lookup, mean
+from dynbench.analysis.measure import Metric, Summaries, lookup
+from dynbench.analysis.metrics import METRICS, mean
 from dynbench.table_text import MARKDOWN_WIDTH, Table, pipes
 
 Launches = Mapping[str, Summaries]

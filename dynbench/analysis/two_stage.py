@@ -24,8 +24,6 @@ import numpy as np
 
 from dynbench.analysis.stats import student_t_quantile
 
-FIRST_STAGE = 8
-"""Launches of the first stage, unless set."""
 CONTRADICTION = 0.01
 """A later spread that launches of one spread exceed less often than this contradicts the first stage."""
 

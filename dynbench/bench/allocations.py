@@ -1,4 +1,4 @@
-"""Memory of a device: what is free, allocated, and at most.
+"""Memory of a device (free, allocated, at most), and its arithmetic peak.
 
 On CPUs every allocation of torch's allocator is counted, as its profiler tells them; what other libraries take by
 themselves, as oneDNN for a product, is not. On CUDA the peak is the allocator's own, the rest its memory history.
@@ -25,17 +25,6 @@ from torch.utils._pytree import tree_leaves
 
 from dynbench.runs.cgroup import memory_available_bytes
 
-
-def free_bytes(device: torch.device) -> int:
-    """Bytes: of the GPU, or of the machine within what this process's groups allow."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    free = 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable")))
-    allowed = memory_available_bytes()
-    return free if allowed is None else min(free, allowed)
-
-
 _HOPPER = {"float32": 67e12, "bfloat16": 989e12, "float16": 989e12}
 _PEAKS: Mapping[str, Mapping[str, float]] = {
     "NVIDIA H100 80GB HBM3": _HOPPER,
@@ -45,18 +34,6 @@ _PEAKS: Mapping[str, Mapping[str, float]] = {
 }
 """FLOP/s of dense products by device name and type, from the data sheets of NVIDIA; fp32 without TF32, as torch has it
 unless told otherwise."""
-
-
-def peak_flops(device: str, dtype: str) -> float:
-    """FLOP/s; NaN where it is not known.
-
-    Args:
-        device: as torch names it.
-        dtype: of what is multiplied.
-    """
-    return _PEAKS.get(device, {}).get(dtype, math.nan)
-
-
 T = TypeVar("T")
 MOST_POINTS = 2000
 FRAMES = 3
@@ -68,6 +45,26 @@ OWN_FILES = (
     "/dynbench/bench/rank.py",
 )
 """In the names of files whose frames say nothing of the work: torch's, and what watches."""
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes: of the GPU, or of the machine within what this process's groups allow."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    free = 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable")))
+    allowed = memory_available_bytes()
+    return free if allowed is None else min(free, allowed)
+
+
+def peak_flops(device: str, dtype: str) -> float:
+    """FLOP/s; NaN where it is not known.
+
+    Args:
+        device: as torch names it.
+        dtype: of what is multiplied.
+    """
+    return _PEAKS.get(device, {}).get(dtype, math.nan)
 
 
 @dataclass(frozen=True)

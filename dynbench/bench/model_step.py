@@ -14,9 +14,9 @@ from dynbench.bench.base import NotMeasured
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.plugins import WORKLOADS
 from dynbench.units import format_bytes
+from dynbench.workloads.hub import quiet_libraries
 from dynbench.workloads.language_model import WAYS_OUT, logits_of, shape_config
 from dynbench.workloads.model_config import LANGUAGE_MODEL, make_model, set_rates
-from dynbench.workloads.pretrained_model import quiet_libraries
 
 VOCABULARY = 10_000
 STATE_BYTES = 16

@@ -33,6 +33,12 @@ FOLDER = "nsys"
 REPORTS = ("nvtx_kern_sum", "cuda_gpu_kern_sum")
 """Time and calls by kernel: within each range, and over all."""
 LIMIT_S = 600
+TYPES = {"fp32": "float32", "bf16": "bfloat16"}
+"""That matrix products are computed in, by precision."""
+SOFTMAX_FLOPS = 5
+"""Of a score: its part in the maximum, the difference, the exponential, the sum and the quotient."""
+NOTABLE = 0.02
+"""Share of a phase from which a kind of kernel is told of."""
 
 
 def write_commands(case: Case, folder: Path, *, on_gpu: bool) -> Path:
@@ -99,14 +105,6 @@ def _kill_with_children(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     for child in children:
         _kill_with_children(int(child))
-
-
-TYPES = {"fp32": "float32", "bf16": "bfloat16"}
-"""That matrix products are computed in, by precision."""
-SOFTMAX_FLOPS = 5
-"""Of a score: its part in the maximum, the difference, the exponential, the sum and the quotient."""
-NOTABLE = 0.02
-"""Share of a phase from which a kind of kernel is told of."""
 
 
 class Nsys(OnOneDevice):

@@ -106,8 +106,8 @@ def command(
 def _started(settings: Settings, benchmark: str, full: bool, name: str | None, replace: bool) -> Run:
     if benchmark == assignment.NAME:
         return assignment.start(settings, full, name, replace)
-    from dynbench.bench.base import read_options
     from dynbench.bench.bench_run import refuse_full_on_cpu, start_bench
+    from dynbench.bench.options import read_options
     from dynbench.plugins import BENCHMARKS
 
     entry = BENCHMARKS.find(benchmark, beside=[assignment.NAME])

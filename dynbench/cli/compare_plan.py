@@ -26,6 +26,18 @@ from dynbench.runs.store import RunStore
 
 _log = logging.getLogger(__name__)
 
+COLUMNS: Mapping[str, Callable[[ComparisonRecord], str | None]] = {
+    "speed-up": lambda found: ratio(found.speedup),
+    "interval": interval,
+    "predicted": lambda found: ratio(found.predicted_speedup),
+    "launch overhead": lambda found: percent(found.overhead_share),
+    "recovered": lambda found: percent(found.recovered_share),
+    "efficiency": lambda found: percent(found.efficiency),
+}
+"""Numbers of a comparison for people; those that no comparison has are left out."""
+RECORDED = ("predicted_speedup", "overhead_share", "recovered_share", "efficiency")
+"""The same for programs, beside the speed-up and its interval."""
+
 
 def load(
     reference: str | None,
@@ -124,19 +136,6 @@ def _launches(state: CompareState) -> str:
     """The launches of a comparison in a line."""
     shared = [" ".join(state.launches[index].arm for index in members) for members in state.together]
     return f"{len(shared)} launches, {state.mode} ({state.reason}): {'; '.join(shared)}"
-
-
-COLUMNS: Mapping[str, Callable[[ComparisonRecord], str | None]] = {
-    "speed-up": lambda found: ratio(found.speedup),
-    "interval": interval,
-    "predicted": lambda found: ratio(found.predicted_speedup),
-    "launch overhead": lambda found: percent(found.overhead_share),
-    "recovered": lambda found: percent(found.recovered_share),
-    "efficiency": lambda found: percent(found.efficiency),
-}
-"""Numbers of a comparison for people; those that no comparison has are left out."""
-RECORDED = ("predicted_speedup", "overhead_share", "recovered_share", "efficiency")
-"""The same for programs, beside the speed-up and its interval."""
 
 
 def show_cells(outcome: CellsOutcome) -> None:

@@ -13,7 +13,7 @@ from dynbench.cli.output import brief, print_json, print_line, print_pairs, prin
 from dynbench.errors import ChecksFailed
 
 if TYPE_CHECKING:
-    from dynbench.cli.health_ranks import Diagnosis
+    from dynbench.cli.diagnosis import Diagnosis
 
 EPILOG = """\b
 Examples:
@@ -30,8 +30,8 @@ Examples:
 @common_options
 def command(settings: Settings, recipe: str | None, strict: bool) -> None:
     """What this machine has, and what would go wrong; with a RECIPE, a file or the name of a shipped one, there too."""
+    from dynbench.cli.diagnosis import guarded
     from dynbench.cli.health import CHECKS
-    from dynbench.cli.health_ranks import guarded
     from dynbench.runs.provenance import machine_facts
 
     if settings.overrides and recipe is None:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from dynbench.cli.health_ranks import WITHOUT_TORCH, Diagnosis, communication, judged, ports, python, threads, triton
+from dynbench.cli.diagnosis import WITHOUT_TORCH, Diagnosis, judged
+from dynbench.cli.health_ranks import communication, ports, python, threads, triton
 from dynbench.cli.options import Settings
 from dynbench.errors import UsageError
 from dynbench.runs import provenance

@@ -1,4 +1,4 @@
-"""The checks of `doctor` on ranks, and what a check of `doctor` finds."""
+"""Checks of `dynbench doctor` on what ranks need: an interpreter, connections, threads, kernels."""
 
 from __future__ import annotations
 
@@ -9,48 +9,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from dynbench.cli.diagnosis import WITHOUT_TORCH, Diagnosis, judged
 from dynbench.cli.options import Settings
 from dynbench.runs import provenance
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """What a check saw.
-
-    Args:
-        ok: False when something would go wrong or be misleading.
-        seen: the observation, with the limit where there is one.
-        hint: the next step; empty when all is well.
-    """
-
-    ok: bool
-    seen: str
-    hint: str = ""
-
-
-def judged(ok: bool, seen: str, hint: str) -> Diagnosis:
-    """With the next step where there is one to take."""
-    return Diagnosis(ok, seen, "" if ok else hint)
-
-
-def guarded(check: Callable[[], Diagnosis]) -> Diagnosis:
-    """What a check saw; what the system denies it is seen too, and ends no other check."""
-    try:
-        return check()
-    except OSError as error:
-        seen = f"{error.filename or 'the system'}: {error.strerror or error}"
-        return Diagnosis(False, seen, "Give this user the right to read it, or name another place.")
-
-
-WITHOUT_TORCH = Diagnosis(False, "unknown without torch", "Install it: pip install torch.")
-
 
 TRIED_PYTHONS = ((3, 11), (3, 12), (3, 13))
 """As the classifiers of pyproject.toml say; all tests run with the first."""

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynbench.cli.health_ranks import Diagnosis, guarded, judged
+from dynbench.cli.diagnosis import Diagnosis, guarded, judged
 from dynbench.cli.options import Settings
 from dynbench.config.layers import load_mapping
 from dynbench.config.paths import BPE_VOCABULARY, BYTES, TORCH_WEIGHTS, VOCABULARY, path_problems

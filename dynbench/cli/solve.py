@@ -262,6 +262,8 @@ def _write_trace(traces: Sequence[Trace], path: Path) -> None:
 
     if len(traces) != 1:
         raise UsageError(f"--write-trace {path}: {len(traces)} traces for one file", "Name a single trace.")
+    if traces[0].second is not None:
+        raise UsageError(f"--write-trace {path}: it holds lengths alone", "Leave out --second-column.")
     save_lengths(traces[0].lengths, path)
 
 

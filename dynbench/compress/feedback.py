@@ -1,6 +1,6 @@
 """What compression leaves out: measured, and kept for the next step.
 
-What compression left out, kept for the next time (error feedback: Seide et al., 2014; Karimireddy et al., 2019).
+Error feedback: Seide et al., 2014; Karimireddy et al., 2019.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What a compressor sends: bits, indices, and the message that holds them.
 
-Gaps between indices are written in one byte or two; a larger gap is the largest number of all, as often as it goes into
-it, and the rest. So m of n indices never need more than m + n // 255 bytes, or 2 (m + n // 65535). Where more than
-about an eighth is sent, a bit for each of the n is less.
+Which of n elements are sent takes a fixed size, which all ranks know before anything is sent. Gaps between indices are
+written in one byte or two; a larger gap is the largest number of all, as often as it goes into it, and the rest. So m
+of n indices never need more than m + n // 255 bytes, or 2 (m + n // 65535). Where more than about an eighth is sent, a
+bit for each of the n is less.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from torch import Tensor, nn
 
 from dynbench.compress.codec import Field, Fields
 from dynbench.wire.segment import Segment
+
+_LARGEST = {"delta8": 2**8 - 1, "delta16": 2**16 - 1}
+_BIAS = 2**15
+"""torch computes with signed numbers of two bytes only."""
+_ALIGNMENT = 8
 
 
 def packed_bytes(n: int, bits: int) -> int:
@@ -54,9 +60,6 @@ def unpack(packed: Tensor, bits: int, n: int) -> Tensor:
 
 
 Coding = Literal["delta8", "delta16", "bitmap"]
-_LARGEST = {"delta8": 2**8 - 1, "delta16": 2**16 - 1}
-_BIAS = 2**15
-"""torch computes with signed numbers of two bytes only."""
 
 
 def coding(n: int, most: int) -> Coding:
@@ -99,9 +102,6 @@ def _field(form: Coding, n: int, most: int) -> Field:
         return Field(torch.uint8, packed_bytes(n, 1))
     length = most + n // _LARGEST[form] if most else 0
     return Field(torch.uint8 if form == "delta8" else torch.int16, length)
-
-
-_ALIGNMENT = 8
 
 
 @dataclass(frozen=True, slots=True)

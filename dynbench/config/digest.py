@@ -12,6 +12,25 @@ from dynbench.config.schema import Config
 from dynbench.config.yaml_strict import use_core_schema
 from dynbench.plugins import KINDS
 
+NOT_IDENTITY = (
+    *("train.seed", "launch.node_rank", "launch.rdzv_endpoint", "launch.rdzv_id"),
+    *("workload.cache_dir", "workload.import_from"),
+)
+"""Keys in which launches of one arm may differ."""
+OF_SILENT: Mapping[str, object] = {
+    "sync.communicate": False,
+    "compress.name": "none",
+    "train.exposed": False,
+    "train.memory_parts": False,
+    "train.save_model": False,
+    "train.tensorboard": False,
+}
+"""The first, and what it makes idle."""
+SUFFIX = "-null"
+"""Behind the name of its run, and of its arm."""
+_UNICODE_BREAKS = ("\x85", "\u2028", "\u2029")
+"""Line breaks of YAML 1.1, which PyYAML would fold into spaces unless they are escaped."""
+
 
 def changed(config: Config, changes: Mapping[str, object]) -> Config:
     """The configuration with other values, which are not validated.
@@ -27,13 +46,6 @@ def changed(config: Config, changes: Mapping[str, object]) -> Config:
     return config.model_copy(
         update={section: getattr(config, section).model_copy(update=fields) for section, fields in sections.items()}
     )
-
-
-NOT_IDENTITY = (
-    *("train.seed", "launch.node_rank", "launch.rdzv_endpoint", "launch.rdzv_id"),
-    *("workload.cache_dir", "workload.import_from"),
-)
-"""Keys in which launches of one arm may differ."""
 
 
 def recorded(config: Config, *, json: bool = False) -> dict[str, dict[str, object]]:
@@ -86,19 +98,6 @@ def _flat(sections: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
     return {f"{section}.{key}": value for section, fields in sections.items() for key, value in fields.items()}
 
 
-OF_SILENT: Mapping[str, object] = {
-    "sync.communicate": False,
-    "compress.name": "none",
-    "train.exposed": False,
-    "train.memory_parts": False,
-    "train.save_model": False,
-    "train.tensorboard": False,
-}
-"""The first, and what it makes idle."""
-SUFFIX = "-null"
-"""Behind the name of its run, and of its arm."""
-
-
 def without_communication(config: Config) -> Config:
     """The same training over a wire that sends nothing."""
     return changed(config, OF_SILENT)
@@ -108,10 +107,6 @@ def is_like(silent: Config, config: Config) -> bool:
     """Whether one configuration is the other without communication."""
     apart = differences(config, silent).keys()
     return "sync.communicate" in apart and config.sync.communicate and apart <= OF_SILENT.keys()
-
-
-_UNICODE_BREAKS = ("\x85", "\u2028", "\u2029")
-"""Line breaks of YAML 1.1, which PyYAML would fold into spaces unless they are escaped."""
 
 
 class _CoreDumper(yaml.SafeDumper):

@@ -12,6 +12,10 @@ from dynbench.config import describe
 from dynbench.config.yaml_strict import Value, parse_scalar
 from dynbench.errors import ConfigError
 
+_CLOSING = {"[": "]", "{": "}"}
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\']|\'\')*\'', re.DOTALL)
+EMPTY = "nothing stands there; write null where that is meant, and quotes around a comma that is part of a value"
+
 
 def read_text(key: str, text: str, source: str) -> Value:
     """A value typed on the command line, read by what its field takes.
@@ -91,11 +95,6 @@ def _plain(value: object) -> str:
     if isinstance(value, float) and value.is_integer():
         return f"{value:.0f}"
     return value if isinstance(value, str) else json.dumps(value)
-
-
-_CLOSING = {"[": "]", "{": "}"}
-_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\']|\'\')*\'', re.DOTALL)
-EMPTY = "nothing stands there; write null where that is meant, and quotes around a comma that is part of a value"
 
 
 def split_commas(text: str) -> list[str]:

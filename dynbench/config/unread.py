@@ -19,6 +19,16 @@ PAIRS = {
     ("train.global_batch", "train.batch_per_worker"): "how large a step is",
 }
 """A usual setting and another one, which is null where it is not used, and what both say."""
+INSTEAD = {
+    "solve": {
+        "schedule.mode": "--policy",
+        "schedule.policy": "--policy",
+        "train.steps": "--steps",
+        "train.global_batch": "--global-batch or --batch-per-rank",
+        "launch.world_size": "--world-size",
+    }
+}
+"""Options of a command that say what a setting says elsewhere."""
 
 
 def replaced_by(keys: Iterable[str]) -> Iterator[str]:
@@ -46,18 +56,6 @@ def _value(config: Config, key: str) -> object:
     return getattr(getattr(config, section), name)
 
 
-INSTEAD = {
-    "solve": {
-        "schedule.mode": "--policy",
-        "schedule.policy": "--policy",
-        "train.steps": "--steps",
-        "train.global_batch": "--global-batch or --batch-per-rank",
-        "launch.world_size": "--world-size",
-    }
-}
-"""Options of a command that say what a setting says elsewhere."""
-
-
 def unread(situations: Sequence[Situation]) -> list[str]:
     """A line for every setting that was changed and that decides nothing; those beyond a command's scope share one.
 
@@ -68,8 +66,8 @@ def unread(situations: Sequence[Situation]) -> list[str]:
     lines, beyond = [], []
     for key, effect in EFFECTS.items():
         default = default_of(key)
-        for value in _distinct([_unread_value(s.given, key) for s in situations]):
-            having = [s for s in situations if _unread_value(s.given, key) == value]
+        for value in _distinct([_given_value(s.given, key) for s in situations]):
+            having = [s for s in situations if _given_value(s.given, key) == value]
             if value == default or any(effect.is_read(s) for s in having):
                 continue
             first = having[0]
@@ -104,7 +102,7 @@ def _instead(situation: Situation, key: str) -> str:
     return f" ({option})" if option else ""
 
 
-def _unread_value(config: Config, key: str) -> object:
+def _given_value(config: Config, key: str) -> object:
     """What was asked for; a mode that only follows from a policy was not."""
     if key == "schedule.mode" and config.schedule.policy is not None:
         return default_of(key)

@@ -21,6 +21,8 @@ from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.evaluate import Fitting, largest_fitting
 from dynbench.schedule.policy import Problem, make_policy, policy_class
 
+_PATIENCE_S = 2.0
+
 
 def check_obeyed(config: Config, capacity: Capacity) -> None:
     """Refuse capacities for a policy that does not know them.
@@ -68,7 +70,6 @@ def _shown(capacity: object) -> object:
 
 
 _log = logging.getLogger(__name__)
-_PATIENCE_S = 2.0
 
 
 def total_steps(config: Config) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dynbench.analysis.metrics import lookup
+from dynbench.analysis.measure import lookup
 from dynbench.experiment.subject import Json, Member, Subject
 
 

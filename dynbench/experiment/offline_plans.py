@@ -51,7 +51,7 @@ class Solved:
     Attributes:
         run: label of the entry that holds it; None where planning failed.
         results: lines as `solve --json` prints them, each with the `arm` that it stands for, or null.
-        cost_types: lines of `schedule.cost_types`.
+        cost_types: lines of `compare_cost_types`.
         reason: why nothing could be planned; None where it was.
         skipped: `arm` (null for a policy that no arm has), `policy` and `reason` of what could not be planned.
     """

@@ -1,7 +1,4 @@
-"""What a report tells of a comparison: each arm's numbers beside the baseline's, and how they changed.
-
-What a report tells of a comparison: each arm's numbers beside the baseline's, and how they changed.
-"""
+"""What a report tells of a comparison: each arm's numbers beside the baseline's, and how they changed."""
 
 from __future__ import annotations
 
@@ -15,8 +12,6 @@ from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.offline_plans import Solved, planned_speedup
 from dynbench.experiment.report_formats import loss_difference
 from dynbench.experiment.subject import Subject, mean_of, whole
-
-Texts = dict[str, str | None]
 
 TOPICS: Mapping[str, tuple[str, str]] = {
     "imbalance": ("std_over_ranks.padded_tokens.mean", "padded_tokens_max.mean"),

@@ -20,7 +20,8 @@ from dynbench.analysis.buckets import (
     nearest,
     sizes_differ,
 )
-from dynbench.analysis.metrics import lookup, workers_of
+from dynbench.analysis.measure import lookup
+from dynbench.analysis.metrics import workers_of
 from dynbench.analysis.tables import Launches
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.subject import Subject, mean_of, whole
@@ -35,6 +36,30 @@ _KEYS = {
     "sync": "exposed_comm_ms.mean",
 }
 """Number of an arm that took turns with a step without communication to its key in a summary."""
+PAIRS: Mapping[str, tuple[str, str]] = {
+    "flat": ("naive", "flat"),
+    "overlap": ("naive", "overlap"),
+    "zero1": ("ddp", "zero1"),
+    "zero1_torch": ("zero1", "zero1_torch"),
+    "fsdp": ("ddp", "fsdp"),
+}
+"""Sentence to the strategies that it holds against each other."""
+NUMBERS: Mapping[str, str] = {
+    "step": "step_time_ms.mean",
+    "calls": "collectives.mean",
+    "transfer": "comm_transfer_ms.mean",
+    "comm": "comm_ms.mean",
+    "exposed": "exposed_comm_ms.mean",
+    "beyond": "exposed_vs_null_ms.mean",
+    "compute": "time_ms.compute",
+    "flatten": "timed_ms.workers.flatten_ms",
+    "unflatten": "timed_ms.workers.unflatten_ms",
+    "optimizer": "memory_parts.after_step.optimizer_mb",
+    "gradients": "memory_parts.after_step.gradients_mb",
+    "parameters": "memory_parts.after_step.parameters_mb",
+    "buffers": "memory_parts.after_step.strategy_mb",
+}
+"""Number of an arm to its key in a summary."""
 
 
 def launches_of(subject: Subject) -> Launches:
@@ -161,32 +186,6 @@ def _growth(subject: Subject, found: Mapping[str, Bottleneck]) -> Iterator[tuple
         arms = sorted((one for one in scaled if one.strategy == strategy), key=lambda one: one.workers)
         if arms[0].workers != arms[-1].workers:
             yield found[arms[0].arm], found[arms[-1].arm]
-
-
-PAIRS: Mapping[str, tuple[str, str]] = {
-    "flat": ("naive", "flat"),
-    "overlap": ("naive", "overlap"),
-    "zero1": ("ddp", "zero1"),
-    "zero1_torch": ("zero1", "zero1_torch"),
-    "fsdp": ("ddp", "fsdp"),
-}
-"""Sentence to the strategies that it holds against each other."""
-NUMBERS: Mapping[str, str] = {
-    "step": "step_time_ms.mean",
-    "calls": "collectives.mean",
-    "transfer": "comm_transfer_ms.mean",
-    "comm": "comm_ms.mean",
-    "exposed": "exposed_comm_ms.mean",
-    "beyond": "exposed_vs_null_ms.mean",
-    "compute": "time_ms.compute",
-    "flatten": "timed_ms.workers.flatten_ms",
-    "unflatten": "timed_ms.workers.unflatten_ms",
-    "optimizer": "memory_parts.after_step.optimizer_mb",
-    "gradients": "memory_parts.after_step.gradients_mb",
-    "parameters": "memory_parts.after_step.parameters_mb",
-    "buffers": "memory_parts.after_step.strategy_mb",
-}
-"""Number of an arm to its key in a summary."""
 
 
 def strategies_told(subject: Subject) -> bool:

@@ -1,7 +1,5 @@
 """What a comparison of compressors comes to: which one keeps the quality with the fewest bytes, and what it does here.
 
-What a comparison of compressors comes to: which one keeps the quality with the fewest bytes, and what it does here.
-
 A compressor's time is that of one link, so that no GPU-hours are concluded from it.
 """
 

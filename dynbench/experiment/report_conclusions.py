@@ -1,7 +1,5 @@
 """What a comparison comes to: the best arm, whether it is the same training as the baseline, and what is in doubt.
 
-What a comparison comes to: the best arm, whether it is the same training as the baseline, and what is in doubt.
-
 Speed alone recommends nothing: an arm that trains something else is named with the reason, beside the best one that is
 the same training; and where checks put the numbers of a verdict in doubt, what to do about it comes first.
 """

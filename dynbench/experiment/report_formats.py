@@ -32,6 +32,10 @@ __all__ = [
 
 HOURS = 1000
 """GPU-hours of the baseline that savings are counted in."""
+T = TypeVar("T")
+_TAG = re.compile(r"<(?=[A-Za-z/!?])")
+_LINK = re.compile(r"\](?=[(:\[])")
+_LINES = re.compile(r"\s*\n\s*")
 
 
 def ratio(value: float | None) -> str | None:
@@ -79,12 +83,6 @@ def _saves(comparison: ComparisonRecord, subject: Subject) -> bool:
 
 def _saved(speed: float) -> float:
     return HOURS * (1 - 1 / speed)
-
-
-T = TypeVar("T")
-_TAG = re.compile(r"<(?=[A-Za-z/!?])")
-_LINK = re.compile(r"\](?=[(:\[])")
-_LINES = re.compile(r"\s*\n\s*")
 
 
 def quoted(text: str) -> str:

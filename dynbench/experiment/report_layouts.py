@@ -9,13 +9,15 @@ from itertools import product
 from statistics import fmean
 from typing import Literal
 
-from dynbench.analysis.metrics import lookup
+from dynbench.analysis.measure import lookup
 from dynbench.analysis.stats import mean_interval
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.subject import Member, Subject, whole
 
 TURNED = {Verdict.FASTER: Verdict.SLOWER, Verdict.SLOWER: Verdict.FASTER}
 """A verdict told of the other arm; the rest are the same of both."""
+LEAST = 1e-3
+"""Part of the baseline's loss that counts as none."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,6 @@ def _layout(subject: Subject, arm: str) -> object:
     return next((member.summary.get("layout", "padded") for member in subject.arms.get(arm, ())), "padded")
 
 
-LEAST = 1e-3
-"""Part of the baseline's loss that counts as none."""
 Judgement = Literal["costs", "least", "none", "gains", "open"]
 
 Launch = tuple[object, int]

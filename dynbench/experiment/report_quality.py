@@ -1,7 +1,4 @@
-"""What sending less costs in quality: each arm's perplexity beside the baseline's, seed by seed, and who stays near.
-
-What sending less costs in quality: each arm's perplexity beside the baseline's, seed by seed, and who stays near.
-"""
+"""What sending less costs in quality: each arm's perplexity beside the baseline's, seed by seed, and who stays near."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from dynbench.analysis.metrics import lookup
+from dynbench.analysis.measure import lookup
 from dynbench.analysis.stats import mean_interval
 from dynbench.experiment.report_layouts import Launch, by_launch
 from dynbench.experiment.subject import Member, Subject, whole

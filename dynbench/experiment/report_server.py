@@ -1,7 +1,4 @@
-"""An all-reduce against a parameter server: the steps of a server's batch, what each arm costs, and how both grow.
-
-An all-reduce against a parameter server: the steps of a server's batch, what each arm costs, and how both grow.
-"""
+"""An all-reduce against a parameter server: the steps of a server's batch, what each arm costs, and how both grow."""
 
 from __future__ import annotations
 
@@ -10,7 +7,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
-from dynbench.analysis.metrics import lookup, workers_of
+from dynbench.analysis.measure import lookup
+from dynbench.analysis.metrics import workers_of
 from dynbench.analysis.record import ComparisonRecord, ScalingRecord
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.subject import Member, Subject, mean_of, whole

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dynbench.analysis.comparability import fact
 from dynbench.analysis.data_facts import read_data
-from dynbench.analysis.metrics import lookup
+from dynbench.analysis.measure import lookup
 from dynbench.config.describe import all_keys
 from dynbench.config.digest import NOT_IDENTITY
 from dynbench.experiment.subject import Member, Subject

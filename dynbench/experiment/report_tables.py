@@ -10,7 +10,8 @@ from statistics import fmean, stdev
 
 from dynbench.analysis.buckets import ONE, PARAMETER
 from dynbench.analysis.comparability import fact
-from dynbench.analysis.metrics import METRICS, chosen_metrics, lookup, workers_of
+from dynbench.analysis.measure import lookup
+from dynbench.analysis.metrics import METRICS, chosen_metrics, workers_of
 from dynbench.analysis.record import ScalingRecord
 from dynbench.analysis.table_specs import (
     RANKING,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from dynbench.analysis.metrics import lookup
+from dynbench.analysis.measure import lookup
 from dynbench.analysis.table_specs import WASTE, mean_waste
 from dynbench.analysis.verdict import Verdict
 from dynbench.analysis.waste import PARTS, ms_per_kilotoken

@@ -11,7 +11,8 @@ from pathlib import Path
 from dynbench.analysis.figures.plans import CELLS_FILE
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.kept import RUNS_FILE, keep_probe, named_probes
-from dynbench.analysis.metrics import lookup, mean
+from dynbench.analysis.measure import lookup
+from dynbench.analysis.metrics import mean
 from dynbench.analysis.questions import DEFAULT, question_named
 from dynbench.analysis.questions.base import Question
 from dynbench.analysis.record import (

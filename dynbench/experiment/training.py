@@ -175,7 +175,7 @@ def _finished(run: Run, figures: bool) -> TrainingResult:
 def _warn_of_divergence(merged: MergedRun) -> None:
     """Say at once that a loss was no number; of a comparison's launches its checks say it."""
     from dynbench.analysis.arms import Arm
-    from dynbench.analysis.checks.finding import Evidence, worded
+    from dynbench.analysis.checks.evidence import Evidence, worded
     from dynbench.analysis.checks.runs import nan_loss
 
     run = merged.run

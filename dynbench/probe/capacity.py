@@ -18,6 +18,9 @@ from dynbench.probe.children import Children, Reply
 from dynbench.probe.fit import between, peak_mb
 from dynbench.runs.probe_record import CapacityRow, MemoryFit, TrialRow
 
+STEP_TOKENS = 8
+"""Lengths between the probed ones are answered at multiples of this."""
+
 
 @dataclass
 class CapacitySearch:
@@ -105,9 +108,6 @@ def length_grid(max_length: int, given: Sequence[int] | None = None) -> tuple[in
         length *= 2
     return (*grid, max_length)
 
-
-STEP_TOKENS = 8
-"""Lengths between the probed ones are answered at multiples of this."""
 
 Table = list[tuple[int, int | None]]
 """(length, largest micro-batch) by ascending length; None where no limit was found."""

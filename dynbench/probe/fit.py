@@ -19,6 +19,14 @@ from dynbench.windows import whole_windows
 
 TERMS = ("fixed_mb", "per_sample_mb", "per_length_mb", "per_token_mb", "per_square_mb")
 """Coefficients of 1, n, L, n*L and n*L**2."""
+POLICIES = ("partition", "prefix", "window")
+WINDOW = 8
+STEPS = 40
+"""Optimizer steps of a prediction, in whole windows."""
+LARGEST_BATCH = 4096
+"""Global batches above it are tried only as far as `LEAST_PER_RANK` asks for, samples."""
+LEAST_PER_RANK = 8
+"""Samples per rank up to which global batches are tried, however many ranks there are."""
 
 
 def peak_mb(model: MemoryFit, n: float, length: float) -> float:
@@ -206,16 +214,6 @@ def judge(points: Sequence[GridPoint], seed: int, attention_a: float) -> dict[st
     judged["measured"] = accuracy(fit_measured(fitted).cost, held_out)
     judged["table"] = accuracy(table(fitted), held_out)
     return judged
-
-
-POLICIES = ("partition", "prefix", "window")
-WINDOW = 8
-STEPS = 40
-"""Optimizer steps of a prediction, in whole windows."""
-LARGEST_BATCH = 4096
-"""Global batches above it are tried only as far as `LEAST_PER_RANK` asks for, samples."""
-LEAST_PER_RANK = 8
-"""Samples per rank up to which global batches are tried, however many ranks there are."""
 
 
 @dataclass(frozen=True, slots=True)

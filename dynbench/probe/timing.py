@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 REDUCE_REPEATS = 7
 FURTHER_REPEATS = 8
 _UNPRICED = "probe: what a further micro-batch costs is unknown: %s; schedule.further_ms sets the price"
+SETTLING = 3
+"""Steps of a block before those that count."""
 
 
 class Timings(NamedTuple):
@@ -199,10 +201,6 @@ def fit_cost(
         further_ms=further_ms,
         heldout=judge(points, seed, attention_a),
     )
-
-
-SETTLING = 3
-"""Steps of a block before those that count."""
 
 
 class SplitStep:

@@ -31,6 +31,9 @@ from dynbench.wire.null import NullWire
 from dynbench.wire.segment import Segment
 from dynbench.workloads.base import Workload
 
+STEPS_PER_TRIAL = 2
+"""The first step allocates the optimizer's state only after its activations are gone; the second holds both."""
+
 
 class RehearsalWire(NullWire):
     """A wire to ranks that are not there, which have what this rank has.
@@ -97,10 +100,6 @@ def _compressor(config: Config) -> Compressor | None:
         settings = settings.model_copy(update={"start_step": 0})
     found: Compressor | None = entry.load()(settings)
     return None if found is None or type(found).state_dict is Compressor.state_dict else found
-
-
-STEPS_PER_TRIAL = 2
-"""The first step allocates the optimizer's state only after its activations are gone; the second holds both."""
 
 
 class TrialStep:

@@ -15,6 +15,10 @@ from enum import Enum
 from pathlib import Path
 from typing import IO
 
+RESERVE_BYTES = 2**18
+"""Holds `run.json`, `env.json` and what some tens of ranks write about their failure, a block of the disk each."""
+_NAME = ".reserve"
+
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
@@ -26,12 +30,6 @@ def locked(path: Path) -> Iterator[None]:
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-RESERVE_BYTES = 2**18
-"""Holds `run.json`, `env.json` and what some tens of ranks write about their failure, a block of the disk each."""
-
-_NAME = ".reserve"
 
 
 def reserve(folder: Path) -> None:

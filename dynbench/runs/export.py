@@ -47,6 +47,18 @@ RECORDS = ("run.json", "config.yaml", "env.json", "eval.csv", "speeds.csv", f"ra
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _MODE = 0o100644 << 16
+MOST_FILES = 100_000
+MOST_BYTES = 4_000_000_000
+MOST_RATIO = 200
+"""Unpacked over packed bytes; rows of numbers pack to a third, and nothing that a run writes to a hundredth."""
+MOST_RECORD_BYTES = 16_000_000
+"""Of a file that is parsed as a whole: everything but the rows of ranks."""
+HINT = "Make it again where the runs are: dynbench runs export REF -o FILE."
+_FOLDER = r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,199}"
+_OF_RANKS = r"ranks/(?:rank|calls)_\d{1,9}\.csv|profiler/profile_\d{1,9}\.json"
+_MEMBER = re.compile(rf"{RUNS}/{_FOLDER}/(?:{'|'.join(map(re.escape, RECORDS))}|{_OF_RANKS})")
+_BROKEN = (BadZipFile, EOFError, NotImplementedError, RuntimeError, UnicodeError, ValueError, zlib.error)
+"""What reading a zip raises where it is torn, changed, encrypted or packed in another way."""
 
 
 @dataclass(frozen=True)
@@ -138,21 +150,6 @@ def _entry(name: str) -> ZipInfo:
     entry = ZipInfo(name, _EPOCH)
     entry.compress_type, entry.external_attr = ZIP_DEFLATED, _MODE
     return entry
-
-
-MOST_FILES = 100_000
-MOST_BYTES = 4_000_000_000
-MOST_RATIO = 200
-"""Unpacked over packed bytes; rows of numbers pack to a third, and nothing that a run writes to a hundredth."""
-MOST_RECORD_BYTES = 16_000_000
-"""Of a file that is parsed as a whole: everything but the rows of ranks."""
-
-HINT = "Make it again where the runs are: dynbench runs export REF -o FILE."
-_FOLDER = r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,199}"
-_OF_RANKS = r"ranks/(?:rank|calls)_\d{1,9}\.csv|profiler/profile_\d{1,9}\.json"
-_MEMBER = re.compile(rf"{RUNS}/{_FOLDER}/(?:{'|'.join(map(re.escape, RECORDS))}|{_OF_RANKS})")
-_BROKEN = (BadZipFile, EOFError, NotImplementedError, RuntimeError, UnicodeError, ValueError, zlib.error)
-"""What reading a zip raises where it is torn, changed, encrypted or packed in another way."""
 
 
 class _Manifest(BaseModel):

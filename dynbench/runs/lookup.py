@@ -16,6 +16,13 @@ from dynbench.runs.names import NOT_NAMES, ids_in, slug_of
 from dynbench.runs.run import Run, current_status
 from dynbench.runs.run_record import RunRecord
 
+LATEST = "@latest"
+_MATCHES_SHOWN = 5
+_MAKES = ("compare.json", "cells.json")
+"""Files of a comparison that list what it launched."""
+_READS = (*_MAKES, "comparison.json", "runs.json", "solve.json", "recipe.yaml", "config.yaml")
+"""Files of an entry that name the runs which it cannot do without: arms, probes, plans."""
+
 
 def check_own_files(folder: Path) -> None:
     """Refuse a run folder with a link that leads out of it, and with what is neither a file nor a folder.
@@ -45,9 +52,6 @@ def _strange(folder: Path) -> Iterator[tuple[Path, str]]:
             elif not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
                 yield path, "is a pipe, a socket or a device"
 
-
-LATEST = "@latest"
-_MATCHES_SHOWN = 5
 
 Runs: TypeAlias = list[Run]
 Entries: TypeAlias = list[tuple[Run, RunRecord]]
@@ -120,12 +124,6 @@ def _unknown(message: str, ref: str, entries: Entries) -> RunLookupError:
 
 def _shown(run: Run, record: RunRecord | None) -> str:
     return f"{run.id} ({'unreadable' if record is None else record.name or current_status(record)})"
-
-
-_MAKES = ("compare.json", "cells.json")
-"""Files of a comparison that list what it launched."""
-_READS = (*_MAKES, "comparison.json", "runs.json", "solve.json", "recipe.yaml", "config.yaml")
-"""Files of an entry that name the runs which it cannot do without: arms, probes, plans."""
 
 
 def groups_of(entries: Entries) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """A rank's rows and the times of its calls, as they are written.
 
-Rows say how long; these say when, so that what a rank waited for the others is told apart from the transfer.
+Rows say how long a step's calls took, these files when each was under way, so that waiting is told from transfer.
 """
 
 from __future__ import annotations
@@ -13,6 +13,11 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from dynbench.runs.records import COLUMNS, StepRow
+
+MOST_CALLS = 500_000
+"""Kept of a rank, about 30 MB; the steps after that have none."""
+EVERYONE = -1
+"""The peer of what all ranks take part in."""
 
 
 class LineFile:
@@ -118,12 +123,6 @@ def _lines(rows: Iterable[Iterable[object]]) -> bytes:
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows(rows)
     return buffer.getvalue().encode()
-
-
-MOST_CALLS = 500_000
-"""Kept of a rank, about 30 MB; the steps after that have none."""
-EVERYONE = -1
-"""The peer of what all ranks take part in."""
 
 
 @dataclass(frozen=True, slots=True)

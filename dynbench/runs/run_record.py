@@ -18,6 +18,8 @@ from dynbench.runs.names import NAME_RULE, is_name
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.status import Status
 
+REMEDY = "Restore the file, or remove the folder."
+
 
 def host_name() -> str:
     """This machine's name."""
@@ -137,7 +139,6 @@ class RunRecord:
 
 
 _ADAPTER = TypeAdapter(RunRecord)
-REMEDY = "Restore the file, or remove the folder."
 
 
 def now() -> str:

@@ -1,6 +1,6 @@
-"""Several micro-batches per step: objectives, and polishing.
+"""Several micro-batches per step: what a step lasts by its objective, and local changes that make it shorter.
 
-Under `sum` they meet once, at its end: the step lasts as long as its slowest rank's micro-batches together. Under
+Under `sum` ranks meet once, at its end: the step lasts as long as its slowest rank's micro-batches together. Under
 `slots` they meet in every micro-batch, as FSDP's gathers make them: the k-th micro-batches of all ranks are a slot,
 which lasts as long as the slowest, and the step is the sum of its slots.
 """
@@ -24,6 +24,15 @@ _ROUNDING = 1e-12
 
 Dealt = list[list[int]]
 """Per rank the numbers of its micro-batches, in the order in which they run."""
+
+ROUNDS = 8
+"""Samples that change their micro-batch, at most."""
+FEW_ROUNDS = 3
+"""The same of each of several deals, of which the best is polished further."""
+PRICED = 2**15
+"""Micro-batches priced in a round, at most: changes times micro-batches."""
+SWAPS = 32
+"""Exchanges of micro-batches between ranks before a sample changes its micro-batch, at most."""
 
 
 @dataclass(frozen=True)
@@ -147,16 +156,6 @@ class SortedStep:
         return within
 
 
-ROUNDS = 8
-"""Samples that change their micro-batch, at most."""
-FEW_ROUNDS = 3
-"""The same of each of several deals, of which the best is polished further."""
-PRICED = 2**15
-"""Micro-batches priced in a round, at most: changes times micro-batches."""
-SWAPS = 32
-"""Exchanges of micro-batches between ranks before a sample changes its micro-batch, at most."""
-
-
 class Deal(NamedTuple):
     """A step's micro-batches, contiguous in the sorted samples."""
 
@@ -221,7 +220,8 @@ def _changes(sizes: list[int], critical: IntArray) -> IntArray:
 
 def _swapped(samples: SortedStep, meets: Accumulation, deal: Deal) -> Deal:
     """The deal after exchanges of whole micro-batches between the slowest rank and others, where they meet once."""
-    if meets.objective == "slots" or meets.ranks == 1:
+    of_one_each = meets.alike and len(deal.sizes) == meets.ranks
+    if meets.objective == "slots" or meets.ranks == 1 or of_one_each:
         return deal
     costs, owners = samples.costs(np.array(deal.sizes)), np.empty(len(deal.sizes), dtype=np.int64)
     for rank, own in enumerate(deal.dealt):

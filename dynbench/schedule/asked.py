@@ -21,9 +21,7 @@ def whole_lengths(given: ArrayLike, name: str = "lengths") -> IntArray:
     """Lengths, or other numbers of samples, as the planner wants them, shape [N]."""
     values = np.asarray(given)
     if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
-        raise UsageError(
-            f"{name}: shape {values.shape} of {values.dtype}", "Give one whole number of tokens per sample."
-        )
+        raise UsageError(f"{name}: shape {values.shape} of {values.dtype}", "Give one whole number per sample.")
     return values.astype(np.int64)
 
 

@@ -13,6 +13,9 @@ from dynbench.schedule.plan import FloatArray, IntArray, Share, StepPlan
 from dynbench.schedule.policy import Problem, make_policy
 from dynbench.schedule.streams import automatic_buffer
 
+TRIED_ONE_BY_ONE = 512
+"""Global batches tried without leaving one out; below these, every step down is a hundredth."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
@@ -146,9 +149,6 @@ def _violations(sizes: IntArray, parts: _MicroBatches, problem: Problem) -> int:
     limits = problem.capacity.limits(problem.workers, parts.longest)[parts.rank, np.arange(len(parts.rank))]
     return int(np.count_nonzero(sizes > limits))
 
-
-TRIED_ONE_BY_ONE = 512
-"""Global batches tried without leaving one out; below these, every step down is a hundredth."""
 
 OnBatch = Callable[[int], None]
 """Told which global batch is tried next."""

@@ -29,9 +29,9 @@ class Partition(BatchPolicy):
     """Exact least maximum of one micro-batch per rank, then least total cost.
 
     Groups of samples that follow each other in sorted length are enough; `partition_search` says why. Where samples
-    have a second cost they are not, so that only few samples are dealt exactly.
+    have a second cost they are not, so that only few samples are dealt exactly, and none under unequal capacities.
 
-    Equal ranks: exact in the maximum at any size, in the total up to `partition_total.TABLE_LIMIT`. Unequal ranks:
+    Equal ranks: exact in the maximum at any size, in the total up to `partition_search.TABLE_LIMIT`. Unequal ranks:
     see `partition_unequal`. Several micro-batches per rank: see `micro_batches`. Packed rows: see `packed`.
 
     Raises:

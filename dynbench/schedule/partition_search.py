@@ -23,6 +23,10 @@ from dynbench.schedule.plan import FloatArray, IntArray
 
 TABLE_LIMIT = 2**18
 """Largest ranks * samples * group size for which the programme is run; about a millisecond."""
+_SLOPES = 5
+"""Slopes of the lower bound on padded work, each an eighth of the one before."""
+_NARROWING = 9
+"""Halvings with quick sweeps before the exact ones of a search over real numbers."""
 
 
 def fits_table(ranks: int, most: IntArray) -> bool:
@@ -36,10 +40,6 @@ def group_costs(cost: CostModel, lengths: IntArray, most: IntArray) -> FloatArra
     costs = cost.cost_padded(sizes[None, :], lengths[:, None])
     costs[sizes[None, :] > most[:, None]] = np.inf
     return costs
-
-
-_SLOPES = 5
-"""Slopes of the lower bound on padded work, each an eighth of the one before."""
 
 
 def least_work(numbers: IntArray, weights: FloatArray, limits: IntArray, price: float) -> FloatArray:
@@ -96,10 +96,6 @@ def least_total(costs: FloatArray, ranks: int) -> list[int]:
         sizes.append(int(choice[start]) + 1)
         start += sizes[-1]
     return sizes
-
-
-_NARROWING = 9
-"""Halvings with quick sweeps before the exact ones of a search over real numbers."""
 
 
 def sort_longest_first(lengths: IntArray) -> IntArray:

@@ -150,6 +150,7 @@ class _Times:
         self._cost, self._lengths, self._speeds, self._limits = cost, lengths, speeds[:, None], limits
         self._weights = cost.per_sample(lengths)
         self._before = np.cumsum(np.append(0.0, extra)) if np.any(extra) else None
+        self._besides = None if self._before is None else cost.per_sample(0.0, self._before)
 
     def _time(self, counts: IntArray, starts: IntArray | slice = slice(None)) -> FloatArray:
         """Time at speed 1 of `counts` samples from these positions on, by default from each, shape [C, B]."""
@@ -170,9 +171,8 @@ class _Times:
             counts = np.minimum(np.floor(budget / self._weights), self._limits)
         # Samples without weight: as many as can be where a group is within the threshold at all.
         counts = np.where(budget < 0, 0, np.where(self._weights > 0, counts, self._limits)).astype(np.int64)
-        if self._before is not None:
-            besides = self._cost.per_sample(0.0, self._before)
-            counts = most_within(budget, self._weights, self._limits, besides)
+        if self._besides is not None:
+            counts = most_within(budget, self._weights, np.minimum(counts + 1, self._limits), self._besides)
         # What was found is rounded; the times decide.
         counts -= (counts > 0) & (self._time(counts) / self._speeds > threshold)
         more = self._time(counts + 1) / self._speeds

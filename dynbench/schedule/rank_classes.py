@@ -11,6 +11,7 @@ from dynbench.schedule.plan import FloatArray, IntArray
 
 SAME_SPEED = 0.9
 """A rank at least this fast, relative to the fastest of its class, belongs to the class."""
+_NOWHERE = -1
 
 
 def distinct_speeds(measured: Sequence[float] | FloatArray) -> FloatArray | None:
@@ -37,8 +38,6 @@ def distinct_speeds(measured: Sequence[float] | FloatArray) -> FloatArray | None
 
 Path = list[tuple[int, int]]
 """(class, samples) of every rank, the longest samples first."""
-
-_NOWHERE = -1
 
 
 class ClassSearch:

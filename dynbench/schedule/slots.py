@@ -1,6 +1,6 @@
-"""Plans of several micro-batches whose slots are met by all ranks together, and small steps.
+"""Several micro-batches per rank: slots for ranks that meet in each, and exhaustive search of small steps.
 
-Here every slot takes samples that follow each other in sorted length, the first slot the longest. Given how long it may
+Every slot takes samples that follow each other in sorted length, the first slot the longest. Given how long it may
 last, its ranks take as many samples as they can, one after the other. So the samples left after it follow from those
 before it and its duration, and a programme over the samples left chooses the durations, of a few that are tried.
 """
@@ -26,6 +26,16 @@ PLACES = 32
 """Places of the sorted batch whose multiples are durations that may be tried."""
 STRETCH = 1.3
 """Longest duration that is tried over that of slots that last alike."""
+CUTS = 2**12
+"""Cuts times micro-batches up to which all cuts of a sorted batch are tried."""
+ROWS = 8
+"""Samples up to which all ways to put them into packed rows are tried."""
+OWNERS = 2**12
+"""Ways to give micro-batches to ranks, at most, before those that are alike are left out."""
+PERMUTED = 8
+"""Micro-batches, at most, that are dealt to slots of unequal ranks in every order."""
+PRICED = 2**20
+"""Costs of micro-batches looked at, at most."""
 
 
 def cut_by_slots(samples: SortedStep, meets: Accumulation, slots: int, even: float) -> tuple[list[int], Dealt]:
@@ -116,18 +126,6 @@ def _choose(reached: IntArray, durations: FloatArray, slots: int, ranks: int) ->
         lasts = totals[choice, every]
         chosen.append(choice)
     return chosen
-
-
-CUTS = 2**12
-"""Cuts times micro-batches up to which all cuts of a sorted batch are tried."""
-ROWS = 8
-"""Samples up to which all ways to put them into packed rows are tried."""
-OWNERS = 2**12
-"""Ways to give micro-batches to ranks, at most, before those that are alike are left out."""
-PERMUTED = 8
-"""Micro-batches, at most, that are dealt to slots of unequal ranks in every order."""
-PRICED = 2**20
-"""Costs of micro-batches looked at, at most."""
 
 
 @cache

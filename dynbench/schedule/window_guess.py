@@ -23,6 +23,14 @@ THRESHOLD_SPREAD = 0.03
 """Relative distance of the outermost thresholds from the middle."""
 GOOD_FILL = 0.85
 """A share that fills less than this of every open step's threshold opens another step."""
+ROUNDS = 12
+"""Changes made at most."""
+REACH = 6
+"""Places between two shares that change places, at most."""
+PRICED = 2**15
+"""Shares priced in a round, at most: changes times shares."""
+CHECKED = 6
+"""Cheapest changes of a round whose spread is looked at."""
 
 
 def guesses(window: SortedWindow, slack_tokens: float) -> Iterator[Deal]:
@@ -142,16 +150,6 @@ def _by_opening(window: SortedWindow, thresholds: list[int], slack_tokens: float
         spare[step] -= builder.size(step) * above
         builder.take(step)
     return builder.finish()
-
-
-ROUNDS = 12
-"""Changes made at most."""
-REACH = 6
-"""Places between two shares that change places, at most."""
-PRICED = 2**15
-"""Shares priced in a round, at most: changes times shares."""
-CHECKED = 6
-"""Cheapest changes of a round whose spread is looked at."""
 
 
 def polished(

@@ -1,8 +1,9 @@
 """Blocks of a fully sharded model, their messages and streams.
 
-Torch lets it wait for a block's gather before the block is copied out, and for a reduce-scatter before the next begins.
-The same waits are made here just before torch makes them, within `waiting`: nothing changes but that they are told.
-The next reduce-scatter finds its stream level with the computing one, and a mark there says when gradients are ready.
+On a GPU torch lets the computing stream wait for a block's gather before the block is copied out, and for a
+reduce-scatter before the next begins. The same waits are made here just before torch makes them, within `waiting`:
+nothing changes but that they are told. The next reduce-scatter finds its stream level with the computing one, and a
+mark there says when gradients are ready.
 """
 
 from __future__ import annotations

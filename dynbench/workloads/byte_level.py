@@ -1,7 +1,4 @@
-"""The byte-level tokenizer and its vocabulary.
-
-Tokenizers over the bytes of a text: single bytes, or GPT-2's byte pairs (Radford et al., 2019).
-"""
+"""Tokenizers over a text's bytes, or pairs of them as GPT-2's (Radford et al., 2019), and WordPiece's vocabulary."""
 
 from __future__ import annotations
 
@@ -16,6 +13,10 @@ from dynbench.workloads.datasets.lines import read_lines
 
 KEY = "workload.tokenizer"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+END = "<|endoftext|>"
+"""GPT-2's end of a text."""
+MERGES = "merges.txt"
+_TRIED = "The end of 1 text.\n"
 
 
 def read_vocabulary(path: Path) -> list[str]:
@@ -33,10 +34,6 @@ def read_vocabulary(path: Path) -> list[str]:
 
 BYTE_BEGIN, BYTE_END, BYTE_PAD = 256, 257, 258
 """Token ids behind those of the 256 bytes, each of which is its own id."""
-END = "<|endoftext|>"
-"""GPT-2's end of a text."""
-MERGES = "merges.txt"
-_TRIED = "The end of 1 text.\n"
 
 
 def byte_tokenizer() -> tokenizers.Tokenizer:

@@ -22,6 +22,8 @@ from dynbench.workloads.token_shards import RECORD
 
 _FILES = re.compile(r"[0-9a-f]{32}\.npz|.+\.contents\.json|wikipedia-.+\.json|images-.+\.json")
 """Names of what we keep in single files; nothing else in the folder is looked at."""
+LAYOUT_VERSION = 2
+"""Part of the key; raised when the arrays or the tokenising change their meaning."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,6 @@ def _lock_of(folder: Path) -> Path:
 
 
 logger = logging.getLogger(__name__)
-
-LAYOUT_VERSION = 2
-"""Part of the key; raised when the arrays or the tokenising change their meaning."""
 
 
 def cache_folder(settings: Workload) -> Path:

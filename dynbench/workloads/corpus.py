@@ -20,10 +20,10 @@ import numpy as np
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError
 from dynbench.workloads.cache import cache_folder
+from dynbench.workloads.contents import contents_of, stem
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.base import CorpusSplit, TextSplit
 from dynbench.workloads.held_out import HELD_OUT_SEED, held_out_ids, subset_ids
-from dynbench.workloads.readable import contents_of, stem
 from dynbench.workloads.stored_tokens import StoredTokens
 from dynbench.workloads.token_shards import Shards, Texts, load_or_tokenise
 from dynbench.workloads.tokenizer import TextTokenizer

@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 
 from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.utils.tqdm import disable_progress_bars
 from safetensors import SafetensorError
 
 from dynbench.config.paths import means_path
@@ -32,6 +33,16 @@ LOAD_ERRORS: tuple[type[Exception], ...] = (
     SafetensorError,
     *HfHubHTTPError.__bases__,
 )
+
+
+def quiet_libraries() -> None:
+    """Only errors of transformers and huggingface_hub are shown from here on."""
+    import transformers
+
+    for library in ("transformers", "huggingface_hub"):
+        logging.getLogger(library).setLevel(logging.ERROR)
+    disable_progress_bars()
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the library leaves it untyped
 
 
 def local_folder(key: str, name: str) -> Path | None:

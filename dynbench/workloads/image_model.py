@@ -19,9 +19,9 @@ from dynbench.config.schema import Workload
 from dynbench.errors import DataError, UsageError
 from dynbench.runs.phrase import Phrase
 from dynbench.workloads.first_step import freeze_unused, holds_nothing, trying
-from dynbench.workloads.hub import cached_revision, first_line, load_stored, local_folder
+from dynbench.workloads.hub import cached_revision, first_line, load_stored, local_folder, quiet_libraries
 from dynbench.workloads.model_config import EXPECTED, IMAGE_CLASSIFIER, KEY, make_model, read_config
-from dynbench.workloads.pretrained_model import ModelSource, check_weights, facts_of, quiet_libraries, weights_loader
+from dynbench.workloads.pretrained_model import ModelSource, check_weights, facts_of, weights_loader
 
 logger = logging.getLogger(__name__)
 

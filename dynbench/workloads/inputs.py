@@ -14,10 +14,10 @@ from dynbench.plugins.datasets import FileOptions
 from dynbench.units import BYTES_PER_MB
 from dynbench.workloads.byte_level import read_byte_level, read_vocabulary
 from dynbench.workloads.cache import cache_folder
+from dynbench.workloads.contents import kept_contents
 from dynbench.workloads.datasets.base import CorpusSplit, Split, Splits
 from dynbench.workloads.datasets.registry import load_dataset
 from dynbench.workloads.held_out import held_out_of
-from dynbench.workloads.readable import kept_contents
 
 PADDED = "Take another model, or keep the padded layout (workload.layout=padded)."
 WAYS_OUT = "Name a folder that transformers saved a model in (--model FOLDER), or use --weights random."

@@ -17,14 +17,13 @@ from dynbench.errors import UsageError
 from dynbench.plugins import WORKLOADS
 from dynbench.runs.phrase import Phrase
 from dynbench.workloads.first_step import freeze_unused, holds_nothing, set_dropout, trying
-from dynbench.workloads.hub import cached_revision, load_stored, local_folder
+from dynbench.workloads.hub import cached_revision, load_stored, local_folder, quiet_libraries
 from dynbench.workloads.model_config import EXPECTED, KEY, LANGUAGE_MODEL, make_model, read_config, set_rates
 from dynbench.workloads.pretrained_model import (
     ModelSource,
     check_vocabulary,
     check_weights,
     facts_of,
-    quiet_libraries,
     weights_loader,
 )
 

@@ -1,6 +1,7 @@
-"""Code of the user's own: found, pinned, and what runs on it.
+"""Code of the user's own: found and pinned by digest, and the runs of it that this user made on this machine.
 
-A run's folder may be anybody's, so that its word for what it ran counts for nothing; this lies in the user's cache.
+A run's folder may be anybody's, so its word for what it ran counts for nothing; the list of these runs lies in the
+user's cache.
 """
 
 from __future__ import annotations
@@ -20,6 +21,14 @@ from dynbench.workloads.cache import cache_folder
 
 FILE = "own_code.jsonl"
 logger = logging.getLogger(__name__)
+KEY = "workload.name"
+PROTOCOL = "dynbench/workloads/base.py documents the protocol, recipes/length_regression.py is an example."
+METHODS = {
+    "build_model": "build_model(self, seed)",
+    "collate": "collate(self, data, ids, width)",
+    "loss": "loss(self, model, batch)",
+}
+"""Methods that every workload has, and how they are called."""
 
 
 def remember_run(run_id: str, settings: Workload) -> None:
@@ -59,16 +68,6 @@ def _file() -> Path:
 
 def _line(run_id: str, settings: Workload) -> str:
     return json.dumps([run_id, settings.name, settings.import_from, settings.code_digest])
-
-
-KEY = "workload.name"
-PROTOCOL = "dynbench/workloads/base.py documents the protocol, recipes/length_regression.py is an example."
-METHODS = {
-    "build_model": "build_model(self, seed)",
-    "collate": "collate(self, data, ids, width)",
-    "loss": "loss(self, model, batch)",
-}
-"""Methods that every workload has, and how they are called."""
 
 
 @dataclass(frozen=True)

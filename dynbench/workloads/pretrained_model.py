@@ -1,7 +1,4 @@
-"""Models from the hub or a folder, with their weights or random ones.
-
-DistilBERT's architecture with random weights (Sanh et al., 2019, arXiv:1910.01108).
-"""
+"""Models from the hub or a folder, with their weights or random ones."""
 
 from __future__ import annotations
 
@@ -11,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import transformers
-from huggingface_hub.utils.tqdm import disable_progress_bars
 from torch import nn
 from transformers import DistilBertConfig, PretrainedConfig
 
@@ -20,7 +15,7 @@ from dynbench.config.schema import Workload
 from dynbench.errors import UsageError
 from dynbench.runs.phrase import Phrase
 from dynbench.workloads.first_step import Trial, fit_for_training
-from dynbench.workloads.hub import cached_revision, load_stored, local_folder
+from dynbench.workloads.hub import cached_revision, load_stored, local_folder, quiet_libraries
 from dynbench.workloads.model_config import (
     CLASSIFIER,
     EXPECTED,
@@ -33,13 +28,12 @@ from dynbench.workloads.model_config import (
     usable_positions,
 )
 
-
-def quiet_libraries() -> None:
-    """Only errors of transformers and huggingface_hub are shown from here on."""
-    for library in ("transformers", "huggingface_hub"):
-        logging.getLogger(library).setLevel(logging.ERROR)
-    disable_progress_bars()
-    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the library leaves it untyped
+SMALL_SHAPE = {"dim": 256, "hidden_dim": 1024, "n_layers": 2, "n_heads": 4}
+"""Forward and backward cost about 0.1 ms per padded token of one CPU core, so that padding shows in the step time."""
+CONFIG_HINT = "Name the folder of a text classifier's or language model's configuration, or set workload.size=small."
+HUB_HINT = "Name a local folder (--model FOLDER), or use --weights random."
+HEAD_PREFIXES = ("pre_classifier.", "classifier.", "score.")
+"""Parameters of the classification head, which a model pretrained on plain text does not have."""
 
 
 def model_source(
@@ -67,12 +61,11 @@ def model_source(
     return random_model(settings, vocab_size, pad_id, num_labels)
 
 
-SMALL_SHAPE = {"dim": 256, "hidden_dim": 1024, "n_layers": 2, "n_heads": 4}
-"""Forward and backward cost about 0.1 ms per padded token of one CPU core, so that padding shows in the step time."""
-
-
 def random_model(settings: Workload, vocab_size: int, pad_id: int, num_labels: int) -> ModelSource:
-    """The shape of `workload.size`; `base` keeps distilbert-base-uncased's vocabulary unless the data need more."""
+    """DistilBERT (Sanh et al., 2019, arXiv:1910.01108) in the shape of `workload.size`.
+
+    `base` keeps distilbert-base-uncased's vocabulary unless the data need more.
+    """
     size = settings.shape
     if size == "base":
         vocab_size = max(vocab_size, DistilBertConfig().vocab_size)
@@ -124,8 +117,6 @@ def facts_of(source: Phrase, config: PretrainedConfig, **more: object) -> dict[s
 
 logger = logging.getLogger(__name__)
 
-WAYS_OUT = "Name the folder of a text classifier's or language model's configuration, or set workload.size=small."
-
 
 def configured_model(
     settings: Workload, vocab_size: int, pad_id: int, num_labels: int, end_id: int | None
@@ -139,18 +130,18 @@ def configured_model(
         HubError: a hub name that is neither cached nor reachable.
         UsageError: a configuration of something else than a classifier of token ids; also when the model is made.
     """
-    config, folder = read_config(settings.model, WAYS_OUT), local_folder(KEY, settings.model)
+    config, folder = read_config(settings.model, CONFIG_HINT), local_folder(KEY, settings.model)
     name, text, architecture = str(folder or settings.model), config.get_text_config(), config.model_type
     if getattr(text, "vocab_size", vocab_size) < vocab_size:
         logger.info("%s: the vocabulary of %d grows to the data's, %d", name, text.vocab_size, vocab_size)
         text.vocab_size = vocab_size
     fit_to_data(config, num_labels, pad_id, settings.dropout, end_id)
-    positions = usable_positions(config, settings.model, WAYS_OUT)
+    positions = usable_positions(config, settings.model, CONFIG_HINT)
     longest = settings.max_length if positions is None else min(settings.max_length, positions)
     trial = Trial(longest, vocab_size, pad_id, num_labels, end_id, settings.dropout)
 
     def make() -> nn.Module:
-        model = make_model(config, name, WAYS_OUT).float()
+        model = make_model(config, name, CONFIG_HINT).float()
         fit_for_training(model, f"{name} ({architecture})", trial)
         return model
 
@@ -158,12 +149,6 @@ def configured_model(
     stored = None if folder is None else (folder / "config.json").read_bytes()
     digest = None if stored is None else hashlib.sha256(stored).hexdigest()[:16]
     return ModelSource(config, positions, facts_of(source, config, digest=digest), make)
-
-
-HUB_WAYS_OUT = "Name a local folder (--model FOLDER), or use --weights random."
-
-HEAD_PREFIXES = ("pre_classifier.", "classifier.", "score.")
-"""Parameters of the classification head, which a model pretrained on plain text does not have."""
 
 
 def pretrained_model(settings: Workload, vocab_size: int, pad_id: int, num_labels: int) -> ModelSource:
@@ -177,21 +162,21 @@ def pretrained_model(settings: Workload, vocab_size: int, pad_id: int, num_label
         UsageError: no text encoder, or one whose vocabulary is smaller than the data's; when it is made, weights of
             another architecture.
     """
-    config, folder = read_config(settings.model, HUB_WAYS_OUT), local_folder(KEY, settings.model)
+    config, folder = read_config(settings.model, HUB_HINT), local_folder(KEY, settings.model)
     name = str(folder or settings.model)
     if not hasattr(config, "vocab_size") or not hasattr(config, "max_position_embeddings"):
-        raise UsageError(f"{KEY}: {settings.model} ({config.model_type}) is no text encoder", HUB_WAYS_OUT)
+        raise UsageError(f"{KEY}: {settings.model} ({config.model_type}) is no text encoder", HUB_HINT)
     check_vocabulary(settings, config.vocab_size, vocab_size)
     fit_to_data(config, num_labels, pad_id, settings.dropout)
 
     def make() -> nn.Module:
-        model, report = load_stored(KEY, name, weights_loader(config, CLASSIFIER), EXPECTED, HUB_WAYS_OUT)
+        model, report = load_stored(KEY, name, weights_loader(config, CLASSIFIER), EXPECTED, HUB_HINT)
         _check_fit(name, report)
         return model
 
     source = Phrase.of("model.pretrained", name=name)
     facts = facts_of(source, config, revision=cached_revision(name) if folder is None else None)
-    return ModelSource(config, usable_positions(config, settings.model, HUB_WAYS_OUT), facts, make)
+    return ModelSource(config, usable_positions(config, settings.model, HUB_HINT), facts, make)
 
 
 def check_vocabulary(settings: Workload, known: int, vocab_size: int) -> None:
@@ -223,7 +208,10 @@ def weights_loader(config: PretrainedConfig, kind: Kind) -> Callable[[str, bool]
 
     def load(where: str, local_only: bool) -> Loaded:
         if torch.empty(0).is_meta:
-            return make_model(config, where, HUB_WAYS_OUT, kind), {"missing_keys": set(), "mismatched_keys": set()}
+            return make_model(config, where, HUB_HINT, kind), {
+                "missing_keys": set(),
+                "mismatched_keys": set(),
+            }
         model, report = kind.auto_class().from_pretrained(
             where,
             config=config,
@@ -257,6 +245,6 @@ def check_weights(name: str, report: dict[str, set[object]], heads: tuple[str, .
         raise UsageError(
             f"{KEY}: the weights of {name} do not fit its configuration: {len(body)} parameters are missing "
             f"or of another shape, {body[0]} first",
-            HUB_WAYS_OUT,
+            HUB_HINT,
         )
     return fresh

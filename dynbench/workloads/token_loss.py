@@ -19,6 +19,17 @@ from dynbench.workloads.base import Workload
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.micro_batch import MicroBatch, make_micro_batch
 
+TOLERANCE = 0.01
+"""Of the samples' losses; a mean in place of a sum is off by more than half of them."""
+HINT = (
+    "Return the sum over the batch's samples, each times its weight: reduction='sum' in place of a mean. "
+    "dynbench/workloads/base.py documents it."
+)
+PIECE = 2**23
+"""Logits that are worked on at a time."""
+KEEPS_NO_OUTPUT = ("Addmm", "Linear", "Mm", "ToCopy", "UnsafeView", "View")
+"""How the operations are named whose backward pass does not look at what they gave, so that it may be overwritten."""
+
 
 def grade(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Cross entropy summed over the samples, and the number of right answers, both scalars on the device.
@@ -36,13 +47,6 @@ def grade(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 logger = logging.getLogger(__name__)
-
-TOLERANCE = 0.01
-"""Of the samples' losses; a mean in place of a sum is off by more than half of them."""
-HINT = (
-    "Return the sum over the batch's samples, each times its weight: reduction='sum' in place of a mean. "
-    "dynbench/workloads/base.py documents it."
-)
 
 
 def check_sums(workload: Workload, model: nn.Module, name: str, device: torch.device) -> None:
@@ -121,12 +125,6 @@ def _some(data: TokenisedData) -> IntArray:
     counting = np.arange(len(data)) if data.weights is None else np.flatnonzero(data.weights)
     ordered: IntArray = counting[np.argsort(data.lengths[counting], kind="stable")]
     return ordered[sorted({0, min(1, len(ordered) - 1), len(ordered) // 8, len(ordered) // 4})]
-
-
-PIECE = 2**23
-"""Logits that are worked on at a time."""
-KEEPS_NO_OUTPUT = ("Addmm", "Linear", "Mm", "ToCopy", "UnsafeView", "View")
-"""How the operations are named whose backward pass does not look at what they gave, so that it may be overwritten."""
 
 
 def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

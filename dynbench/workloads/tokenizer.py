@@ -15,8 +15,7 @@ from dynbench.config.paths import BPE_VOCABULARY, BYTES, VOCABULARY
 from dynbench.config.schema import Workload
 from dynbench.errors import UsageError
 from dynbench.workloads.byte_level import BYTE_END, BYTE_PAD, END, KEY, byte_tokenizer, read_byte_level, read_vocabulary
-from dynbench.workloads.hub import load_stored
-from dynbench.workloads.pretrained_model import quiet_libraries
+from dynbench.workloads.hub import load_stored, quiet_libraries
 
 logger = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from compared import compare_arms
 from forked import forked_ranks
 from multiproc.launches import TINY, fork, global_loss, rows_of, work_hashes
 
 from dynbench.analysis.arms import named_arms
-from dynbench.analysis.comparison import compare_arms
 from dynbench.analysis.merge import merge_run
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Analysis

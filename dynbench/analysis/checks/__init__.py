@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from dynbench.analysis.checks import communication, comparisons, runs
-from dynbench.analysis.checks.finding import Evidence, Seen, worded, wordings
+from dynbench.analysis.checks.evidence import Evidence, Seen, worded, wordings
 from dynbench.analysis.finding import Finding
 from dynbench.errors import ChecksFailed
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from dynbench.analysis.arms import Arm
-from dynbench.analysis.checks.finding import Evidence, Seen, mean_share
+from dynbench.analysis.checks.evidence import Evidence, Seen, mean_share
 from dynbench.analysis.communication import sent_bytes
 from dynbench.analysis.null_run import against_null
 from dynbench.analysis.profile import profile_of

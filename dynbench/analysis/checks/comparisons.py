@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from dynbench.analysis.arms import Pair
-from dynbench.analysis.checks.finding import Evidence, Seen
+from dynbench.analysis.checks.evidence import Evidence, Seen
 from dynbench.analysis.comparability import describe, environment_differences
 from dynbench.analysis.comparison import Comparison
 from dynbench.analysis.levels import loss_tolerance, windows_agree
 from dynbench.analysis.pace import effects
 from dynbench.analysis.questions import DEFAULT
 from dynbench.analysis.questions.base import within
+from dynbench.analysis.speedup import log_ratios, seconds_per_unit, unit_of
 from dynbench.analysis.stats import (
     MOST_LAUNCHES,
     POWER,
@@ -23,7 +24,7 @@ from dynbench.analysis.stats import (
     smallest_shown,
 )
 from dynbench.analysis.two_stage import CONTRADICTION, LaterSpread, later_spread
-from dynbench.analysis.verdict import Verdict, log_ratios, seconds_per_unit, unit_of
+from dynbench.analysis.verdict import Verdict
 
 FEWEST = 4
 """Pairs of launches below which an interval means little: the launch is the unit of inference, not the step."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
-from dynbench.analysis.checks.finding import Evidence, Seen, mean_share, share_of_time
+from dynbench.analysis.checks.evidence import Evidence, Seen, mean_share, share_of_time
 from dynbench.analysis.comparability import fact
 from dynbench.analysis.crowding import load_of
 from dynbench.analysis.data_facts import read_data
@@ -25,6 +25,17 @@ SKIPPED_LIMIT = 0.05
 """Optimizer steps that the loss scaler may skip, as a part of the measured ones."""
 UNACCOUNTED_LIMIT = 0.05
 """Time outside every recorded phase, as a part of the step time."""
+MEMORY_TOLERANCE = 1.01
+"""Pages of libraries that a rank touches and a trial does not."""
+WARMUP_LIMIT = 3.5
+"""Standard deviations above which a first value stands out: at a spread of 15 % one of twice the time does."""
+WARMUP_PACE = 1.25
+"""Times of the other steps' pace below which a first one matters to no mean, however quiet the machine."""
+DRIFT_LIMIT = 0.10
+"""Change over one launch, as a part of its median step."""
+PLANNING_LIMIT = 0.01
+CHEAPER_PLANS = ("prefix", "window")
+"""Policies with a setting that makes planning cheaper."""
 
 
 def missing_ranks(evidence: Evidence) -> Iterator[Seen]:
@@ -89,20 +100,9 @@ def unaccounted_time(evidence: Evidence) -> Iterator[Seen]:
             yield Seen("info", {"run": run.label, "share": share, "limit": UNACCOUNTED_LIMIT})
 
 
-MEMORY_TOLERANCE = 1.01
-"""Pages of libraries that a rank touches and a trial does not."""
-WARMUP_LIMIT = 3.5
-"""Standard deviations above which a first value stands out: at a spread of 15 % one of twice the time does."""
-WARMUP_PACE = 1.25
-"""Times of the other steps' pace below which a first one matters to no mean, however quiet the machine."""
-DRIFT_LIMIT = 0.10
-"""Change over one launch, as a part of its median step."""
 SLOWER_CHANCE, FASTER_CHANCE = 0.0125, 0.0075
 """How often equal steps would get slower, or faster, by chance: 2 % in all, less of it for steps that get faster, as a
 warm-up does, for which `short_warmup` looks too."""
-PLANNING_LIMIT = 0.01
-CHEAPER_PLANS = ("prefix", "window")
-"""Policies with a setting that makes planning cheaper."""
 
 
 def memory_limit(evidence: Evidence) -> Iterator[Seen]:

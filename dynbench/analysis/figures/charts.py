@@ -197,10 +197,11 @@ def plain_ticks(*axes: Axis) -> None:
 
 def name_ends(axes: Axes, ends: Sequence[Named]) -> None:
     """Names of lines right of the panel, each led to from its line's end, none on another."""
-    axes.get_figure(root=True).draw_without_rendering()  # type: ignore[union-attr]  # which lays the panels out
+    figure = axes.figure.canvas.figure
+    figure.draw_without_rendering()  # which lays the panels out
     places = axes.transData.transform([(x, y) for x, y, *_ in ends])
     wanted = np.clip(axes.transAxes.inverted().transform(places)[:, 1], 0, 1)
-    gap = 1.25 * NAME_POINTS / 72 * axes.get_figure(root=True).dpi / axes.bbox.height  # type: ignore[union-attr]
+    gap = 1.25 * NAME_POINTS / 72 * figure.dpi / axes.bbox.height
     order, steps = np.argsort(wanted), gap * np.arange(len(ends))
     at = np.maximum.accumulate(wanted[order] - steps)  # as low as the names below leave room for
     at = np.minimum(at, max(0.0, 1 - steps[-1])) + steps

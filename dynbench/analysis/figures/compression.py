@@ -17,8 +17,8 @@ from dynbench.analysis.link_model import SPEEDS_GBPS, predicted_ms
 from dynbench.analysis.links import faster_gbps
 from dynbench.analysis.measures import communication_of
 from dynbench.analysis.merge import PARQUET, MergedRun
+from dynbench.analysis.speedup import seconds_per_unit
 from dynbench.analysis.targets import reached
-from dynbench.analysis.verdict import seconds_per_unit
 from dynbench.units import mb
 
 PARTS = (

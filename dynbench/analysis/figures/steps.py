@@ -46,8 +46,8 @@ def over_steps(arms: Arms, column: str) -> pl.DataFrame:
 
 def _panel(table: pl.DataFrame, raw: str, y_label: str, title: str = "", from_zero: bool = True) -> Panel:
     """Smoothed lines over the steps; from zero, single steps far above the rest are outside and flatten nothing."""
-    tops = table.group_by("arm").agg(pl.max_horizontal(pl.quantile(raw, 0.99), pl.max("smoothed")).alias("top"))["top"]
-    top = HEADROOM * float(tops.max() or 0) or 1.0 if from_zero else None  # type: ignore[arg-type]
+    tops = table.group_by("arm").agg(top=pl.max_horizontal(pl.quantile(raw, 0.99), pl.max("smoothed")))
+    top = HEADROOM * (tops.select(pl.max("top")).item() or 0) or 1.0 if from_zero else None
     return Panel(
         rows=table, x="step", y="smoothed", raw=raw, x_label="optimizer step", y_label=y_label, title=title,
         from_zero=from_zero, top=top, marked=False, ticks={},

@@ -27,12 +27,12 @@ from dynbench.analysis.figures.charts import (
 from dynbench.analysis.figures.steps import of_strategies
 from dynbench.analysis.figures.style import COLORS, FAINT_INK, INK, Drawing, new_figure
 from dynbench.analysis.figures.views import Arms, arm_looks, caption, over_launches
+from dynbench.analysis.measure import lookup
 from dynbench.analysis.measures import communication_of
 from dynbench.analysis.memory import memory_parts
 from dynbench.analysis.merge import MergedRun
-from dynbench.analysis.metrics import lookup
 from dynbench.analysis.scaling import reference_of
-from dynbench.analysis.verdict import seconds_per_unit, unit_of
+from dynbench.analysis.speedup import seconds_per_unit, unit_of
 from dynbench.config.digest import flatten
 from dynbench.units import mib
 

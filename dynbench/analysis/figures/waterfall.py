@@ -15,8 +15,8 @@ from dynbench.analysis.figures.charts import Part
 from dynbench.analysis.figures.style import COLORS, FAINT_INK, Drawing, new_figure
 from dynbench.analysis.figures.views import Arms, ArmView, caption
 from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.speedup import unit_of
 from dynbench.analysis.steps import CODING
-from dynbench.analysis.verdict import unit_of
 from dynbench.analysis.waste import PARTS, ms_per_kilotoken, waste_of
 
 MOST_PANELS = 4

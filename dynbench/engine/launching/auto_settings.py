@@ -16,6 +16,9 @@ LEARNING_RATE_KEY = "train.learning_rate"
 FROM_SCRATCH = 5e-4
 FINE_TUNING = 2e-5
 """The least of those that work for all tasks of Devlin et al. (NAACL 2019, appendix A.3)."""
+IMAGE_SIZE_KEY = "workload.image_size"
+ERROR_FEEDBACK_KEY = "compress.error_feedback"
+SIZE_KEY = "workload.size"
 
 
 def decide_learning_rate(config: Config, decisions: MutableMapping[str, dict[str, object]]) -> float:
@@ -28,9 +31,6 @@ def decide_learning_rate(config: Config, decisions: MutableMapping[str, dict[str
     return rate
 
 
-IMAGE_SIZE_KEY = "workload.image_size"
-
-
 def decide_image_size(config: Config, decisions: MutableMapping[str, dict[str, object]]) -> dict[str, object]:
     """`workload.image_size` of a workload that reads it; what `auto` means joins the decisions."""
     entry = known_entry(config)
@@ -40,9 +40,6 @@ def decide_image_size(config: Config, decisions: MutableMapping[str, dict[str, o
     if reason:
         decisions[IMAGE_SIZE_KEY] = {"value": side, "reason": reason}
     return {IMAGE_SIZE_KEY: side}
-
-
-ERROR_FEEDBACK_KEY = "compress.error_feedback"
 
 
 def decide_error_feedback(config: Config, decisions: MutableMapping[str, dict[str, object]]) -> dict[str, object]:
@@ -60,16 +57,13 @@ def decide_error_feedback(config: Config, decisions: MutableMapping[str, dict[st
     return {ERROR_FEEDBACK_KEY: kept}
 
 
-MODEL_SHAPE_KEY = "workload.size"
-
-
 def decide_shape(config: Config, decisions: MutableMapping[str, dict[str, object]]) -> dict[str, object]:
     """`workload.size`; what `auto` means joins the decisions where a shape is read."""
     shape = config.workload.shape
     if config.workload.size != "auto":
-        return {} if config.workload.size == shape else {MODEL_SHAPE_KEY: shape}
+        return {} if config.workload.size == shape else {SIZE_KEY: shape}
     if config.workload.weights == "random" and not config.workload.runs_own_code:
         found = "workload.model is a folder with a config.json"
         reason = found if shape == OF_MODEL else WORKLOADS[config.workload.name].sizes[shape].summary
-        decisions[MODEL_SHAPE_KEY] = {"value": shape, "reason": reason}
-    return {MODEL_SHAPE_KEY: shape}
+        decisions[SIZE_KEY] = {"value": shape, "reason": reason}
+    return {SIZE_KEY: shape}

@@ -14,6 +14,9 @@ from dynbench.engine.launching.torchrun import torchrun_log_dir
 from dynbench.runs.run import Run
 
 EARLY_LOG = "launch.log"
+GRACE_S = 5.0
+_POLL_S = 0.05
+_RANK_OF = "DYNBENCH_RANK_OF"
 
 
 def collect_logs(runs: Sequence[Run]) -> None:
@@ -35,11 +38,6 @@ def _collect(run: Run) -> None:
             for path in early:
                 log.write(f"--- local rank {path.parent.name}, {path.stem}\n".encode() + path.read_bytes())
     shutil.rmtree(folder)
-
-
-GRACE_S = 5.0
-_POLL_S = 0.05
-_RANK_OF = "DYNBENCH_RANK_OF"
 
 
 def marked_environment(run: Run) -> dict[str, str]:

@@ -21,6 +21,9 @@ from dynbench.schedule.policy import policy_class
 from dynbench.workloads.registry import build_workload
 
 KEY = "train.steps"
+POLL_S = 0.25
+RECENT_STEPS = 20
+"""Steps that rates and imbalance are taken over."""
 
 
 def decide_steps(config: schema.Config, decisions: MutableMapping[str, dict[str, object]]) -> int:
@@ -77,11 +80,6 @@ def _counted(workload: schema.Workload, seed: int) -> int:
     config = schema.Config().model_copy(update={"workload": workload, "train": schema.Train(seed=seed)})
     with warnings_left_to_the_ranks():
         return len(build_workload(config).train)
-
-
-POLL_S = 0.25
-RECENT_STEPS = 20
-"""Steps that rates and imbalance are taken over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from dynbench.engine.launching.resolve import Machine, Resolved, resolve, this_m
 from dynbench.engine.launching.torchrun import thread_environment, torchrun_argv
 from dynbench.engine.plan_check import check_plan
 from dynbench.engine.rank.keeping import settle_kept
+from dynbench.engine.rank.nodes import settle
 from dynbench.engine.rank.rank_facts import merge_facts, read_warnings
-from dynbench.engine.rank.row_builder import settle
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import DynbenchError, WorkerFailed
 from dynbench.runs.atomic import release

@@ -18,6 +18,9 @@ from dynbench.config.schema import Config, Launch
 from dynbench.errors import WorkerFailed
 from dynbench.signals import outlives_terminal
 
+SHUTDOWN_TIMEOUT_S = 10
+"""How long ranks that were asked to stop may take, before they are killed."""
+
 
 def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
     """(ranks on this node, ranks in all) set by torchrun or srun; None where dynbench has to launch them itself."""
@@ -38,10 +41,6 @@ def started_as_rank(config: Config) -> bool:
     """
     wants_launcher = config.launch.nnodes > 1 or config.launch.rdzv_endpoint is not None
     return ranks_from_environment() is not None and ("RANK" in os.environ or not wants_launcher)
-
-
-SHUTDOWN_TIMEOUT_S = 10
-"""How long ranks that were asked to stop may take, before they are killed."""
 
 
 def torchrun_argv(module: str, paths: Sequence[Path], launch: Launch) -> list[str]:

@@ -26,6 +26,9 @@ from dynbench.workloads.micro_batch import make_micro_batch
 
 _log = logging.getLogger(__name__)
 
+EVAL_BATCH = 64
+EVAL_FILE = "eval.csv"
+
 
 class Epochs:
     """Adds up what the ranks of this process trained since the last epoch ended.
@@ -99,8 +102,6 @@ def _said(what: str, loss: float | None, accuracy: float | None) -> str:
 
 Found = dict[str, float | None]
 """What an evaluation gives, by the names of the columns in its file."""
-EVAL_BATCH = 64
-EVAL_FILE = "eval.csv"
 
 
 def evaluated_together(config: Config, problem: Problem, workload: Workload) -> int:

@@ -24,6 +24,12 @@ from dynbench.schedule.prefix_enumerate import room_of
 from dynbench.schedule.prefix_solvers import solve_counts
 from dynbench.schedule.streams import RankStream, candidate_costs
 
+T = TypeVar("T")
+PATIENCE = timedelta(days=7)
+"""Stands for no time-out at all, which gloo does not know."""
+_MAY_DIFFER = (*(key for key in NOT_IDENTITY if key != "train.seed"), "workload.data_path", "workload.eval_path")
+"""Keys of this node alone; data are compared by fingerprint instead of path."""
+
 
 class GatheredPlans:
     """`prefix` with `schedule.exchange=gather`; the same plans as every rank would make by itself.
@@ -65,12 +71,6 @@ class GatheredPlans:
         """Counts from every rank's candidate costs, shape [G, K]; shape [G]."""
         require_room(room_of(costs), self._problem.global_batch, step)
         return solve_counts(costs, self._problem.global_batch, self._problem.solver).counts
-
-
-T = TypeVar("T")
-
-PATIENCE = timedelta(days=7)
-"""Stands for no time-out at all, which gloo does not know."""
 
 
 class GlobalBatch:
@@ -211,10 +211,6 @@ def gather_objects(value: T) -> list[T]:
     found: list[T] = [value] * dist.get_world_size()
     dist.all_gather_object(found, value)
     return found
-
-
-_MAY_DIFFER = (*(key for key in NOT_IDENTITY if key != "train.seed"), "workload.data_path", "workload.eval_path")
-"""Keys of this node alone; data are compared by fingerprint instead of path."""
 
 
 def check_same_config(config: Config) -> None:

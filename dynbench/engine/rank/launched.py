@@ -17,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from dynbench.config.ranks import shared_ranks
 from dynbench.config.schema import Config
 from dynbench.engine.failure import log_file, record_failure
+from dynbench.engine.rank.nodes import meet
 from dynbench.engine.rank.rank_facts import keep_warnings, tell_failure
 from dynbench.engine.rank.rank_process import (
     RankContext,
@@ -28,7 +29,6 @@ from dynbench.engine.rank.rank_process import (
     set_threads,
     set_up_logging,
 )
-from dynbench.engine.rank.row_builder import meet
 from dynbench.engine.whereabouts import MEETING
 from dynbench.runs.run import Run
 

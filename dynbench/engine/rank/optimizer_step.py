@@ -15,6 +15,8 @@ from dynbench.config.schema import Train
 from dynbench.runs.columns import CLIPPED, GRAD_NORM, Column
 
 CLIP_COLUMNS: tuple[Column, ...] = (GRAD_NORM, CLIPPED)
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Of the precisions that autocast knows; fp32 is none of them."""
 
 
 class Clipper:
@@ -80,10 +82,6 @@ class LearningRate:
         for group, full in zip(self._optimizer.param_groups, self._full, strict=True):
             group["lr"] = factor * full
         self._step += 1
-
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""Of the precisions that autocast knows; fp32 is none of them."""
 
 
 def refuse_tf32() -> None:

@@ -17,10 +17,10 @@ from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config
 from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.failure import RankFailure, keep_failure, record_failure
+from dynbench.engine.rank.clocks import compare_clocks
 from dynbench.engine.rank.exchange import gather_objects
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_process import RankContext
-from dynbench.engine.rank.timers import compare_clocks
 from dynbench.runs.atomic import write_json
 from dynbench.runs.lengths_file import write_lengths
 from dynbench.runs.records import StepRow
@@ -33,6 +33,7 @@ from dynbench.workloads.base import Workload
 _log = logging.getLogger(__name__)
 LINES = 10
 """In a run, about."""
+_KEY = "dynbench/failure"
 
 
 class Told:
@@ -54,9 +55,6 @@ class Told:
         if self._says and (done % self._every == 0 or done == self._steps):
             own = f"loss {row.loss:.4f} over the {row.local_batch} samples of this rank"
             _log.info("step %d of %d: %s, %.1f ms", done, self._steps, own, row.step_time_ms)
-
-
-_KEY = "dynbench/failure"
 
 
 def tell_failure(run: Run, rank: int, error: BaseException) -> None:

@@ -12,6 +12,8 @@ from dynbench.experiment.report_formats import number
 NOTABLE = 0.02
 """Share of a phase from which a kind of kernel counts."""
 MATMUL = "matmul"
+CLOSE = 0.1
+"""Part by which two times may differ and count as alike."""
 
 
 def _last(rows: Sequence[Row], phase: str, part: str) -> list[Row]:
@@ -106,10 +108,6 @@ def softmax(rows: Sequence[Row]) -> list[Said]:
 
 def _percent(share: float | None) -> str:
     return f"{100 * (share or 0):.1f}"
-
-
-CLOSE = 0.1
-"""Part by which two times may differ and count as alike."""
 
 
 def plain(value: float | None) -> str:

@@ -13,6 +13,8 @@ from dynbench.experiment.assignment.model_answers import CLOSE, plain
 
 LEVER = "compute-bound batch with "
 BATCH = "compute-bound batch, axes not overlapped"
+WAYS = ("adamw", "zero1")
+"""Of an optimizer: its state whole on every rank, or sharded."""
 
 
 def stated(key: str, *beginnings: str) -> Answer:
@@ -65,8 +67,6 @@ def _formula_grid(rows: Sequence[Row]) -> Grid:
 
 
 Answer = Callable[[Sequence[Row]], list[Said]]
-WAYS = ("adamw", "zero1")
-"""Of an optimizer: its state whole on every rank, or sharded."""
 
 
 def collectives(rows: Sequence[Row]) -> list[Said]:

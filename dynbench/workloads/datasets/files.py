@@ -22,6 +22,7 @@ USUAL_NAMES = {
     "label_column": ("label", "labels", "sentiment", "class", "category", "target", "rating", "stars", "polarity"),
 }
 """What files call the columns of either setting, in lower case."""
+NO_HEADER = "The first line must name the columns, like sentence and label; this one holds a number."
 
 
 @dataclass
@@ -150,9 +151,6 @@ def _meant(missing: Mapping[str, str], found: Sequence[str]) -> str:
     asked = f"Did you mean {' '.join(said)}?" if said else ""
     rest = f"Name {('the other' if said else 'it') if len(open_) == 1 else 'them'} with {' and '.join(open_)}."
     return f"{asked} {rest if open_ else ''}".strip()
-
-
-NO_HEADER = "The first line must name the columns, like sentence and label; this one holds a number."
 
 
 def table_rows(

@@ -17,6 +17,8 @@ _MAGIC = {
 }
 """First bytes of a file to what to do about it."""
 _DELIMITERS = {"\t": ("tab-separated", "tsv"), ",": ("comma-separated", "csv"), ";": ("semicolon-separated", "csv")}
+SHOWN = 60
+"""Longest piece of a file in a message, characters."""
 
 
 def why_no_text(content: bytes, path: Path, unknown: str = "Save it as UTF-8.") -> str:
@@ -46,10 +48,6 @@ def looks_like(line: str, asked: str) -> str:
         if delimiter in line:
             return "" if dataset == asked else f"It looks {words}: use --dataset {dataset}."
     return ""
-
-
-SHOWN = 60
-"""Longest piece of a file in a message, characters."""
 
 
 def read_text(path: Path, key: str, expected: str) -> str:

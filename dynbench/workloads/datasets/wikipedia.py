@@ -19,9 +19,8 @@ from dynbench.workloads.cache import cache_folder
 from dynbench.workloads.datasets.articles import stream_file
 from dynbench.workloads.datasets.base import Splits
 from dynbench.workloads.datasets.json import KEYS, read
-from dynbench.workloads.hub import LOAD_ERRORS, first_line, load_from_hub
+from dynbench.workloads.hub import LOAD_ERRORS, first_line, load_from_hub, quiet_libraries
 from dynbench.workloads.pace import Pace
-from dynbench.workloads.pretrained_model import quiet_libraries
 
 KEY = "workload.dataset"
 REPOSITORY = "wikimedia/wikipedia"

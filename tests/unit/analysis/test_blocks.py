@@ -5,15 +5,15 @@ import csv
 import numpy as np
 import polars as pl
 import pytest
+from compared import compare_arms
 
 from dynbench.analysis.arms import named_arms
-from dynbench.analysis.comparison import compare_arms
+from dynbench.analysis.measure import lookup
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.metrics import lookup
 from dynbench.analysis.recovery import recovery
+from dynbench.analysis.speedup import seconds_per_unit
 from dynbench.analysis.steps import PHASES, block_times, number_blocks
 from dynbench.analysis.summary import summary_of
-from dynbench.analysis.verdict import seconds_per_unit
 from dynbench.config.schema import Analysis
 
 

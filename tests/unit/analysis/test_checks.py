@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import numpy as np
 import polars as pl
 import pytest
+from compared import compare_arms
 from probes import make_probe
 
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.checks import CHECKS, communication, comparisons, require_clean, run_checks
 from dynbench.analysis.checks import runs as checks_of_runs
-from dynbench.analysis.checks.finding import Evidence, Finding, Seen, worded, wordings
+from dynbench.analysis.checks.evidence import Evidence, Finding, Seen, worded, wordings
 from dynbench.analysis.comparability import all_differences
-from dynbench.analysis.comparison import compare_arms
 from dynbench.analysis.levels import work_level
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.questions import QUESTIONS

@@ -10,14 +10,14 @@ from datetime import datetime, timedelta
 
 import polars as pl
 import pytest
+from compared import compare_arms
 from languages import english_words, numbers
 from probes import make_probe
 from pydantic import TypeAdapter
 
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.checks import run_checks
-from dynbench.analysis.checks.finding import Evidence, Finding, wordings
-from dynbench.analysis.comparison import compare_arms
+from dynbench.analysis.checks.evidence import Evidence, Finding, wordings
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.config.schema import Analysis
 from dynbench.experiment.report_texts import finding_texts

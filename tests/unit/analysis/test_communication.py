@@ -13,7 +13,7 @@ import pytest
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.checks import run_checks
 from dynbench.analysis.checks.communication import exposed_two_ways
-from dynbench.analysis.checks.finding import Evidence
+from dynbench.analysis.checks.evidence import Evidence
 from dynbench.analysis.communication import sent_bytes
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.merge import merge_run

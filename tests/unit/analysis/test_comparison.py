@@ -1,10 +1,11 @@
 import pytest
+from compared import compare_arms
 
 from dynbench.analysis.arms import group_runs, named_arms
-from dynbench.analysis.comparison import compare_arms
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.questions.base import SAMPLES
-from dynbench.analysis.verdict import Verdict, seconds_per_unit
+from dynbench.analysis.speedup import seconds_per_unit
+from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
 from dynbench.errors import NotComparable
 

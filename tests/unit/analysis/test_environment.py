@@ -8,7 +8,7 @@ import pytest
 
 from dynbench.analysis.arms import Arm
 from dynbench.analysis.checks.comparisons import environment
-from dynbench.analysis.checks.finding import worded
+from dynbench.analysis.checks.evidence import worded
 from dynbench.analysis.comparability import environment_differences
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.questions import DEFAULT, QUESTIONS

@@ -18,7 +18,7 @@ from dynbench.analysis.figures.charts import GREY, Panel, line_figure, looks
 from dynbench.analysis.figures.timeline import typical_step
 from dynbench.analysis.figures.views import ArmView, caption
 from dynbench.analysis.merge import PARQUET, merge_run
-from dynbench.analysis.verdict import seconds_per_unit
+from dynbench.analysis.speedup import seconds_per_unit
 
 
 @pytest.fixture

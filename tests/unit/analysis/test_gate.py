@@ -6,7 +6,7 @@ import pytest
 from compared import compared
 
 from dynbench.analysis import gate
-from dynbench.analysis.checks.finding import Finding
+from dynbench.analysis.checks.evidence import Finding
 from dynbench.analysis.gate import CONDITIONS, VERDICTS, read_conditions
 from dynbench.analysis.verdict import Verdict
 from dynbench.cli.main import main

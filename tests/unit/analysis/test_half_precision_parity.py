@@ -6,12 +6,12 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from compared import compare_arms
 from torch import Tensor, nn
 
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.checks import run_checks
-from dynbench.analysis.checks.finding import Evidence, Finding
-from dynbench.analysis.comparison import compare_arms
+from dynbench.analysis.checks.evidence import Evidence, Finding
 from dynbench.analysis.levels import LEAST_TOLERANCE, PARITY_STEPS, loss_tolerance
 from dynbench.analysis.merge import merge_run
 from dynbench.config.schema import Analysis

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from compared import compare_arms
 
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.checks import run_checks
-from dynbench.analysis.checks.finding import Evidence
-from dynbench.analysis.comparison import compare_arms
+from dynbench.analysis.checks.evidence import Evidence
 from dynbench.analysis.levels import work_level
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.page import verdict_lines

@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
+from compared import compare_arms
 
 from dynbench.analysis.arms import Arm, group_runs, pair_launches
-from dynbench.analysis.comparison import compare_arms
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.stats import paired_ratio
 from dynbench.analysis.verdict import Verdict, decide

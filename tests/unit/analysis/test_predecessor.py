@@ -10,7 +10,7 @@ import pytest
 
 from dynbench.analysis.arms import Arm
 from dynbench.analysis.checks import comparisons
-from dynbench.analysis.checks.finding import worded
+from dynbench.analysis.checks.evidence import worded
 from dynbench.analysis.pace import effects
 from dynbench.config.schema import Analysis
 from dynbench.engine.turn_order import Turns

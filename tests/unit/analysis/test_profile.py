@@ -12,7 +12,7 @@ import pytest
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.bottlenecks import bottlenecks
 from dynbench.analysis.checks import run_checks
-from dynbench.analysis.checks.finding import Evidence
+from dynbench.analysis.checks.evidence import Evidence
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.summary import summarise

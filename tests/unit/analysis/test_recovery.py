@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
+from compared import compare_arms
 
 from dynbench.analysis.analyze import analyze_runs
 from dynbench.analysis.arms import named_arms
-from dynbench.analysis.comparison import compare_arms
 from dynbench.analysis.compute_fit import relative_speeds
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.recovery import recovery

@@ -9,7 +9,7 @@ import pytest
 
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.checks import run_checks
-from dynbench.analysis.checks.finding import Evidence, Finding
+from dynbench.analysis.checks.evidence import Evidence, Finding
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.pace import slowest_ranks
 from dynbench.config.schema import Analysis

@@ -4,8 +4,9 @@ import math
 import numpy as np
 import pytest
 
+from dynbench.analysis.measure import lookup
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.metrics import METRICS, improvement_percent, improvements, lookup, means
+from dynbench.analysis.metrics import METRICS, improvement_percent, improvements, means
 from dynbench.analysis.summary import summarise, summary_of
 from dynbench.analysis.table_specs import metric_tables
 from dynbench.analysis.tables import format_gain, format_value, summary_rows

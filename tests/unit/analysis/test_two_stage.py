@@ -8,8 +8,10 @@ from scipy import stats
 from scipy.signal import lfilter
 
 from dynbench.analysis.stats import paired_ratio
-from dynbench.analysis.two_stage import FIRST_STAGE, later_spread, plan_launches
+from dynbench.analysis.two_stage import later_spread, plan_launches
+from dynbench.config.launches import Launches
 
+FIRST_STAGE = Launches.model_fields["first"].default
 SESSIONS = 4000
 WANTED = 0.03
 MOST = 500

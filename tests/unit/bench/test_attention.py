@@ -18,7 +18,8 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 from dynbench.bench import attention_passes, attention_timer
 from dynbench.bench.attention import Attention, Flash, hand_count, plain_bytes
-from dynbench.bench.base import Row, read_options
+from dynbench.bench.base import Row
+from dynbench.bench.options import read_options
 from dynbench.bench.rank import rows_of
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.plugins import BENCHMARKS

@@ -18,10 +18,11 @@ import torch.distributed as dist
 from dynbench.analysis.figures.bench import bench_collectives, bench_memory_timeline
 from dynbench.bench import bench_run
 from dynbench.bench import rank as bench_rank
-from dynbench.bench.base import Benchmark, Case, Measured, Row, read_options
+from dynbench.bench.base import Benchmark, Case, Measured, Row
 from dynbench.bench.collectives import COMM_FILE, Collectives
 from dynbench.bench.memory import TIMELINES_FILE
 from dynbench.bench.optimizer import OptimizerState
+from dynbench.bench.options import read_options
 from dynbench.bench.precision import PrecisionStudy
 from dynbench.bench.rank import measured_row, rows_of, work
 from dynbench.bench.record import add_line, add_rows, cases_done, read_benchmark, read_rows, rows_file

@@ -13,9 +13,10 @@ from bench_jobs import queued, queued_with_a_wrong_one, rows_with, with_a_wrong_
 from warm import RankError, WarmRanks
 
 from dynbench.bench import collective_calls, collectives
-from dynbench.bench.base import Row, read_options
+from dynbench.bench.base import Row
 from dynbench.bench.collective_calls import PERIOD, compare, contribution, fill, known_sum
 from dynbench.bench.collectives import BUS_FACTORS, COMM_FILE, DIVIDED, ELEMENT_BYTES, Collectives, fit_alpha_beta
+from dynbench.bench.options import read_options
 from dynbench.bench.rank import rows_of
 from dynbench.clock import HostClock
 from dynbench.engine.rank.rank_process import RankContext

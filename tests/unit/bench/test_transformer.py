@@ -12,8 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dynbench.bench import model_step, transformer_phases
 from dynbench.bench.allocations import peak_flops
-from dynbench.bench.base import Row, read_options
+from dynbench.bench.base import Row
 from dynbench.bench.model_step import ModelStep, build_model, config_of, forward_flops
+from dynbench.bench.options import read_options
 from dynbench.bench.rank import rows_of
 from dynbench.bench.transformer import Transformer
 from dynbench.bench.transformer_phases import PHASES

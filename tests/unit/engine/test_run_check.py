@@ -12,7 +12,6 @@ from probes import make_probe
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine import plan_check
-from dynbench.engine import plan_check as run_check
 from dynbench.engine.known_data import data_at_hand, known_workload
 from dynbench.engine.plan_check import check_plan, check_steps_of_rank
 from dynbench.engine.planning import build_problem
@@ -190,7 +189,7 @@ def test_a_search_that_takes_long_says_how_far_it_is(
     with caplog.at_level(logging.INFO):
         refused(config_of(), store.root)
         assert caplog.records == []
-        monkeypatch.setattr(run_check, "_PATIENCE_S", 0.0)
+        monkeypatch.setattr(plan_check, "_PATIENCE_S", 0.0)
         refused(config_of(), store.root)
     assert "checking that all steps fit: step 0 of 65" in caplog.text
     assert "looking for the largest global batch that fits: trying 1" in caplog.text

@@ -10,7 +10,7 @@ import pytest
 from compared import ARMS, compared
 from recipe_files import load_cells
 
-from dynbench.analysis.checks.finding import Finding
+from dynbench.analysis.checks.evidence import Finding
 from dynbench.errors import UsageError, WorkerFailed
 from dynbench.experiment.cells import holds_cells, read_cells, run_cells, start_cells
 from dynbench.runs.atomic import write_json

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from languages import facts, said
 
-from dynbench.analysis.checks.finding import Seen, worded
+from dynbench.analysis.checks.evidence import Seen, worded
 from dynbench.experiment.report_conclusions import advice_of, best_of, doubts_of, faster_otherwise, same_of, training_of
 from dynbench.experiment.report_formats import saved_hours
 from dynbench.experiment.report_tables import Sources, report_tables

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from languages import english_sentences, facts, said
 
-from dynbench.analysis.checks.finding import Finding
+from dynbench.analysis.checks.evidence import Finding
 from dynbench.analysis.comparability import describe
 from dynbench.analysis.stats import Ratio
 from dynbench.analysis.verdict import Verdict, sentence

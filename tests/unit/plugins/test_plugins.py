@@ -64,6 +64,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 from dynbench.sync.base import Strategy
+from dynbench.bench.base import Benchmark
 from dynbench.compress.base import Compressor
 from dynbench.plugins import *
 from dynbench.schedule.policy import BatchPolicy
@@ -92,7 +93,7 @@ register(CompressorEntry("mine", "", Halved))
 register(WorkloadEntry("mine", "", Task))
 register(DatasetEntry("mine", "", no_samples))
 """
-BASES = ("sync.base", "compress.base", "schedule.policy", "workloads.base", "workloads.datasets.base")
+BASES = ("sync.base", "compress.base", "schedule.policy", "workloads.base", "workloads.datasets.base", "bench.base")
 """Modules with what plug-ins are made of."""
 DIGESTS = """
 from dynbench.config.layers import load_config

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynbench.schedule import window_guess, window_search
-from dynbench.schedule import window_guess as window_polish
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.window_guess import REACH, THRESHOLD_SPREAD, guesses, polished
 from dynbench.schedule.window_search import SPREADS, random_variance, search
@@ -317,8 +316,8 @@ def test_each_round_makes_the_cheapest_of_all_small_changes(seed, steps, workers
         return bool(np.var(tokens) > allowed)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_polish, "CHECKED", 10**6)
-        patch.setattr(window_polish, "ROUNDS", 1)
+        patch.setattr(window_guess, "CHECKED", 10**6)
+        patch.setattr(window_guess, "ROUNDS", 1)
         for _ in range(20):
             known = [judged(window, *change) for change in changes(window, order, counts)]
             cheapest = min([met for met, tokens in known if not too_far(np.array(tokens))], default=math.inf)
@@ -332,11 +331,11 @@ def test_each_round_makes_the_cheapest_of_all_small_changes(seed, steps, workers
 
 
 def test_many_changes_are_drawn_from(monkeypatch):
-    monkeypatch.setattr(window_polish, "PRICED", 40)
-    chosen, other = window_polish._some(np.arange(100), 4, np.random.default_rng(0), np.arange(100), -np.arange(100))
+    monkeypatch.setattr(window_guess, "PRICED", 40)
+    chosen, other = window_guess._some(np.arange(100), 4, np.random.default_rng(0), np.arange(100), -np.arange(100))
     assert len(chosen) == len(set(chosen.tolist())) == 5
     assert (chosen == -other).all()
-    (few,) = window_polish._some(np.array([3, 1]), 4, np.random.default_rng(0), np.arange(100))
+    (few,) = window_guess._some(np.array([3, 1]), 4, np.random.default_rng(0), np.arange(100))
     assert few.tolist() == [3, 1]
-    (one,) = window_polish._some(np.arange(9), 400, np.random.default_rng(0), np.arange(9))
+    (one,) = window_guess._some(np.arange(9), 400, np.random.default_rng(0), np.arange(9))
     assert len(one) == 1

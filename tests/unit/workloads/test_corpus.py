@@ -11,11 +11,11 @@ import tokenizers
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError
-from dynbench.workloads import data, readable, token_shards
+from dynbench.workloads import contents, data, token_shards
+from dynbench.workloads.contents import Contents
 from dynbench.workloads.corpus import corpus_of, corpus_samples
 from dynbench.workloads.data import TokenisedData
 from dynbench.workloads.datasets.base import CorpusSplit, TextSplit
-from dynbench.workloads.readable import Contents
 from dynbench.workloads.stored_tokens import StoredTokens
 from dynbench.workloads.tokenizer import TextTokenizer
 
@@ -249,7 +249,7 @@ def test_what_takes_long_is_told_with_its_rate(tokenizer, monkeypatch, caplog):
 
 def test_contents_tell_texts_apart() -> None:
     def of(*texts: str) -> Contents:
-        return readable._read_through(CorpusSplit(lambda: iter(texts), "here", ("here",)))
+        return contents._read_through(CorpusSplit(lambda: iter(texts), "here", ("here",)))
 
     assert of("ab", "c") != of("a", "bc")
     assert of("é") == Contents(1, 1, of("é").digest)

@@ -11,10 +11,10 @@ from dynbench.config.batch import with_global_batch
 from dynbench.config.layers import load_config
 from dynbench.errors import DataError, HubError, UsageError
 from dynbench.workloads import hub
+from dynbench.workloads.contents import contents_of
 from dynbench.workloads.datasets.base import CorpusSplit
 from dynbench.workloads.datasets.registry import load_dataset
 from dynbench.workloads.inputs import check_batch, check_inputs
-from dynbench.workloads.readable import contents_of
 
 
 def check(path: Path, *overrides: str) -> None:

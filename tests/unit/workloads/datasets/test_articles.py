@@ -13,10 +13,10 @@ import pytest
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError
+from dynbench.workloads.contents import Contents, contents_of, stem
 from dynbench.workloads.datasets.base import CorpusSplit
 from dynbench.workloads.datasets.json import CHUNK
 from dynbench.workloads.datasets.registry import load_dataset
-from dynbench.workloads.readable import Contents, contents_of, stem
 
 ARTICLES = [
     {"id": "0", "title": "First", "text": "a line\nand another\u2028 one"},
