@@ -15,6 +15,7 @@ from jinja2 import nodes
 from languages import english_words, numbers
 
 import dynbench
+from dynbench.analysis.bottlenecks import PHASES
 from dynbench.analysis.checks.evidence import Severity
 from dynbench.analysis.comparability import describe
 from dynbench.analysis.figures import FIGURES
@@ -27,6 +28,7 @@ from dynbench.engine.comm_model import alpha_beta, measured, no_comm
 from dynbench.experiment.report_texts import reason, recovered, said
 from dynbench.report import LANGUAGES, RECORDS_LANGUAGE, load_template, record_labels, templates_dir
 from dynbench.runs.phrase import Phrase, english
+from dynbench.runs.profile_record import BY_ITSELF, COMMUNICATION, COMPUTE
 from dynbench.runs.status import Status
 
 OTHERS = [language for language in LANGUAGES if language != RECORDS_LANGUAGE]
@@ -175,6 +177,7 @@ def test_words_of_tables(language: str) -> None:
         *(f"overview.{word}" for word in ("baseline", "stored", "alike", "gain")),
         *(f"levels.{level}" for level in LEVELS),
         *(f"verdicts.{verdict}" for verdict in Verdict),
+        *(f"profile.{word}" for word in (*PHASES, COMPUTE, COMMUNICATION, BY_ITSELF.replace(" ", "_"))),
     ]
 
     assert [key for key in needed if key not in labels] == []
