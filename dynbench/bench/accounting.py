@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from dynbench.bench.base import Benchmark, Case, Device, Measured, Row
+from dynbench.bench.base import Benchmark, Case, Device, Measured, Row, titled
 from dynbench.plugins.benchmarks import AccountingOptions
 
 if TYPE_CHECKING:
@@ -92,19 +92,12 @@ class Accounting(Benchmark):
     """Every quantity of the setting, each a row whose `p50` is its value."""
 
     options: AccountingOptions
-    headers: ClassVar = {"case": "quantity", "shown": "value", "unit": "unit", "formula": "formula", "with": "with"}
+    headers: ClassVar = titled("case", "shown", "unit", "formula", "with", case="quantity")
 
     def __init__(self, options: AccountingOptions) -> None:
         super().__init__(options)
-        given = {key: value for key, value in options.model_dump().items() if key != "preset" and value is not None}
-        preset = PRESETS[options.preset]
-        self.setting = Setting(**{each.name: getattr(preset, each.name) for each in fields(preset)} | given)
+        self.setting = replace(PRESETS[options.preset], **options.model_dump(exclude={"preset"}, exclude_none=True))
         self._lines = {line.name: line for line in all_lines(self.setting)}
-
-    @property
-    def processes(self) -> int:
-        """One, which computes."""
-        return 1
 
     @property
     def device(self) -> Device:
@@ -134,11 +127,8 @@ class Accounting(Benchmark):
 
 def all_lines(given: Setting) -> Iterator[Line]:
     """Every quantity."""
-    yield from _one_device(given)
-    yield from _sharded(given)
-    yield from _mesh(given)
-    yield from _levers(given)
-    yield from _buckets(given)
+    for part in (_one_device, _sharded, _mesh, _levers, _buckets):
+        yield from part(given)
 
 
 def _one_device(given: Setting) -> Iterator[Line]:

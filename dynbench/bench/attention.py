@@ -7,27 +7,62 @@ memory first; how much that is by hand stands beside what was measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import cache, partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dynbench.bench.base import Case, Measured, OnOneDevice, Row
-from dynbench.plugins.benchmarks import AttentionOptions
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from dynbench.bench.base import ELEMENT_BYTES, Benchmark, Case, Columns, Measured, NotMeasured, Row, titled
+from dynbench.bench.measuring import free_bytes, time_calls, watch
+from dynbench.errors import UsageError
+from dynbench.kernels import FlashAttentionTorch, FlashAttentionTriton
+from dynbench.kernels.flash_tiles import tiles_for
+from dynbench.plugins.benchmarks import AttentionOptions, TimedOptions
 from dynbench.units import format_bytes, mb
 
 if TYPE_CHECKING:
     from dynbench.engine.rank.rank_process import RankContext
 
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+Gradients = tuple[Tensor, ...]
+Times = NDArray[np.float64]
+Timer = Callable[..., Any]
+Backward = Callable[..., object]
 SQUARES = 3
 """Tensors of all queries by all keys that plain attention holds at once, in its backward pass: the weights that forward
 kept, their gradients, and those of the scores."""
 PASS_FLOPS = {"forward": 1.0, "backward": 2.5, "both": 3.5}
 """FLOPs of a pass, in those of forward: backward has five products of matrices for its two, as it computes scores anew.
 They are counted alike for every way, whatever it computes, so that TFLOP/s compare as times do."""
+OURS: dict[str, Any] = {"flash_torch": FlashAttentionTorch, "flash_triton": FlashAttentionTriton}
+BACK_ENDS = {
+    "sdpa": None,
+    "sdpa_flash": SDPBackend.FLASH_ATTENTION,
+    "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+COMPILED = ("compiled", "flex")
+"""Ways whose backward pass runs once after each forward: what torch compiles gives memory back as it goes."""
+LACKS = {
+    "No available kernel": "torch has no such kernel for this",
+    "Failed to find C compiler": "Triton needs a C compiler",
+    "No working C++ compiler found": "torch.compile needs a C++ compiler",
+}
+"""What is missing here, by what torch and Triton say."""
+LONGEST_CHECKED = 2048
+"""Beyond, the result in float64 takes longer to compute than the case."""
 
 
-class Attention(OnOneDevice):
+class Attention(Benchmark):
     """Forward and backward of every way at every shape."""
 
     options: AttentionOptions
@@ -36,20 +71,14 @@ class Attention(OnOneDevice):
     """Whose clock: `own` times as many iterations as asked for; `triton` is Triton's on a GPU, and else `own` too."""
     own: ClassVar[Mapping[str, Any]] = {"lengths": (256, 1024), "widths": (16, 64), "batch": 8, "causal": False}
     """What null options are."""
-    headers: ClassVar = {
-        "length": "length",
-        "channels": "d",
-        "dtype": "type",
-        "way": "way",
-        "pass": "pass",
-        "p50": "p50 (ms)",
-        "sd": "sd (ms)",
-        "tflop_per_s": "TFLOP/s",
-        "saved_mb": "before backward (MB)",
-        "peak_mb": "peak (MB)",
-        "tiles": "tiles",
-        "reference_error": "largest difference",
-    }
+    headers: ClassVar = titled(
+        *("length", "channels", "dtype", "way", "pass", "p50", "sd", "tflop_per_s", "saved_mb", "peak_mb", "tiles"),
+        "reference_error",
+        channels="d",
+        tflop_per_s="TFLOP/s",
+        saved_mb="before backward (MB)",
+        peak_mb="peak (MB)",
+    )
 
     def __init__(self, options: AttentionOptions) -> None:
         super().__init__(options)
@@ -59,41 +88,32 @@ class Attention(OnOneDevice):
 
     def cases(self) -> Sequence[Case]:
         """Every pass of every way at every shape, the shortest first."""
-        shapes = product(self.lengths, self.widths, self.options.dtypes)
-        return [self._case(*shape, way, each) for shape in shapes for way in self.options.ways for each in self.passes]
-
-    def _case(self, length: int, channels: int, dtype: str, way: str, each: str) -> Case:
-        columns: dict[str, float | int | str] = {"way": way, "pass": each, "batch": self.batch}
-        columns |= {"length": length, "channels": channels, "causal": int(self.causal)}
-        columns["hand_count_mb"] = mb(plain_bytes(self.batch, length, dtype))
-        return Case(f"{way} {each} {length} x {channels} {dtype}", [self.batch, length, channels], dtype, columns)
+        cases, batch = [], self.batch
+        shapes = product(self.lengths, self.widths, self.options.dtypes, self.options.ways, self.passes)
+        for length, channels, dtype, way, each in shapes:
+            columns: Columns = {"way": way, "pass": each, "batch": batch, "length": length, "channels": channels}
+            columns |= {"causal": int(self.causal), "hand_count_mb": mb(plain_bytes(batch, length, dtype))}
+            name = f"{way} {each} {length} x {channels} {dtype}"
+            cases.append(Case(name, [batch, length, channels], dtype, columns))
+        return cases
 
     def measure(self, case: Case, context: RankContext) -> Measured:
         """The iterations of one pass."""
-        from dynbench.bench.attention_passes import measure_pass
-
         return measure_pass(case, self.options, context.device, self.timer)
 
-    def summary(self, rows: Sequence[Row]) -> dict[str, object]:
+    def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
         """How many times as long as torch's own attention each way takes, and its memory over that of the plain one."""
-        found: dict[str, dict[str, dict[str, float]]] = {}
-        for name, shown in (("times_of_sdpa", "sdpa"), ("memory_of_plain", "plain")):
-            found[name] = {}
-            for shape, each in _shapes(rows):
-                values = _values(rows, shape, each, "p50" if shown == "sdpa" else "peak_mb")
-                if values.get(shown):
-                    key = f"{each} {shape[0]} x {shape[1]} {shape[2]}"
-                    found[name][key] = {way: value / values[shown] for way, value in values.items()}
-        return dict(found)
+        return {
+            "times_of_sdpa": _ratios(rows, "p50", "sdpa"),
+            "memory_of_plain": _ratios(rows, "peak_mb", "plain"),
+        }
 
     def said(self, rows: Sequence[Row]) -> list[str]:
         """The same at the longest, and for each way the smallest shape that ran out of memory."""
         lines: list[str] = []
         for name, shown in (("times_of_sdpa", "times of torch's own"), ("memory_of_plain", "memory, of that of plain")):
-            ratios = self.summary(rows)[name]
-            assert isinstance(ratios, dict)
-            last = list(ratios)[-len(self.passes) :]
-            lines += [f"{key}: {shown}: {_listed(ratios[key])}" for key in last]
+            last = [*self.summary(rows)[name].items()][-len(self.passes) :]
+            lines += [f"{key}: {shown}: {_listed(ratios)}" for key, ratios in last]
         lines += [
             f"{row.case}: wrong, {wrong:,} values are NaN or infinite; its times mean nothing"
             for row in rows
@@ -137,23 +157,243 @@ def _listed(ratios: Mapping[str, float]) -> str:
     return ", ".join(f"{way} {ratio:.3g}" for way, ratio in ratios.items())
 
 
-Shape = tuple[int, int, str]
-
-
-def _shapes(rows: Sequence[Row]) -> Iterator[tuple[Shape, str]]:
-    """The shapes and passes that any row has, each once, as they come."""
-    yield from dict.fromkeys((_shape(row), str(row.columns["pass"])) for row in rows)
-
-
-def _shape(row: Row) -> Shape:
-    return int(row.columns["length"]), int(row.columns["channels"]), row.dtype
-
-
-def _values(rows: Sequence[Row], shape: Shape, each: str, column: str) -> dict[str, float]:
-    """A column by way, of what was measured at a shape in a pass."""
+def _ratios(rows: Sequence[Row], column: str, of: str) -> dict[str, dict[str, float]]:
+    """A column over that of the way `of`, by pass and shape, and by way, of what was measured."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        value, about = row.as_dict().get(column), row.columns
+        if isinstance(value, int | float):
+            key = f"{about['pass']} {about['length']} x {about['channels']} {row.dtype}"
+            found.setdefault(key, {})[str(about["way"])] = value
     return {
-        str(row.columns["way"]): float(value)
-        for row in rows
-        if _shape(row) == shape and row.columns["pass"] == each
-        if isinstance(value := row.as_dict().get(column), int | float)
+        key: {way: ms / by_way[of] for way, ms in by_way.items()} for key, by_way in found.items() if by_way.get(of)
     }
+
+
+def measure_pass(case: Case, options: AttentionOptions, device: torch.device, timer: str = "own") -> Measured:
+    """Time the iterations of a pass, after one of both that memory is counted in.
+
+    Args:
+        case: its way, pass, shape and type.
+        options: how often.
+        device: where to run.
+        timer: `own`, or `triton` for Triton's where that runs.
+
+    Raises:
+        NotMeasured: this way cannot be run here, or needs more memory by hand than there is.
+    """
+    way, each, causal = str(case.columns["way"]), str(case.columns["pass"]), bool(case.columns["causal"])
+    batch, length, channels = case.shape
+    free = free_bytes(device)
+    if way in ("plain", "compiled") and plain_bytes(batch, length, case.dtype) > free:
+        raise NotMeasured(f"{hand_count(batch, length, case.dtype)}, and {format_bytes(free)} are free", "oom")
+    drawn = torch.Generator().manual_seed(0)
+    shape, dtype = (batch, length, channels), getattr(torch, case.dtype)
+    *states, gradient = (torch.randn(shape, generator=drawn).to(device, dtype) for _ in range(4))
+    query, key, value = (state.requires_grad_() for state in states)
+    attend = way_of(way, causal, device)
+
+    def forward() -> Tensor:
+        return attend(query, key, value)
+
+    def backward(result: Tensor, *, again: bool = False) -> Gradients:
+        return torch.autograd.grad(result, (query, key, value), gradient, retain_graph=again)
+
+    try:
+        saved, peak = with_memory(forward, backward, device)
+    except (UsageError, NotImplementedError) as error:  # ours refuse a shape or type, torch's back ends a device
+        raise NotMeasured(str(error).splitlines()[0]) from error
+    except RuntimeError as error:
+        lines = str(error).splitlines()
+        lacking = [f"{what}: {line.strip()}" for said, what in LACKS.items() for line in lines if said in line]
+        if not lacking:
+            raise
+        raise NotMeasured(lacking[0]) from error
+    times, timed_by = pass_times(each, forward, backward, options, device, timer, keeps_graph=way not in COMPILED)
+    columns: Columns = {
+        "tflop_per_s": pass_flops(case) / float(np.median(times)) / 1e9,
+        "timer": timed_by,
+        "saved_mb": mb(saved),
+        "peak_mb": mb(peak),
+        "tiles": _tiles(way, batch, device),
+    }
+    if length > LONGEST_CHECKED:
+        return Measured(times, columns)
+    result = forward()
+    found = (*((result,) if each != "backward" else ()), *(backward(result) if each != "forward" else ()))
+    columns["not_finite"] = sum(int((~one.isfinite()).sum()) for one in found)
+    return Measured(times, columns, _error(each, found, (query, key, value), gradient, causal))
+
+
+def way_of(way: str, causal: bool, device: torch.device) -> Attend:
+    """What computes attention of query, key and value, [batch, n, d].
+
+    Args:
+        way: its name in the options.
+        causal: whether query i sees the keys up to i only.
+        device: where.
+
+    Raises:
+        NotMeasured: it does not run there.
+    """
+    if way in OURS:
+        return lambda query, key, value: OURS[way].apply(query, key, value, causal)
+    if way in BACK_ENDS:
+        return _own(way, causal, device)
+    if way == "flex":
+        return _flex(causal, device)
+
+    def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return plain_attention(query, key, value, causal)
+
+    return torch.compile(plain) if way == "compiled" else plain
+
+
+def plain_attention(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+    """softmax(Q K^T / sqrt(d)) V as it is written, all scores at once."""
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    if causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return scores.softmax(-1) @ value
+
+
+def _own(way: str, causal: bool, device: torch.device) -> Attend:
+    back_end = BACK_ENDS[way]
+    if back_end is not None and device.type == "cpu":
+        raise NotMeasured(f"{way}: this back end of torch needs a GPU")
+
+    def own(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        q, k, v = (each.unsqueeze(1) for each in (query, key, value))
+        with nullcontext() if back_end is None else sdpa_kernel(back_end):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal).squeeze(1)
+
+    return own
+
+
+def _flex(causal: bool, device: torch.device) -> Attend:
+    if device.type == "cpu":
+        raise NotMeasured("flex: torch's FlexAttention has no backward pass on CPUs")
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    compiled = torch.compile(flex_attention)
+
+    @cache
+    def mask_of(n: int) -> Any:
+        """Made at the first pass, which is not timed, as a model makes it once for all its layers."""
+        return create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, device=str(device)) if causal else None
+
+    def flex(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        q, k, v = (each.unsqueeze(1) for each in (query, key, value))
+        attended: Tensor = compiled(q, k, v, block_mask=mask_of(query.shape[1]))
+        return attended.squeeze(1)
+
+    return flex
+
+
+def _tiles(way: str, batch: int, device: torch.device) -> str:
+    if way == "flash_torch":
+        tiles = tiles_for(batch, device)
+        return f"{tiles.queries} x {tiles.keys}"
+    if way == "flash_triton":
+        from dynbench.kernels.flash_triton_launch import chosen_tiles
+
+        return chosen_tiles()
+    return ""
+
+
+def _error(each: str, found: Gradients, states: Gradients, gradient: Tensor, causal: bool) -> float:
+    """Largest difference from the same in float64, of the first row of the batch: result, gradients, or all of them.
+
+    NaN where any of them is.
+    """
+    exact = [state[:1].detach().double().requires_grad_() for state in states]
+    result = plain_attention(exact[0], exact[1], exact[2], causal)
+    gradients = torch.autograd.grad(result, exact, gradient[:1].double()) if each != "forward" else ()
+    known = (*((result,) if each != "backward" else ()), *gradients)
+    furthest = [(one[:1] - other).detach().abs().max() for one, other in zip(found, known, strict=True)]
+    return float(torch.stack(furthest).max())
+
+
+def with_memory(
+    forward: Callable[[], Tensor], backward: Callable[[Tensor], object], device: torch.device
+) -> tuple[int, int]:
+    """The bytes that are held between the passes, and the most at once, beside those held before.
+
+    On GPUs a first time of both does not count, in which kernels are compiled and tuned: Triton's tuner holds 256 MB
+    meanwhile.
+    """
+    if device.type == "cuda":
+        backward(forward())
+    result, first = watch(forward, device)
+    _, second = watch(lambda: backward(result), device)
+    return first.held, max(first.most, first.held + second.most)
+
+
+def pass_times(
+    each: str,
+    forward: Callable[[], Tensor],
+    backward: Backward,
+    options: TimedOptions,
+    device: torch.device,
+    timer: str,
+    *,
+    keeps_graph: bool,
+) -> tuple[Times, str]:
+    """Milliseconds of every iteration, shape [n], and whose timer measured them, `own` or `triton`.
+
+    Args:
+        each: `forward`, `backward` or `both`.
+        forward: the pass; its result has what `backward` needs.
+        backward: from that result; with `again`, what the pass needs is kept for another.
+        options: iterations, and those before them that do not count; of Triton's timer at least as many.
+        device: where they run.
+        timer: which is wanted.
+        keeps_graph: whether the backward pass of a result can be run more than once, as Triton's timer does.
+    """
+    measure = triton_timer(device) if timer == "triton" and (keeps_graph or each != "backward") else None
+    if measure is None:
+        return _own_times(each, forward, backward, options, device), "own"
+    run: Callable[[], object] = forward if each == "forward" else lambda: backward(forward())
+    if each == "backward":
+        result = forward()
+        run = partial(backward, result, again=True)
+    ms = float(time_calls(run, 2, device)[-1])
+    rep = options.iterations * ms
+    times = list(measure(run, warmup=options.warmup * ms, rep=rep, return_mode="all"))
+    each_ms = rep / len(times)  # as it reckons, with what emptying the cache takes
+    while (missing := options.iterations - len(times)) > 0:
+        times += measure(run, warmup=0, rep=missing * each_ms, return_mode="all")
+    return np.array(times), "triton"
+
+
+def triton_timer(device: torch.device) -> Timer | None:
+    """Triton's `do_bench`, which empties the L2 cache before each iteration and waits for none; None without either.
+
+    It takes how long to run in ms, and makes at least one iteration.
+    """
+    if device.type != "cuda":
+        return None
+    try:
+        from triton.testing import do_bench
+    except ImportError:
+        return None
+    found: Timer = do_bench
+    return found
+
+
+def _own_times(
+    each: str,
+    forward: Callable[[], Tensor],
+    backward: Backward,
+    options: TimedOptions,
+    device: torch.device,
+) -> Times:
+    """Each iteration from an idle device on; a backward pass has a forward pass of its own, which is not timed."""
+    count = options.warmup + options.iterations
+    if each == "backward":
+        ready: list[Tensor] = []
+        times = time_calls(lambda: backward(ready.pop()), count, device, lambda: ready.append(forward()))
+    else:
+        times = time_calls(forward if each == "forward" else lambda: backward(forward()), count, device)
+    return times[options.warmup :]

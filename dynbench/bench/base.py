@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dynbench.plugins.benchmarks import DeviceOptions, WaitingOptions
+
 if TYPE_CHECKING:
     import torch
 
@@ -18,6 +20,23 @@ if TYPE_CHECKING:
 
 
 Device = Literal["auto", "cpu", "cuda"]
+Cell = float | int | str
+Columns = dict[str, Cell]
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+"""What matrix products are computed in, by precision."""
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+TITLES = {
+    **{column: f"{column} (ms)" for column in ("mean", "sd", "p20", "p50", "p80", "p95", "p99")},
+    "dtype": "type",
+    "shown": "value",
+    "reference_error": "largest difference",
+}
+"""Heading of a column in the table for people, where it is not the column's name."""
+
+
+def titled(*columns: str, **titles: str) -> dict[str, str]:
+    """Column to heading, in this order: as given, else of `TITLES`, else the column's name."""
+    return {column: titles.get(column, TITLES.get(column, column)) for column in columns}
 
 
 @dataclass(frozen=True)
@@ -30,7 +49,7 @@ class Case:
     """Of the tensor that it is about."""
     dtype: str
     """Type of its elements."""
-    columns: Mapping[str, float | int | str] = field(default_factory=dict)
+    columns: Mapping[str, Cell] = field(default_factory=dict)
     """What sets it apart, by column of the rows."""
 
 
@@ -40,7 +59,7 @@ class Measured:
 
     values: NDArray[np.float64]
     """One per iteration, shape [n]; of times, each the maximum over ranks."""
-    columns: Mapping[str, float | int | str]
+    columns: Mapping[str, Cell]
     """What the benchmark says beside their mean and quantiles."""
     reference_error: float | None = None
     """Largest difference from what is known to be right; None where that is not known."""
@@ -84,7 +103,7 @@ class Row:
     """Largest difference from what is known to be right; null where that is not known."""
     versions: str | None = None
     """Of the software that decides the time."""
-    columns: Mapping[str, float | int | str] = field(default_factory=dict)
+    columns: Mapping[str, Cell] = field(default_factory=dict)
     """What this benchmark says beside that."""
 
     def as_dict(self) -> dict[str, object]:
@@ -106,7 +125,7 @@ class NotMeasured(Exception):
 
 
 class Benchmark(ABC):
-    """A benchmark with its options; making one imports no torch.
+    """A benchmark with its options, of one process unless it says otherwise.
 
     Args:
         options: of the class that it is registered with.
@@ -122,9 +141,9 @@ class Benchmark(ABC):
         self.options = options
 
     @property
-    @abstractmethod
     def processes(self) -> int:
         """Ranks that it runs on, at most."""
+        return 1
 
     def ranks_of(self, case: Case) -> int:
         """Ranks that a case runs on; those that follow each other with as many share a launch."""
@@ -136,13 +155,13 @@ class Benchmark(ABC):
 
     @property
     def device(self) -> Device:
-        """What they compute on; `auto` is the GPU where there is one for each."""
-        return "auto"
+        """What they compute on, by the option of that name; `auto` is the GPU where there is one for each."""
+        return self.options.device if isinstance(self.options, DeviceOptions) else "auto"
 
     @property
     def timeout_s(self) -> int:
-        """Longest wait of one rank for another, seconds."""
-        return 600
+        """Longest wait of one rank for another, seconds, by the option of that name."""
+        return self.options.timeout_s if isinstance(self.options, WaitingOptions) else 600
 
     @abstractmethod
     def cases(self) -> Sequence[Case]:
@@ -152,8 +171,8 @@ class Benchmark(ABC):
     def measure(self, case: Case, context: RankContext) -> Measured | Sequence[Measured]:
         """Measure a case, for one row or several, at least one; every rank calls this at the same time."""
 
-    def summary(self, rows: Sequence[Row]) -> dict[str, object]:
-        """What the rows say together."""
+    def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """What the rows say together, as summary.json has it."""
         return {}
 
     def said(self, rows: Sequence[Row]) -> list[str]:
@@ -163,18 +182,3 @@ class Benchmark(ABC):
     def further_files(self, rows: Sequence[Row]) -> dict[str, object]:
         """Name to content of JSON files beside the rows, for other commands to read."""
         return {}
-
-
-class OnOneDevice(Benchmark):
-    """A benchmark of one process, on the device that its options name."""
-
-    @property
-    def processes(self) -> int:
-        """One: nothing is sent."""
-        return 1
-
-    @property
-    def device(self) -> Device:
-        """As asked for."""
-        chosen: Device = self.options.device
-        return chosen

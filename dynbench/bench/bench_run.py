@@ -69,11 +69,6 @@ class BenchResult:
         }
 
 
-def run_bench(kind: str, benchmark: Benchmark, store: RunStore, *, report: Report) -> BenchResult:
-    """Start a benchmark without a name, and measure it."""
-    return measure_bench(start_bench(kind, benchmark, store), report=report)
-
-
 def refuse_full_on_cpu(kind: str, benchmark: Benchmark) -> None:
     """Sizes for a GPU take hours on a CPU: those who want that say so.
 

@@ -13,11 +13,12 @@ from itertools import pairwise
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
-from dynbench.bench.allocations import free_bytes
-from dynbench.bench.base import Case, Measured, NotMeasured
-from dynbench.bench.collectives import BUS_FACTORS, ELEMENT_BYTES
+from dynbench.bench.base import ELEMENT_BYTES, Case, Columns, Measured, NotMeasured
+from dynbench.bench.collectives import BUS_FACTORS
+from dynbench.bench.measuring import free_bytes
 from dynbench.clock import Clock, clock_for
 from dynbench.engine.rank.exchange import all_floats, max_over_ranks, sum_over_ranks
 from dynbench.engine.rank.rank_process import RankContext
@@ -238,9 +239,7 @@ def _check_room(operation: str, nbytes: int, ranks: int, device: torch.device) -
         raise NotMeasured(f"{by_hand} for buffers, and {format_bytes(round(-float(least)))} are free", "oom")
 
 
-def _timed(
-    prepared: Prepared, options: CollectivesOptions, clock: Clock, sent: SentBytes
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _timed(prepared: Prepared, options: CollectivesOptions, clock: Clock, sent: SentBytes) -> NDArray[np.float64]:
     """Milliseconds of every iteration on its slowest rank, shape [n]; bytes are counted from the first of them on."""
     began, times = time.monotonic(), []
     for index in range(options.warmup + options.iterations):
@@ -264,7 +263,7 @@ def _timed(
 
 def _queued(
     prepared: Prepared, options: CollectivesOptions, clock: Clock, group: dist.ProcessGroup
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+) -> NDArray[np.float64]:
     """Likewise, each queued behind the one before, as nccl-tests has it, as many as there is time for by the warm-up.
 
     The first starts behind a tiny collective, which ends on all ranks together: neither a launch nor a rank that comes
@@ -296,7 +295,7 @@ def _queued(
     return found.numpy()
 
 
-def _columns(case: Case, ms: np.ndarray[tuple[int], np.dtype[np.float64]], ranks: int) -> dict[str, float | int | str]:
+def _columns(case: Case, ms: NDArray[np.float64], ranks: int) -> Columns:
     p95, p99 = map(float, np.percentile(ms, (95, 99)))
     size, factor = int(case.columns["size"]), BUS_FACTORS[str(case.columns["operation"])](ranks)
     algbw = size / (float(ms.mean()) * 1e6)

@@ -10,11 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from dynbench.bench.base import Benchmark, Case, Device, Measured, NotMeasured, Row
+from dynbench.bench.base import (
+    ELEMENT_BYTES,
+    Benchmark,
+    Case,
+    Cell,
+    Columns,
+    Device,
+    Measured,
+    NotMeasured,
+    Row,
+    titled,
+)
 from dynbench.plugins.benchmarks import CollectivesOptions
 from dynbench.units import mb
 
@@ -26,7 +37,6 @@ if TYPE_CHECKING:
 MIB = 2**20
 COMM_FILE = "comm_model.json"
 """What `launch.comm_model` reads; see `engine.comm_model.read_comm_file`."""
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BUS_FACTORS: Mapping[str, Callable[[int], float]] = {
     "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
     "reduce_scatter": lambda ranks: (ranks - 1) / ranks,
@@ -47,23 +57,16 @@ class Collectives(Benchmark):
     """Every operation over the sizes, types, back ends and numbers of processes."""
 
     options: CollectivesOptions
-    headers: ClassVar = {
-        "operation": "operation",
-        "backend": "back end",
-        "processes": "processes",
-        "size": "size (B)",
-        "count": "count",
-        "type": "type",
-        "time": "time (us)",
-        "algbw": "algbw (GB/s)",
-        "busbw": "busbw (GB/s)",
-        "#wrong": "#wrong",
-        "p50": "p50 (ms)",
-        "p95": "p95 (ms)",
-        "p99": "p99 (ms)",
-        "sent_bytes": "sent (B)",
-        "shared": "shared",
-    }
+    headers: ClassVar = titled(
+        *("operation", "backend", "processes", "size", "count", "type", "time", "algbw", "busbw", "#wrong"),
+        *("p50", "p95", "p99", "sent_bytes", "shared"),
+        backend="back end",
+        size="size (B)",
+        time="time (us)",
+        algbw="algbw (GB/s)",
+        busbw="busbw (GB/s)",
+        sent_bytes="sent (B)",
+    )
 
     @property
     def processes(self) -> int:
@@ -86,30 +89,20 @@ class Collectives(Benchmark):
         gpus = _gpus() if case.columns["backend"] != "gloo" else 0
         return torch.device("cuda", context.local_rank % gpus) if gpus else torch.device("cpu")
 
-    @property
-    def timeout_s(self) -> int:
-        """As asked for."""
-        return self.options.timeout_s
-
     def cases(self) -> Sequence[Case]:
         """Every combination, the sizes ascending; one case for all of a back end that cannot run here."""
         cases: list[Case] = []
-        for processes, backend in product(dict.fromkeys(self.options.processes), self._backends()):
+        operations = dict.fromkeys(self.options.operations)
+        for processes, backend in product(dict.fromkeys(self.options.processes), dict.fromkeys(self.options.backend)):
             backend = backend if backend != "auto" else "nccl" if _gpus() >= processes else "gloo"
-            about: dict[str, float | int | str] = {"backend": backend, "processes": processes}
+            about: Columns = {"backend": backend, "processes": processes}
             if _why_not(backend, processes):
                 cases.append(Case(f"{backend} x{processes}", [], "", about))
                 continue
             sizes = sorted(set(self.options.sizes_mib))
-            for dtype, operation, size in product(dict.fromkeys(self.options.dtype), self._operations(), sizes):
+            for dtype, operation, size in product(dict.fromkeys(self.options.dtype), operations, sizes):
                 cases.append(_case(operation, size, dtype, about))
         return cases
-
-    def _backends(self) -> Sequence[str]:
-        return list(dict.fromkeys(self.options.backend))
-
-    def _operations(self) -> Sequence[str]:
-        return list(dict.fromkeys(self.options.operations))
 
     def measure(self, case: Case, context: RankContext) -> Measured:
         """The iterations of one size."""
@@ -120,7 +113,7 @@ class Collectives(Benchmark):
 
         return measure_collective(case, self.options, context, self.device_of(case, context))
 
-    def summary(self, rows: Sequence[Row]) -> dict[str, object]:
+    def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Latency (alpha) and inverse bandwidth (beta) of the medians of every operation, by relative least squares.
 
         `fit` is that of the all-reduce which `launch.comm_model` is given; null for fewer than two sizes.
@@ -157,7 +150,7 @@ class Collectives(Benchmark):
         return {COMM_FILE: {"schema_version": FILE_SCHEMA_VERSION, "world_size": chosen[-1], "allreduce": points}}
 
 
-def _case(operation: str, size_mib: float, dtype: str, about: Mapping[str, float | int | str]) -> Case:
+def _case(operation: str, size_mib: float, dtype: str, about: Mapping[str, Cell]) -> Case:
     width, ranks = ELEMENT_BYTES[dtype], int(about["processes"])
     count = max(1, round(size_mib * MIB / width))
     if operation in DIVIDED:
@@ -222,9 +215,8 @@ def _faults(row: Row) -> list[str]:
     return faults
 
 
-def _fit_line(group: Group, fit: Mapping[str, object]) -> str:
+def _fit_line(group: Group, fit: Mapping[str, Any]) -> str:
     alpha, beta, r2, errors = (fit[key] for key in ("alpha_ms", "beta_ms_per_mb", "r2", "errors"))
-    assert isinstance(alpha, float) and isinstance(errors, list)
     off = ", ".join(f"{each['relative']:+.0%} at {each['megabytes']:.3g} MB" for each in errors)
     quality = "" if r2 is None else f", R² {r2:.4f}, off by {off}"
     unknown = "; these sizes do not tell a latency, which is not below zero" if alpha < 0 else ""

@@ -9,8 +9,8 @@ from torch.optim import AdamW
 from transformers import PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-from dynbench.bench.allocations import free_bytes
-from dynbench.bench.base import NotMeasured
+from dynbench.bench.base import DTYPES, NotMeasured
+from dynbench.bench.measuring import free_bytes
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.plugins import WORKLOADS
 from dynbench.units import format_bytes
@@ -21,7 +21,7 @@ from dynbench.workloads.model_config import LANGUAGE_MODEL, make_model, set_rate
 VOCABULARY = 10_000
 STATE_BYTES = 16
 """Per parameter in fp32, of a step with AdamW: itself, its gradient and two moments."""
-PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
+PRECISIONS = {dtype: name for name, dtype in DTYPES.items()}
 LEARNING_RATE = 1e-4
 
 

@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from dynbench.bench.base import Case, Measured, OnOneDevice, Row
+from dynbench.bench.base import DTYPES, Benchmark, Case, Measured, Row, titled
 from dynbench.plugins.benchmarks import NsysOptions
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ FOLDER = "nsys"
 REPORTS = ("nvtx_kern_sum", "cuda_gpu_kern_sum")
 """Time and calls by kernel: within each range, and over all."""
 LIMIT_S = 600
-TYPES = {"fp32": "float32", "bf16": "bfloat16"}
-"""That matrix products are computed in, by precision."""
 SOFTMAX_FLOPS = 5
 """Of a score: its part in the maximum, the difference, the exponential, the sum and the quotient."""
 NOTABLE = 0.02
@@ -52,7 +50,7 @@ def write_commands(case: Case, folder: Path, *, on_gpu: bool) -> Path:
     size, (batch, context) = str(case.columns["size"]), case.shape
     script = folder / FOLDER / f"{size}-{context}-{case.dtype}.sh"
     report = script.with_suffix("")
-    target = [sys.executable, "-m", "dynbench.bench.nsys_target", size, str(context), str(batch), case.dtype]
+    target = [sys.executable, "-m", "dynbench.bench.nsys_profile", size, str(context), str(batch), case.dtype]
     trace = "cuda,nvtx,osrt" if on_gpu else "nvtx,osrt"
     only = ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"] if on_gpu else []
     options = [f"--trace={trace}", *only, "--force-overwrite=true", f"--output={report}"]
@@ -107,22 +105,13 @@ def _kill_with_children(pid: int) -> None:
         _kill_with_children(int(child))
 
 
-class Nsys(OnOneDevice):
+class Nsys(Benchmark):
     """Every size at every context in every precision."""
 
     options: NsysOptions
-    headers: ClassVar = {
-        "size": "size",
-        "context": "context",
-        "dtype": "type",
-        "phase": "phase",
-        "part": "part",
-        "kernel": "kernel",
-        "calls": "calls",
-        "mean": "mean (ms)",
-        "share": "share",
-        "flops": "FLOPs",
-    }
+    headers: ClassVar = titled(
+        *("size", "context", "dtype", "phase", "part", "kernel", "calls", "mean", "share", "flops"), flops="FLOPs"
+    )
 
     def cases(self) -> Sequence[Case]:
         """The smallest first, as they are listed."""
@@ -132,7 +121,7 @@ class Nsys(OnOneDevice):
             Case(
                 f"{size}, context {context}, {precision}",
                 [options.local_batch, context],
-                TYPES[precision],
+                DTYPES[precision],
                 {"size": size, "context": context},
             )
             for size, context in shapes
@@ -155,7 +144,7 @@ class Nsys(OnOneDevice):
                 run_nsys(script)
         return found
 
-    def summary(self, rows: Sequence[Row]) -> dict[str, object]:
+    def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
         """The answers to the assignment's questions, for every case."""
         cases = dict.fromkeys(row.case for row in rows if row.status == "ok")
         return {"answers": [_answers([row for row in rows if row.case == case]) for case in cases]}
@@ -163,48 +152,45 @@ class Nsys(OnOneDevice):
     def said(self, rows: Sequence[Row]) -> list[str]:
         """The same in lines, of the last case that was measured."""
         answers = self.summary(rows)["answers"]
-        assert isinstance(answers, list)
         return _lines(answers[-1]) if answers else []
 
 
 def _answers(rows: Sequence[Row]) -> dict[str, object]:
     """Of one size and context."""
+    by = {(row.columns["phase"], row.columns["part"], row.columns["kernel"]): row for row in rows}
+
+    def ms(phase: str, part: str, kernel: str = "") -> float:
+        row = by.get((phase, part, kernel))
+        return 0.0 if row is None or row.mean is None else row.mean
 
     def part(phase: str, name: str) -> list[Row]:
-        return [row for row in rows if row.columns["phase"] == phase and row.columns["part"] == name]
-
-    def of(phase: str, name: str, kernel: str) -> float:
-        return next((_ms(row) for row in part(phase, name) if row.columns["kernel"] == kernel), 0.0)
-
-    def share(phase: str, kind: str) -> float:
-        return of(phase, "kind", kind) / _ms(part(phase, "total")[0])
+        return [row for key, row in by.items() if key[:2] == (phase, name)]
 
     first, trained = part("forward", "kernel")[0], part("forward and backward", "kernel")[0]
     others = {str(row.columns["kernel"]): float(row.columns["share"]) for row in part("forward", "kind")}
     flops = {str(row.columns["kernel"]): float(row.columns["flops"]) for row in part("forward", "range")}
-    matmul_ms = of("forward", "range", "scores") + of("forward", "range", "values")
+    matmul_ms = ms("forward", "range", "scores") + ms("forward", "range", "values")
     return {
         "size": first.columns["size"],
         "context": first.columns["context"],
         "dtype": first.dtype,
-        "forward_timer_ms": _ms(part("forward", "timer")[0]),
-        "forward_kernels_ms": _ms(part("forward", "total")[0]),
+        "forward_timer_ms": ms("forward", "timer"),
+        "forward_kernels_ms": ms("forward", "total"),
         "forward_kernel": first.columns["kernel"],
         "forward_calls": first.columns["calls"],
         "forward_share": first.columns["share"],
         "training_kernel": trained.columns["kernel"],
         "same_kernel": first.columns["kernel"] == trained.columns["kernel"],
         "forward_others": {kind: each for kind, each in others.items() if kind != "matmul" and each >= NOTABLE},
-        "matmul_share_inference": share("inference", "matmul"),
-        "matmul_share_step": share("step", "matmul"),
-        "softmax_over_matmul_time": of("forward", "range", "softmax") / matmul_ms,
+        "matmul_share_inference": ms("inference", "kind", "matmul") / ms("inference", "total"),
+        "matmul_share_step": ms("step", "kind", "matmul") / ms("step", "total"),
+        "softmax_over_matmul_time": ms("forward", "range", "softmax") / matmul_ms,
         "softmax_over_matmul_flops": flops["softmax"] / (flops["scores"] + flops["values"]),
     }
 
 
-def _lines(answer: Mapping[str, object]) -> list[str]:
-    others = answer["forward_others"]
-    assert isinstance(others, dict)
+def _lines(answer: Mapping[str, Any]) -> list[str]:
+    others = [f"{kind} {share:.0%}" for kind, share in answer["forward_others"].items()]
     same = "also" if answer["same_kernel"] else f"not, but {answer['training_kernel']},"
     kernels, timer, share = (answer[f"forward_{name}"] for name in ("kernels_ms", "timer_ms", "share"))
     inference, step = (answer[f"matmul_share_{name}"] for name in ("inference", "step"))
@@ -214,12 +200,7 @@ def _lines(answer: Mapping[str, object]) -> list[str]:
         f"{timer:.3g} ms by Python's timer",
         f"{answer['forward_kernel']} takes most of it ({share:.0%}, {answer['forward_calls']} calls), {same} in "
         "forward and backward",
-        "beside matrix products: " + ", ".join(f"{kind} {share:.0%}" for kind, share in others.items()),
+        f"beside matrix products: {', '.join(others)}",
         f"matrix products take {inference:.0%} at inference and {step:.0%} of a step with AdamW",
         f"softmax takes {time:.3g} of the time of attention's matrix products, and {flops:.3g} of their FLOPs",
     ]
-
-
-def _ms(row: Row) -> float:
-    assert row.mean is not None, "measured"
-    return row.mean

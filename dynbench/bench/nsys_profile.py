@@ -1,12 +1,17 @@
-"""The kernels of each phase of a language model's step, as torch's profiler sees them."""
+"""The kernels of each phase of a language model's step, as torch's profiler sees them, and the step that nsys profiles.
+
+`python -m dynbench.bench.nsys_profile SIZE CONTEXT BATCH DTYPE DEVICE` is run under nsys.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,15 +20,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from dynbench.bench.base import Case, Measured
+from dynbench.bench.base import Case, Columns, Measured
+from dynbench.bench.measuring import time_calls
 from dynbench.bench.model_step import ModelStep, build_model
 from dynbench.bench.nsys import SOFTMAX_FLOPS
-from dynbench.clock import clock_for
 from dynbench.plugins.benchmarks import NsysOptions
 
 ATTENTION = "dynbench_ranges"
 """Its name in transformers' attention interface."""
 PREFIX = "dynbench::"
+WARMUP = 5
+"""Steps before the one that nsys profiles."""
 PROFILED = 5
 """Steps that are profiled, at most: what the profiler writes down takes longer than they do."""
 RANGES = ("scores", "mask", "softmax", "values")
@@ -49,8 +56,7 @@ KINDS = {
 }
 """Of kernels by name, the first that it has; of none: `other`."""
 
-Found = Mapping[str, tuple[float, int]]
-"""Milliseconds and calls by kernel or range."""
+Phases = Mapping[str, Callable[[], object]]
 
 
 def kind_of(kernel: str) -> str:
@@ -112,28 +118,15 @@ def ranged_model(size: str, context: int, device: torch.device) -> nn.Module:
     return model
 
 
-class Phases:
-    """The phases of a step, to be run in their order.
-
-    Args:
-        step: of the model.
-    """
-
-    def __init__(self, step: ModelStep) -> None:
-        self._step, self._loss = step, torch.empty(0)
-        self.by_name: Mapping[str, Callable[[], None]] = {
-            "inference": self._inference,
-            "forward": self._forward,
-            "backward": lambda: step.backward(self._loss),
-            "optimizer": step.update,
-        }
-
-    def _inference(self) -> None:
-        with torch.no_grad():
-            self._step.forward()
-
-    def _forward(self) -> None:
-        self._loss = self._step.forward()
+def phases_of(step: ModelStep) -> Phases:
+    """The phases of a step by name, to be run in their order."""
+    losses: list[Tensor] = []
+    return {
+        "inference": torch.no_grad()(step.forward),
+        "forward": lambda: losses.append(step.forward()),
+        "backward": lambda: step.backward(losses.pop()),
+        "optimizer": step.update,
+    }
 
 
 def profile_phases(case: Case, options: NsysOptions, device: torch.device) -> list[Measured]:
@@ -149,72 +142,54 @@ def profile_phases(case: Case, options: NsysOptions, device: torch.device) -> li
     """
     batch, context = case.shape
     model = ranged_model(str(case.columns["size"]), context, device)
-    phases, clock = Phases(ModelStep(model, batch, context, case.dtype)), clock_for(device)
+    phases = phases_of(ModelStep(model, batch, context, case.dtype))
     timed: dict[str, list[float]] = defaultdict(list)
-    profiled: dict[str, list[Found]] = defaultdict(list)
     for _ in range(options.warmup):
-        for run in phases.by_name.values():
+        for run in phases.values():
             run()
     for _ in range(options.iterations):
-        for phase, run in phases.by_name.items():
-            clock.synchronise()
-            start = clock.mark()
-            run()
-            end = clock.mark()
-            clock.synchronise()
-            timed[phase].append(clock.elapsed_ms(start, end))
-    for _ in range(min(options.iterations, PROFILED)):
-        for phase, each in _profiled(phases, device).items():
-            profiled[phase].append(each)
+        for phase, run in phases.items():
+            timed[phase].extend(time_calls(run, 1, device))
+    profiled = [list(_profiled(phases, device)) for _ in range(min(options.iterations, PROFILED))]
     flops = range_flops(model, batch, context)
     found: list[Measured] = []
     for title, names in TOGETHER.items():
         timer = np.sum([timed[name] for name in names], axis=0)
-        passes = [_sum(parts) for parts in zip(*(profiled[name] for name in names), strict=True)]
+        passes = [[(name, ms) for phase, name, ms in each if phase in names] for each in profiled]
         found += _parts(title, timer, passes, options.kernels, flops)
     return found
 
 
-def _profiled(phases: Phases, device: torch.device) -> dict[str, Found]:
-    """What one step spends in each kernel and range, by phase: each ends before the next begins."""
+def _profiled(phases: Phases, device: torch.device) -> Iterator[tuple[str, str, float]]:
+    """The phase, name and milliseconds of each kernel and range of one step: each phase ends before the next begins."""
     on_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities) as profiler:
-        for phase, run in phases.by_name.items():
+        for phase, run in phases.items():
             with span(phase):
                 run()
                 if on_gpu:
                     torch.cuda.synchronize(device)
     events: list[Any] = list(profiler.events() or ())
     of_host = [event for event in events if event.device_type.name == "CPU"]
-    kernels = [event for event in events if event.device_type.name == "CUDA"] if on_gpu else of_host
-    began = {event.name.removeprefix(PREFIX): event.time_range for event in of_host if event.name.startswith(PREFIX)}
-    spans = {phase: (began[phase].start, began[phase].end) for phase in phases.by_name}
-    found: dict[str, dict[str, tuple[float, int]]] = {phase: {} for phase in spans}
-
-    def add(event: Any, us: float) -> None:
-        for phase, (start, end) in spans.items():
-            if us > 0 and start <= event.time_range.start <= end:
-                ms, calls = found[phase].get(event.name, (0.0, 0))
-                found[phase][event.name] = (ms + us / 1e3, calls + 1)
-
-    for event in of_host:
-        if event.name.startswith(PREFIX) and event.name.removeprefix(PREFIX) in RANGES:
-            add(event, event.device_time_total if on_gpu else event.cpu_time_total)
-    for event in kernels:
-        is_range = event.name.startswith(PREFIX) or (on_gpu and event.name.startswith("Optimizer."))
-        if not is_range:
-            add(event, event.self_device_time_total if on_gpu else event.self_cpu_time_total)
-    return {phase: dict(each) for phase, each in found.items()}
-
-
-def _sum(parts: Sequence[Found]) -> Found:
-    ms, calls = Counter[str](), Counter[str]()
-    for part in parts:
-        for name, (each, count) in part.items():
-            ms[name] += each  # type: ignore[assignment]  # counters of times
-            calls[name] += count
-    return {name: (float(ms[name]), calls[name]) for name in ms}
+    spans = {event.name: event for event in of_host if event.name.startswith(PREFIX)}
+    times: list[tuple[Any, float]] = [
+        (event, event.device_time_total if on_gpu else event.cpu_time_total)
+        for event in of_host
+        if event.name in {PREFIX + name for name in RANGES}
+    ]
+    for event in events if on_gpu else of_host:
+        if event.name.startswith(PREFIX):
+            continue
+        if not on_gpu:
+            times.append((event, event.self_cpu_time_total))
+        elif event.device_type.name == "CUDA" and not event.name.startswith("Optimizer."):
+            times.append((event, event.self_device_time_total))
+    for event, us in times:
+        for phase in phases:
+            within = spans[PREFIX + phase].time_range
+            if us > 0 and within.start <= event.time_range.start <= within.end:
+                yield phase, event.name, us / 1e3
 
 
 def range_flops(model: nn.Module, batch: int, context: int) -> dict[str, int]:
@@ -227,20 +202,29 @@ def range_flops(model: nn.Module, batch: int, context: int) -> dict[str, int]:
 
 
 def _parts(
-    phase: str, timer: NDArray[np.float64], passes: Sequence[Found], kernels: int, flops: Mapping[str, int]
+    phase: str,
+    timer: NDArray[np.float64],
+    passes: Sequence[Sequence[tuple[str, float]]],
+    kernels: int,
+    flops: Mapping[str, int],
 ) -> list[Measured]:
     """The rows of a phase: its timer, the sum of its kernels, the longest of them, their kinds, and its ranges."""
-    names = {name for each in passes for name in each if not name.startswith(PREFIX)}
-    times = {name: np.array([each.get(name, (0.0, 0))[0] for each in passes]) for name in names}
-    calls = {name: round(sum(each.get(name, (0.0, 0))[1] for each in passes) / len(passes)) for name in names}
-    total = np.sum(list(times.values()), axis=0)
+    times: dict[str, NDArray[np.float64]] = defaultdict(lambda: np.zeros(len(passes)))
+    counts: Counter[str] = Counter()
+    for index, each in enumerate(passes):
+        for name, ms in each:
+            times[name][index] += ms
+            counts[name] += 1
+    calls = {name: round(count / len(passes)) for name, count in counts.items()}
+    names = [name for name in times if not name.startswith(PREFIX)]
+    total = np.sum([times[name] for name in names], axis=0)
 
     def row(part: str, kernel: str, values: NDArray[np.float64], count: int) -> Measured:
-        columns: dict[str, float | int | str] = {"phase": phase, "part": part, "kernel": kernel, "calls": count}
+        columns: Columns = {"phase": phase, "part": part, "kernel": kernel, "calls": count}
         columns |= {"kind": kind_of(kernel) if part == "kernel" else "", "share": float(values.mean() / total.mean())}
         return Measured(values, columns)
 
-    found = [row("timer", "", timer, 1), row("total", "", total, sum(calls.values()))]
+    found = [row("timer", "", timer, 1), row("total", "", total, sum(calls[name] for name in names))]
     longest = sorted(names, key=lambda name: -times[name].mean())
     found += [row("kernel", name, times[name], calls[name]) for name in longest[:kernels]]
     by_kind: dict[str, list[str]] = defaultdict(list)
@@ -250,7 +234,33 @@ def _parts(
     for kind, values in sorted(sums.items(), key=lambda item: -item[1].mean()):
         found.append(row("kind", kind, values, sum(calls[name] for name in by_kind[kind])))
     for name in RANGES if phase in ("inference", "forward") else ():
-        values = np.array([each[PREFIX + name][0] for each in passes])
-        measured = row("range", name, values, passes[0][PREFIX + name][1])
-        found.append(Measured(values, {**measured.columns, "flops": flops[name]}))
+        measured = row("range", name, times[PREFIX + name], calls[PREFIX + name])
+        found.append(replace(measured, columns={**measured.columns, "flops": flops[name]}))
     return found
+
+
+def run_step(arguments: Sequence[str]) -> None:
+    """Warm up, then every phase once between the marks of CUDA's profiler.
+
+    Args:
+        arguments: size, context, batch, type, and cpu or cuda.
+    """
+    size, context, batch, dtype, kind = arguments
+    device = torch.device(kind)
+    model = ranged_model(size, int(context), device)
+    phases = phases_of(ModelStep(model, int(batch), int(context), dtype))
+    for index in range(WARMUP + 1):
+        if index == WARMUP and device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.profiler.start()  # type: ignore[no-untyped-call]  # torch's
+        for phase, run in phases.items():
+            with span(phase):
+                run()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+    if device.type == "cuda":
+        torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]  # torch's
+
+
+if __name__ == "__main__":
+    run_step(sys.argv[1:])

@@ -7,15 +7,30 @@ parameters, which sends what one all-reduce does: 2 (N-1)/N of the model per ste
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from dynbench.bench.base import Benchmark, Case, Device, Measured, Row
-from dynbench.bench.transformer import DTYPES
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import AdamW
+
+from dynbench.bench.base import DTYPES, Benchmark, Case, Columns, Measured, Row, titled
+from dynbench.bench.measuring import watch
+from dynbench.bench.memory import moments_of, storage_bytes
+from dynbench.clock import clock_for
+from dynbench.config.layers import load_config
+from dynbench.engine.rank.exchange import max_over_ranks, wait_for_all
 from dynbench.plugins.benchmarks import OptimizerOptions
+from dynbench.units import mb
 
 if TYPE_CHECKING:
+    from dynbench.bench.model_step import ModelStep
     from dynbench.engine.rank.rank_process import RankContext
+    from dynbench.sync.base import Strategy
 
 STRATEGY = {"adamw": "bucketed", "zero1": "zero1"}
 MOMENTS = ("init", "before", "after")
@@ -41,52 +56,59 @@ class OptimizerState(Benchmark):
     """Both ways at every size."""
 
     options: OptimizerOptions
-    headers: ClassVar = {
-        "size": "size",
-        "way": "optimizer",
-        "quantity": "quantity",
-        "moment": "moment",
-        "part": "part",
-        "p50": "p50",
-        "unit": "unit",
-        "sd": "sd",
-        "formula_mb": "by formula (MB)",
-    }
+    headers: ClassVar = titled(
+        *("size", "way", "quantity", "moment", "part", "p50", "unit", "sd", "formula_mb"),
+        way="optimizer",
+        p50="p50",
+        sd="sd",
+        formula_mb="by formula (MB)",
+    )
 
     @property
     def processes(self) -> int:
         """As asked for."""
         return self.options.ranks
 
-    @property
-    def device(self) -> Device:
-        """As asked for."""
-        chosen: Device = self.options.device
-        return chosen
-
-    @property
-    def timeout_s(self) -> int:
-        """As asked for."""
-        return self.options.timeout_s
-
     def cases(self) -> Sequence[Case]:
         """Both ways of a size, then the next."""
-        return [self._case(size, precision, way) for size in self.options.sizes for precision in self.options.precisions
-                for way in STRATEGY]  # fmt: skip
-
-    def _case(self, size: str, precision: str, way: str) -> Case:
-        options, dtype = self.options, DTYPES[precision]
-        columns: dict[str, float | int | str] = {"size": size, "context": options.context, "way": way}
-        columns |= {"batch": options.local_batch, "processes": options.ranks}
-        return Case(f"{size} {dtype} {way}", [options.local_batch, options.context], dtype, columns)
+        options = self.options
+        shared: Columns = {"context": options.context, "batch": options.local_batch, "processes": options.ranks}
+        dtypes = [DTYPES[precision] for precision in options.precisions]
+        return [
+            Case(
+                f"{size} {dtype} {way}",
+                [options.local_batch, options.context],
+                dtype,
+                {"size": size, **shared, "way": way},
+            )
+            for size, dtype, way in product(options.sizes, dtypes, STRATEGY)
+        ]
 
     def measure(self, case: Case, context: RankContext) -> Sequence[Measured]:
         """Memory at every moment, then times, then bytes sent."""
-        from dynbench.bench.optimizer_step import measure_optimizer
+        from dynbench.bench.model_step import parameters_of
+        from dynbench.engine.rank.real import build_strategy, session
 
-        return measure_optimizer(case, self.options, context)
+        config = load_config(None, (), {"sync.name": STRATEGY[str(case.columns["way"])]})
+        with session(build_strategy(config, context.device)) as strategy:
+            trained = _Trained(case, strategy, context.device)
+            memory = np.stack([trained.memory_of(each) for each in (trained.make, trained.gradients, trained.step)])
+            held = torch.from_numpy(memory)
+            max_over_ranks(held)
+            found = [
+                Measured(np.array([mb(value)]), {"quantity": "memory", "moment": moment, "part": part}, unit="MB")
+                for moment, values in zip(MOMENTS, held.tolist(), strict=True)
+                for part, value in zip(PARTS, values, strict=True)
+            ]
+            times, sent = _timed(trained, self.options, context.device)
+            for part, values in zip(("optimizer", "step"), times.T, strict=True):
+                found.append(Measured(values, {"quantity": "time", "part": part}))
+            formula = 2 * (context.world_size - 1) / context.world_size * (4 * parameters_of(trained.model))
+            columns: Columns = {"quantity": "traffic", "formula_mb": mb(formula)}
+            found.append(Measured(np.array([mb(sent)]), columns, abs(mb(sent) - mb(formula)), unit="MB"))
+            return found
 
-    def summary(self, rows: Sequence[Row]) -> dict[str, object]:
+    def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
         """What `zero1` takes of `adamw`, by model: memory of the state, in all and at most, time, bytes sent."""
         wanted = {
             "state": ("memory", "after", "optimizer"),
@@ -110,12 +132,81 @@ class OptimizerState(Benchmark):
 
     def said(self, rows: Sequence[Row]) -> list[str]:
         """The same in lines, and where dividing the state saves no memory."""
-        ratios = self.summary(rows)["zero1_of_adamw"]
-        assert isinstance(ratios, dict)
         lines = []
-        for model, of_model in ratios.items():
+        for model, of_model in self.summary(rows)["zero1_of_adamw"].items():
             listed = ", ".join(f"{NAMES[name]} {ratio:.3g}" for name, ratio in of_model.items())
             lines.append(f"{model}: zero1 over adamw on {self.processes} ranks: {listed}")
             if min(of_model.get("total", 0), of_model.get("peak", 0)) > 1:
                 lines.append(f"{model}: {NOTHING_SAVED}")
         return lines
+
+
+@dataclass(eq=False)
+class _Trained:
+    """What is trained, made in a moment that is watched."""
+
+    case: Case
+    strategy: Strategy
+    device: torch.device
+    model: nn.Module = field(init=False)
+    run: ModelStep = field(init=False)
+    held: int = 0
+    """Bytes of all that is watched."""
+
+    def make(self) -> None:
+        """The model, its strategy and its optimizer."""
+        from dynbench.bench.model_step import LEARNING_RATE, ModelStep, build_model
+
+        batch, context = self.case.shape
+        self.model = build_model(str(self.case.columns["size"]), context, self.device)
+        module = self.strategy.wrap(self.model, self.device)
+        self.run = ModelStep(self.model, batch, context, self.case.dtype, module)
+        self.run.optimizer = self.strategy.build_optimizer(module.parameters(), partial(AdamW, lr=LEARNING_RATE))
+
+    def gradients(self) -> None:
+        """A first step, which makes the moments; then forward and backward of the second."""
+        self.forward_backward()
+        self.step()
+        self.run.optimizer.zero_grad()
+        self.forward_backward()
+
+    def forward_backward(self) -> None:
+        """Gradients, averaged over ranks."""
+        self.run.backward(self.run.forward())
+        self.strategy.finish()
+
+    def step(self) -> None:
+        """The optimizer's, and what travels after it."""
+        self.strategy.step(self.run.optimizer, self.run.precision)
+        self.strategy.drain()
+
+    def memory_of(self, work: Callable[[], None]) -> np.ndarray:
+        """Bytes by `PARTS` once this was done, shape [len(PARTS)]."""
+        _, changes = watch(work, self.device)
+        peak, self.held = self.held + changes.most, self.held + changes.held
+        optimized = [each for group in self.run.optimizer.param_groups for each in group["params"]]
+        parameters = [*self.model.parameters(), *optimized]
+        known = storage_bytes([*parameters, *self.model.buffers()])
+        gradients = storage_bytes([*(p.grad for p in parameters if p.grad is not None), *self.strategy.buffers()])
+        state = storage_bytes(moments_of(self.run.optimizer))
+        return np.array([known, gradients, state, self.held - known - gradients - state, self.held, peak], dtype=float)
+
+
+def _timed(trained: _Trained, options: OptimizerOptions, device: torch.device) -> tuple[np.ndarray, int]:
+    """Milliseconds of the optimizer's step and of the whole one, shape [iterations, 2], and bytes sent in the last."""
+    clock, strategy = clock_for(device), trained.strategy
+    times = torch.zeros(options.warmup + options.iterations, 2, dtype=torch.float64)
+    for index in range(len(times)):
+        trained.run.optimizer.zero_grad()
+        strategy.wire.take()
+        clock.synchronise()
+        wait_for_all()
+        start = clock.mark()
+        trained.forward_backward()
+        ready = clock.mark()
+        trained.step()
+        end = clock.mark()
+        clock.synchronise()
+        times[index] = torch.tensor([clock.elapsed_ms(ready, end), clock.elapsed_ms(start, end)])
+    max_over_ranks(times)
+    return times[options.warmup :].numpy(), strategy.wire.take().bytes_wire

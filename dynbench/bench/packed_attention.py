@@ -7,12 +7,20 @@ that one sees from how many tokens on attention with a mask is the larger part.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from dynbench.bench.base import Case, Measured, OnOneDevice, Row
+from dynbench.bench.base import Benchmark, Case, Columns, Measured, Row, titled
+from dynbench.bench.measuring import time_calls
+from dynbench.kernels import Boundaries
+from dynbench.kernels.packed_attention import attend
+from dynbench.kernels.packed_rows import Arrangement
 from dynbench.plugins.benchmarks import PackedAttentionOptions
 
 if TYPE_CHECKING:
@@ -22,38 +30,39 @@ WAYS = ("by_length", "repadded", "block_mask", "linear")
 """What is measured at every number of tokens."""
 
 
-class PackedAttention(OnOneDevice):
+class PackedAttention(Benchmark):
     """One layer on rows of `tokens`, whose samples have the lengths that `lengths` names."""
 
     options: PackedAttentionOptions
-    headers: ClassVar = {
-        "tokens": "tokens per row",
-        "samples": "samples",
-        "way": "way",
-        "p20": "p20 (ms)",
-        "p50": "p50 (ms)",
-        "p80": "p80 (ms)",
-        "reference_error": "largest difference",
-    }
+    headers: ClassVar = titled(
+        "tokens", "samples", "way", "p20", "p50", "p80", "reference_error", tokens="tokens per row"
+    )
 
     def cases(self) -> Sequence[Case]:
         """Every way at every number of tokens, fewest first."""
-        return [self._case(way, tokens) for tokens in sorted(set(self.options.tokens)) for way in WAYS]
-
-    def _case(self, way: str, tokens: int) -> Case:
-        lengths = row_lengths(tokens, self.options.mean, self.options.longest)
-        columns: dict[str, float | int | str] = {"way": way, "tokens": tokens, "samples": len(lengths)}
-        columns |= {"width": self.options.width, "heads": self.options.heads}
-        return Case(f"{way} {tokens} tokens", [tokens, self.options.width], "float32", columns)
+        options, cases = self.options, []
+        for tokens, way in product(sorted(set(options.tokens)), WAYS):
+            samples = len(row_lengths(tokens, options.mean, options.longest))
+            columns: Columns = {"way": way, "tokens": tokens, "samples": samples, "width": options.width}
+            columns["heads"] = options.heads
+            cases.append(Case(f"{way} {tokens} tokens", [tokens, options.width], "float32", columns))
+        return cases
 
     def measure(self, case: Case, context: RankContext) -> Measured:
-        """The iterations of one way."""
-        from dynbench.bench.packed_layer import measure_way
+        """The iterations of one way, and how far its result is from attention of every sample alone."""
+        options, way, device = self.options, str(case.columns["way"]), context.device
+        lengths = row_lengths(int(case.columns["tokens"]), options.mean, options.longest)
+        boundaries = Boundaries(tuple(lengths), device)
+        drawn = torch.Generator().manual_seed(0)
+        shape = boundaries.tokens, options.heads, options.channels
+        query, key, value = (torch.randn(shape, generator=drawn).to(device).requires_grad_() for _ in range(3))
+        layer = _linear(query, options.width) if way == "linear" else _attention(way, query, key, value, boundaries)
+        count = options.warmup + options.iterations
+        times = time_calls(lambda: torch.autograd.backward(layer().sum()), count, device)
+        error = None if way == "linear" else float((layer().detach() - _alone(query, key, value, lengths)).abs().max())
+        return Measured(times[options.warmup :], {}, error)
 
-        lengths = row_lengths(int(case.columns["tokens"]), self.options.mean, self.options.longest)
-        return measure_way(str(case.columns["way"]), lengths, self.options, context.device)
-
-    def summary(self, rows: Sequence[Row]) -> dict[str, object]:
+    def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
         """How many times as long as the fastest way each takes, by tokens; ways without a time are left out."""
         return {"times_of_fastest": {str(tokens): _relative(rows, tokens) for tokens in _tokens(rows)}}
 
@@ -98,3 +107,31 @@ def _medians(rows: Sequence[Row], tokens: int) -> dict[str, float]:
 def _relative(rows: Sequence[Row], tokens: int) -> dict[str, float]:
     medians = {way: ms for way, ms in _medians(rows, tokens).items() if way != "linear"}
     return {way: ms / min(medians.values()) for way, ms in medians.items()}
+
+
+def _attention(way: str, query: Tensor, key: Tensor, value: Tensor, boundaries: Boundaries) -> Callable[[], Tensor]:
+    if way == "block_mask":
+        mask = boundaries.sample[:, None] == boundaries.sample
+        return lambda: _in_one(query, key, value, mask)
+    arranged = Boundaries(boundaries.lengths, boundaries.device, cast(Arrangement, way))
+    return lambda: attend(query, key, value, arranged, causal=False)
+
+
+def _linear(states: Tensor, width: int) -> Callable[[], Tensor]:
+    """The projections of attention and the two of the part behind it, which is four times as wide."""
+    parts = nn.Sequential(nn.Linear(width, 3 * width), nn.Linear(3 * width, width)).to(states.device)
+    behind = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)).to(states.device)
+    return lambda: cast(Tensor, behind(parts(states.flatten(1))))
+
+
+@torch.no_grad()
+def _alone(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Attention of every sample by itself, [T, heads, channels]."""
+    each = (torch.split(states, list(lengths)) for states in (query, key, value))
+    return torch.cat([_in_one(q, k, v) for q, k, v in zip(*each, strict=True)])
+
+
+def _in_one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attention over all tokens but what a mask [T, T] forbids; all states are [T, heads, channels]."""
+    q, k, v = (states.transpose(0, 1)[None] for states in (query, key, value))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)[0].transpose(0, 1)

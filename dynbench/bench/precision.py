@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dynbench.bench.base import Case, Measured, OnOneDevice, Row
+from dynbench.bench.base import Benchmark, Case, Measured, Row, titled
 from dynbench.plugins.benchmarks import PrecisionOptions
 
 if TYPE_CHECKING:
@@ -32,17 +32,13 @@ PARTS = ("parameters", "first layer", "layer norm", "logits", "loss", "gradients
 HALF = ("float16", "bfloat16")
 
 
-class PrecisionStudy(OnOneDevice):
+class PrecisionStudy(Benchmark):
     """Sums, types and times."""
 
     options: PrecisionOptions
-    headers: ClassVar = {
-        "case": "case",
-        "shown": "value",
-        "p50": "p50",
-        "unit": "unit",
-        "reference_error": "difference from float64",
-    }
+    headers: ClassVar = titled(
+        *("case", "shown", "p50", "unit", "reference_error"), p50="p50", reference_error="difference from float64"
+    )
 
     def cases(self) -> Sequence[Case]:
         """Four sums, the types of six parts under two autocasts, and three times."""
@@ -56,14 +52,33 @@ class PrecisionStudy(OnOneDevice):
 
     def measure(self, case: Case, context: RankContext) -> Measured:
         """One sum, one type, or the iterations of a time."""
-        label = case.name.split(": ")[-1]
+        import torch
+
+        from dynbench.bench.measuring import time_calls
+
+        options, device, label = self.options, context.device, case.name.split(": ")[-1]
         if case.columns["study"] == "sum":
-            return _summed(label, self.options.terms, context.device)
+            of_terms, of_sum, cast = SUMS[label]
+            total = torch.tensor(0, dtype=getattr(torch, of_sum), device=device)
+            term = torch.tensor(TERM, dtype=getattr(torch, of_terms), device=device)
+            for _ in range(options.terms):
+                total += term.type(torch.float32) if cast else term
+            value = float(total)
+            return Measured(np.array([value]), {"shown": f"{value:.6g}"}, abs(value - TERM * options.terms), unit="1")
         if case.columns["study"] == "type":
-            found = types_under(case.dtype, context.device)[label]
+            found = types_under(case.dtype, device)[label]
             shown = {"shown": str(found).removeprefix("torch.")}
             return Measured(np.array([8.0 * found.itemsize]), shown, unit="bits")
-        return _timed(case, self.options, context.device)
+        model = toy_model(options.features, device)
+        states = torch.randn(options.samples, options.features, device=device)
+
+        def once() -> None:
+            with torch.autocast(device.type, getattr(torch, case.dtype), enabled=case.dtype != "float32"):
+                loss = _forward(model, states, lambda *_: None)
+            torch.autograd.backward(loss)
+
+        times = time_calls(once, options.warmup + options.iterations, device)
+        return Measured(times[options.warmup :], {"shown": ""})
 
     def said(self, rows: Sequence[Row]) -> list[str]:
         """Which sum is off by how much, and what mixed precision takes."""
@@ -74,18 +89,6 @@ class PrecisionStudy(OnOneDevice):
             if full:
                 lines.append(f"mixed precision with {kind} takes {ms / full:.3g} of the time of float32")
         return lines
-
-
-def _summed(label: str, terms: int, device: torch.device) -> Measured:
-    import torch
-
-    of_terms, of_sum, cast = SUMS[label]
-    total = torch.tensor(0, dtype=getattr(torch, of_sum), device=device)
-    term = torch.tensor(TERM, dtype=getattr(torch, of_terms), device=device)
-    for _ in range(terms):
-        total += term.type(torch.float32) if cast else term
-    value = float(total)
-    return Measured(np.array([value]), {"shown": f"{value:.6g}"}, abs(value - TERM * terms), unit="1")
 
 
 def toy_model(width: int, device: torch.device) -> nn.ModuleDict:
@@ -124,23 +127,3 @@ def types_under(half: str, device: torch.device) -> dict[str, torch.dtype]:
     weight = next(model.parameters())
     assert weight.grad is not None
     return {"parameters": weight.dtype, **found, "gradients": weight.grad.dtype}
-
-
-def _timed(case: Case, options: PrecisionOptions, device: torch.device) -> Measured:
-    import torch
-
-    from dynbench.clock import clock_for
-
-    model = toy_model(options.features, device)
-    states = torch.randn(options.samples, options.features, device=device)
-    clock, times = clock_for(device), []
-    for _ in range(options.warmup + options.iterations):
-        clock.synchronise()
-        start = clock.mark()
-        with torch.autocast(device.type, getattr(torch, case.dtype), enabled=case.dtype != "float32"):
-            loss = _forward(model, states, lambda *_: None)
-        torch.autograd.backward(loss)
-        end = clock.mark()
-        clock.synchronise()
-        times.append(clock.elapsed_ms(start, end))
-    return Measured(np.array(times[options.warmup :]), {"shown": ""})

@@ -1,28 +1,74 @@
-"""What a benchmark's run holds: its name and options, and its rows as rank 0 writes them, a JSON list per case."""
+"""Options of a benchmark, and what its run holds: its name, these, and its rows as rank 0 writes them.
+
+Rows are a JSON list per case.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from dynbench.bench.base import Benchmark, Row
-from dynbench.errors import RecordError
-from dynbench.plugins import BENCHMARKS
+from dynbench.bench.base import Benchmark, Cell, Row
+from dynbench.config.describe import not_allowed
+from dynbench.config.layers import freeze
+from dynbench.config.typed_text import read_field
+from dynbench.config.yaml_strict import Value
+from dynbench.errors import ConfigError, RecordError, did_you_mean
+from dynbench.plugins import BENCHMARKS, Section
 from dynbench.runs.atomic import jsonable, write_json
 from dynbench.runs.json_record import read_json
 from dynbench.runs.run import Run
 
 BENCH_FILE = "bench.json"
 _REMEDY = "Only what dynbench bench made is a benchmark's run."
-_ROW = TypeAdapter(Row)
-_CELLS = (int, float, str, type(None))
-"""What a column holds; null is a number that is none."""
+
+
+@dataclass(frozen=True)
+class _StoredRow(Row):
+    """A row as it is read: numbers are finite, and a null in a column is a number that was none."""
+
+    __pydantic_config__ = ConfigDict(allow_inf_nan=False)
+    columns: Mapping[str, Cell | None] = field(default_factory=dict)  # type: ignore[assignment]
+
+
+_ROWS: TypeAdapter[list[_StoredRow]] = TypeAdapter(Annotated[list[_StoredRow], Field(min_length=1)])
+
+
+def read_options(name: str, texts: Sequence[str]) -> Section:
+    """The options of a benchmark from texts like `sizes_mib=1,10`.
+
+    Raises:
+        UsageError: no such benchmark.
+        ConfigError: every mistake found.
+    """
+    options = BENCHMARKS.find(name).options
+    fields, problems = options.model_fields, []
+    values: dict[str, Value] = {}
+    for text in texts:
+        key, equals, raw = (part.strip() for part in text.partition("="))
+        if not equals:
+            problems.append(f"--set {text}: write it as key=value")
+        elif key not in fields:
+            problems.append(f"--set {key}: no option of {name}. {did_you_mean(key, fields)}".rstrip())
+        else:
+            try:
+                values[key] = read_field(fields[key], (), raw, f"--set {key}")
+            except ConfigError as error:
+                problems += error.problems
+    try:
+        found = options.model_validate(freeze(values))
+    except ValidationError as error:
+        wrong = dict.fromkeys(str(item["loc"][0]) for item in error.errors())
+        problems += [f"--set {key}: {not_allowed(fields[key], values[key])}" for key in wrong]
+    if problems:
+        raise ConfigError(problems, f"Options of {name}: {', '.join(fields)}.")
+    return found
 
 
 def write_benchmark(run: Run, name: str, benchmark: Benchmark) -> None:
@@ -136,32 +182,12 @@ def check_rows(run: Run, benchmark: Benchmark) -> None:
         raise RecordError(f"{rows_file(run)}: holds rows of which nothing can be said ({said})", _REMEDY) from error
 
 
-def _by_case(run: Run) -> list[list[Row]]:
+def _by_case(run: Run) -> Sequence[Sequence[Row]]:
     if not rows_file(run).exists():
         return []
-    complete, newline, _ = rows_file(run).read_text(encoding="utf-8", errors="replace").rpartition("\n")
+    complete, newline, _ = rows_file(run).read_bytes().rpartition(b"\n")
     try:
-        return [_rows(json.loads(line)) for line in complete.split("\n")] if newline else []
-    except (ValueError, TypeError, RecursionError) as error:
-        said = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else error
+        return [_ROWS.validate_json(line) for line in complete.split(b"\n")] if newline else []
+    except ValidationError as error:
+        said = error.errors(include_url=False)[0]["msg"]
         raise RecordError(f"{rows_file(run)}: holds what is no row of a benchmark ({said})", _REMEDY) from error
-
-
-def _rows(line: object) -> list[Row]:
-    """The rows of a case."""
-    if not isinstance(line, list) or not line:
-        raise ValueError("expected a list of rows")
-    return [_row(each) for each in line]
-
-
-def _row(content: object) -> Row:
-    if not isinstance(content, dict):
-        raise ValueError("expected an object")
-    columns = content.get("columns", {})
-    row = _ROW.validate_python({**content, "columns": {}})
-    if not isinstance(columns, dict) or not all(isinstance(each, _CELLS) for each in columns.values()):
-        raise ValueError("expected columns of numbers and texts")
-    numbers = (row.mean, row.sd, row.p20, row.p50, row.p80, row.reference_error, *columns.values())
-    if not all(math.isfinite(each) for each in numbers if isinstance(each, float)):
-        raise ValueError("expected finite numbers")
-    return replace(row, columns=columns)

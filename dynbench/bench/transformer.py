@@ -7,62 +7,100 @@ out, which is what warm-up is for. Models are causal_lm's, attention torch's own
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from dynbench.bench.base import Case, Measured, OnOneDevice, Row
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from dynbench.bench.base import DTYPES, Benchmark, Case, Columns, Measured, NotMeasured, Row, titled
+from dynbench.clock import clock_for
 from dynbench.plugins.benchmarks import TransformerOptions
 
 if TYPE_CHECKING:
+    from dynbench.bench.model_step import ModelStep
     from dynbench.engine.rank.rank_process import RankContext
 
-DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+_HOPPER = {"float32": 67e12, "bfloat16": 989e12, "float16": 989e12}
+_PEAKS: Mapping[str, Mapping[str, float]] = {
+    "NVIDIA H100 80GB HBM3": _HOPPER,
+    "NVIDIA H200": _HOPPER,
+    "NVIDIA A100-SXM4-40GB": {"float32": 19.5e12, "bfloat16": 312e12, "float16": 312e12},
+    "NVIDIA A100-SXM4-80GB": {"float32": 19.5e12, "bfloat16": 312e12, "float16": 312e12},
+}
+"""FLOP/s of dense products by device name and type, from the data sheets of NVIDIA; fp32 without TF32, as torch has it
+unless told otherwise."""
 WAYS = {"eager": 0, "compiled": 1}
 
 
-class Transformer(OnOneDevice):
+class Transformer(Benchmark):
     """The phases of a step of every model."""
 
     options: TransformerOptions
-    headers: ClassVar = {
-        "size": "size",
-        "context": "context",
-        "dtype": "type",
-        "compiled": "compiled",
-        "warmup": "warm-up",
-        "phase": "phase",
-        "mean": "mean (ms)",
-        "sd": "sd (ms)",
-        "p50": "p50 (ms)",
-        "tokens_per_s": "tokens/s",
-        "achieved_flop_per_s": "FLOP/s",
-        "mfu": "MFU",
-    }
+    headers: ClassVar = titled(
+        *("size", "context", "dtype", "compiled", "warmup", "phase", "mean", "sd", "p50"),
+        *("tokens_per_s", "achieved_flop_per_s", "mfu"),
+        warmup="warm-up",
+        tokens_per_s="tokens/s",
+        achieved_flop_per_s="FLOP/s",
+        mfu="MFU",
+    )
 
     def cases(self) -> Sequence[Case]:
         """Every model: sizes and contexts as given, of each the types, eager before compiled."""
-        options = self.options
-        shapes = product(options.sizes, sorted(set(options.contexts)), options.precisions, options.execution)
-        return [self._case(*shape) for shape in shapes]
-
-    def _case(self, size: str, context: int, precision: str, way: str) -> Case:
-        dtype = DTYPES[precision]
-        columns: dict[str, float | int | str] = {"size": size, "context": context, "batch": self.options.local_batch}
-        columns["compiled"] = WAYS[way]
-        return Case(f"{size} {context} {dtype} {way}", [self.options.local_batch, context], dtype, columns)
+        options, batch = self.options, self.options.local_batch
+        dtypes = [DTYPES[precision] for precision in options.precisions]
+        shapes = product(options.sizes, sorted(set(options.contexts)), dtypes, options.execution)
+        return [
+            Case(
+                f"{size} {context} {dtype} {way}",
+                [batch, context],
+                dtype,
+                {"size": size, "context": context, "batch": batch, "compiled": WAYS[way]},
+            )
+            for size, context, dtype, way in shapes
+        ]
 
     def measure(self, case: Case, context: RankContext) -> Sequence[Measured]:
         """The phases of one model; of the first, also with fewer iterations left out."""
-        from dynbench.bench.transformer_phases import measure_phases
+        from dynbench.bench.model_step import ModelStep, build_model, forward_flops
 
-        options = self.options
+        options, device = self.options, context.device
         earlier = options.warmups if case.name == self.cases()[0].name else ()
-        return measure_phases(case, options.iterations, sorted({*earlier, options.warmup}), context.device)
+        warmups = sorted({*earlier, options.warmup})
+        batch, length = case.shape
+        model = build_model(str(case.columns["size"]), length, device)
+        flops = forward_flops(model, batch, length)
+        compiled = bool(case.columns["compiled"])
+        called = cast(nn.Module, torch.compile(model)) if compiled else None
+        step = ModelStep(model, batch, length, case.dtype, called)
+        compile_s = _compiled_in(step) if compiled else math.nan
+        times = time_phases(step, warmups[-1] + options.iterations)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        found = []
+        for warmup in warmups:
+            for phase, values in zip(PHASES, times.T[:, warmup : warmup + options.iterations], strict=True):
+                seconds = float(values.mean()) / 1e3
+                achieved = FORWARDS[phase] * flops / seconds if phase in FORWARDS else math.nan
+                columns: Columns = {"phase": phase, "warmup": warmup, "compile_s": compile_s}
+                columns["tokens_per_s"] = batch * length / seconds
+                columns |= {"achieved_flop_per_s": achieved, "mfu": achieved / peak_flops(name, case.dtype)}
+                found.append(Measured(values, columns))
+        return found
 
-    def summary(self, rows: Sequence[Row]) -> dict[str, object]:
+    def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Mean time of a step over that of the eager one and of the fp32 one, and what warm-up changes."""
-        steps = {_key(row): row.mean for row in rows if row.mean and row.columns["phase"] == "step" and self._warm(row)}
+        warm = [row for row in rows if row.columns.get("warmup") == self.options.warmup]
+        steps = {
+            (row.columns["size"], row.columns["context"], row.dtype, row.columns["compiled"]): row.mean
+            for row in warm
+            if row.mean and row.columns["phase"] == "step"
+        }
         of_eager, of_float32 = {}, {}
         for (size, context, dtype, compiled), mean in steps.items():
             name = f"{size} {context} {dtype}"
@@ -77,25 +115,63 @@ class Transformer(OnOneDevice):
         }
         return {"compiled_of_eager": of_eager, "half_of_float32": of_float32, "step_by_warmup": warmups}
 
-    def _warm(self, row: Row) -> bool:
-        return row.columns["warmup"] == self.options.warmup
-
     def said(self, rows: Sequence[Row]) -> list[str]:
         """The same in lines."""
         found = self.summary(rows)
         lines = []
         for key, said in (("compiled_of_eager", "the eager one"), ("half_of_float32", "float32")):
-            ratios = found[key]
-            assert isinstance(ratios, dict)
-            lines += [f"a step of {name} takes {ratio:.3g} of the time of {said}" for name, ratio in ratios.items()]
+            lines += [f"a step of {name} takes {ratio:.3g} of the time of {said}" for name, ratio in found[key].items()]
         by_warmup = found["step_by_warmup"]
-        assert isinstance(by_warmup, dict)
         if len(by_warmup) > 1:
             each = (f"{count}: {at['mean_ms']:.3g} ± {at['sd_ms'] or 0:.2g} ms" for count, at in by_warmup.items())
             lines.append(f"step of {rows[0].case} by warm-up iterations: {', '.join(each)}")
         return lines
 
 
-def _key(row: Row) -> tuple[str, int, str, int]:
-    columns = row.columns
-    return str(columns["size"]), int(columns["context"]), row.dtype, int(columns["compiled"])
+def peak_flops(device: str, dtype: str) -> float:
+    """FLOP/s; NaN where it is not known.
+
+    Args:
+        device: as torch names it.
+        dtype: of what is multiplied.
+    """
+    return _PEAKS.get(device, {}).get(dtype, math.nan)
+
+
+PHASES = ("forward", "backward", "optimizer", "step")
+FORWARDS = {"forward": 1, "backward": 2, "step": 3}
+"""FLOPs of a phase, in those of a forward pass; those of the optimizer's step are no matrix products."""
+
+
+def time_phases(step: ModelStep, iterations: int) -> NDArray[np.float64]:
+    """Milliseconds, shape [iterations, len(PHASES)]; the last is from the first mark to the last."""
+    clock = clock_for(step.device)
+    times = np.empty((iterations, len(PHASES)))
+    for index in range(iterations):
+        clock.synchronise()
+        start = clock.mark()
+        loss = step.forward()
+        ready = clock.mark()
+        step.backward(loss)
+        gradients = clock.mark()
+        step.update()
+        end = clock.mark()
+        clock.synchronise()
+        marks = ((start, ready), (ready, gradients), (gradients, end), (start, end))
+        times[index] = [clock.elapsed_ms(*each) for each in marks]
+    return times
+
+
+def _compiled_in(step: ModelStep) -> float:
+    """Seconds that the first forward and backward pass take, in which code is generated."""
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._inductor.exc import InductorError, InvalidCxxCompiler
+
+    start = time.perf_counter()
+    try:
+        step.backward(step.forward())
+    except (TorchDynamoException, InductorError, InvalidCxxCompiler) as error:
+        raise NotMeasured(f"torch.compile: {str(error).strip().splitlines()[0]}") from error
+    step.optimizer.zero_grad()
+    clock_for(step.device).synchronise()
+    return time.perf_counter() - start

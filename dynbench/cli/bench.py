@@ -107,7 +107,7 @@ def _started(settings: Settings, benchmark: str, full: bool, name: str | None, r
     if benchmark == assignment.NAME:
         return assignment.start(settings, full, name, replace)
     from dynbench.bench.bench_run import refuse_full_on_cpu, start_bench
-    from dynbench.bench.options import read_options
+    from dynbench.bench.record import read_options
     from dynbench.plugins import BENCHMARKS
 
     entry = BENCHMARKS.find(benchmark, beside=[assignment.NAME])

@@ -17,10 +17,9 @@ from dynbench.config.recipes import Recipe, dump_recipe, resolve_cells
 from dynbench.config.typed_text import short_keys
 from dynbench.experiment.cells import CellsOutcome
 from dynbench.experiment.compare import on_first_node
-from dynbench.experiment.estimate import estimate
-from dynbench.experiment.preflight import Startable, arms_alike
+from dynbench.experiment.launch_plan import CompareState, plan_state
+from dynbench.experiment.preflight import Startable, arms_alike, estimate
 from dynbench.experiment.report_formats import interval, percent, ratio
-from dynbench.experiment.state import CompareState, plan_state
 from dynbench.experiment.subject import read_subject
 from dynbench.runs.store import RunStore
 
@@ -97,7 +96,7 @@ def show_plan(
     alike = tell_alike(recipes, store)
     expected = estimate(recipes, store)
     planned = [
-        plan_state(recipe.name, recipe.baseline, one.meeting, recipe.launches.planned, dict.fromkeys(recipe.arms, 0))
+        plan_state(recipe.name, recipe.baseline, one.grouping, recipe.launches.planned, dict.fromkeys(recipe.arms, 0))
         for recipe, one in zip(recipes, startable, strict=True)
     ]
     if settings.as_json:

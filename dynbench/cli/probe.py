@@ -14,7 +14,7 @@ from dynbench.cli.output import print_json, print_line, print_records, print_tab
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Config
-    from dynbench.experiment.probing import NextTraining
+    from dynbench.experiment.training import NextTraining
     from dynbench.runs.probe_record import ProbeRecord
     from dynbench.runs.run import Run
 
@@ -31,7 +31,7 @@ def command(settings: Settings, name: str | None, replace: bool) -> None:
     """Find the largest micro-batch of every rank and length, and fit a cost model of the training step."""
     from dynbench.analysis.figures import draw_figures
     from dynbench.cli.console import working
-    from dynbench.experiment.probing import next_training
+    from dynbench.experiment.training import next_training
     from dynbench.probe.prober import run_probe
     from dynbench.runs.probe_record import read_probe
     from dynbench.runs.recorder import named

@@ -81,7 +81,7 @@ def _comparison_facts(run: Run) -> dict[str, object]:
                 "next": next_command("report", run.label, root=root),
             }
         if (run.path / "compare.json").is_file():
-            from dynbench.experiment.state import read_state
+            from dynbench.experiment.launch_plan import read_state
 
             resume = next_command("compare", "--resume", run.label, root=root)
             return {"arms": read_state(run.path).arms, "verdicts": {}, "next": resume}
@@ -95,7 +95,7 @@ def _cells_facts(run: Run) -> dict[str, object]:
     from dynbench.experiment.cells import read_cells  # with all of analysis
 
     store = RunStore(run.path.parent)
-    cells = [(cell, store.root / cell.comparison) for cell in read_cells(run)]
+    cells = [(cell, store.root / cell.comparison) for cell in read_cells(run).cells]
     states = [store.resolve(cell.comparison).status if path.is_dir() else "removed" for cell, path in cells]
     open_ones = any(state != "completed" for state in states)
     words = ("compare", "--resume", run.label) if open_ones else ("report", cells[0][0].comparison)

@@ -10,7 +10,7 @@ from typing import Unpack
 from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.figures.plans import CELLS_FILE
 from dynbench.analysis.finding import Finding
-from dynbench.analysis.record import ComparisonRecord, PairRecord, read_analysis
+from dynbench.analysis.record import AnalysisRecord, ComparisonRecord, read_analysis
 from dynbench.config.recipes import RECIPE_FILE, Recipe
 from dynbench.experiment.compare import (
     Outcome,
@@ -18,8 +18,8 @@ from dynbench.experiment.compare import (
     resumable,
     start_comparison,
 )
+from dynbench.experiment.launch_plan import read_state
 from dynbench.experiment.preflight import check_startable
-from dynbench.experiment.state import read_state
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.json_record import read_json
 from dynbench.runs.names import RunId
@@ -52,8 +52,8 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """What the folder's file holds."""
+class CellsRecord:
+    """What the file of a folder over several comparisons holds: the recipe's name, and its cells in order."""
 
     recipe: str
     cells: list[Cell]
@@ -67,19 +67,25 @@ class CellsOutcome:
         run: the folder over all of them.
         recipe: the recipe's name.
         cells: in order.
-        comparisons: per cell what its candidates showed.
-        pairs: per cell every arm against every later one.
+        records: per cell what its analysis left behind, also of comparisons that ran earlier.
         figures: PNG files.
-        findings: of the checks of all comparisons, those that ran earlier among them.
     """
 
     run: Run
     recipe: str
     cells: Sequence[Cell]
-    comparisons: Sequence[Sequence[ComparisonRecord]]
-    pairs: Sequence[Sequence[PairRecord]]
+    records: Sequence[AnalysisRecord]
     figures: Sequence[Path]
-    findings: Sequence[Finding]
+
+    @property
+    def findings(self) -> Sequence[Finding]:
+        """Of the checks of all comparisons."""
+        return [finding for record in self.records for finding in record.checks]
+
+    @property
+    def comparisons(self) -> Sequence[Sequence[ComparisonRecord]]:
+        """Per cell what its candidates showed."""
+        return [record.comparisons for record in self.records]
 
     def as_dict(self) -> dict[str, object]:
         """What `compare --json` prints for a recipe with cells."""
@@ -94,10 +100,10 @@ class CellsOutcome:
                 {
                     "settings": cell.settings,
                     "comparison": cell.comparison,
-                    "comparisons": [comparison.model_dump() for comparison in found],
-                    "pairs": [pair.model_dump() for pair in pairs],
+                    "comparisons": [comparison.model_dump() for comparison in record.comparisons],
+                    "pairs": [pair.model_dump() for pair in record.pairs],
                 }
-                for cell, found, pairs in zip(self.cells, self.comparisons, self.pairs, strict=True)
+                for cell, record in zip(self.cells, self.records, strict=True)
             ],
             "figures": self.figures,
         }
@@ -122,16 +128,13 @@ def start_cells(
     store.check_name(naming.get("name"), naming.get("replace", False))
     for recipe in recipes:
         check_startable(recipe, store)
-    cells = [
-        {"settings": dict(recipe.cell), "comparison": start_comparison(recipe, store, argv=naming.get("argv")).id}
-        for recipe in recipes
-    ]
+    cells = [Cell(recipe.cell, start_comparison(recipe, store, argv=naming.get("argv")).id) for recipe in recipes]
     with made(store, "compare", recipes[0].name, **naming) as together:
-        write_json(together.path / CELLS_FILE, {"recipe": recipes[0].name, "cells": cells})
+        write_json(together.path / CELLS_FILE, CellsRecord(recipes[0].name, cells))
         if text is not None:
             write_text(together.path / RECIPE_FILE, text)
         for cell in cells:
-            Run(store.root / str(cell["comparison"])).update(group=together.id)
+            Run(store.root / cell.comparison).update(group=together.id)
     return together
 
 
@@ -150,33 +153,23 @@ def run_cells(together: Run, store: RunStore, run_cell: RunCell) -> CellsOutcome
     """
     refuse_running(together)
     with resumable(together):
-        kept = _read(together)
-        cells = kept.cells
-        for number, cell in enumerate(cells, 1):
+        record = read_cells(together)
+        for number, cell in enumerate(record.cells, 1):
             comparison = store.resolve(cell.comparison)
-            if comparison.status is not Status.COMPLETED or _other_baseline(comparison):
-                run_cell(comparison, f"{number} of {len(cells)}: {cell.label}")
+            baseline = read_state(comparison.path).baseline
+            # It may have been analyzed again with another baseline than the cells have.
+            if comparison.status is not Status.COMPLETED or read_analysis(comparison.path).arms[0].name != baseline:
+                run_cell(comparison, f"{number} of {len(record.cells)}: {cell.label}")
         figures = draw_figures("cells", together, together.figures_dir)
-    records = [read_analysis(store.root / cell.comparison) for cell in cells]
-    findings = [finding for record in records for finding in record.checks]
+    records = [read_analysis(store.root / cell.comparison) for cell in record.cells]
     pictures = [path for path in figures if path.suffix == ".png"]
-    comparisons, pairs = [record.comparisons for record in records], [record.pairs for record in records]
-    return CellsOutcome(together, kept.recipe, cells, comparisons, pairs, pictures, findings)
+    return CellsOutcome(together, record.recipe, record.cells, records, pictures)
 
 
-def _other_baseline(comparison: Run) -> bool:
-    """Whether a comparison was analyzed again with another baseline than the cells have."""
-    return read_analysis(comparison.path).arms[0].name != read_state(comparison.path).baseline
-
-
-def read_cells(together: Run) -> list[Cell]:
-    """The cells of a folder over several comparisons.
+def read_cells(together: Run) -> CellsRecord:
+    """The comparisons of a folder over several.
 
     Raises:
         RecordError: its file cannot be read.
     """
-    return _read(together).cells
-
-
-def _read(together: Run) -> _Kept:
-    return read_json(together.path / CELLS_FILE, _Kept, "Start the comparison anew.", SCHEMA_VERSION)
+    return read_json(together.path / CELLS_FILE, CellsRecord, "Start the comparison anew.", SCHEMA_VERSION)

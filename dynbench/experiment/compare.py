@@ -16,21 +16,19 @@ from dynbench.analysis.analyze import analyze_runs
 from dynbench.analysis.comparability import describe, launch_differences
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.record import ComparisonRecord
-from dynbench.config.digest import dump_config
+from dynbench.config.digest import changed, dump_config
 from dynbench.config.image_rules import has_lengths
 from dynbench.config.launches import Launches
 from dynbench.config.recipes import RECIPE_FILE, Recipe, dump_recipe, load_recipe
-from dynbench.config.schema import Config
 from dynbench.engine.launching.run_launch import warnings_said_once
 from dynbench.errors import ConfigError, DynbenchError, NotComparable, NothingFits, StorageError, UsageError
-from dynbench.experiment.launches import OnProgress, run_launches
+from dynbench.experiment.launch_plan import CompareState, plan_state, read_state
+from dynbench.experiment.launches import OnProgress, completed_runs, plan_second_stage, run_launches
 from dynbench.experiment.offline_plans import plan_offline
 from dynbench.experiment.preflight import check_startable, resolved_arms
-from dynbench.experiment.probing import probe_identity, splits, using_probe, wants_probe, with_probe
 from dynbench.experiment.reporting import FORMATS, write_report
-from dynbench.experiment.second_stage import plan_second_stage
-from dynbench.experiment.state import CompareState, plan_state, read_state
 from dynbench.experiment.subject import read_subject
+from dynbench.experiment.training import make_probe, probe_identity, wants_probe
 from dynbench.runs.atomic import write_text
 from dynbench.runs.recorder import made, recorded, refuse_running
 from dynbench.runs.run import Run
@@ -100,7 +98,7 @@ def start_comparison(recipe: Recipe, store: RunStore, **naming: Unpack[Naming]) 
         UsageError: the results folder cannot be written.
         DynbenchError: as `check_startable`.
     """
-    meeting = check_startable(recipe, store).meeting
+    grouping = check_startable(recipe, store).grouping
     recipe = _pinned(recipe)
     if not on_first_node(recipe):
         naming["name"] = None
@@ -108,7 +106,7 @@ def start_comparison(recipe: Recipe, store: RunStore, **naming: Unpack[Naming]) 
     with made(store, "compare", recipe.name, **naming) as comparison:
         write_text(comparison.path / RECIPE_FILE, dump_recipe(recipe))
         write_text(comparison.config_file, dump_config(recipe.arms[recipe.baseline]))
-        state = plan_state(recipe.name, recipe.baseline, meeting, recipe.launches.planned, seeds)
+        state = plan_state(recipe.name, recipe.baseline, grouping, recipe.launches.planned, seeds)
         replace(state, recipe_digest=_recipe_digest(comparison)).write(comparison.path)
     return comparison
 
@@ -120,12 +118,12 @@ def on_first_node(recipe: Recipe) -> bool:
 
 def _pinned(recipe: Recipe) -> Recipe:
     """The recipe with the digest of code of the user's own, so that every launch runs the same, also resumed."""
-
-    def pinned(config: Config) -> Config:
-        found = own_code_settings(config.workload)
-        return config.model_copy(update={"workload": config.workload.model_copy(update=found)})
-
-    return replace(recipe, arms={name: pinned(config) for name, config in recipe.arms.items()})
+    found = {name: own_code_settings(config.workload) for name, config in recipe.arms.items()}
+    arms = {
+        name: changed(recipe.arms[name], {f"workload.{key}": value for key, value in settings.items()})
+        for name, settings in found.items()
+    }
+    return replace(recipe, arms=arms)
 
 
 def _recipe_digest(comparison: Run) -> str:
@@ -199,13 +197,12 @@ def _probed(comparison: Run, recipe: Recipe, state: CompareState, store: RunStor
     """
     recipe = _using(recipe, state.probes)
     wanting = {name: config for name, config in recipe.arms.items() if wants_probe(config)}
-    with_splits = any(map(splits, wanting.values()))
+    with_splits = any(config.schedule.micro_batches != 1 for config in wanting.values())
     groups: dict[tuple[int, str, float, str], list[str]] = {}
     for name, config in wanting.items():
         groups.setdefault(probe_identity(config, store, with_splits=with_splits), []).append(name)
     for first, *others in groups.values():
-        probe = with_probe(recipe.arms[first], store).probe.run
-        assert probe is not None, "it was wanted"
+        probe = make_probe(recipe.arms[first], store)
         state = replace(state, probes={**state.probes, **dict.fromkeys((first, *others), probe)})
         state.write(comparison.path)
     recipe = _using(recipe, state.probes)
@@ -215,7 +212,7 @@ def _probed(comparison: Run, recipe: Recipe, state: CompareState, store: RunStor
 
 
 def _using(recipe: Recipe, probes: Mapping[str, str]) -> Recipe:
-    shared = {name: using_probe(recipe.arms[name], probe) for name, probe in probes.items()}
+    shared = {name: changed(recipe.arms[name], {"probe.run": probe}) for name, probe in probes.items()}
     return replace(recipe, arms={**recipe.arms, **shared})
 
 
@@ -262,8 +259,7 @@ def _without_removed(state: CompareState, store: RunStore) -> CompareState:
 
 
 def _analyze(comparison: Run, state: CompareState, recipe: Recipe, store: RunStore, on_stage: OnStage) -> Analysed:
-    names = [recipe.baseline, *(name for name in recipe.arms if name != recipe.baseline)]
-    arms = {name: [store.resolve(run_id) for run_id in state.arms[name]] for name in names}
+    arms = completed_runs(state, recipe, store)
     settings = recipe.arms[recipe.baseline].analysis
     # Launches that went on apart spread otherwise than a first stage in turns: their interval keeps none.
     alike = len({len(members) > 1 for members in state.together}) == 1

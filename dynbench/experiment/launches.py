@@ -1,22 +1,35 @@
-"""The launches of a comparison, one after the other; what is done is on disk before the next begins."""
+"""The launches of a comparison, one after the other; what is done is on disk before the next begins.
+
+Where a half-width is to be reached, the spread of the first stage says how many launches follow it.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from dynbench.analysis.arms import named_arms, pair_launches
+from dynbench.analysis.comparability import all_differences
+from dynbench.analysis.merge import merge_run
+from dynbench.analysis.questions import find_question
+from dynbench.analysis.speedup import log_ratios
+from dynbench.analysis.two_stage import Plan, plan_launches
 from dynbench.config.digest import changed
+from dynbench.config.launches import MOST_LAUNCHES
 from dynbench.config.recipes import Recipe
 from dynbench.engine.launching.progress import Progress
+from dynbench.engine.plan_check import total_steps
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import DynbenchError, NothingFits, ReplicasTooLarge, WorkerFailed
-from dynbench.experiment.state import CompareState, LaunchState, read_state
+from dynbench.experiment.launch_plan import CompareState, LaunchState, read_state
 from dynbench.experiment.training import run_arms, turn_steps, with_silent
-from dynbench.runs.run import Run
+from dynbench.runs.run import Run, duration_s
 from dynbench.runs.store import Naming, RunStore
+from dynbench.units import format_ms
 
 _log = logging.getLogger(__name__)
 Item = TypeVar("Item")
@@ -47,8 +60,6 @@ class CompareProgress:
 
 
 OnProgress = Callable[[CompareProgress], None]
-OnStep = Callable[[int, int, Epochs], None]
-"""Steps done, of how many, and `CompareProgress.epochs`."""
 
 
 @dataclass
@@ -95,16 +106,16 @@ def run_launches(
     seeds = {name: config.train.seed for name, config in recipe.arms.items()}
     while state.missing:
         members = state.missing[0]
-        launch = _Launch(comparison, state, members, recipe, store)
+        launch = _Launch(comparison, state, members, recipe, store, clock, on_progress)
         try:
-            state = launch.run(_reporter(state, members, clock, on_progress))
+            state = launch.run()
         except ReplicasTooLarge as error:
             if recipe.launches.mode != "auto" or len(members) == 1:
                 raise
             for made in launch.made:
                 if made.record_file.exists():  # of several nodes, one keeps the folders that they share
                     store.remove(made)
-            state = state.meeting_as(state.meeting.smaller(state.baseline, error.message), seeds)
+            state = state.regrouped(state.grouping.smaller(state.baseline, error.message), seeds)
             _log.warning("%s; fewer arms share a launch from here on", error.message)
             clock = Clock(len(state.missing))
         except DynbenchError as error:
@@ -113,7 +124,7 @@ def run_launches(
                 arm = state.launches[members[position]].arm
                 reason = f"arm {arm} ended a launch that it shared: {error.message}"
                 kept = read_state(comparison.path)
-                kept.meeting_as(kept.meeting.without(arm, kept.baseline, reason), seeds).write(comparison.path)
+                kept.regrouped(kept.grouping.without(arm, kept.baseline, reason), seeds).write(comparison.path)
             raise
         else:
             clock.finished += 1
@@ -140,9 +151,11 @@ class _Launch:
     members: Sequence[int]
     recipe: Recipe
     store: RunStore
+    clock: Clock
+    on_progress: OnProgress | None
     made: Sequence[Run] = ()
 
-    def run(self, on_step: OnStep) -> CompareState:
+    def run(self) -> CompareState:
         """Train, and return the state after it."""
         states = [self.state.launches[index] for index in self.members]
         configs = [changed(self.recipe.arms[one.arm], {"train.seed": one.seed}) for one in states]
@@ -152,7 +165,7 @@ class _Launch:
                 for one, config, index in zip(states, configs, self.members, strict=True)
             ]
         )
-        on_step(0, sum(one.config.train.warmup_steps + one.config.train.steps for one in arms), ())
+        self._tell(0, sum(total_steps(one.config) for one in arms))
         first = states[0]
         block = turn_steps(self.recipe.launches, configs)
         turns = Turns(tuple(one.arm for one in arms), block, first.seed - first.block, first.block)
@@ -165,7 +178,7 @@ class _Launch:
             self._with(own(runs), done=False).write(self.comparison.path)
 
         def tell(progress: Progress) -> None:
-            on_step(progress.steps_done, progress.total_steps, tuple(own(progress.epochs) if progress.epochs else ()))
+            self._tell(progress.steps_done, progress.total_steps, own(progress.epochs) if progress.epochs else ())
 
         try:
             results = run_arms(
@@ -181,6 +194,13 @@ class _Launch:
             raise
         return self._with([result.run for result in own(results)], done=True)
 
+    def _tell(self, steps_done: int, steps: int, epochs: Epochs = ()) -> None:
+        if self.on_progress is not None:
+            total, left = len(self.state.together), len(self.state.missing)
+            arms = [self.state.launches[index] for index in self.members]
+            eta_s = self.clock.eta_s(steps_done / steps)
+            self.on_progress(CompareProgress(total - left, total, arms, steps_done, steps, eta_s, tuple(epochs)))
+
     def _with(self, runs: Sequence[Run], *, done: bool) -> CompareState:
         ids = {index: run.id for index, run in zip(self.members, runs, strict=True)}
         return self.state.with_runs(ids, done=done)
@@ -194,13 +214,96 @@ class _Launch:
         return {"name": name, "replace": True, "argv": self.comparison.record().argv}
 
 
-def _reporter(state: CompareState, members: Sequence[int], clock: Clock, on_progress: OnProgress | None) -> OnStep:
-    launches = [state.launches[index] for index in members]
+def completed_runs(state: CompareState, recipe: Recipe, store: RunStore) -> dict[str, list[Run]]:
+    """The completed runs of every arm by block, the baseline first."""
+    names = sorted(recipe.arms, key=lambda name: name != recipe.baseline)
+    return {name: list(map(store.resolve, state.arms[name])) for name in names}
 
-    def on_step(steps_done: int, total_steps: int, epochs: Epochs) -> None:
-        if on_progress is not None:
-            total, left = len(state.together), len(state.missing)
-            eta_s = clock.eta_s(steps_done / total_steps)
-            on_progress(CompareProgress(total - left, total, launches, steps_done, total_steps, eta_s, epochs))
 
-    return on_step
+@dataclass(frozen=True)
+class SecondStage:
+    """What follows the first stage.
+
+    Attributes:
+        launches: per arm, the first stage among them.
+        said: what is shown of it.
+        warning: what a limit costs; None where none bites.
+    """
+
+    launches: int
+    said: str
+    warning: str | None
+
+
+def plan_second_stage(state: CompareState, recipe: Recipe, store: RunStore) -> SecondStage:
+    """The launches that the widest interval against the baseline needs, by the spread of the first stage.
+
+    Args:
+        state: with the first stage done.
+        recipe: what is asked for.
+        store: registry of the runs.
+
+    Raises:
+        RecordError: a run that cannot be read.
+    """
+    asked = recipe.launches
+    assert asked.half_width is not None, "it is asked for"
+    settings = recipe.arms[recipe.baseline].analysis
+    runs = completed_runs(state, recipe, store)
+    baseline, *candidates = named_arms({name: list(map(merge_run, of_arm)) for name, of_arm in runs.items()})
+    differences = [all_differences(baseline.runs[0], arm.runs[0]) for arm in candidates]
+    unit = find_question(differences, recipe.question).unit
+    by_seed = []
+    for arm in candidates:
+        pairs = pair_launches(baseline, arm).pairs
+        seeds = [base.facts.seed for base, _ in pairs]
+        by_seed.append(dict(zip(seeds, log_ratios(pairs, unit), strict=True)))
+    common = sorted(set(by_seed[0]).intersection(*by_seed))[: asked.first]
+    fewest = len(common)
+    if fewest < 2:
+        text = (
+            f"the first stage left {fewest} paired launches, 2 are the least: no number of launches follows from them"
+        )
+        return SecondStage(state.blocks, text, text)
+    block_s = sum(_seconds(state, store, members) for members in state.together) / state.blocks
+    plan = plan_launches(
+        [[logs[seed] for seed in common] for logs in by_seed],
+        asked.half_width,
+        settings.confidence,
+        most_launches=asked.max_launches or MOST_LAUNCHES,
+        most_s=asked.max_time_s,
+        launch_s=block_s,
+    )
+    launches = plan.launches
+    if state.mode == "apart" and launches % 2:
+        in_number = launches < (asked.max_launches or MOST_LAUNCHES)
+        in_time = asked.max_time_s is None or (launches + 1) * block_s <= asked.max_time_s
+        launches += 1 if in_number and in_time else -1
+    return SecondStage(
+        launches, _said(plan, launches, block_s, asked.half_width), _warning(plan, launches, asked.half_width)
+    )
+
+
+def _seconds(state: CompareState, store: RunStore, members: list[int]) -> float:
+    """How long a launch took; its arms ran at the same time."""
+    runs = [state.launches[index].run for index in members]
+    return max(duration_s(store.resolve(run).record()) or 0.0 for run in runs if run is not None)
+
+
+def _said(plan: Plan, launches: int, block_s: float, half_width: float) -> str:
+    more = launches - plan.first
+    if more == 0:
+        return f"the first {plan.first} launches are enough for intervals of ±{half_width:.1%}"
+    left = format_ms(1000 * math.ceil(more * block_s))
+    return f"±{half_width:.1%} needs {plan.needed} launches: {more} more, about {left}"
+
+
+def _warning(plan: Plan, launches: int, half_width: float) -> str | None:
+    if launches >= plan.needed:
+        return None
+    reached = math.expm1(math.log1p(plan.half_width) * math.sqrt(plan.launches / launches))
+    return (
+        f"launches.half_width: ±{half_width:.1%} needs {plan.needed} launches, the limit allows {launches}, which "
+        f"give about ±{reached:.1%}; raise launches.max_launches, to {MOST_LAUNCHES} at most, or max_time_s "
+        "(--max-launches, --max-time)"
+    )

@@ -1,23 +1,29 @@
-"""The offline plans of a comparison: its own data, ranks, batch and arms, without training; `solve.json`."""
+"""The offline plans of a comparison: its own data, ranks, batch and arms, without training; `solve.json`.
+
+And how many plans `prefix` chooses among at that size, and where trying all of them ends.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import comb, isfinite
 from pathlib import Path
+
+import numpy as np
 
 from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.metrics import workers_of
 from dynbench.config.digest import changed
 from dynbench.config.schema import Config
 from dynbench.engine.planning import build_cost, build_problem
-from dynbench.errors import DynbenchError, NothingFits, UsageError
+from dynbench.errors import DynbenchError, NothingFits, RecordError, UsageError
 from dynbench.experiment.solve_run import keep_solution
 from dynbench.experiment.subject import SOLVE_FIGURES, Subject
 from dynbench.experiment.trace_sources import trained_trace
 from dynbench.runs.atomic import write_json
-from dynbench.runs.json_text import load_json
+from dynbench.runs.json_record import read_json
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -25,6 +31,8 @@ from dynbench.schedule.cost import CostModel, CostType
 from dynbench.schedule.greedy_gap import CostTypeLine, compare_cost_types
 from dynbench.schedule.plan import IntArray
 from dynbench.schedule.policy import Problem, policy_class
+from dynbench.schedule.prefix_enumerate import REFERENCE_LIMIT, number_of_counts
+from dynbench.schedule.prefix_variance import ENUMERATION_LIMIT
 from dynbench.schedule.solve import Line, Skipped, SolveRequest, cost_is_estimated, solve, speedup_is_estimated
 from dynbench.schedule.traces import Trace
 from dynbench.windows import whole_windows
@@ -34,10 +42,13 @@ ALWAYS = ("static", "prefix", "partition", "packed")
 """Policies planned with the baseline's settings where no arm has them."""
 COST_POLICIES = ("prefix", "partition")
 """Policies whose plans are compared between cost types."""
+COUNTED = 10**8
+"""Largest ranks * samples * buffer for which plans within the buffer are counted."""
 STEPS = 100
 """Optimizer steps per line at most, in whole windows: enough for a tail, a second or two in all."""
 LEAST_STEPS, WORK = 8, 2**26
 """Large problems are planned for fewer steps: ranks * samples * steps up to `WORK`, but never below `LEAST_STEPS`."""
+
 
 _log = logging.getLogger(__name__)
 
@@ -98,12 +109,10 @@ def plan_subject(subject: Subject, store: RunStore) -> Solved:
     Raises:
         UsageError: the folders of its runs are not here.
     """
-    firsts = {
-        name: next((member.run for member in members if member.run is not None), None)
-        for name, members in subject.arms.items()
+    runs = {
+        name: [member.run for member in members if member.run is not None] for name, members in subject.arms.items()
     }
-    gone = [name for name, run in firsts.items() if run is None]
-    if gone:
+    if gone := [name for name, found in runs.items() if not found]:
         raise UsageError(
             f"--solve: the run folders of {', '.join(gone)} are not here, so their data is not known",
             "Plan where the comparison was made, or report without --solve.",
@@ -111,25 +120,15 @@ def plan_subject(subject: Subject, store: RunStore) -> Solved:
     workers = workers_of(subject.first.summary) or 1
     if subject.run.record().command != "train":
         store = store.within(subject.run)
-    return plan_offline(subject.run, {name: run for name, run in firsts.items() if run is not None}, workers, store)
+    return plan_offline(subject.run, {name: found[0] for name, found in runs.items()}, workers, store)
 
 
 def read_solved(folder: Path) -> Solved | None:
     """What was planned offline for the comparison or run of a folder; None where nothing was, or it cannot be read."""
     try:
-        data = load_json(folder / SOLVE_FILE)
-    except (OSError, ValueError):
+        return read_json(folder / SOLVE_FILE, Solved, "Plan it again.")
+    except RecordError:
         return None
-    if not isinstance(data, Mapping):
-        return None
-    run, reason = data.get("run"), data.get("reason")
-    return Solved(
-        None if run is None else str(run),
-        _objects(data.get("results")),
-        _objects(data.get("cost_types")),
-        None if reason is None else str(reason),
-        _objects(data.get("skipped")),
-    )
 
 
 def planned_speedup(solved: Solved | None, baseline: str, candidate: str) -> float | None:
@@ -185,7 +184,11 @@ def _plan(folder: Run, arms: Mapping[str, Run], workers: int, store: RunStore, a
     lines: list[Line] = []
     skipped: list[Skipped] = []
     unplanned: list[Json] = []
-    windows = {config.schedule.window_size for config in configs.values() if _plans_windows(config)}
+    windows = {
+        config.schedule.window_size
+        for config in configs.values()
+        if policy_class(config.schedule.policy_name).level == "window"
+    }
     for arm, policy, config in planned:
         steps = _steps(config, workers, windows, trace)
         for outcome in _solve(_named(trace, arm, policy, planned), policy, config, workers, steps, root):
@@ -264,10 +267,6 @@ def _steps(config: Config, workers: int, windows: Collection[int], trace: Trace)
     return whole_windows(least, windows, len(trace.lengths) // batch)
 
 
-def _plans_windows(config: Config) -> bool:
-    return policy_class(config.schedule.policy_name).level == "window"
-
-
 def _without_arm(config: Config) -> Config:
     """The baseline's settings for policies that no arm has: one global batch at a time, one micro-batch per rank."""
     config = _padded(config)
@@ -281,5 +280,50 @@ def _padded(config: Config) -> Config:
     return changed(config, {"workload.layout": "padded", "schedule.capacity": None})
 
 
-def _objects(value: object) -> list[Json]:
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+@dataclass(frozen=True)
+class PlanCounts:
+    """Numbers of plans; None where a size is unknown.
+
+    Attributes:
+        ranks, batch, buffer: G ranks, B samples and K samples per buffer.
+        count: all plans.
+        within_buffer: those that keep to the buffers; None also where there are too many to count.
+        most_ranks: how many ranks the solver `enumerate` tries with that batch and no buffers.
+        fits: whether it tries this size.
+        limit, inline: how many plans it tries at most, and the solver of the variance.
+    """
+
+    ranks: int | None
+    batch: int | None
+    buffer: int | None
+    count: int | None = None
+    within_buffer: int | None = None
+    most_ranks: int | None = None
+    fits: bool = False
+    limit: int = REFERENCE_LIMIT
+    inline: int = ENUMERATION_LIMIT
+
+
+def plan_counts(workers: int | None, global_batch: int | None, buffer: int | None) -> PlanCounts:
+    """Of G ranks, B samples and K samples per buffer."""
+    if workers is None or global_batch is None or global_batch < workers:
+        return PlanCounts(workers, global_batch, buffer)
+    # The count falls again beyond half the batch; a batch small enough has no limit at all.
+    most = 1
+    while most < global_batch and comb(global_batch - 1, most) <= REFERENCE_LIMIT:
+        most += 1
+    count = comb(global_batch - 1, workers - 1)
+    within = None if buffer is None else _within(workers, global_batch, buffer)
+    fits = (count if within is None else within) <= REFERENCE_LIMIT
+    counted = int(within) if within is not None and isfinite(within) else None
+    return PlanCounts(workers, global_batch, buffer, count, counted, most, fits)
+
+
+def _within(workers: int, global_batch: int, buffer: int) -> float | None:
+    """Plans that keep to the buffers, infinite where they are too many for a float; None where counting takes long."""
+    if buffer > global_batch - workers:
+        return comb(global_batch - 1, workers - 1)
+    if workers * global_batch * buffer > COUNTED:
+        return None
+    lower = np.ones(workers, dtype=np.int64)
+    return number_of_counts(lower, np.full(workers, buffer, dtype=np.int64), global_batch)

@@ -1,4 +1,7 @@
-"""Before a comparison begins: whether its arms can run and be compared, and what it is warned about."""
+"""Before a comparison begins: whether its arms can run and be compared, what it is warned about, how long it takes.
+
+How long is known by earlier runs of the same settings; nothing is guessed where there are none.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,21 @@ from dynbench.engine.launching.asked import situation
 from dynbench.engine.launching.probe_use import probe_warnings
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.launching.torchrun import started_as_rank
-from dynbench.engine.plan_check import check_plan
-from dynbench.errors import ConfigError, NothingFits, UsageError, did_you_mean
-from dynbench.experiment.meeting import Meeting, decide_meeting
+from dynbench.engine.plan_check import check_plan, total_steps
+from dynbench.errors import ConfigError, NothingFits, RecordError, UsageError, did_you_mean
+from dynbench.experiment.launch_plan import Grouping, decide_grouping
+from dynbench.experiment.training import wants_probe
+from dynbench.runs.run import duration_s
+from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
+from dynbench.units import format_ms
 from dynbench.workloads.inputs import check_batch, check_inputs
+
+ANY_LENGTH = (*NOT_IDENTITY_OF_ARM, "train.steps", "train.epochs", "train.warmup_steps")
+LIKENESSES = (ANY_LENGTH, (*ANY_LENGTH, "schedule", "probe"))
+"""Keys and sections in which a run that an arm is estimated by may differ from it; the first to find a run counts."""
+MOST_RUNS = 50
+"""Youngest training runs that are looked at."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +43,11 @@ class Startable:
 
     Attributes:
         question: what is asked of the arms, named or found.
-        meeting: which of them share launches.
+        grouping: which of them share launches.
     """
 
     question: Question
-    meeting: Meeting
+    grouping: Grouping
 
 
 def check_startable(recipe: Recipe, store: RunStore) -> Startable:
@@ -58,13 +71,13 @@ def check_startable(recipe: Recipe, store: RunStore) -> Startable:
             "launches.half_width: on several nodes each would count launches for itself",
             "Give a number: --launches N; the check `resolution` says how many would decide.",
         )
-    meeting = decide_meeting(recipe.launches, resolved, recipe.baseline)
+    grouping = decide_grouping(recipe.launches, resolved, recipe.baseline)
     asked = {name: config.workload.model_dump_json() for name, config in recipe.arms.items()}
     one_of = {workload: recipe.arms[name] for name, workload in asked.items()}
     splits = {workload: check_inputs(config) for workload, config in one_of.items()}
     for name, config in resolved.items():
         check_batch(config, splits[asked[name]])
-    return Startable(question, meeting)
+    return Startable(question, grouping)
 
 
 def resolved_arms(recipe: Recipe, store: RunStore) -> Mapping[str, Config]:
@@ -141,3 +154,74 @@ def arms_alike(recipe: Recipe, store: RunStore) -> list[list[str]]:
         resolved = resolve(config, this_machine(), store).config
         groups.setdefault(config_digest(resolved, NOT_IDENTITY_OF_ARM), []).append(name)
     return [names for names in groups.values() if len(names) > 1]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of all launches together.
+
+    Attributes:
+        seconds: of the launches whose like was run before.
+        known: how many these are.
+        launches: how many there are.
+        runs: ids of the runs that they were estimated by.
+        probes: a probe comes before them, which is not counted.
+    """
+
+    seconds: float
+    known: int
+    launches: int
+    runs: tuple[str, ...]
+    probes: bool
+
+    def __str__(self) -> str:
+        """In a line."""
+        probe = ", and a probe first" if self.probes else ""
+        if not self.known:
+            return f"time unknown: no completed run here has the same model, data, batch and ranks{probe}"
+        part = "" if self.known == self.launches else f" for {self.known} of {self.launches} launches, others unknown"
+        more = f" and {len(self.runs) - 1} more" if len(self.runs) > 1 else ""
+        return f"about {format_ms(1000 * round(self.seconds))}{part}, by the time of {self.runs[0]}{more}{probe}"
+
+
+def estimate(recipes: Sequence[Recipe], store: RunStore) -> Estimate:
+    """By the latest completed run of each arm's settings, in proportion to the steps; else by one of another schedule.
+
+    Raises:
+        DynbenchError: an arm whose settings cannot work on this machine.
+    """
+    known = _known_steps(store)
+    arms = [(config, recipe.launches.planned) for recipe in recipes for config in recipe.arms.values()]
+    seconds, estimated, runs = 0.0, 0, dict[str, None]()
+    for asked, launches in arms:
+        config = resolve(asked, this_machine(), store).config
+        digests = (config_digest(config, ignored) for ignored in LIKENESSES)
+        like = next((known[digest] for digest in digests if digest in known), None)
+        if like is not None:
+            run, step_s = like
+            seconds += launches * step_s * total_steps(config)
+            estimated += launches
+            runs[run] = None
+    planned, probes = sum(launches for _, launches in arms), any(wants_probe(asked) for asked, _ in arms)
+    return Estimate(seconds, estimated, planned, tuple(runs), probes)
+
+
+def _known_steps(store: RunStore) -> dict[str, tuple[str, float]]:
+    """Digest of the settings that count, for each likeness, to the youngest completed run that had them.
+
+    Beside its id stand its seconds per step, start and end included; of a shared launch, the arm's part.
+    """
+    found: dict[str, tuple[str, float]] = {}
+    trained = [(run, record) for run, record in store.entries() if record.command == "train"]
+    for run, record in trained[: -MOST_RUNS - 1 : -1]:
+        took_s = duration_s(record)
+        if record.status is not Status.COMPLETED or took_s is None:
+            continue
+        try:
+            config, together = run.config(), run.env().get("together") if run.env_file.exists() else None
+        except RecordError:  # a broken run of another day is no reason to fail this one
+            continue
+        arms = len(together["arms"]) if isinstance(together, dict) and "arms" in together else 1
+        for ignored in LIKENESSES:
+            found.setdefault(config_digest(config, ignored), (run.id, took_s / arms / total_steps(config)))
+    return found

@@ -23,9 +23,8 @@ from dynbench.experiment import (
     report_time,
 )
 from dynbench.experiment import report_texts as texts
-from dynbench.experiment.enumeration import Plans, plan_counts
 from dynbench.experiment.figure_numbers import number_figures
-from dynbench.experiment.offline_plans import Solved, static_over
+from dynbench.experiment.offline_plans import PlanCounts, Solved, plan_counts, static_over
 from dynbench.experiment.report_compression import compressors
 from dynbench.experiment.report_conclusions import best_of, claim_of, conclusion
 from dynbench.experiment.report_formats import (
@@ -114,7 +113,7 @@ def _tables(sources: Sources) -> Values:
     }
 
 
-def _plans(subject: Subject) -> Plans:
+def _plans(subject: Subject) -> PlanCounts:
     """The numbers of plans at the report's own size."""
     summary = subject.first.summary
     workers, size = workers_of(summary), lookup(summary, "global_batch")

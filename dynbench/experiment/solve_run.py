@@ -8,28 +8,155 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, Unpack
 
 from dynbench.config.schema import Config
-from dynbench.engine.planning import build_cost, build_objective
-from dynbench.experiment.offline_probe import OfflineRanks
+from dynbench.engine.launching.probe_use import PROBE_AGAIN
+from dynbench.engine.planning import (
+    build_capacity,
+    build_cost,
+    build_objective,
+    build_speeds,
+    least_capacity_warning,
+    load_probe,
+    names_a_probe,
+    probe_capacity,
+    probe_speeds,
+)
+from dynbench.errors import ConfigError
+from dynbench.padding import padded_lengths
 from dynbench.plugins import options_of
 from dynbench.plugins.policies import StreamOptions, plan_names, plan_of
 from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.probe_record import ProbeRecord
 from dynbench.runs.recorder import new_run, recorded
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
 from dynbench.runs.store import Naming, RunStore
-from dynbench.schedule.plan import IntArray
+from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.plan import FloatArray, IntArray
 from dynbench.schedule.policy import Problem
+from dynbench.schedule.rank_classes import distinct_speeds
 from dynbench.schedule.solve import DEFAULT_WINDOW, Line, Skipped, SolveRequest, solve
 from dynbench.schedule.traces import Trace, describe
 from dynbench.table_text import csv_text
 
 OnOutcome = Callable[[Line | Skipped], None]
+
+
+@dataclass(frozen=True)
+class OfflineRanks:
+    """Capacities and speeds at any number of ranks.
+
+    Args:
+        config: may name a probe.
+        root: results folder in which it is looked up.
+        probe: what `probe.run` names, None where it names none.
+        pad_to_multiple_of: padded lengths are multiples of this, tokens.
+    """
+
+    config: Config
+    root: Path
+    probe: ProbeRecord | None
+    pad_to_multiple_of: int
+
+    @classmethod
+    def of(cls, config: Config, root: Path) -> OfflineRanks:
+        """What the configuration and the probes that it names say.
+
+        Raises:
+            ConfigError: lengths padded to another multiple than a probe's.
+            UsageError, RecordError: a probe run that cannot be used.
+        """
+        capacity, multiple = config.schedule.capacity, config.workload.pad_to_multiple_of
+        probe = load_probe(config.probe.run, "probe.run", root) if names_a_probe(config) else None
+        probes = {"probe.run": probe} if probe else {}
+        if isinstance(capacity, str):
+            probes["schedule.capacity"] = load_probe(capacity, "schedule.capacity", root)
+        wanted = next((found.pad_to_multiple_of for found in probes.values()), 1) if multiple == "auto" else multiple
+        problems = [
+            f"workload.pad_to_multiple_of: {wanted}, but {key} was made with {found.pad_to_multiple_of}"
+            for key, found in probes.items()
+            if found.pad_to_multiple_of != wanted
+        ]
+        if problems:
+            raise ConfigError(problems, PROBE_AGAIN)
+        return cls(config, root, probe, wanted)
+
+    def capacity(self, longest: int, world_size: int) -> Capacity:
+        """As configured, else the probe's where it measured these ranks and samples as long as the longest."""
+        if self._knows_capacity(world_size) and self._reaches(longest):
+            assert self.probe is not None
+            found = probe_capacity(self.probe, world_size, self.config.schedule.micro_batches)
+            # Plans made offline know no positions: they pad the longest samples on to the next multiple.
+            return type(found)(tuple((*row, (self._rounded(row[-1][0]), row[-1][1])) for row in found.rows))
+        return build_capacity(self.config, world_size, self.root)
+
+    def speeds(self, world_size: int) -> FloatArray | None:
+        """As configured, else the probe's where it measured these ranks."""
+        if self.config.schedule.speeds is None and self.probe is not None:
+            return probe_speeds(self.probe, world_size)
+        return build_speeds(self.config)
+
+    def left_out(self, traces: Sequence[Trace], world_sizes: Sequence[int]) -> list[str]:
+        """What of the probe is not used and why, one line each."""
+        capacity, lines = self.config.schedule.capacity, list[str]()
+        if isinstance(capacity, str):
+            probe = load_probe(capacity, "schedule.capacity", self.root)
+            lines += least_capacity_warning(capacity, probe, self.config)
+        if self.probe is None:
+            return lines
+        named, measured = f"probe.run {self.config.probe.run}", len(self.probe.speeds)
+        takes_capacity = capacity is None
+        takes_speeds = self.config.schedule.speeds is None and distinct_speeds(self.probe.speeds) is not None
+        if self.probe.layout != self.config.workload.layout:
+            measured_so, asked = f"{named} measured {self.probe.layout} micro-batches", self.config.workload.layout
+            if takes_capacity:
+                lines.append(f"{measured_so}: its capacities are left out")
+            if self.config.schedule.cost_type in ("auto", "measured") and not self.config.schedule.cost_coefficients:
+                lines.append(f"{measured_so}: {asked} ones are priced as these; probe with --layout {asked} instead")
+            takes_capacity = False
+        for part, sizes in (
+            ("capacities", [size for size in world_sizes if takes_capacity and not self._knows_capacity(size)]),
+            ("speeds", [size for size in world_sizes if takes_speeds and size != measured]),
+        ):
+            if sizes:
+                lines.append(
+                    f"{named} measured {measured} ranks: its {part} are left out at G={', '.join(map(str, sizes))}; "
+                    f"--world-size {measured} takes them"
+                )
+        if takes_capacity and len(self.probe.tables) in world_sizes:
+            lines += least_capacity_warning(named, self.probe, self.config)
+        long = [trace.name for trace in traces if not self._reaches(int(trace.lengths.max()))]
+        if long and any(self._knows_capacity(size) for size in world_sizes):
+            lines.append(
+                f"{named} tried up to {self._longest} tokens: its capacities are left out for {', '.join(long)}; "
+                f"--max-length {self._longest} takes them"
+            )
+        return lines
+
+    @property
+    def _longest(self) -> int:
+        """Longest padded length that every rank of the probe tried with success, tokens."""
+        assert self.probe is not None
+        return min((table[-1][0] for table in self.probe.tables if table), default=0)
+
+    def _knows_capacity(self, world_size: int) -> bool:
+        if self.probe is None or self.config.schedule.capacity is not None:
+            return False
+        return self.probe.layout == self.config.workload.layout and len(self.probe.tables) in (1, world_size)
+
+    def _reaches(self, longest: int) -> bool:
+        assert self.probe is not None
+        positions = self.probe.positions
+        within = positions is None or longest <= positions
+        return within and int(padded_lengths(longest, self.pad_to_multiple_of, positions)) <= self._longest
+
+    def _rounded(self, length: int) -> int:
+        return int(padded_lengths(length, self.pad_to_multiple_of, None))
 
 
 @dataclass(frozen=True)
@@ -75,7 +202,7 @@ def run_solve(
     options: SolveOptions,
     store: RunStore,
     *,
-    on_outcome: OnOutcome | None = None,
+    on_outcome: OnOutcome = lambda _: None,
     warnings: Sequence[str] = (),
     **naming: Unpack[Naming],
 ) -> Solution:
@@ -100,7 +227,12 @@ def run_solve(
     said = [*warnings, *left_out, *_not_in_tokens(request)]
     run = _new_run(config, request.traces, store, said, **naming)
     with recorded(run, at_its_end=True):
-        lines, skipped = _collect(outcomes, on_outcome)
+        found = []
+        for outcome in outcomes:
+            found.append(outcome)
+            on_outcome(outcome)
+        lines = [outcome for outcome in found if isinstance(outcome, Line)]
+        skipped = [outcome for outcome in found if isinstance(outcome, Skipped)]
         _write(run, request.traces, lines, skipped)
     return Solution(run, request.traces, lines, skipped, request.least_steps)
 
@@ -186,19 +318,6 @@ def _as_trained(trace: Trace, config: Config) -> Trace:
     return replace(trace, train_max_length=trace.train_max_length or config.workload.max_length)
 
 
-def _collect(outcomes: Iterable[Line | Skipped], on_outcome: OnOutcome | None) -> tuple[list[Line], list[Skipped]]:
-    lines: list[Line] = []
-    skipped: list[Skipped] = []
-    for outcome in outcomes:
-        if isinstance(outcome, Line):
-            lines.append(outcome)
-        else:
-            skipped.append(outcome)
-        if on_outcome is not None:
-            on_outcome(outcome)
-    return lines, skipped
-
-
 def _trace_facts(trace: Trace) -> dict[str, object]:
     second = b"" if trace.second is None else trace.second.tobytes()
     digest = hashlib.sha256(trace.lengths.tobytes() + second).hexdigest()[:16]
@@ -224,10 +343,7 @@ def flat(result: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Nested objects as columns `outer_inner`; a null object leaves its column empty."""
     row: dict[str, object] = {}
     for key, value in result.items():
-        if isinstance(value, Mapping):
-            row.update(flat(value, f"{prefix}{key}_"))
-        else:
-            row[f"{prefix}{key}"] = value
+        row |= flat(value, f"{prefix}{key}_") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return row
 
 
@@ -248,17 +364,10 @@ def _rank_rows(line: Line) -> list[dict[str, object]]:
 def _gap_rows(line: Line) -> list[dict[str, object]]:
     if line.gap is None:
         return []
-    gaps = line.gap
-    return [
-        {
-            **_keys(line),
-            "step": step,
-            "heuristic": name,
-            "max_cost_gap": max_cost,
-            "variance_gap": None if math.isnan(variance) else variance,
-        }
-        for name in gaps.max_cost
-        for step, (max_cost, variance) in enumerate(
-            zip(gaps.max_cost[name].tolist(), gaps.variance[name].tolist(), strict=True)
-        )
-    ]
+    rows: list[dict[str, object]] = []
+    for name, max_costs in line.gap.max_cost.items():
+        pairs = zip(max_costs.tolist(), line.gap.variance[name].tolist(), strict=True)
+        for step, (max_cost, variance) in enumerate(pairs):
+            gaps = {"max_cost_gap": max_cost, "variance_gap": None if math.isnan(variance) else variance}
+            rows.append({**_keys(line), "step": step, "heuristic": name, **gaps})
+    return rows

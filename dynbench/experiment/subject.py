@@ -26,7 +26,7 @@ from dynbench.analysis.record import (
 from dynbench.analysis.summary import CHECKS_FILE, read_checks, summarise
 from dynbench.config.digest import flatten
 from dynbench.errors import RecordError, RunLookupError
-from dynbench.experiment.state import STATE_FILE, CompareState, read_state
+from dynbench.experiment.launch_plan import STATE_FILE, CompareState, read_state
 from dynbench.plugins import WORKLOADS
 from dynbench.runs.json_record import read_json
 from dynbench.runs.lookup import check_own_files

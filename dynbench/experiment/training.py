@@ -1,4 +1,4 @@
-"""A training run from launch to summary, alone or in turns with its like without communication."""
+"""A training run from probe to summary, alone or in turns with its like without communication."""
 
 from __future__ import annotations
 
@@ -11,26 +11,56 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Unpack
 
-from dynbench.config.digest import SUFFIX, without_communication
+from dynbench.config.digest import NOT_IDENTITY, SUFFIX, changed, config_digest, without_communication
+from dynbench.config.held import copies_held
 from dynbench.config.launches import Launches
+from dynbench.config.ranks import ranks_of
+from dynbench.config.rules import makes_probe
 from dynbench.config.schema import Config
 from dynbench.engine.launching.progress import OnProgress
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.launching.run_launch import launch_arms, plan_launch
 from dynbench.engine.launching.torchrun import started_as_rank
+from dynbench.engine.plan_check import fitting_batch, may_split, total_steps
+from dynbench.engine.planning import build_problem
 from dynbench.engine.turn_order import Turns
-from dynbench.errors import DynbenchError, Interrupted, RecordError, ReplicasTooLarge, StorageError, UsageError
-from dynbench.experiment.meeting import check_silent_turns, least_turn
-from dynbench.experiment.probing import using_probe, wants_probe, with_probe
+from dynbench.errors import (
+    BatchTooLarge,
+    DynbenchError,
+    Interrupted,
+    RecordError,
+    ReplicasTooLarge,
+    StorageError,
+    UsageError,
+)
+from dynbench.experiment.launch_plan import check_exposed_turns, least_turn
+from dynbench.probe.prober import run_probe
 from dynbench.runs.recorder import named
 from dynbench.runs.run import Run
 from dynbench.runs.store import Naming, RunStore, results_option
+from dynbench.schedule.policy import make_policy
+from dynbench.workloads.registry import build_workload
 
 if TYPE_CHECKING:
     from dynbench.analysis.merge import MergedRun
 
-
 _log = logging.getLogger(__name__)
+
+NOT_PROBED = (
+    *NOT_IDENTITY,
+    "schedule",
+    "analysis",
+    "probe.run",
+    "train.eval_every",
+    "train.eval_samples",
+    "train.exposed",
+    "train.memory_parts",
+    "launch.timeout_s",
+)
+"""Keys that arms may differ in without a probe measuring anything else."""
+OF_SPLITS = ("sync", "compress")
+"""Sections under which a further micro-batch is timed, and nothing else; the strategy and its options also decide who
+trains, and what ranks hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +118,8 @@ def run_training(
         arms, turns = one_with_silent(config, naming, store)
     if not attached and wants_probe(config):
         plan_launch(config, store, **naming)  # what cannot work is told before minutes of probing
-        config = with_probe(config, store)
-        arms = [(using_probe(one, config.probe.run), named) for one, named in arms]
+        probe = make_probe(config, store)
+        arms = [(changed(one, {"probe.run": probe}), named) for one, named in arms]
     if not attached:
         first, *silent = run_arms(arms, store, turns=turns, on_progress=on_progress, asked=asked, figures=figures)
         return replace(first, silent=silent[0] if silent else None)
@@ -152,10 +182,8 @@ def _partial_summarised(made: Sequence[Run] = ()) -> Iterator[None]:
 
 def _result(run: Run, figures: bool) -> TrainingResult:
     """Summarised here, unless another node's launcher does it."""
-    return _finished(run, figures) if run.record().pid == os.getpid() else TrainingResult(run, None)
-
-
-def _finished(run: Run, figures: bool) -> TrainingResult:
+    if run.record().pid != os.getpid():
+        return TrainingResult(run, None)
     try:
         with named(run):
             from dynbench.analysis.merge import merge_run  # and polars, for which no rank has to wait
@@ -182,11 +210,11 @@ def _warn_of_divergence(merged: MergedRun) -> None:
     if run.record().group is not None:
         return
     arm = Arm(merged.label, (merged,))
-    found = [worded("nan_loss", seen) for seen in nan_loss(Evidence([arm], [], run.config().analysis))]
-    for finding in found:
-        _log.warning("%s. %s", finding.seen, finding.hint)
-    if found:
-        run.update(warnings=[*run.record().warnings, *(f"{each.seen}. {each.hint}" for each in found)])
+    for seen in nan_loss(Evidence([arm], [], run.config().analysis)):
+        finding = worded("nan_loss", seen)
+        warning = f"{finding.seen}. {finding.hint}"
+        _log.warning("%s", warning)
+        run.update(warnings=[*run.record().warnings, warning])
 
 
 def _drawn(merged: MergedRun) -> Sequence[Path]:
@@ -257,7 +285,7 @@ def one_with_silent(config: Config, naming: Naming, store: RunStore) -> tuple[li
         ConfigError: settings that cannot work, or with which the two cannot take turns.
     """
     resolved = resolve(config, this_machine(), store).config
-    check_silent_turns({"train": resolved})
+    check_exposed_turns({"train": resolved})
     arms = with_silent([("with", config, naming)])
     turns = Turns(tuple(one.arm for one in arms), least_turn(resolved), config.train.seed)
     return [(one.config, one.naming) for one in arms], turns
@@ -266,3 +294,93 @@ def one_with_silent(config: Config, naming: Naming, store: RunStore) -> tuple[li
 def turn_steps(launches: Launches, configs: Sequence[Config]) -> int:
     """Steps of a turn in a launch: as asked for; of one arm and its like, no fewer than the arm's work goes on for."""
     return max(launches.block, least_turn(configs[0])) if len(configs) == 1 else launches.block
+
+
+def wants_probe(config: Config) -> bool:
+    """Whether a probe comes first, see `makes_probe`."""
+    return makes_probe(config, on_gpus=config.launch.device != "cpu" and this_machine().gpus > 0)
+
+
+def make_probe(config: Config, store: RunStore) -> str:
+    """Id of a probe of these settings, made now.
+
+    Raises:
+        DynbenchError: as `run_probe`.
+    """
+    run = run_probe(config, store, report=_log.info)
+    _log.info("probed: %s", run.path)
+    return run.id
+
+
+def probe_identity(config: Config, store: RunStore, *, with_splits: bool) -> tuple[int, str, float, str]:
+    """Equal for configurations of which a probe would measure the same.
+
+    Args:
+        config: settings as asked for.
+        store: the registry.
+        with_splits: whether what a further micro-batch costs counts.
+
+    Raises:
+        DynbenchError: as `resolve`.
+    """
+    resolved = resolve(config, this_machine(), store)
+    digest = config_digest(resolved.config, NOT_PROBED if with_splits else NOT_PROBED + OF_SPLITS)
+    held = copies_held(resolved.config, ranks_of(resolved.config, resolved.world_size), in_step=True)
+    return resolved.workers, resolved.config.sync.name, held, digest
+
+
+@dataclass(frozen=True, slots=True)
+class NextTraining:
+    """The dynamic run that a probe was made for.
+
+    Attributes:
+        global_batch: as asked for.
+        steps: of the run, warm-up included.
+        stopped_by: the first step that does not fit, or why there is none, in words; None where all fit.
+        fitting_batch: the global batch asked for, or the largest one found below it with which all steps fit; None
+            where there is none.
+        split_fits: whether all steps fit with as many micro-batches as they need.
+    """
+
+    global_batch: int
+    steps: int
+    stopped_by: str | None
+    fitting_batch: int | None
+    split_fits: bool
+
+    @property
+    def instead(self) -> Mapping[str, object] | None:
+        """Settings with which the run ends well, by dotted key; None where nothing is known to help."""
+        if self.stopped_by is None:
+            return {}
+        if self.fitting_batch is not None:
+            return {"train.global_batch": self.fitting_batch}
+        return {"schedule.micro_batches": "auto"} if self.split_fits else None
+
+
+def next_training(config: Config, probe: Run, store: RunStore) -> NextTraining:
+    """What `train --mode dynamic --probe PROBE` would meet with the settings of the probe.
+
+    Settings that training would refuse stop it too: what was probed is worth showing nevertheless.
+    """
+    asked, steps = config.train.global_batch, total_steps(config)
+    try:
+        dynamic = changed(config, {"schedule.mode": "dynamic", "schedule.capacity": None, "probe.run": probe.id})
+        resolved = resolve(dynamic, this_machine(), store)
+        config, workload = resolved.config, build_workload(resolved.config)
+        multiple, train = config.workload.pad_to_multiple_of, workload.train
+        assert isinstance(multiple, int), "resolved"
+        asked, steps = config.train.global_batch, total_steps(config)
+        problem = build_problem(
+            config, train.lengths, resolved.workers, multiple, store.root, workload.positions, train.second
+        )
+        misfit: DynbenchError | None = make_policy(config.schedule.policy_name, problem).misfit(steps)
+        if misfit is None:
+            return NextTraining(asked, steps, None, asked, split_fits=True)
+        if isinstance(misfit, BatchTooLarge):
+            found = fitting_batch(config, problem)
+            batch = None if found is None else found.global_batch
+            return NextTraining(asked, steps, misfit.message, batch, split_fits=may_split(config, problem))
+    except DynbenchError as error:
+        misfit = error
+    return NextTraining(asked, steps, misfit.message, None, split_fits=False)

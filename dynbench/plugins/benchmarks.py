@@ -22,7 +22,7 @@ Operation = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "
 
 @dataclass(frozen=True)
 class BenchmarkEntry(Entry):
-    """A subclass of `dynbench.bench.base.Benchmark`, called with its options; its module imports no torch.
+    """A subclass of `dynbench.bench.base.Benchmark`, called with its options; the launcher imports its module.
 
     Args:
         full: `key=value` of the options that `--full` sets: what a GPU measures in minutes.

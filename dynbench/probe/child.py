@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import closing
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -22,10 +23,10 @@ import torch.distributed as dist
 from dynbench.config.schema import Config
 from dynbench.engine.failure import is_out_of_memory, lasting_fault
 from dynbench.engine.rank.rank_process import die_with_parent
+from dynbench.engine.rank.real import build_strategy
 from dynbench.plugins import STRATEGIES
-from dynbench.probe.limits import RESERVE, limit_process, resident_bytes
-from dynbench.probe.timing import split_price_ms
-from dynbench.probe.trial import TrialStep, rehearsed
+from dynbench.probe.children import RESERVE
+from dynbench.probe.trial import TrialStep, limit_process, rehearsed, resident_bytes
 from dynbench.runs.run import Run
 from dynbench.units import mb
 from dynbench.wire.null import silent_group
@@ -68,8 +69,9 @@ def _serve(spec: Mapping[str, Any], config: Config, replies: IO[str]) -> None:
         _send(replies, {"ready": True, "gradient_bytes": 0})
         for line in sys.stdin:
             request = json.loads(line)
-            shape = request["n"], request["length"], request["repeats"]
-            _send(replies, {"ms": split_price_ms(config, workload, device, shape)})
+            with closing(TrialStep(config, workload, device, build=partial(build_strategy, config, device))) as split:
+                ms = split.split_price_ms(request["n"], request["length"], request["repeats"])
+            _send(replies, {"ms": ms})
         return
     build = None
     if config.launch.launcher != "virtual":

@@ -1,4 +1,6 @@
-"""The processes that run trials: one per rank, started for one search, driven over pipes, expendable.
+"""The processes that run trials: one per rank, within a budget of memory, driven over pipes, expendable.
+
+They are started for one search.
 
 A child that ends without an answer proves nothing about memory (it may have been killed from outside), so its silence
 is reported as such and the whole group is replaced: the collectives of the survivors are broken anyway.
@@ -14,19 +16,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
+from dynbench.config.held import copies_served
+from dynbench.config.schema import Config
+from dynbench.engine.launching.resolve import Resolved
 from dynbench.engine.launching.torchrun import thread_environment
-from dynbench.errors import NothingFits, WorkerFailed
+from dynbench.errors import NothingFits, UsageError, WorkerFailed
+from dynbench.runs.cgroup import ROOT
+from dynbench.runs.provenance import memory_mb
 from dynbench.signals import held_back
+from dynbench.units import BYTES_PER_MB, parse_bytes
 
 log = logging.getLogger(__name__)
 
 Reply = dict[str, Any]
+Report = Callable[[str], None]
+"""Told what is done, a line at a time."""
 
+RESERVE = 0.15
+"""Part of a CPU host's available memory that the default budget leaves alone."""
 TIDY_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 """Settings of glibc's allocator, mallopt(3)."""
 
@@ -147,10 +159,11 @@ class Children:
         """One line from each child; a rank that closed its pipe answers None.
 
         Raises:
-            WorkerFailed: one is silent beyond the limit, though none has ended, for which it could be waiting.
+            WorkerFailed: one met a fault, or is silent beyond the limit, though none has ended, for which it could be
+                waiting.
         """
         replies: list[Reply | None] = [None] * self.world_size
-        pending = dict.fromkeys(range(self.world_size), b"")
+        pending = set(range(self.world_size))
         deadline = time.monotonic() + self.timeout_s
         with selectors.DefaultSelector() as selector:
             for rank, process in enumerate(self._processes):
@@ -158,43 +171,32 @@ class Children:
                 selector.register(process.stdout, selectors.EVENT_READ, rank)
             while pending and (left := deadline - time.monotonic()) > 0:
                 for key, _ in selector.select(timeout=left):
-                    rank = key.data
-                    chunk = os.read(key.fd, 65536)
-                    pending[rank] += chunk
-                    if not chunk or pending[rank].endswith(b"\n"):
-                        selector.unregister(key.fileobj)
-                        line = pending.pop(rank)
-                        replies[rank] = self._understood(rank, line) if line.endswith(b"\n") else None
-                        if replies[rank] is None:
-                            self.gone.append(rank)
-                            if together:
-                                return replies
+                    selector.unregister(key.fileobj)
+                    rank, stdout = key.data, self._processes[key.data].stdout
+                    assert stdout is not None
+                    pending.remove(rank)
+                    line = stdout.readline()  # a child writes whole lines, or ends
+                    if not line.endswith(b"\n"):
+                        self.gone.append(rank)
+                        if together:
+                            return replies
+                        continue
+                    reply: Reply = json.loads(line)
+                    if "fault" in reply:  # another try would meet it again
+                        raise self._failed(rank, str(reply["fault"]))
+                    replies[rank] = reply
         if pending and all(replies[rank] is not None for rank in range(self.world_size) if rank not in pending):
-            self._refuse_silent(sorted(pending))
+            first, *others = sorted(pending)  # several may wait for one of them
+            names = " and ".join(map(str, (first, *others)))
+            log = self.log_of(first)
+            raise WorkerFailed(
+                f"probe: rank {names} hung in {self._asked[first]!r}: no answer for {self.timeout_s:g} s "
+                f"(launch.timeout_s); log: {log}",
+                "Where it is slow and does not hang, raise launch.timeout_s.",
+                rank=first,
+                log=log,
+            )
         return replies
-
-    def _refuse_silent(self, ranks: Sequence[int]) -> NoReturn:
-        """Name the ranks that hang; several may wait for one of them."""
-        first, names = ranks[0], " and ".join(map(str, ranks))
-        log = self.log_of(first)
-        raise WorkerFailed(
-            f"probe: rank {names} hung in {self._asked[first]!r}: no answer for {self.timeout_s:g} s "
-            f"(launch.timeout_s); log: {log}",
-            "Where it is slow and does not hang, raise launch.timeout_s.",
-            rank=first,
-            log=log,
-        )
-
-    def _understood(self, rank: int, line: bytes) -> Reply:
-        """A child's answer; a fault that another try would meet again ends the search.
-
-        Raises:
-            WorkerFailed: there is such a fault.
-        """
-        reply: Reply = json.loads(line)
-        if "fault" in reply:
-            raise self._failed(rank, str(reply["fault"]))
-        return reply
 
     def gone_without_answer(self, what: str, hint: str) -> WorkerFailed:
         """Of the first rank whose trial process ended, with its log.
@@ -231,3 +233,61 @@ class Children:
             file.close()
         self._processes, self._files = [], []
         self._rendezvous.cleanup()
+
+
+StartChildren = Callable[[], AbstractContextManager[Children]]
+
+
+def memory_limit_bytes(resolved: Resolved) -> int | None:
+    """The budget of one trial process on a CPU; None on GPUs, where a fraction is set instead.
+
+    Raises:
+        UsageError: a limit that is no size.
+        UnknownFactError: the system does not say what is available.
+    """
+    config = resolved.config
+    if config.launch.device == "cuda":
+        return None
+    if config.probe.memory_limit is None:
+        assert isinstance(config.launch.nproc, int), "resolved"
+        return default_cpu_limit_bytes(config.launch.nproc)
+    try:
+        return parse_bytes(config.probe.memory_limit)
+    except ValueError as error:
+        raise UsageError(f"probe.memory_limit: {error}", "Write it like 512MB or 2GiB.") from None
+
+
+def default_cpu_limit_bytes(world_size: int, root: Path = ROOT) -> int:
+    """An equal share, per rank, of the memory that is available now within the container's limit, less a reserve.
+
+    Args:
+        world_size: ranks (G).
+        root: where `/proc` and `/sys` are.
+
+    Raises:
+        UnknownFactError: the system does not say.
+    """
+    available = memory_mb(root)["available"]
+    assert available is not None
+    return int(available * BYTES_PER_MB * (1 - RESERVE) / world_size)
+
+
+def served_mb(config: Config, parameters_mb: float, limit_mb: float | None) -> float | None:
+    """Memory that a rank that serves needs, by the size of the parameters that are trained; None where none does.
+
+    Args:
+        config: its strategy and optimizer.
+        parameters_mb: of one copy, MB.
+        limit_mb: what a process may use; None where that is not known.
+
+    Raises:
+        NothingFits: it is more than that.
+    """
+    needed = copies_served(config) * parameters_mb
+    if limit_mb is not None and needed > limit_mb:
+        raise NothingFits(
+            f"probe: a server of sync.name {config.sync.name!r} holds {needed:,.0f} MB of parameters, gradients and "
+            f"optimizer state, more than the {limit_mb:,.0f} MB of a process",
+            "Raise the memory limit (--memory-limit), or take a smaller model or another strategy.",
+        )
+    return needed or None

@@ -1,21 +1,29 @@
-"""The cost fitted to timed steps, the memory model, and what they predict."""
+"""Steps timed at many sizes; the cost model and the memory model fitted to them, and what these predict."""
 
 from __future__ import annotations
 
+import logging
+import statistics
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dynbench.errors import NothingFits, UsageError
-from dynbench.runs.probe_record import AccuracyRow, MemoryFit, TrialRow
+from dynbench.probe.children import Children, Reply, Report, StartChildren
+from dynbench.runs.probe_record import AccuracyRow, AllReduce, CapacityRow, CostFit, MemoryFit, TimingRow, TrialRow
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_cost
 from dynbench.schedule.plan import FloatArray, IntArray
 from dynbench.schedule.planner import Planner
 from dynbench.schedule.policy import Problem
+from dynbench.units import mb
 from dynbench.windows import whole_windows
+
+log = logging.getLogger(__name__)
 
 TERMS = ("fixed_mb", "per_sample_mb", "per_length_mb", "per_token_mb", "per_square_mb")
 """Coefficients of 1, n, L, n*L and n*L**2."""
@@ -27,6 +35,9 @@ LARGEST_BATCH = 4096
 """Global batches above it are tried only as far as `LEAST_PER_RANK` asks for, samples."""
 LEAST_PER_RANK = 8
 """Samples per rank up to which global batches are tried, however many ranks there are."""
+REDUCE_REPEATS = 7
+FURTHER_REPEATS = 8
+_UNPRICED = "probe: what a further micro-batch costs is unknown: %s; schedule.further_ms sets the price"
 
 
 def peak_mb(model: MemoryFit, n: float, length: float) -> float:
@@ -93,11 +104,12 @@ Predictor = Callable[[IntArray, IntArray], FloatArray]
 
 @dataclass(frozen=True, slots=True)
 class GridPoint:
-    """One measured point: a micro-batch of `n` samples of `length` tokens took `ms` (median over repeats)."""
+    """One measured point: a micro-batch of `n` samples of `length` tokens took `ms` (median over repeats) on a rank."""
 
     n: int
     length: int
     ms: float
+    rank: int = 0
 
 
 def nonnegative_least_squares(design: FloatArray, target: FloatArray, weights: FloatArray) -> FloatArray:
@@ -154,7 +166,7 @@ def table(points: Sequence[GridPoint]) -> Predictor:
         length: sorted((point.n, point.ms) for point in points if point.length == length)
         for length in sorted({point.length for point in points})
     }
-    lengths = np.array(list(by_length), dtype=np.float64)
+    lengths = list(by_length)
 
     def at(length: int, n: int) -> float:
         counts = np.array([count for count, _ in by_length[length]], dtype=np.float64)
@@ -164,14 +176,8 @@ def table(points: Sequence[GridPoint]) -> Predictor:
         return float(np.interp(n, counts, times))
 
     def one(n: int, length: int) -> float:
-        if length >= lengths[-1]:
-            return at(int(lengths[-1]), n) * length / float(lengths[-1])
-        if length <= lengths[0]:
-            return at(int(lengths[0]), n)
-        above = int(np.searchsorted(lengths, length, side="left"))
-        low, high = int(lengths[above - 1]), int(lengths[above])
-        share = (length - low) / (high - low)
-        return (1 - share) * at(low, n) + share * at(high, n)
+        beyond = max(1.0, length / lengths[-1])
+        return beyond * float(np.interp(length, lengths, [at(known, n) for known in lengths]))
 
     return lambda count, longest: np.array([one(int(n), int(length)) for n, length in zip(count, longest, strict=True)])
 
@@ -278,3 +284,162 @@ def break_even_batch(problem: Problem, overhead_ms: float, worth: float) -> Brea
         if static / dynamic > 1.0 + worth:
             return BreakEven(global_batch, tuple(tried))
     return BreakEven(None, tuple(tried))
+
+
+class Timings(NamedTuple):
+    """What the ranks were timed at."""
+
+    points: list[GridPoint]
+    """Median step time of every rank."""
+    further: list[float] | None
+    """What every micro-batch of a step after its first costs beside its samples, ms, shape [G]; None where the
+    strategy has servers, too few samples fit to tell, or a rank ended while it was timed."""
+    allreduce: AllReduce
+
+
+def grid(rows: Sequence[CapacityRow], ceiling: int) -> list[tuple[int, int]]:
+    """(samples, length) pairs that fit on every rank: powers of two up to the smallest capacity, and that capacity."""
+    points = []
+    for length in sorted({row.length for row in rows}):
+        largest = min(ceiling, *(row.max_batch for row in rows if row.length == length))
+        counts = {2**exponent for exponent in range(largest.bit_length())} | {largest} if largest else set()
+        points += [(n, length) for n in sorted(counts)]
+    return points
+
+
+def time_grid(
+    start: StartChildren,
+    start_splits: StartChildren | None,
+    points: Sequence[tuple[int, int]],
+    repeats: int,
+    seed: int,
+    report: Report,
+    slowdown: Mapping[int, float],
+    share: int,
+) -> Timings:
+    """Times of every rank, stretched by `slowdown`, of the gradient's all-reduce, and of a step in two micro-batches.
+
+    The order of the points is shuffled, so that a machine that slows down over time does not bend the fit.
+
+    Args:
+        start: starts the trial processes.
+        start_splits: starts processes that time splits only: after trials gradients find their memory in the allocator,
+            in training they do not. None under a strategy with servers: trial processes are the workers only, and the
+            strategy would take the first of them for a server.
+        points: (samples, length) of the micro-batches.
+        repeats: times per point.
+        seed: of the order.
+        report: told what is being timed.
+        slowdown: rank to factor.
+        share: samples of a rank in a step (B / G), what splitting is timed with as far as they fit.
+
+    Raises:
+        WorkerFailed: a trial process ended without an answer.
+    """
+    measured: list[GridPoint] = []
+    with start() as children:
+        for done, index in enumerate(np.random.default_rng(seed).permutation(len(points))):
+            n, length = points[index]
+            report(f"timing {n} samples x {length} tokens ({done + 1} of {len(points)})")
+            asked = {"op": "time", "n": n, "length": length, "repeats": repeats}
+            times = _answered(children, children.ask_all(asked))
+            for rank, repeated in enumerate(times):
+                ms = statistics.median(repeated) * slowdown.get(rank, 1.0)
+                measured.append(GridPoint(n, length, ms, rank))
+        reduced = _answered(children, children.ask_all({"op": "reduce", "repeats": REDUCE_REPEATS}, together=True))
+    further = _time_further(start_splits, points, share, report, slowdown)
+    allreduce = AllReduce(megabytes=mb(children.gradient_bytes), ms=max(reduced), world_size=children.world_size)
+    return Timings(measured, further, allreduce)
+
+
+def _time_further(
+    start: StartChildren | None,
+    points: Sequence[tuple[int, int]],
+    share: int,
+    report: Report,
+    slowdown: Mapping[int, float],
+) -> list[float] | None:
+    length = min((length for _, length in points), default=0)
+    n = min(share, max((n for n, at in points if at == length), default=0)) // 2
+    if n == 0:
+        return None
+    if start is None:
+        log.warning(_UNPRICED, "the strategy (sync.name) has ranks that serve, and trial processes are workers only")
+        return None
+    report(f"timing steps of one micro-batch and of two, {2 * n} samples x {length} tokens")
+    with start() as fresh:
+        replies = fresh.ask_all({"op": "further", "n": n, "length": length, "repeats": FURTHER_REPEATS}, together=True)
+    if any(reply is None for reply in replies):
+        ended = "a trial process ended while steps of two were timed, the ranks' logs in the run folder's logs/ say why"
+        log.warning(_UNPRICED, ended)
+        return None
+    return [ms * slowdown.get(rank, 1.0) for rank, ms in enumerate(_answered(fresh, replies))]
+
+
+def _answered(children: Children, replies: Sequence[Reply | None]) -> list[Any]:
+    """The milliseconds that the ranks answered: a number of each, or one per repeat."""
+    if any(reply is None for reply in replies):
+        what = "its trial process ended while it was being timed"
+        raise children.gone_without_answer(what, "See its log, and probe again.")
+    return [reply["ms"] for reply in replies if reply is not None]
+
+
+def rank_speeds(measured: Sequence[GridPoint], workers: int, slowdown: Mapping[int, float]) -> list[float]:
+    """Speed of each worker; 1 for the fastest.
+
+    Args:
+        measured: every rank's times, or, of virtual ranks, the first one's alone.
+        workers: ranks that train (G).
+        slowdown: rank to factor by which its times are stretched; all that virtual ranks of one device differ in.
+    """
+    totals: dict[int, float] = defaultdict(float)
+    for point in measured:
+        totals[point.rank] += point.ms
+    if len(totals) < workers:
+        totals = {rank: totals[0] / slowdown.get(0, 1.0) * slowdown.get(rank, 1.0) for rank in range(workers)}
+    fastest = min(totals.values())
+    return [fastest / totals[rank] for rank in range(workers)]
+
+
+def at_full_speed(measured: Sequence[GridPoint], speeds: FloatArray | None) -> list[GridPoint]:
+    """The times as the fastest rank would have had them; as they are where all ranks are alike (None)."""
+    if speeds is None:
+        return list(measured)
+    return [replace(point, ms=point.ms * float(speeds[point.rank])) for point in measured]
+
+
+def further_at_full_speed(further: Sequence[float] | None, speeds: FloatArray | None) -> float | None:
+    """The price of further micro-batches as the fastest rank would have had it, ms: the median over ranks timed."""
+    if further is None:
+        return None
+    return max(0.0, float(np.median(np.array(further) * (1.0 if speeds is None else speeds[: len(further)]))))
+
+
+def over_ranks(measured: Sequence[GridPoint]) -> list[GridPoint]:
+    """One point per shape: the median over ranks."""
+    by_shape: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for point in measured:
+        by_shape[point.n, point.length].append(point.ms)
+    return [GridPoint(n, length, statistics.median(times)) for (n, length), times in sorted(by_shape.items())]
+
+
+def timing_rows(measured: Sequence[GridPoint], seed: int) -> list[TimingRow]:
+    """The measured points for the record, each marked whether the accuracies were judged on it."""
+    _, held_out = split(over_ranks(measured), seed)
+    shapes = {(point.n, point.length) for point in held_out}
+    return [
+        TimingRow(rank=p.rank, n=p.n, length=p.length, ms=p.ms, held_out=(p.n, p.length) in shapes) for p in measured
+    ]
+
+
+def fit_cost(measured: Sequence[GridPoint], seed: int, attention_a: float, further_ms: float | None = None) -> CostFit:
+    """The cost model of all points, and every model's accuracy on the points held out of a second fit."""
+    points = over_ranks(measured)
+    model = fit_measured(points)
+    return CostFit(
+        alpha_ms=model.alpha,
+        beta_ms_per_token=model.beta,
+        gamma_ms_per_token2=model.gamma,
+        further_ms=further_ms,
+        heldout=judge(points, seed, attention_a),
+    )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Unpack
 
 from dynbench.config.digest import changed
@@ -20,33 +19,27 @@ from dynbench.engine.launching.probe_use import measured_settings
 from dynbench.engine.launching.resolve import Resolved, resolve, this_machine
 from dynbench.errors import UsageError
 from dynbench.padding import padded_lengths
-from dynbench.probe.capacity import (
-    ProbedCapacities,
-    Report,
-    capacity_tables,
-    find_capacities,
-    length_grid,
-    refuse_if_nothing_fits,
-)
-from dynbench.probe.children import Children
-from dynbench.probe.fit import WINDOW, break_even_batch, fit_memory, predicted_speedups
-from dynbench.probe.limits import memory_limit_bytes, served_mb
-from dynbench.probe.soak import soak
-from dynbench.probe.timing import (
+from dynbench.probe.capacity import capacity_tables, find_capacities, length_grid, refuse_if_nothing_fits, soak
+from dynbench.probe.children import Children, Report, memory_limit_bytes, served_mb
+from dynbench.probe.fit import (
+    WINDOW,
     at_full_speed,
+    break_even_batch,
     fit_cost,
+    fit_memory,
     further_at_full_speed,
     grid,
+    predicted_speedups,
     rank_speeds,
     time_grid,
     timing_rows,
 )
 from dynbench.runs.atomic import write_json
-from dynbench.runs.probe_record import PROBE_FILE, AllReduce, CostFit, ProbeRecord
+from dynbench.runs.probe_record import PROBE_FILE, CostFit, ProbeRecord
 from dynbench.runs.recorder import new_run, recorded
 from dynbench.runs.run import Run
 from dynbench.runs.store import Naming, RunStore
-from dynbench.schedule.capacity import Capacity, capacity_of
+from dynbench.schedule.capacity import capacity_of
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.policy import Problem
 from dynbench.schedule.rank_classes import distinct_speeds
@@ -159,16 +152,15 @@ class Prober:
         workload = build_workload(config)
         lengths = _within(self.lengths, workload.positions)
 
-        found = find_capacities(
-            partial(self._children, run, tidy=True), lengths, self.processes, ceiling, settings, report
-        )
-        points = grid(found.tables(self.processes), ceiling)
+        children = partial(self._children, run)
+        found = find_capacities(partial(children, tidy=True), lengths, self.processes, ceiling, settings, report)
+        points = grid(found.rows, ceiling)
         if not points:  # there is nothing to time
             refuse_if_nothing_fits(found.rows)
         memory = fit_memory(found.trials)
         timings = time_grid(
-            partial(self._children, run, limited=False),
-            None if ranks.servers else partial(self._children, run, limited=False, splits=True),
+            partial(children, limited=False),
+            None if ranks.servers else partial(children, limited=False, splits=True),
             points,
             settings.repeats,
             seed,
@@ -177,7 +169,10 @@ class Prober:
             share=config.train.global_batch // workers,
         )
         server_mb = served_mb(config, timings.allreduce.megabytes, self.memory_limit_mb)
-        overhead_ms = self._overhead_ms(timings.allreduce, run.path.parent)
+        overhead_ms = timings.allreduce.ms  # what every step pays alike
+        if self.virtual:
+            megabytes = timings.allreduce.megabytes
+            overhead_ms = charged_ms(config.launch.comm_model, megabytes, workers, run.path.parent)
         speeds = rank_speeds(timings.points, workers, slowdown)
         classes = distinct_speeds(speeds)
         further_ms = further_at_full_speed(timings.further, classes)
@@ -186,7 +181,7 @@ class Prober:
         soaked = None
         if settings.soak_steps and all(row.max_batch for row in found.rows):
             soaked, found.rows = soak(
-                partial(self._children, run),
+                children,
                 problem,
                 found.rows,
                 memory,
@@ -196,7 +191,9 @@ class Prober:
                 settings.margin,
             )
         report("predicting what scheduling gains")
-        problem = self._problem(workload, cost, speeds, found)
+        tables = capacity_tables(found.rows, memory, self.processes)
+        if all(row.max_batch for row in found.rows):
+            problem = replace(problem, capacity=capacity_of(tables, config.workload.layout))
         break_even = break_even_batch(problem, overhead_ms, config.analysis.noise_threshold)
         return ProbeRecord(
             device=str(config.launch.device),
@@ -215,7 +212,7 @@ class Prober:
             server_mb=server_mb,
             slowdown=dict(config.launch.slowdown),
             capacity=found.rows,
-            tables=capacity_tables(found.rows, memory, self.processes),
+            tables=tables,
             trials=found.trials,
             timings=timing_rows(timings.points, seed),
             cost_model=cost,
@@ -229,13 +226,6 @@ class Prober:
             break_even_batch=break_even.batch,
             break_even_tried=list(break_even.tried),
         )
-
-    def _overhead_ms(self, allreduce: AllReduce, root: Path) -> float:
-        """What every step pays alike: the measured all-reduce, or what virtual ranks are charged for theirs."""
-        if not self.virtual:
-            return allreduce.ms
-        comm_model = self.resolved.config.launch.comm_model
-        return charged_ms(comm_model, allreduce.megabytes, self.resolved.workers, root)
 
     def _children(self, run: Run, *, tidy: bool = False, limited: bool = True, splits: bool = False) -> Children:
         config = self.resolved.config
@@ -251,13 +241,11 @@ class Prober:
         }
         return Children(spec, self.processes, config.launch.threads, run.logs_dir, config.launch.timeout_s, tidy=tidy)
 
-    def _problem(
-        self, workload: Workload, cost: CostFit, speeds: Sequence[float], found: ProbedCapacities | None = None
-    ) -> Problem:
+    def _problem(self, workload: Workload, cost: CostFit, speeds: Sequence[float]) -> Problem:
+        """Without capacities."""
         config = self.resolved.config
         multiple = config.workload.pad_to_multiple_of
         assert isinstance(multiple, int), "resolved"
-        usable = found is not None and all(row.max_batch for row in found.rows)
         return Problem(
             lengths=workload.train.lengths,
             workers=self.resolved.workers,
@@ -271,11 +259,6 @@ class Prober:
                 pad_to_multiple_of=multiple,
                 positions=workload.positions,
             ),
-            capacity=capacity_of(
-                capacity_tables(found.rows, fit_memory(found.trials), self.processes), config.workload.layout
-            )
-            if usable and found is not None
-            else Capacity(),
             speeds=distinct_speeds(speeds) if len(speeds) == self.resolved.workers else None,
             seed=config.train.seed,
             layout=config.workload.layout,

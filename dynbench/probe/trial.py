@@ -1,12 +1,20 @@
-"""A trial of a micro-batch, and its rehearsal."""
+"""A trial of a micro-batch, its rehearsal, and the price of a further one.
+
+A bare model does not tell that price. Under DistributedDataParallel the first micro-batch's gradients are kept apart
+from the buckets, so that a further one adds to them and copies them, on all ranks at once, and leaves less of the
+backward pass for the all-reduce to hide behind.
+"""
 
 from __future__ import annotations
 
 import gc
+import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -19,10 +27,10 @@ from dynbench.engine.failure import is_out_of_memory
 from dynbench.engine.rank.memory import memory_meter
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
+from dynbench.kernels.packed_attention import most_demanding
 from dynbench.plugins import COMPRESSORS, STRATEGIES, options_of
 from dynbench.plugins.compressor_options import CompressionOptions
 from dynbench.plugins.strategies import DilocoOptions
-from dynbench.probe.limits import limit_process, shaped_batch
 from dynbench.sync.base import Strategy
 from dynbench.sync.local import Local
 from dynbench.units import mb
@@ -30,9 +38,74 @@ from dynbench.wire.channel import Channel
 from dynbench.wire.null import NullWire
 from dynbench.wire.segment import Segment
 from dynbench.workloads.base import Workload
+from dynbench.workloads.data import TokenisedData
+from dynbench.workloads.micro_batch import MicroBatch, make_micro_batch
+from dynbench.workloads.packed import packs
 
 STEPS_PER_TRIAL = 2
 """The first step allocates the optimizer's state only after its activations are gone; the second holds both."""
+SETTLING = 3
+"""Steps of a block before those that count."""
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process, interpreter and libraries included: what a training run reports peaks of."""
+    return _status("VmRSS:")
+
+
+def limit_process(limit_bytes: int) -> None:
+    """Let the kernel refuse this process memory that would make more than the limit resident.
+
+    `RLIMIT_DATA` counts private writable mappings since Linux 4.7 (getrlimit(2)), so that the allocator fails at once
+    and the process survives, where a control group would have it killed. It knows neither the pages of libraries nor
+    which of the mappings are in use, so what is allowed is what is mapped now and what is left below the limit; to be
+    called again before every trial. What is mapped and becomes resident later is not refused: a peak has the last word.
+    """
+    allowed = _status("VmData:") + max(0, limit_bytes - resident_bytes())
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (allowed if most == resource.RLIM_INFINITY else min(allowed, most), most))
+
+
+def _status(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {key.rstrip(':')}")
+
+
+def shaped(workload: Workload, n: int, length: int, device: torch.device, most: bool = False) -> TokenisedData:
+    """`n` samples, one token short of `length`; packed, of `length`.
+
+    Short, so that padding to `length` leaves a mask: without padding the attention drops it and takes a kernel that
+    training hardly ever gets.
+
+    Args:
+        workload: whose tokens and labels they have.
+        n: how many.
+        length: tokens.
+        device: where they will be run.
+        most: of a packed row, other lengths that need more memory, if there are any; as many tokens and as long.
+    """
+    lengths = [max(1, length - 1)] * n
+    if packs(workload):
+        lengths = list(most_demanding(n, length, device)) if most else [length] * n
+    offsets = np.cumsum([0, *lengths], dtype=np.int64)
+    total, count = int(offsets[-1]), len(lengths)
+    tokens = np.resize(workload.train.tokens[:total], total)
+    labels, weights = np.resize(workload.train.labels, count), workload.train.weights
+    return TokenisedData(
+        tokens,
+        offsets,
+        labels,
+        "probe",
+        weights=None if weights is None else np.resize(weights[weights > 0], count),
+    )
+
+
+def shaped_batch(workload: Workload, n: int, length: int, device: torch.device, most: bool = False) -> MicroBatch:
+    """`shaped` samples as one micro-batch, padded to `length`, or as one packed row."""
+    data = shaped(workload, n, length, device, most)
+    return make_micro_batch(workload, data, np.arange(len(data), dtype=np.int64), length, device)
 
 
 class RehearsalWire(NullWire):
@@ -103,7 +176,7 @@ def _compressor(config: Config) -> Compressor | None:
 
 
 class TrialStep:
-    """A rank's model under its strategy, which sends nothing, and a way to run one step of any shape.
+    """A rank's model under its strategy, and a way to run one step of any shape.
 
     Args:
         config: resolved settings.
@@ -111,7 +184,7 @@ class TrialStep:
         device: where to run.
         limit_bytes: most memory of this process that may be resident in a trial; None where the device has a limit of
             its own, or nothing is tried.
-        build: makes the strategy; None is that of virtual ranks.
+        build: makes the strategy, which sends nothing but where splits are timed; None is that of virtual ranks.
     """
 
     def __init__(
@@ -143,10 +216,14 @@ class TrialStep:
 
     def step(self, n: int, length: int, most: bool = False) -> None:
         """Forward, backward and optimizer step of one micro-batch (see `shaped`); ends with the device idle."""
-        batch = shaped_batch(self._workload, n, length, self.device, most)
-        self._replica.compute([batch], lambda: 1 / batch.weight)
-        self._replica.update()
+        self._run(shaped_batch(self._workload, n, length, self.device, most))
         self._replica.strategy.drain()
+        self._timer.clock.synchronise()
+
+    def _run(self, batch: MicroBatch, micro_batches: int = 1) -> None:
+        """A step of so many micro-batches like this one."""
+        self._replica.compute([batch] * micro_batches, lambda: 1 / (batch.weight * micro_batches))
+        self._replica.update()
         self._timer.clock.synchronise()
         self._timer.take_phases()
         self._replica.strategy.wire.take()
@@ -201,6 +278,41 @@ class TrialStep:
         start = time.perf_counter()
         self.step(n, length)
         return (time.perf_counter() - start) * 1e3
+
+    def split_ms(self, n: int, length: int, micro_batches: int) -> float:
+        """Milliseconds of a step of so many micro-batches of `n` samples of `length` tokens, data left out."""
+        batch = shaped_batch(self._workload, n, length, self.device)
+        self._timer.clock.synchronise()
+        start = time.perf_counter()
+        self._run(batch, micro_batches)
+        return (time.perf_counter() - start) * 1e3
+
+    def split_price_ms(self, n: int, length: int, repeats: int) -> float:
+        """Milliseconds that a step of two micro-batches of `n` samples takes longer than one of `2 * n`.
+
+        The median of pairs, timed in blocks of one kind in ABBA order: a step pays for what the one before left in the
+        allocator, so that kinds that take turns look alike, and a drift of the machine falls on both. Lengths change
+        within a block, as they do in training.
+
+        Args:
+            n: samples of one of two micro-batches.
+            length: longest that is tried, padded tokens.
+            repeats: steps of a block that count.
+        """
+        known = self._workload.train.lengths
+        lengths = np.minimum(np.random.default_rng(0).choice(known, size=repeats), length).tolist()
+
+        def block(micro_batches: int) -> list[float]:
+            size = 2 * n // micro_batches
+            times = [self.split_ms(size, drawn, micro_batches) for drawn in (*lengths[:SETTLING], *lengths)]
+            return times[SETTLING:]
+
+        one, two, two_again, one_again = (block(micro_batches) for micro_batches in (1, 2, 2, 1))
+        return statistics.median(b - a for a, b in zip(one + one_again, two + two_again, strict=True))
+
+    def close(self) -> None:
+        """Let go of the process group."""
+        self._replica.strategy.close()
 
     def reduce(self, repeats: int) -> float:
         """Median milliseconds of an all-reduce of the gradient, in one message."""

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from dynbench.bench.allocations import watch
+from dynbench.bench.measuring import watch
 from dynbench.bench.model_step import VOCABULARY, build_model
 from dynbench.sync import FullyShardedDDP
 from dynbench.sync.fully_sharded_streams import blocks_of

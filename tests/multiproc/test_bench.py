@@ -6,7 +6,7 @@ import pytest
 from forked import forked_ranks
 from multiproc.launches import TINY
 
-from dynbench.bench.bench_run import run_bench
+from dynbench.bench.bench_run import measure_bench, start_bench
 from dynbench.bench.collectives import COMM_FILE, Collectives
 from dynbench.config.layers import load_config
 from dynbench.engine.comm_model import build_comm_model
@@ -24,7 +24,7 @@ def test_ranks_agree_on_the_known_sum(store: RunStore) -> None:
         operations=("all_reduce",), sizes_mib=(0.5, 0.25), backend=("gloo",), processes=(2, 3), iterations=3, warmup=1
     )
     with forked_ranks():
-        result = run_bench("collectives", Collectives(options), store, report=lambda _: None)
+        result = measure_bench(start_bench("collectives", Collectives(options), store), report=lambda _: None)
     assert result.run.status is Status.COMPLETED
     assert [(row.status, row.columns["size"], row.n) for row in result.rows] == [
         ("ok", 2**18, 3), ("ok", 2**19, 3)

@@ -6,7 +6,7 @@ import pytest
 from answered import unanswered
 from forked import forked_ranks
 
-from dynbench.bench.bench_run import run_bench
+from dynbench.bench.bench_run import measure_bench, start_bench
 from dynbench.bench.optimizer import MOMENTS, OptimizerState
 from dynbench.plugins.benchmarks import OptimizerOptions
 from dynbench.runs.status import Status
@@ -19,7 +19,7 @@ def test_divided_state_is_half_of_it(store: RunStore) -> None:
     options = OptimizerOptions(context=4, local_batch=1, precisions=("fp32",), iterations=2, warmup=0, device="cpu")
     benchmark = OptimizerState(options)
     with forked_ranks():
-        result = run_bench("optimizer", benchmark, store, report=lambda _: None)
+        result = measure_bench(start_bench("optimizer", benchmark, store), report=lambda _: None)
     assert result.run.status is Status.COMPLETED and {row.status for row in result.rows} == {"ok"}
     memory = {
         (row.columns["way"], row.columns["moment"], row.columns["part"]): row.p50 or 0.0

@@ -12,7 +12,7 @@ from multiproc.faults import Command, Saw, how_it_ended, rows_kept, settled
 from multiproc.launches import wait_until
 from pixel import UNRENDERED
 
-from dynbench.experiment.state import read_state
+from dynbench.experiment.launch_plan import read_state
 from dynbench.runs.status import Status
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow]

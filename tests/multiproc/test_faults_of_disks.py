@@ -26,7 +26,7 @@ from pixel import UNRENDERED
 from planted import at
 
 from dynbench.analysis.rank_files import read_rank_file
-from dynbench.experiment.state import read_state
+from dynbench.experiment.launch_plan import read_state
 from dynbench.runs.status import Status
 
 pytestmark = pytest.mark.multiproc

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dynbench.bench.attention_passes import Attend, way_of, with_memory
+from dynbench.bench.attention import Attend, way_of, with_memory
 
 CPU = torch.device("cpu")
 WAYS = ("sdpa", "flash_torch")

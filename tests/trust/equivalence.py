@@ -24,8 +24,8 @@ from dynbench.analysis.questions.base import TOKENS
 from dynbench.analysis.speedup import log_ratios
 from dynbench.config.recipes import load_recipe
 from dynbench.experiment.compare import start_comparison
+from dynbench.experiment.launch_plan import read_state
 from dynbench.experiment.launches import run_launches
-from dynbench.experiment.state import read_state
 from dynbench.runs.store import RunStore
 
 MARGIN = math.log(1.02)

@@ -32,8 +32,8 @@ from dynbench.analysis.merge import merge_run  # noqa: E402
 from dynbench.analysis.speedup import log_ratios  # noqa: E402
 from dynbench.config.recipes import load_recipe  # noqa: E402
 from dynbench.experiment.compare import start_comparison  # noqa: E402
+from dynbench.experiment.launch_plan import read_state  # noqa: E402
 from dynbench.experiment.launches import run_launches  # noqa: E402
-from dynbench.experiment.state import read_state  # noqa: E402
 from dynbench.runs.store import RunStore  # noqa: E402
 
 COMPARISONS = 10

@@ -15,7 +15,7 @@ from pathlib import Path
 from dynbench.analysis.figures import draw_figures
 from dynbench.bench.base import Benchmark, Row
 from dynbench.bench.bench_run import lacks_gpus, measure_bench, start_bench
-from dynbench.bench.options import read_options
+from dynbench.bench.record import read_options
 from dynbench.config.layers import load_config, load_mapping
 from dynbench.config.recipes import Recipe, find_recipe, resolve_cells
 from dynbench.engine.launching.resolve import resolve, this_machine

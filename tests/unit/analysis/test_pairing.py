@@ -12,8 +12,7 @@ from dynbench.analysis.merge import merge_run
 from dynbench.analysis.stats import paired_ratio
 from dynbench.analysis.verdict import Verdict, decide
 from dynbench.config.schema import Analysis
-from dynbench.experiment.meeting import apart
-from dynbench.experiment.state import LaunchState, plan_state
+from dynbench.experiment.launch_plan import LaunchState, apart, plan_state
 
 BLOCKS = 4
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)

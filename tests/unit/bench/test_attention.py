@@ -16,11 +16,11 @@ from answered import unanswered
 from torch import Tensor
 from torch._inductor.exc import InvalidCxxCompiler
 
-from dynbench.bench import attention_passes, attention_timer
+from dynbench.bench import attention
 from dynbench.bench.attention import Attention, Flash, hand_count, plain_bytes
 from dynbench.bench.base import Row
-from dynbench.bench.options import read_options
 from dynbench.bench.rank import rows_of
+from dynbench.bench.record import read_options
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.plugins import BENCHMARKS
 from dynbench.plugins.benchmarks import AttentionOptions
@@ -80,7 +80,7 @@ def test_plain_memory_is_quadratic_and_as_counted_by_hand() -> None:
 
 
 def test_what_runs_out_of_memory_is_a_row_with_its_hand_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_passes, "free_bytes", lambda _: 10_000)
+    monkeypatch.setattr(attention, "free_bytes", lambda _: 10_000)
     benchmark = Attention(AttentionOptions(**{**SMALL, "batch": 1}))
     measured = rows(benchmark)
     assert [row.case for row in measured if row.status == "oom"] == [
@@ -117,15 +117,15 @@ def test_what_needs_a_compiler_is_a_row_where_there_is_none(
     def attend(*_: Tensor) -> Tensor:
         raise RuntimeError(f"backend='inductor' raised:\nError: {error()}\n\nSet TORCHDYNAMO_VERBOSE=1")
 
-    monkeypatch.setattr(attention_passes, "way_of", lambda *_: attend)
+    monkeypatch.setattr(attention, "way_of", lambda *_: attend)
     for row in rows(Flash(AttentionOptions(**OURS))):
         assert row.status == "skipped" and "compiler:" in str(row.reason) and "\n" not in str(row.reason)
 
 
 def test_a_wrong_way_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = attention_passes.plain_attention
+    plain = attention.plain_attention
     own = lambda way, causal, device: lambda q, k, v: plain(q, k, v, not causal)  # noqa: E731
-    monkeypatch.setattr(attention_passes, "_own", own)
+    monkeypatch.setattr(attention, "_own", own)
     wrong = {row.columns["way"]: row.reference_error for row in rows(Attention(AttentionOptions(**SMALL)))}
     assert wrong["sdpa"] > 1e-2 and wrong["flash_torch"] < 1e-5
 
@@ -136,17 +136,17 @@ def test_a_wrong_gradient_is_seen_where_the_result_is_right(monkeypatch: pytest.
         def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
             ctx.save_for_backward(query, key, value)
             ctx.is_causal = is_causal
-            return attention_passes.plain_attention(query, key, value, is_causal)
+            return attention.plain_attention(query, key, value, is_causal)
 
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
             with torch.enable_grad():
                 states = [each.detach().requires_grad_() for each in ctx.saved_tensors]
-                result = attention_passes.plain_attention(states[0], states[1], states[2], ctx.is_causal)
+                result = attention.plain_attention(states[0], states[1], states[2], ctx.is_causal)
             query, *others = torch.autograd.grad(result, states, gradients[0])
             return 2 * query, *others, None
 
-    monkeypatch.setitem(attention_passes.OURS, "flash_torch", Doubled)
+    monkeypatch.setitem(attention.OURS, "flash_torch", Doubled)
     errors = {row.columns["pass"]: row.reference_error for row in rows(Flash(AttentionOptions(**OURS)))}
     assert errors["forward"] < 1e-5 and min(errors["backward"], errors["both"]) > 1e-2
 
@@ -156,13 +156,13 @@ def test_what_is_no_number_is_told_wherever_it_is(monkeypatch: pytest.MonkeyPatc
         @staticmethod
         def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
             ctx.shape = query.shape
-            return attention_passes.plain_attention(query, key, value, is_causal)
+            return attention.plain_attention(query, key, value, is_causal)
 
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
             return torch.zeros(ctx.shape), torch.full(ctx.shape, torch.nan), torch.zeros(ctx.shape), None
 
-    monkeypatch.setitem(attention_passes.OURS, "flash_torch", NoGradientOfKeys)
+    monkeypatch.setitem(attention.OURS, "flash_torch", NoGradientOfKeys)
     flash = Flash(AttentionOptions(**OURS))
     found = rows(flash)
     by_pass = {row.columns["pass"]: row for row in found}
@@ -184,8 +184,8 @@ def test_flash_is_timed_by_triton_where_it_runs(monkeypatch: pytest.MonkeyPatch)
             run()
         return [1.0, 2.0, 4.0]
 
-    monkeypatch.setattr(attention_timer, "triton_timer", lambda device: do_bench)
-    monkeypatch.setattr(attention_timer, "_timed", lambda run, count, device, prepare=None: np.full(count, 0.5))
+    monkeypatch.setattr(attention, "triton_timer", lambda device: do_bench)
+    monkeypatch.setattr(attention, "time_calls", lambda run, count, device, prepare=None: np.full(count, 0.5))
     timed = rows(Flash(AttentionOptions(**OURS)))
     assert [(row.columns["timer"], row.n, row.p50) for row in timed] == [("triton", 3, 2.0)] * 3
     assert asked == [(1 * 0.5, 3 * 0.5)] * 3
@@ -198,8 +198,8 @@ def test_as_many_iterations_as_asked_for_where_emptying_the_cache_takes_longer(m
     def do_bench(run: Callable[[], object], warmup: float, rep: float, return_mode: str) -> list[float]:
         return [0.5] * max(1, int(rep / 2.0))  # 0.5 ms of work and 1.5 ms of emptying
 
-    monkeypatch.setattr(attention_timer, "triton_timer", lambda device: do_bench)
-    monkeypatch.setattr(attention_timer, "_timed", lambda run, count, device, prepare=None: np.full(count, 0.5))
+    monkeypatch.setattr(attention, "triton_timer", lambda device: do_bench)
+    monkeypatch.setattr(attention, "time_calls", lambda run, count, device, prepare=None: np.full(count, 0.5))
     timed = rows(Flash(AttentionOptions(**{**OURS, "iterations": 20})))
     assert all(20 <= row.n <= 21 for row in timed)
 
@@ -210,10 +210,10 @@ def test_what_is_compiled_runs_backward_once_after_each_forward(monkeypatch: pyt
     def backward(result: Tensor, *, again: bool = False) -> None:
         kept.append((each, again))
 
-    monkeypatch.setattr(attention_timer, "triton_timer", lambda device: lambda run, **_: [run() or 1.0])
+    monkeypatch.setattr(attention, "triton_timer", lambda device: lambda run, **_: [run() or 1.0])
     for each in ("forward", "backward", "both"):
         options = AttentionOptions(**OURS)
-        one = partial(attention_timer.pass_times, each, lambda: torch.ones(1), backward, options, CPU, "triton")
+        one = partial(attention.pass_times, each, lambda: torch.ones(1), backward, options, CPU, "triton")
         assert [one(keeps_graph=keeps)[1] for keeps in (True, False)] == [
             "triton",
             "own" if each == "backward" else "triton",
@@ -228,7 +228,7 @@ def test_tritons_timer_needs_a_gpu_and_triton(monkeypatch: pytest.MonkeyPatch) -
     for there, device, found in ((module, gpu, timer), (module, CPU, None), (None, gpu, None)):
         monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
         monkeypatch.setitem(sys.modules, "triton.testing", there)
-        assert attention_timer.triton_timer(device) is found
+        assert attention.triton_timer(device) is found
 
 
 @pytest.mark.parametrize("name", ["attention", "flash", "collectives"])
@@ -245,7 +245,7 @@ def test_plain_attention_is_torchs_own() -> None:
     query, key, value = (torch.randn(2, 9, 4) for _ in range(3))
     for causal in (False, True):
         own: Tensor = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
-        assert torch.allclose(attention_passes.plain_attention(query, key, value, causal), own, atol=1e-6)
+        assert torch.allclose(attention.plain_attention(query, key, value, causal), own, atol=1e-6)
 
 
 def test_memory_on_a_gpu_leaves_out_what_is_compiled_and_tuned_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,6 +256,9 @@ def test_memory_on_a_gpu_leaves_out_what_is_compiled_and_tuned_first(monkeypatch
         held[0] += size
         most[0] = max(most[0], held[0])
 
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [[]]})
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history_impl", lambda *_, **__: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: held[0])
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: most[0])
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: most.__setitem__(0, held[0]))
@@ -273,7 +276,7 @@ def test_memory_on_a_gpu_leaves_out_what_is_compiled_and_tuned_first(monkeypatch
         hold(20)
         hold(-70)
 
-    assert attention_passes.with_memory(forward, backward, torch.device("cuda")) == (50, 70)
+    assert attention.with_memory(forward, backward, torch.device("cuda")) == (50, 70)
 
 
 def test_flex_makes_its_mask_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +285,7 @@ def test_flex_makes_its_mask_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     monkeypatch.setattr(torchs, "create_block_mask", lambda f, b, h, n, m, device: made.append(n))
     monkeypatch.setattr(torch, "compile", lambda function: lambda q, k, v, block_mask: v)
-    attend = attention_passes.way_of("flex", True, torch.device("cuda"))
+    attend = attention.way_of("flex", True, torch.device("cuda"))
     state = torch.ones(1, 6, 2)
     for _ in range(3):
         assert torch.equal(attend(state, state, state), state)

@@ -22,10 +22,9 @@ from dynbench.bench.base import Benchmark, Case, Measured, Row
 from dynbench.bench.collectives import COMM_FILE, Collectives
 from dynbench.bench.memory import TIMELINES_FILE
 from dynbench.bench.optimizer import OptimizerState
-from dynbench.bench.options import read_options
 from dynbench.bench.precision import PrecisionStudy
 from dynbench.bench.rank import measured_row, rows_of, work
-from dynbench.bench.record import add_line, add_rows, cases_done, read_benchmark, read_rows, rows_file
+from dynbench.bench.record import add_line, add_rows, cases_done, read_benchmark, read_options, read_rows, rows_file
 from dynbench.cli import console
 from dynbench.cli.main import main
 from dynbench.config.schema import Launch
@@ -348,7 +347,8 @@ def test_cases_of_several_rows_and_of_several_numbers_of_ranks(
     monkeypatch.setattr(bench_rank, "broadcast_integers", lambda values, n: values)
     for module in (bench_rank, bench_run):
         monkeypatch.setattr(module, "read_benchmark", lambda run: Parts(PrecisionOptions()))
-    result = bench_run.run_bench("precision", Parts(PrecisionOptions()), store, report=lambda _: None)
+    run = bench_run.start_bench("precision", Parts(PrecisionOptions()), store)
+    result = bench_run.measure_bench(run, report=lambda _: None)
     assert asked == [1, 2, 1] and cases_done(result.run) == 4
     assert [(each.case, each.columns["part"]) for each in result.rows] == [(n, p) for n in "abcd" for p in (1.0, 2.0)]
 

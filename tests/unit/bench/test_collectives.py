@@ -13,11 +13,11 @@ from bench_jobs import queued, queued_with_a_wrong_one, rows_with, with_a_wrong_
 from warm import RankError, WarmRanks
 
 from dynbench.bench import collective_calls, collectives
-from dynbench.bench.base import Row
+from dynbench.bench.base import ELEMENT_BYTES, Row
 from dynbench.bench.collective_calls import PERIOD, compare, contribution, fill, known_sum
-from dynbench.bench.collectives import BUS_FACTORS, COMM_FILE, DIVIDED, ELEMENT_BYTES, Collectives, fit_alpha_beta
-from dynbench.bench.options import read_options
+from dynbench.bench.collectives import BUS_FACTORS, COMM_FILE, DIVIDED, Collectives, fit_alpha_beta
 from dynbench.bench.rank import rows_of
+from dynbench.bench.record import read_options
 from dynbench.clock import HostClock
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.row_builder import can_count

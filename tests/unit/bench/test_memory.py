@@ -11,9 +11,9 @@ import torch
 from answered import unanswered
 from torch import nn
 
-from dynbench.bench import memory_phases
-from dynbench.bench.allocations import changes_of, largest, thinned, traced_changes, watch
+from dynbench.bench import memory as memory_bench
 from dynbench.bench.base import Row
+from dynbench.bench.measuring import changes_of, largest, thinned, traced_changes, watch
 from dynbench.bench.memory import PHASES, Memory
 from dynbench.bench.model_step import parameters_of
 from dynbench.bench.rank import rows_of
@@ -67,7 +67,7 @@ def test_peaks_grow_from_phase_to_phase_and_with_the_context(measured: tuple[lis
 
 
 def test_phases_that_are_mixed_up_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(memory_phases.WORK, "forward", memory_phases.WORK["forward_saved"])
+    monkeypatch.setitem(memory_bench.WORK, "forward", memory_bench.WORK["forward_saved"])
     assert not in_order(rows())
 
 
@@ -79,7 +79,7 @@ def test_the_residual_stream_is_as_its_formula_says(
     assert {row.reference_error for row in residual.values()} == {0}
     benchmark = Memory(MemoryOptions())
     assert len(benchmark.said(measured[0])) == 2
-    monkeypatch.setattr(memory_phases, "residual_bytes", lambda batch, context, width: 2 * batch * context * width)
+    monkeypatch.setattr(memory_bench, "residual_bytes", lambda batch, context, width: 2 * batch * context * width)
     wrong = rows(contexts=(8,))
     assert any("residual stream is off its formula" in line for line in benchmark.said(wrong))
 
@@ -156,5 +156,5 @@ def test_a_memory_history_has_frames_of_python_alone(monkeypatch: pytest.MonkeyP
 
 def test_storages_are_counted_once() -> None:
     layer = nn.Linear(4, 4, bias=False)
-    assert memory_phases.storage_bytes([layer.weight, layer.weight.T, layer.weight[:2]]) == 64
+    assert memory_bench.storage_bytes([layer.weight, layer.weight.T, layer.weight[:2]]) == 64
     assert parameters_of(nn.ModuleList([layer, layer])) == 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dynbench.bench import packed_layer
+from dynbench.bench import packed_attention
 from dynbench.bench.base import Row
 from dynbench.bench.packed_attention import WAYS, PackedAttention, row_lengths
 from dynbench.bench.rank import measured_row
@@ -38,12 +38,12 @@ def test_every_way_gives_attention_of_each_sample_alone() -> None:
 
 
 def test_a_way_that_mixes_samples_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    attend = packed_layer.attend
+    attend = packed_attention.attend
 
     def mixing(query, key, value, boundaries, *, causal):
-        return attend(query, key, value, packed_layer.Boundaries((boundaries.tokens,)), causal=causal)
+        return attend(query, key, value, packed_attention.Boundaries((boundaries.tokens,)), causal=causal)
 
-    monkeypatch.setattr(packed_layer, "attend", mixing)
+    monkeypatch.setattr(packed_attention, "attend", mixing)
     wrong = {row.columns["way"]: row.reference_error for row in rows() if row.columns["tokens"] == 48}
     assert wrong["by_length"] > 1e-2 and wrong["repadded"] > 1e-2 and wrong["block_mask"] < 1e-6
 

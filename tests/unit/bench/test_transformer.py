@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import torch
 from answered import unanswered
+from torch._inductor.exc import InvalidCxxCompiler
 from torch.utils.flop_counter import FlopCounterMode
 
-from dynbench.bench import model_step, transformer_phases
-from dynbench.bench.allocations import peak_flops
+from dynbench.bench import model_step, transformer
 from dynbench.bench.base import Row
 from dynbench.bench.model_step import ModelStep, build_model, config_of, forward_flops
-from dynbench.bench.options import read_options
 from dynbench.bench.rank import rows_of
-from dynbench.bench.transformer import Transformer
-from dynbench.bench.transformer_phases import PHASES
+from dynbench.bench.record import read_options
+from dynbench.bench.transformer import PHASES, Transformer, peak_flops
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.errors import ConfigError
 from dynbench.plugins import BENCHMARKS
@@ -57,7 +56,7 @@ def test_phases_of_every_model_and_what_warm_up_leaves_out() -> None:
 
 def test_rows_of_fewer_left_out_are_of_the_same_series(monkeypatch: pytest.MonkeyPatch) -> None:
     series = np.arange(24.0).reshape(6, 4)
-    monkeypatch.setattr(transformer_phases, "time_phases", lambda step, n: series[:n])
+    monkeypatch.setattr(transformer, "time_phases", lambda step, n: series[:n])
     by_warmup = {row.columns["warmup"]: row.mean for row in rows(Transformer(TransformerOptions(**SMALL)))
                  if row.columns["phase"] == "step"}  # fmt: skip
     assert by_warmup == {0: 7, 1: 11, 2: 15, 3: 19}
@@ -97,7 +96,7 @@ def test_a_model_that_cannot_fit_is_a_row_with_its_hand_count(monkeypatch: pytes
 def test_what_cannot_be_compiled_is_a_row_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(model: torch.nn.Module) -> torch.nn.Module:
         def called(*_: object, **__: object) -> None:
-            raise transformer_phases.InvalidCxxCompiler()
+            raise InvalidCxxCompiler()
 
         found = torch.nn.Module()
         found.forward = called
@@ -114,7 +113,7 @@ def test_what_cannot_be_compiled_is_a_row_that_says_why(monkeypatch: pytest.Monk
 def test_compiling_is_outside_of_the_times(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr(torch, "compile", lambda model: model)
-    monkeypatch.setattr(transformer_phases, "_compiled_in", lambda step: calls.append(step) or 7.0)
+    monkeypatch.setattr(transformer, "_compiled_in", lambda step: calls.append(step) or 7.0)
     compiled = rows(Transformer(TransformerOptions(**{**SMALL, "execution": ("compiled",)})))
     assert len(calls) == 1 and {row.columns["compile_s"] for row in compiled} == {7.0}
     assert "2.2b" not in unanswered("transformer", [*rows(Transformer(TransformerOptions(**SMALL))), *compiled])
@@ -137,8 +136,8 @@ def test_a_wrong_phase_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         def elapsed_ms(self, start: tuple[int, int], end: tuple[int, int]) -> float:
             return float(sum({"forward": 1, "backward": 10, "update": 100}[each] for each in told[start[0] : end[0]]))
 
-    monkeypatch.setattr(transformer_phases, "clock_for", lambda _: Counting())
-    assert transformer_phases.time_phases(step, 2).tolist() == [[1, 10, 100, 111]] * 2
+    monkeypatch.setattr(transformer, "clock_for", lambda _: Counting())
+    assert transformer.time_phases(step, 2).tolist() == [[1, 10, 100, 111]] * 2
 
 
 @pytest.mark.parametrize("name", ["transformer", "memory", "optimizer"])

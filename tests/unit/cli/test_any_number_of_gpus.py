@@ -14,7 +14,7 @@ import pytest
 import torch
 from gpu.first import PARTS, why_not
 
-from dynbench.bench.options import read_options
+from dynbench.bench.record import read_options
 from dynbench.cli.main import main
 from dynbench.engine.launching import resolve
 

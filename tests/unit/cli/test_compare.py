@@ -13,8 +13,8 @@ from dynbench.cli.progress import compare_display
 from dynbench.config.schema import Config
 from dynbench.errors import UsageError
 from dynbench.experiment import launches, preflight
+from dynbench.experiment.launch_plan import LaunchState
 from dynbench.experiment.launches import CompareProgress
-from dynbench.experiment.state import LaunchState
 
 
 def test_dry_run_shows_launches_and_settings_and_touches_nothing(

@@ -127,10 +127,10 @@ def test_a_started_sweep_keeps_its_recipe_over_its_comparisons(
 
     (run,) = started
     kept = load_cells(run.path / RECIPE_FILE)
-    for cell, recipe in zip(read_cells(run), kept, strict=True):
+    for cell, recipe in zip(read_cells(run).cells, kept, strict=True):
         (own,) = load_cells(store.root / cell.comparison / RECIPE_FILE)
         assert (own.arms, cell.settings) == (recipe.arms, recipe.cell)
-    assert [cell.label for cell in read_cells(run)][1] == "train.global_batch=8, train.seed=2"
+    assert [cell.label for cell in read_cells(run).cells][1] == "train.global_batch=8, train.seed=2"
 
 
 @pytest.mark.parametrize("dry", [True, False])
@@ -249,7 +249,7 @@ def test_a_sweep_shows_its_comparisons_and_sends_on_to_them(
     compare: Compare, store: RunStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     compare(*SWEEP, "--name", "sweep", code=130)
-    cells = read_cells(store.resolve("sweep"))
+    cells = read_cells(store.resolve("sweep")).cells
     option = ["--results", str(store.root)]
 
     assert main(["runs", "show", "sweep", *option]) == 0

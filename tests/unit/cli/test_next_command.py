@@ -26,9 +26,8 @@ from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.config.situation import Situation
 from dynbench.engine.launching.resolve import Machine, resolve
-from dynbench.experiment import probing, training
-from dynbench.experiment.probing import NextTraining
-from dynbench.experiment.training import TrainingResult
+from dynbench.experiment import training
+from dynbench.experiment.training import NextTraining, TrainingResult
 from dynbench.probe import prober
 from dynbench.runs import probe_record
 from dynbench.runs.atomic import write_json, write_text
@@ -183,7 +182,7 @@ def test_probe_suggests_training_with_what_was_probed(
     monkeypatch.setattr(figures, "draw_figures", lambda *_: [])
     monkeypatch.setattr(probe, "_show", lambda _: None)
     fits = NextTraining(64, 110, None, 64, split_fits=True)
-    monkeypatch.setattr(probing, "next_training", lambda *_: fits)
+    monkeypatch.setattr(training, "next_training", lambda *_: fits)
     assert main(["probe", *words, "--soak-steps", "0", "--results", str(results)]) == 0
 
     settings = parsed(suggested(capsys.readouterr().out))

@@ -12,7 +12,7 @@ from dynbench.cli.probe import _next_lines, _show
 from dynbench.config.layers import load_config
 from dynbench.engine.launching.run_launch import plan_launch
 from dynbench.errors import NothingFits
-from dynbench.experiment.probing import NextTraining, next_training
+from dynbench.experiment.training import NextTraining, next_training
 from dynbench.runs.probe_record import CapacityRow, ProbeRecord, Soak
 from dynbench.runs.store import RunStore
 

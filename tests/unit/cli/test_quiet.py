@@ -16,7 +16,7 @@ from dynbench.cli.health import Diagnosis
 from dynbench.cli.main import COMMANDS, main
 from dynbench.config.recipes import list_recipes
 from dynbench.engine.launching import toy_ranks
-from dynbench.experiment import probing, training
+from dynbench.experiment import training
 from dynbench.experiment.training import TrainingResult
 from dynbench.plugins import BENCHMARKS, COMPRESSORS, POLICIES, STRATEGIES
 from dynbench.probe import prober
@@ -68,7 +68,7 @@ def test_quiet_prints_the_result_only(
     monkeypatch.setattr(training, "run_training", lambda *_, **__: TrainingResult(run, {"policy": "static"}))
     monkeypatch.setattr(prober, "run_probe", lambda *_, **__: run)
     monkeypatch.setattr(probe_record, "read_probe", lambda _: None)
-    monkeypatch.setattr(probing, "next_training", lambda *_: None)
+    monkeypatch.setattr(training, "next_training", lambda *_: None)
     monkeypatch.setattr(figures, "draw_figures", lambda *_: [])
     monkeypatch.setattr(bench_run, "launch_ranks", launched_at_once({}))
     monkeypatch.setattr(toy_ranks, "_on_processes", checked_at_once)

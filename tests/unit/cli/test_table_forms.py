@@ -22,9 +22,9 @@ from dynbench.cli.main import COMMANDS, main
 from dynbench.cli.options import Settings, common_options, table_option
 from dynbench.config.recipes import list_recipes
 from dynbench.engine.launching import toy_ranks
-from dynbench.experiment import probing
+from dynbench.experiment import training
 from dynbench.experiment.cells import Cell
-from dynbench.experiment.probing import NextTraining
+from dynbench.experiment.training import NextTraining
 from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES
 from dynbench.probe import prober
 from dynbench.runs import probe_record
@@ -93,7 +93,7 @@ def probed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(prober, "run_probe", lambda *_, **__: run)
     monkeypatch.setattr(probe_record, "read_probe", lambda _: record)
     fits = NextTraining(64, 110, None, 64, split_fits=True)
-    monkeypatch.setattr(probing, "next_training", lambda *_: fits)
+    monkeypatch.setattr(training, "next_training", lambda *_: fits)
     monkeypatch.setattr("dynbench.analysis.figures.draw_figures", lambda *_: [])
     monkeypatch.setattr(bench_run, "launch_ranks", launched_at_once({}))
     monkeypatch.setattr(toy_ranks, "_on_processes", checked_at_once)

@@ -132,11 +132,7 @@ def test_a_dry_run_says_so_too(store: RunStore, capsys: Output) -> None:
 def test_settings_that_a_probe_made_first_has_read_are_not_named(
     store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        training,
-        "with_probe",
-        lambda config, _: config.model_copy(update={"schedule": config.schedule.model_copy(update={"capacity": 8})}),
-    )
+    monkeypatch.setattr(training, "make_probe", lambda *_: "auto")
     config = Config.model_validate(
         {
             "schedule": {"mode": "dynamic", "micro_batches": "auto"},

@@ -13,8 +13,8 @@ from dynbench.engine.planning import build_problem
 from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.engine.rank.turns import Moment
 from dynbench.plugins import POLICIES
+from dynbench.probe.capacity import planned_shapes
 from dynbench.probe.prober import _length_grid, _within
-from dynbench.probe.soak import planned_shapes
 from dynbench.schedule.evaluate import step_facts
 from dynbench.schedule.planner import Planner
 from dynbench.workloads.base import Workload

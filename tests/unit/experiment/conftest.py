@@ -11,8 +11,7 @@ from pixel import png
 
 from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
-from dynbench.experiment.meeting import apart
-from dynbench.experiment.state import plan_state
+from dynbench.experiment.launch_plan import apart, plan_state
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore

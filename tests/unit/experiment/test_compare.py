@@ -40,9 +40,9 @@ from dynbench.errors import (
 )
 from dynbench.experiment import launches
 from dynbench.experiment.compare import resumable, run_comparison, start_comparison
+from dynbench.experiment.launch_plan import read_state
 from dynbench.experiment.launches import Clock, CompareProgress
 from dynbench.experiment.offline_plans import read_solved
-from dynbench.experiment.state import read_state
 from dynbench.experiment.subject import find_subject
 from dynbench.experiment.training import TrainingResult
 from dynbench.runs.atomic import write_json, write_text

@@ -16,10 +16,11 @@ from dynbench.config.recipes import Recipe, load_recipe
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Machine
 from dynbench.errors import ConfigError, Interrupted, RunLookupError, WorkerFailed
-from dynbench.experiment import launches, preflight, probing
+from dynbench.experiment import launches, preflight
+from dynbench.experiment import training as train_runs
 from dynbench.experiment.cells import start_cells
 from dynbench.experiment.compare import RECIPE_FILE, run_comparison, start_comparison
-from dynbench.experiment.state import read_state
+from dynbench.experiment.launch_plan import read_state
 from dynbench.experiment.training import TrainingResult
 from dynbench.plugins import STRATEGIES
 from dynbench.runs.atomic import write_text
@@ -40,7 +41,7 @@ SETTINGS = "settings: {train: {steps: 6, global_batch: 8}, launch: {launcher: to
 @pytest.fixture(params=MACHINES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """CPU or GPUs, as the whole comparison sees them."""
-    for module in (probing, preflight):
+    for module in (train_runs, preflight):
         monkeypatch.setattr(module, "this_machine", lambda: MACHINES[request.param])
     return str(request.param)
 
@@ -56,7 +57,7 @@ def probed(device: str, monkeypatch: pytest.MonkeyPatch) -> list[Config]:
         made = {**ON[device], **precision, "slowdown": dict(config.launch.slowdown)}
         return make_probe(store, name=f"p{len(seen) - 1}", **made)
 
-    monkeypatch.setattr(probing, "run_probe", probe)
+    monkeypatch.setattr(train_runs, "run_probe", probe)
     return seen
 
 
@@ -211,21 +212,21 @@ def test_arms_of_unlike_synchronisation_share_a_probe_unless_an_arm_splits(
 
 
 def test_arms_with_unlike_numbers_of_workers_share_no_probe(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "this_machine", lambda: MACHINES["cpu"])
+    monkeypatch.setattr(train_runs, "this_machine", lambda: MACHINES["cpu"])
     config = load_config(
         None, ["launch.launcher=torchrun", "launch.nproc=3", "launch.device=cpu", "train.global_batch=66"]
     )
-    alone = probing.probe_identity(config, store, with_splits=False)
+    alone = train_runs.probe_identity(config, store, with_splits=False)
     monkeypatch.setitem(STRATEGIES.entries, "ddp", replace(STRATEGIES["ddp"], servers=1))
-    served = probing.probe_identity(config, store, with_splits=False)
+    served = train_runs.probe_identity(config, store, with_splits=False)
     assert (alone[0], served[0]) == (3, 2) and alone != served
 
 
 def test_arms_whose_ranks_hold_otherwise_share_no_probe(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "this_machine", lambda: MACHINES["cpu"])
+    monkeypatch.setattr(train_runs, "this_machine", lambda: MACHINES["cpu"])
     fixed = ["launch.launcher=torchrun", "launch.nproc=2", "launch.device=cpu"]
     found = {
-        probing.probe_identity(load_config(None, [*fixed, *settings]), store, with_splits=False)
+        train_runs.probe_identity(load_config(None, [*fixed, *settings]), store, with_splits=False)
         for settings in (
             ["sync.name=zero1"],
             ["sync.name=zero1", "sync.bucket_mb=5.0"],
@@ -240,7 +241,7 @@ def test_arms_whose_ranks_hold_otherwise_share_no_probe(store: RunStore, monkeyp
 def test_a_probe_that_was_made_before_another_failed_is_kept(
     store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: Training
 ) -> None:
-    monkeypatch.setattr(probing, "this_machine", lambda: MACHINES["cpu"])
+    monkeypatch.setattr(train_runs, "this_machine", lambda: MACHINES["cpu"])
     calls: list[str] = []
 
     def probe(config: Config, store: RunStore, *, report: object) -> Run:
@@ -249,7 +250,7 @@ def test_a_probe_that_was_made_before_another_failed_is_kept(
             raise Interrupted("stopped", signum=15)
         return make_probe(store, name=f"p{len(calls)}")
 
-    monkeypatch.setattr(probing, "run_probe", probe)
+    monkeypatch.setattr(train_runs, "run_probe", probe)
     auto = "probe.run: auto"
     comparison = start_comparison(recipe(tmp_path, "cpu", a=auto, b=f"{auto}, probe.margin: 0.3"), store)
     with pytest.raises(Interrupted):

@@ -20,8 +20,8 @@ from dynbench.engine.launching.run_launch import plan_launch
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import WorkerFailed
 from dynbench.experiment import launches
+from dynbench.experiment.launch_plan import read_state
 from dynbench.experiment.preflight import recipe_warnings
-from dynbench.experiment.state import read_state
 from dynbench.runs.store import Naming, RunStore
 
 EXPOSED = "train: {exposed: true}, launch: {launcher: torchrun, nproc: 2, device: cpu}"

@@ -17,8 +17,8 @@ from dynbench.config.describe import all_keys
 from dynbench.config.digest import dump_config, flatten
 from dynbench.config.layers import load_config
 from dynbench.errors import UsageError
-from dynbench.experiment.enumeration import fits_enumeration, plan_counts
 from dynbench.experiment.memory_safety import Ends, guards
+from dynbench.experiment.offline_plans import plan_counts
 from dynbench.experiment.report_settings import data_facts
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import find_subject, read_subject
@@ -351,12 +351,11 @@ def test_the_number_of_plans_and_where_enumeration_ends(ranks: int, batch: int, 
         assert plans.within_buffer == sum(max(counts) <= buffer for counts in _counts(ranks, batch))
     assert comb(batch - 1, plans.most_ranks - 1) <= REFERENCE_LIMIT
     assert plans.most_ranks == batch or comb(batch - 1, plans.most_ranks) > REFERENCE_LIMIT
-    assert fits_enumeration(ranks, batch, buffer) == plans.fits
 
 
 def test_the_solver_refuses_where_the_report_says_so() -> None:
     costs = np.arange(1.0, 58.0)[None, :] + np.zeros((8, 1))
-    assert not fits_enumeration(8, 64, 57)
+    assert not plan_counts(8, 64, 57).fits
     with pytest.raises(UsageError, match="enumerate would try"):
         least_by_enumeration(costs, 64)
 

@@ -14,9 +14,9 @@ from dynbench.analysis import analyze
 from dynbench.analysis.stats import student_t_quantile
 from dynbench.config.recipes import load_recipe
 from dynbench.config.schema import Config
-from dynbench.experiment import compare, launches, second_stage
+from dynbench.experiment import compare, launches
 from dynbench.experiment.compare import Outcome, run_comparison, start_comparison
-from dynbench.experiment.state import read_state
+from dynbench.experiment.launch_plan import read_state
 from dynbench.runs.store import RunStore
 
 LAUNCHES = "launches: {count: 4, mode: apart}"
@@ -103,7 +103,7 @@ def test_a_limit_is_kept_and_its_price_is_told(compared: Compared) -> None:
 
 @pytest.mark.slow
 def test_more_launches_than_can_be_laid_out_are_not_begun(compared: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(second_stage, "MOST_LAUNCHES", 10)
+    monkeypatch.setattr(launches, "MOST_LAUNCHES", 10)
     outcome, fake, _ = compared(0.05, "half_width: 0.001%, first: 4")
     assert fake.launches == 10
     assert "to 10 at most" in " ".join(outcome.run.record().warnings)

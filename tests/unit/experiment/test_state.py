@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynbench.errors import RecordError
-from dynbench.experiment.meeting import Meeting, apart
-from dynbench.experiment.state import STATE_FILE, CompareState, plan_state, read_state
+from dynbench.experiment.launch_plan import STATE_FILE, CompareState, Grouping, apart, plan_state, read_state
 
 
 def planned() -> CompareState:
@@ -85,7 +84,7 @@ def test_an_odd_number_of_launches_lets_drift_through() -> None:
     )
 
 
-ALL = Meeting("interleaved", "they can", (("a", "b", "c"),))
+ALL = Grouping("interleaved", "they can", (("a", "b", "c"),))
 
 
 def test_arms_that_share_a_launch_are_missing_until_all_are_done() -> None:
@@ -99,7 +98,7 @@ def test_arms_that_share_a_launch_are_missing_until_all_are_done() -> None:
 def test_the_arm_that_ended_a_launch_goes_on_apart_with_a_baseline_of_its_own() -> None:
     state = plan_state("r", "a", ALL, 3, seeds(["a", "b", "c"])).with_runs({0: "r0", 1: "r1", 2: "r2"}, done=True)
 
-    parted = state.meeting_as(state.meeting.without("c", "a", "it ended"), seeds(["a", "b", "c"]))
+    parted = state.regrouped(state.grouping.without("c", "a", "it ended"), seeds(["a", "b", "c"]))
 
     shared = [[(parted.launches[i].arm, parted.launches[i].block) for i in members] for members in parted.together]
     assert shared == [
@@ -112,7 +111,7 @@ def test_the_arm_that_ended_a_launch_goes_on_apart_with_a_baseline_of_its_own() 
         [("c", 2)],
     ]
     assert parted.arms["a"] == ["r0"] and len(parted.missing) == 6
-    twice = parted.meeting_as(parted.meeting.without("b", "a", "so did it"), seeds(["a", "b", "c"]))
+    twice = parted.regrouped(parted.grouping.without("b", "a", "so did it"), seeds(["a", "b", "c"]))
     assert twice.groups == (("a",), ("c",), ("b",))
 
 
@@ -131,10 +130,10 @@ def test_more_launches_follow_those_that_were_planned() -> None:
 
 
 def test_a_baseline_that_ran_beside_one_arm_is_no_partner_of_an_arm_that_goes_on_apart() -> None:
-    pairs = Meeting("interleaved", "large", (("a", "b"), ("a", "c")))
+    pairs = Grouping("interleaved", "large", (("a", "b"), ("a", "c")))
     state = plan_state("r", "a", pairs, 1, seeds(["a", "b", "c"])).with_runs({0: "r0", 1: "r1"}, done=True)
 
-    parted = state.meeting_as(state.meeting.without("c", "a", "it ended"), seeds(["a", "b", "c"]))
+    parted = state.regrouped(state.grouping.without("c", "a", "it ended"), seeds(["a", "b", "c"]))
 
     assert [[parted.launches[i].arm for i in members] for members in parted.together] == [["a", "b"], ["a"], ["c"]]
     assert [[parted.launches[i].arm for i in members] for members in parted.missing] == [["a"], ["c"]]

@@ -12,8 +12,8 @@ from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.launching import attach
 from dynbench.errors import ConfigError, UsageError
-from dynbench.experiment import meeting, training
-from dynbench.experiment.meeting import decide_meeting
+from dynbench.experiment import launch_plan, training
+from dynbench.experiment.launch_plan import decide_grouping
 from dynbench.experiment.training import one_with_silent, run_training, turn_steps, with_silent
 from dynbench.plugins import STRATEGIES
 from dynbench.runs.store import RunStore
@@ -72,7 +72,7 @@ def test_what_cannot_take_turns_is_refused_also_where_arms_are_apart(tmp_path: P
     config = real("train.eval_every=2")
     for mode in ("apart", "auto"):
         with pytest.raises(ConfigError, match=r"train\.exposed: true, but train\.eval_every of arm a is 2 steps"):
-            decide_meeting(Launches(mode=mode), {"a": config, "b": real()}, "b")
+            decide_grouping(Launches(mode=mode), {"a": config, "b": real()}, "b")
     with pytest.raises(ConfigError, match=r"train\.exposed: true, but train\.eval_every"):
         one_with_silent(config, {}, RunStore(tmp_path))
 
@@ -89,9 +89,9 @@ def test_only_arms_that_ask_have_a_like_and_each_is_known_by_its_arm() -> None:
 
 
 def test_likes_count_among_the_arms_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "MOST_TOGETHER", 5)
+    monkeypatch.setattr(launch_plan, "MOST_TOGETHER", 5)
     arms = {name: real(f"sync.name={name}") for name in ("ddp", "naive", "flat")}
-    found = decide_meeting(Launches(), arms, "ddp")
+    found = decide_grouping(Launches(), arms, "ddp")
     assert found.groups == (("ddp", "naive"), ("ddp", "flat"))
     assert "3 arms and 3 without communication are more than 5" in found.reason
 

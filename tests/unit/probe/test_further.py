@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,10 +19,12 @@ from probes import COST, make_probe
 
 from dynbench.config.layers import load_config
 from dynbench.engine.planning import build_cost
+from dynbench.engine.rank.real import build_strategy
 from dynbench.errors import UsageError
 from dynbench.plugins import STRATEGIES
 from dynbench.probe.children import Children
-from dynbench.probe.timing import SplitStep, Timings, at_full_speed, fit_cost, further_at_full_speed, time_grid
+from dynbench.probe.fit import Timings, at_full_speed, fit_cost, further_at_full_speed, time_grid
+from dynbench.probe.trial import TrialStep
 from dynbench.runs.store import RunStore
 from dynbench.sync.local import Local
 from dynbench.workloads.micro_batch import LossPart, MicroBatch
@@ -34,7 +37,7 @@ def step_ms(n: int, length: int, parts: int = 1) -> float:
     return ALPHA + (parts - 1) * FURTHER + parts * n * length * BETA
 
 
-class Planted(SplitStep):
+class Planted(TrialStep):
     """Steps of a planted price, on a machine that gets slower and stumbles now and then."""
 
     def __init__(self) -> None:
@@ -42,7 +45,7 @@ class Planted(SplitStep):
         self.steps: list[tuple[int, int, int]] = []
         self._workload = SimpleNamespace(train=SimpleNamespace(lengths=np.arange(5, 60)))  # type: ignore[assignment]
 
-    def ms(self, n: int, length: int, micro_batches: int) -> float:
+    def split_ms(self, n: int, length: int, micro_batches: int) -> float:
         self.done += 1
         self.steps.append((n, length, micro_batches))
         stumble = 50.0 if self.rng.random() < 0.1 else 0.0
@@ -51,7 +54,7 @@ class Planted(SplitStep):
 
 def test_the_price_is_found_under_drift_and_outliers() -> None:
     planted = Planted()
-    assert planted.price(4, 32, 8) == pytest.approx(FURTHER, rel=0.1)
+    assert planted.split_price_ms(4, 32, 8) == pytest.approx(FURTHER, rel=0.1)
     steps = [planted.steps[start : start + 11] for start in range(0, 44, 11)]
     assert [{(n, parts) for n, _, parts in block} for block in steps] == [{(8, 1)}, {(4, 2)}, {(4, 2)}, {(8, 1)}]
     lengths = [[length for _, length, _ in block] for block in steps]
@@ -61,13 +64,13 @@ def test_the_price_is_found_under_drift_and_outliers() -> None:
 class Remembering(Planted):
     """A step of another kind than the one before pays half of what the other kind pays more, and gets half back."""
 
-    def ms(self, n: int, length: int, micro_batches: int) -> float:
+    def split_ms(self, n: int, length: int, micro_batches: int) -> float:
         before = self.steps[-1][2] if self.steps else micro_batches
-        return super().ms(n, length, micro_batches) + (before - micro_batches) * FURTHER / 2
+        return super().split_ms(n, length, micro_batches) + (before - micro_batches) * FURTHER / 2
 
 
 def test_what_a_step_leaves_to_the_next_is_no_part_of_the_price() -> None:
-    assert Remembering().price(4, 32, 8) == pytest.approx(FURTHER, rel=0.1)
+    assert Remembering().split_price_ms(4, 32, 8) == pytest.approx(FURTHER, rel=0.1)
 
 
 @pytest.fixture
@@ -96,7 +99,9 @@ def test_a_split_step_has_the_gradients_of_the_whole_one_under_the_runs_synchron
             "workload.dropout=0.0",
         ],
     )
-    with closing(SplitStep(config, build_workload(config), torch.device("cpu"))) as step:
+    device = torch.device("cpu")
+    build = partial(build_strategy, config, device)
+    with closing(TrialStep(config, build_workload(config), device, build=build)) as step:
         parts, gradients = [], []
         inner = step._replica.compute
 
@@ -112,8 +117,8 @@ def test_a_split_step_has_the_gradients_of_the_whole_one_under_the_runs_synchron
                 step._replica.strategy.clear_gradients(each)
 
         step._replica.compute, step._replica.update = compute, update
-        assert step.ms(2, 16, 2) > 0
-        assert step.ms(2, 16, 1) > 0
+        assert step.split_ms(2, 16, 2) > 0
+        assert step.split_ms(2, 16, 1) > 0
     assert parts == [[2, 2], [2]]
     assert isinstance(step._replica.strategy, Local if launcher == "virtual" else STRATEGIES[strategy].load())
     for split, whole in zip(*gradients, strict=True):

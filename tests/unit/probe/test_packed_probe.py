@@ -14,11 +14,10 @@ from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.planning import build_cost, build_problem, probe_capacity
 from dynbench.errors import ConfigError
 from dynbench.kernels.packed_attention import Boundaries, cheaper_arrangement, most_demanding
-from dynbench.probe import limits
+from dynbench.probe import trial
+from dynbench.probe.capacity import planned_shapes
 from dynbench.probe.fit import predicted_speedups
-from dynbench.probe.limits import shaped_batch
-from dynbench.probe.soak import planned_shapes
-from dynbench.probe.trial import TrialStep
+from dynbench.probe.trial import TrialStep, shaped_batch
 from dynbench.runs.store import RunStore
 from dynbench.schedule.capacity import UNLIMITED, PackedCapacity
 from dynbench.schedule.planner import Planner
@@ -70,7 +69,7 @@ def test_what_is_tried_for_memory_is_the_row_that_needs_most_and_what_is_timed_i
     changed = [*PACKED, f"workload.layout={layout}", "train.learning_rate=1e-4", "train.precision=fp32", *RESOLVED]
     config = load_config(None, changed)
     workload, seen = build_workload(config), []
-    monkeypatch.setattr(limits, "most_demanding", lambda n, length, _: most_demanding(n, length, torch.device("cuda")))
+    monkeypatch.setattr(trial, "most_demanding", lambda n, length, _: most_demanding(n, length, torch.device("cuda")))
     step = TrialStep(config, workload, CPU)
     collate = workload.collate
     monkeypatch.setattr(workload, "collate", lambda data, ids, width: seen.append(data.lengths[ids]) or collate(

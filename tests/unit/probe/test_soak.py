@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
-from dynbench.probe.soak import soak
+from dynbench.probe.capacity import soak
 from dynbench.runs.probe_record import CapacityRow, MemoryFit, Soak
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel

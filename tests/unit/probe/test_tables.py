@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 from dynbench.lengths import SST2
 from dynbench.probe.capacity import capacity_tables
-from dynbench.probe.fit import BreakEven, GridPoint, break_even_batch, fit_memory, predicted_speedups
-from dynbench.probe.timing import at_full_speed, grid, rank_speeds
+from dynbench.probe.fit import (
+    BreakEven,
+    GridPoint,
+    at_full_speed,
+    break_even_batch,
+    fit_memory,
+    grid,
+    predicted_speedups,
+    rank_speeds,
+)
 from dynbench.runs.probe_record import CapacityRow, TrialRow
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.policy import Problem
@@ -46,18 +54,19 @@ def test_a_length_that_does_not_fit_is_not_in_the_table() -> None:
 
 
 def test_grid_stays_within_the_smallest_capacity() -> None:
-    points = grid([[(32, 20), (64, 5)], [(32, 12), (64, 6)]], ceiling=100)
+    rows = [row(32, 20), row(64, 5), row(32, 12, rank=1), row(64, 6, rank=1)]
+    points = grid(rows, ceiling=100)
     assert [n for n, length in points if length == 32] == [1, 2, 4, 8, 12]
     assert [n for n, length in points if length == 64] == [1, 2, 4, 5]
-    assert max(n for n, _ in grid([[(32, 20)]], ceiling=7)) == 7
+    assert max(n for n, _ in grid([row(32, 20)], ceiling=7)) == 7
 
 
 def test_relative_speeds_follow_the_times() -> None:
-    measured = [(0, GridPoint(1, 32, 10.0)), (0, GridPoint(2, 32, 20.0))]
-    measured += [(1, GridPoint(1, 32, 20.0)), (1, GridPoint(2, 32, 40.0))]
+    measured = [GridPoint(1, 32, 10.0), GridPoint(2, 32, 20.0)]
+    measured += [GridPoint(1, 32, 20.0, rank=1), GridPoint(2, 32, 40.0, rank=1)]
     assert rank_speeds(measured, 2, {}) == [1.0, 0.5]
-    assert {point.ms for _, point in at_full_speed(measured, np.array([1.0, 0.5]))} == {
-        point.ms for rank, point in measured if rank == 0
+    assert {point.ms for point in at_full_speed(measured, np.array([1.0, 0.5]))} == {
+        point.ms for point in measured if point.rank == 0
     }
     assert at_full_speed(measured, None) == list(measured)
 

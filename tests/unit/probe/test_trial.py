@@ -12,7 +12,7 @@ import torch
 from dynbench.config.layers import load_config
 from dynbench.errors import NothingFits, UsageError
 from dynbench.probe import trial
-from dynbench.probe.limits import served_mb
+from dynbench.probe.children import served_mb
 from dynbench.probe.prober import _length_grid
 from dynbench.probe.trial import TrialStep
 from dynbench.workloads.registry import build_workload
@@ -74,7 +74,7 @@ class Peaked:
 def test_the_limit_is_of_resident_memory_libraries_included() -> None:
     """A process of its own: what is refused there is told by its peak."""
     code = (
-        "import numpy as np; from dynbench.probe.limits import limit_process, resident_bytes; from pathlib import Path;"
+        "import numpy as np; from dynbench.probe.trial import limit_process, resident_bytes; from pathlib import Path;"
         "limit = resident_bytes() + 80_000_000; limit_process(limit); kept = []\n"
         "try:\n  while True: kept.append(np.ones(500_000))\n"
         "except MemoryError: pass\n"

@@ -12,9 +12,8 @@ import pytest
 
 from dynbench.analysis.figures import draw_figures
 from dynbench.config.schema import Probe
-from dynbench.probe.capacity import capacity_tables, find_capacities
+from dynbench.probe.capacity import capacity_tables, find_capacities, soak
 from dynbench.probe.fit import fit_memory
-from dynbench.probe.soak import soak
 from dynbench.runs.probe_record import CapacityRow, ProbeRecord, read_probe
 from dynbench.runs.store import RunStore
 from dynbench.schedule.capacity import UNLIMITED, Capacity

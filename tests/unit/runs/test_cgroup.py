@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.probe.limits import RESERVE, default_cpu_limit_bytes
+from dynbench.probe.children import RESERVE, default_cpu_limit_bytes
 from dynbench.runs.cgroup import cpu_quota, memory_available_bytes, memory_kills, memory_limit_bytes
 from dynbench.runs.provenance import memory_mb
 

@@ -1,4 +1,4 @@
-"""Memory of a device (free, allocated, at most), and its arithmetic peak.
+"""What work takes on a device: the time of every call, memory held and at most, and what is free.
 
 On CPUs every allocation of torch's allocator is counted, as its profiler tells them; what other libraries take by
 themselves, as oneDNN for a product, is not. On CUDA the peak is the allocator's own, the rest its memory history.
@@ -6,11 +6,9 @@ themselves, as oneDNN for a product, is not. On CUDA the peak is the allocator's
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,24 +21,16 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dynbench.runs.cgroup import memory_available_bytes
+from dynbench.clock import clock_for
+from dynbench.runs.provenance import memory_mb
+from dynbench.units import BYTES_PER_MB
 
-_HOPPER = {"float32": 67e12, "bfloat16": 989e12, "float16": 989e12}
-_PEAKS: Mapping[str, Mapping[str, float]] = {
-    "NVIDIA H100 80GB HBM3": _HOPPER,
-    "NVIDIA H200": _HOPPER,
-    "NVIDIA A100-SXM4-40GB": {"float32": 19.5e12, "bfloat16": 312e12, "float16": 312e12},
-    "NVIDIA A100-SXM4-80GB": {"float32": 19.5e12, "bfloat16": 312e12, "float16": 312e12},
-}
-"""FLOP/s of dense products by device name and type, from the data sheets of NVIDIA; fp32 without TF32, as torch has it
-unless told otherwise."""
 T = TypeVar("T")
 MOST_POINTS = 2000
 FRAMES = 3
 OWN_FILES = (
     "/torch/",
-    "/dynbench/bench/allocations.py",
-    "/dynbench/bench/memory_phases.py",
+    "/dynbench/bench/measuring.py",
     "/dynbench/bench/memory.py",
     "/dynbench/bench/rank.py",
 )
@@ -51,20 +41,32 @@ def free_bytes(device: torch.device) -> int:
     """Bytes: of the GPU, or of the machine within what this process's groups allow."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    free = 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable")))
-    allowed = memory_available_bytes()
-    return free if allowed is None else min(free, allowed)
+    available = memory_mb()["available"]
+    assert available is not None, "of this system"
+    return int(available * BYTES_PER_MB)
 
 
-def peak_flops(device: str, dtype: str) -> float:
-    """FLOP/s; NaN where it is not known.
+def time_calls(
+    run: Callable[[], object], count: int, device: torch.device, prepare: Callable[[], object] = lambda: None
+) -> NDArray[np.float64]:
+    """Milliseconds of every call, shape [count], each from an idle device until it is idle again.
 
     Args:
-        device: as torch names it.
-        dtype: of what is multiplied.
+        run: what is timed.
+        count: how often.
+        device: that it runs on.
+        prepare: called before each, not timed.
     """
-    return _PEAKS.get(device, {}).get(dtype, math.nan)
+    clock, times = clock_for(device), np.empty(count)
+    for index in range(count):
+        prepare()
+        clock.synchronise()
+        start = clock.mark()
+        run()
+        end = clock.mark()
+        clock.synchronise()
+        times[index] = clock.elapsed_ms(start, end)
+    return times
 
 
 @dataclass(frozen=True)
@@ -114,8 +116,9 @@ def watch(work: Callable[[], T], device: torch.device, snapshot: Path | None = N
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         result = work()
     results: Any = watched.profiler.kineto_results
-    changes = [(event.start_ns() / 1e6, event.nbytes()) for event in results.events() if event.name() == "[memory]"]
-    return result, changes_of(sorted(changes, key=lambda change: change[0]))
+    changes = [(event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"]
+    changes.sort(key=lambda change: change[0])
+    return result, changes_of([(ns / 1e6, nbytes) for ns, nbytes in changes])
 
 
 def changes_of(changes: Sequence[tuple[float, int]]) -> Changes:
@@ -130,24 +133,18 @@ def _watch_cuda(work: Callable[[], T], device: torch.device, snapshot: Path | No
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    with _history():
+    torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")
+    try:
         result = work()
         torch.cuda.synchronize(device)
         history = torch.cuda.memory._snapshot()
         if snapshot is not None:
             torch.cuda.memory._dump_snapshot(str(snapshot))  # type: ignore[no-untyped-call]  # torch's
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
     of_history = changes_of(traced_changes(history, device.index or 0))
     held = torch.cuda.memory_allocated(device) - before
     return result, Changes(held, torch.cuda.max_memory_allocated(device) - before, of_history.ms, of_history.nbytes)
-
-
-@contextmanager
-def _history() -> Iterator[None]:
-    torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")
-    try:
-        yield
-    finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def traced_changes(history: Mapping[str, Any], index: int) -> list[tuple[float, int]]:

@@ -6,7 +6,7 @@ import pytest
 
 from dynbench.config.layers import load_config
 from dynbench.engine.launching.resolve import Machine
-from dynbench.experiment import probing
+from dynbench.experiment import training
 
 TWO_NODES = ("launch.nnodes=2", "launch.rdzv_endpoint=a:1")
 
@@ -25,5 +25,5 @@ TWO_NODES = ("launch.nnodes=2", "launch.rdzv_endpoint=a:1")
     ],
 )
 def test_wanted(monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], gpus: int, wanted: bool) -> None:
-    monkeypatch.setattr(probing, "this_machine", lambda: Machine(cores=8, gpus=gpus, bf16=True))
-    assert probing.wants_probe(load_config(None, overrides)) is wanted
+    monkeypatch.setattr(training, "this_machine", lambda: Machine(cores=8, gpus=gpus, bf16=True))
+    assert training.wants_probe(load_config(None, overrides)) is wanted

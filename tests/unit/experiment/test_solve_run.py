@@ -11,8 +11,7 @@ from probes import make_probe
 from dynbench.cli.solve_view import print_solution
 from dynbench.config.layers import load_config
 from dynbench.errors import ConfigError
-from dynbench.experiment.offline_probe import OfflineRanks
-from dynbench.experiment.solve_run import Solution, SolveOptions, run_solve
+from dynbench.experiment.solve_run import OfflineRanks, Solution, SolveOptions, run_solve
 from dynbench.plugins import POLICIES
 from dynbench.runs.store import RunStore
 from dynbench.schedule.solve import cost_is_estimated, speedup_is_estimated
