@@ -10,7 +10,7 @@ so a rank's mean loss has to be weighted before backward, or the averaged gradie
         for batch in loader:
             loss = model(**batch).loss * sampler.weight(batch)
 
-The README has whole programs for plain DDP, the Transformers Trainer and Accelerate.
+recipes/own_loop has whole programs for plain DDP, the Transformers Trainer and Accelerate.
 """
 
 from __future__ import annotations

@@ -252,6 +252,8 @@ def _others(tour: Tour, store: RunStore, folder: Path) -> None:
     tour.run("runs", "rm", "two", "--with-launches", "--dry-run", document="runs rm --json")
     tour.run("recipes", "ls", document="recipes ls --json")
     tour.run("recipes", "show", document="recipes show --json")
+    tour.run("guide", document="guide --json")
+    tour.run("guide", "probe", document="guide NAME --json")
     tour.run("recipes", "cp", "quickstart", str(folder / "mine.yaml"), document="recipes cp --json")
     tour.run("doctor", "quickstart", document="doctor --json")
     tour.run("runs", "show", "nothing", document="error --json", code=2)

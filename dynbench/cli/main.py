@@ -46,6 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sync": ("dynbench.cli.sync", "List the synchronisation strategies; check them against one process."),
     "compress": ("dynbench.cli.compress", "List the compressors of gradients: what they send, and how."),
     "plugins": ("dynbench.cli.plugins", "What can be chosen, and with which options."),
+    "guide": ("dynbench.cli.guide", "The guides: verdicts, policies, synchronisation, own loops and more."),
     "doctor": ("dynbench.cli.doctor", "What works on this machine, what would go wrong, what a recipe needs."),
 }
 """Command to module and short help: `--help` reads this table and imports no command."""

@@ -6,7 +6,7 @@ HELP = (
     *("", "probe", "train", "solve", "analyze", "report", "compare", "bench", "eval", "generate", "tensorboard"),
     *("data", "data cache", "data lengths", "data wikipedia", "runs", "runs export", "runs ls", "runs rm", "runs show"),
     *("recipes", "recipes cp", "recipes ls", "recipes show", "sync", "sync check", "sync ls", "compress"),
-    *("compress ls", "plugins", "doctor"),
+    *("compress ls", "plugins", "guide", "doctor"),
 )
 """Commands whose --help is held."""
 
@@ -24,6 +24,7 @@ COMMANDS = (
     # what can be chosen
     *("plugins", "plugins policies --format md", "plugins strategies --format csv", "plugins nothing", "bench ls"),
     *("sync ls", "compress ls", "solve --list", "recipes ls", "recipes show first_steps", "recipes show nothing"),
+    *("guide", "guide verdict"),
     *("recipes cp quickstart mine.yaml", "recipes cp quickstart mine.yaml", "recipes cp quickstart no/where.yaml"),
     # the registry
     *("runs ls", "runs ls --launches --limit 1", "runs ls --command train --format csv", "runs ls --status failed"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from pages import READMES, read
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 REFERENCE = REPOSITORY / "results" / "reference"
@@ -59,65 +60,43 @@ ENDS = (
     (0, r"[\d.]+ \[([\d.]+), [\d.]+\]"),
     (1, r"[\d.]+ \[[\d.]+, ([\d.]+)\]"),
 )
-HF_PEERS_SAID = {
-    "README.md": (
-        {
-            "packed": r"There `packed` is ([\d.]+) times as",
-            "window8": r"that window is ([\d.]+) times as fast as `static`",
-        },
-        {
-            ("packed", "hf_batch_rebalance"): r"as `static`, %s times as fast as `hf_batch_rebalance` and",
-            ("packed", "window8"): r"`hf_batch_rebalance` and %s times as fast as `window` over",
-            ("window8", "hf_batch_rebalance"): r"as `static` and %s times as fast as `hf_batch_",
-            ("partition", "hf_batch_rebalance"): r"are the same \(%s\)",
-        },
-    ),
-    "README.zh-CN.md": (
-        {"packed": r"`packed` 是 `static` 的 ([\d.]+) 倍快、", "window8": r"的 `window` 是 `static` 的 ([\d.]+) 倍快"},
-        {
-            ("packed", "hf_batch_rebalance"): r"倍快、`hf_batch_rebalance` 的 %s 倍快、跨",
-            ("packed", "window8"): r"跨 8 个批的 `window` 的 %s 倍快",
-            ("window8", "hf_batch_rebalance"): r"倍快、`hf_batch_rebalance` 的 %s 倍快;`partition`",
-            ("partition", "hf_batch_rebalance"): r"一样快\(%s\)",
-        },
-    ),
+PRINTED = [(end, pattern.replace(r" \[", r"x static \[")) for end, pattern in ENDS]
+POLICIES = "dynbench/guides/policies.md"
+OVER_STATIC = {
+    "packed": r"There `packed` is ([\d.]+) times as",
+    "window8": r"that window is ([\d.]+) times as fast as `static`",
+    "static_packed": r"`static` on packed rows is ([\d.]+) times as\s",
 }
-"""By file: speed-ups over static, and over others with their intervals."""
+OVER_OTHERS = {
+    ("packed", "hf_batch_rebalance"): r"as `static`, %s times as fast as `hf_batch_rebalance` and",
+    ("packed", "window8"): r"`hf_batch_rebalance` and %s times as fast as `window` over",
+    ("window8", "hf_batch_rebalance"): r"as `static` and %s times as fast as `hf_batch_",
+    ("partition", "hf_batch_rebalance"): r"are the same \(%s\)",
+    ("token_budget", "static"): r"are `token_budget`, %s times as fast as `static`, and",
+    ("group_by_length", "static"): r"and `group_by_length`, %s times:",
+}
+"""With their intervals."""
 QUOTES = (
     *(
         Quote(file, rf"\| `{arm}` \| {pattern}", "quickstart", arm, end=end)
-        for file in ("README.md", "README.zh-CN.md")
+        for file in READMES
         for arm in QUICKSTART_ARMS
         for end, pattern in ENDS
     ),
     *(
-        quote
-        for file, (static, others) in HF_PEERS_SAID.items()
-        for quote in (
-            *(Quote(file, pattern, "hf_peers", arm) for arm, pattern in static.items()),
-            *(
-                Quote(file, pattern % figure, "hf_peers", *pair, end=end)
-                for pair, pattern in others.items()
-                for end, figure in ENDS
-            ),
-        )
+        Quote(file, rf"FASTER  {arm} {pattern}", "quickstart", arm, end=end)
+        for file in READMES
+        for arm in QUICKSTART_ARMS
+        for end, pattern in PRINTED
     ),
+    *(Quote(POLICIES, pattern, "hf_peers", arm) for arm, pattern in OVER_STATIC.items()),
     *(
-        Quote(file, pattern % figure, "hf_peers", arm, end=end)
-        for file, arm, pattern in (
-            ("README.md", "token_budget", r"are `token_budget`, %s times as fast as `static`, and"),
-            ("README.md", "group_by_length", r"and `group_by_length`, %s times,"),
-            ("README.zh-CN.md", "token_budget", r"`token_budget`\(`static` 的 %s 倍快\)"),
-            ("README.zh-CN.md", "group_by_length", r"`group_by_length`\(%s 倍快\)"),
-        )
+        Quote(POLICIES, pattern % figure, "hf_peers", *pair, end=end)
+        for pair, pattern in OVER_OTHERS.items()
         for end, figure in ENDS
     ),
-    Quote("README.md", r"`static` on packed rows is ([\d.]+) times as\s", "hf_peers", "static_packed"),
-    Quote("README.md", r"and planned packed rows ([\d.]+) times:", "hf_peers", "packed"),
-    Quote("README.zh-CN.md", r"`static` 用打包行是带填充时的 ([\d.]+) 倍快", "hf_peers", "static_packed"),
-    Quote("README.zh-CN.md", r"规划过的打包行是 ([\d.]+) 倍", "hf_peers", "packed"),
-    Quote("README.md", r"there `partition` is ([\d.]+) times as fast", "sst2", "partition"),
-    Quote("README.zh-CN.md", r"其中 `partition` 是 `static` 的 ([\d.]+) 倍快", "sst2", "partition"),
+    Quote(POLICIES, r"and planned packed rows ([\d.]+) times:", "hf_peers", "packed"),
+    Quote(POLICIES, r"there `partition` is ([\d.]+) times as fast", "sst2", "partition"),
     *(Quote("recipes/hf_peers.yaml", rf"\b{arm} (\d+\.\d+)", "hf_peers", arm) for arm in HF_PEERS_ARMS),
 )
 """Every figure of `TEXTS`; a new one is a line here."""
@@ -125,11 +104,7 @@ QUOTES = (
 STEPS = "results/reference/sync/steps.jsonl"
 """Times of steps, no comparison: test_quoted_steps holds what is said of them."""
 
-TEXTS = ("README.md", "README.zh-CN.md", "recipes/hf_peers.yaml")
-
-
-def read(file: str) -> str:
-    return (REPOSITORY / file).read_text(encoding="utf-8")
+TEXTS = (*READMES, POLICIES, "recipes/hf_peers.yaml")
 
 
 def measured(quote: Quote) -> float:

@@ -1,4 +1,4 @@
-"""What the READMEs say of how long a step takes under each strategy is what `tests/speed/strategies.py` found."""
+"""What the guide says of a step's time under each strategy is what `tests/speed/strategies.py` found."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from pages import read
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 STEPS = REPOSITORY / "results" / "reference" / "sync" / "steps.jsonl"
@@ -33,9 +33,8 @@ def found() -> Iterator[tuple[str, tuple[str, ...]]]:
             yield one["strategy"], tuple(f"{value:.2f}" for value in (middle, low, high))
 
 
-@pytest.mark.parametrize("file", ["README.md", "README.zh-CN.md"])
-def test_the_texts_say_what_was_found(file: str) -> None:
-    paragraph = PARAGRAPH.search((REPOSITORY / file).read_text(encoding="utf-8"))
+def test_the_guide_says_what_was_found() -> None:
+    paragraph = PARAGRAPH.search(read("dynbench/guides/synchronisation.md"))
     assert paragraph is not None
     said = {name: tuple(figures) for name, *figures in SAID.findall(re.sub(r"\s+", " ", paragraph[0]))}
     assert said == dict(found())

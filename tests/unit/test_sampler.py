@@ -73,7 +73,7 @@ def test_epochs_and_seeds_differ_and_repeat():
 
 
 def readme_loop(one, epochs, state=None):
-    """The loop of the README, resumed from a state: batch by batch the epoch, the batches done in it, the batch."""
+    """The loop of the guide, resumed from a state: batch by batch the epoch, the batches done in it, the batch."""
     first, done = (0, 0) if state is None else (state["epoch"], state["done"])
     for epoch in range(first, epochs):
         one.set_epoch(epoch)
@@ -230,9 +230,8 @@ def test_a_capacity_is_obeyed_or_refused_by_name(policy, capacity):
     assert list(sampler(policy=policy, capacity=Capacity())) == list(sampler(policy=policy))
 
 
-@pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
-def test_the_readme_names_the_policies_that_obey_a_capacity(readme):
-    text = (Path(__file__).resolve().parents[2] / readme).read_text(encoding="utf-8")
+def test_the_guide_names_the_policies_that_obey_a_capacity():
+    text = (Path(__file__).resolve().parents[2] / "dynbench" / "guides" / "own_code.md").read_text(encoding="utf-8")
     (line,) = [line for line in text.splitlines() if "`capacity=`" in line]
     assert {name for name in POLICIES if f"`{name}`" in line} == set(CAPPED)
 

@@ -29,6 +29,7 @@ COMMANDS = (
     ("plugins", "--json"),
     ("recipes", "ls", "--json"),
     ("recipes", "cp", "quickstart", "mine.yaml"),
+    ("guide", "verdicts"),
     ("doctor", "--json"),
     ("solve", "--steps", "4", "--json"),
     ("train", "--steps", "2", "--warmup-steps", "1", "--nproc", "2", "--device", "cpu", "--name", "trained", "--json"),

@@ -1,4 +1,4 @@
-"""The README's programs run as they stand, on two ranks, and train with the gradient of the global batch."""
+"""The programs of recipes/own_loop run as they stand, on two ranks, with the gradient of the global batch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 from forked import ForkedPopen
+from pages import READMES, read
 
 pytestmark = pytest.mark.multiproc
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "recipes" / "own_loop"
 EXCERPT = re.compile(r"```python\n(.*?)```", re.DOTALL)
-JUDGE = Path(__file__).with_name("readme_rank.py")
+JUDGE = Path(__file__).with_name("own_loop_rank.py")
 EVALUATION = 1
 """What the judge adds for the Trainer's evaluation after the optimizer steps."""
 LINE = r"rank [01], epoch 1: last batch \d+ samples, loss [\d.]+"
@@ -43,11 +44,14 @@ def test_every_program_is_known_here() -> None:
     assert {path.stem for path in PROGRAMS.iterdir()} == set(EXAMPLES)
 
 
-@pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
-def test_the_readme_points_to_all_programs_and_quotes_the_first(readme: str) -> None:
-    text = (ROOT / readme).read_text(encoding="utf-8")
-    assert set(re.findall(r"\(recipes/own_loop/(\w+)\.py\)", text)) == set(EXAMPLES)
-    (excerpt,) = EXCERPT.findall(text)
+def test_the_guide_points_to_all_programs() -> None:
+    text = read("dynbench/guides/own_code.md")
+    assert set(re.findall(r"\(\.\./\.\./recipes/own_loop/(\w+)\.py\)", text)) == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("page", [*READMES, "dynbench/guides/own_code.md"])
+def test_a_page_quotes_the_first_program(page: str) -> None:
+    (excerpt,) = EXCERPT.findall(read(page))
     lines = iter(program("plain_ddp").splitlines())
     assert all(line in lines for line in excerpt.splitlines()), "every line, in the program's order"
 
@@ -79,7 +83,7 @@ def gradient_errors(name: str, code: str, accumulated: int, folder: Path) -> lis
 
 
 def as_causal_model(code: str) -> str:
-    """The Trainer's program with a language model, and without what the README says to leave out then."""
+    """The Trainer's program with a language model, and without what the guide says to leave out then."""
     code, cut = re.subn(r"\n    def compute_loss.*?\n\n\n", "\n\n", code, flags=re.DOTALL)
     code, left_out = re.subn(r" +self\.model_accepts_loss_kwargs = .*\n", "", code)
     assert cut == left_out == 1

@@ -1,0 +1,51 @@
+"""`dynbench guide`: the guides of the package, in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from dynbench.cli.options import Settings, common_options
+from dynbench.cli.output import answered, print_records
+
+FOLDER = Path(__file__).parents[1] / "guides"
+
+
+@click.command(epilog="\b\nExamples:\n  dynbench guide\n  dynbench guide verdicts\n")
+@click.argument("name", required=False)
+@common_options
+def command(settings: Settings, name: str | None) -> None:
+    """A guide, or without NAME the list of them.
+
+    A terminal shows it laid out; a file or a pipe gets its Markdown.
+    """
+    from dynbench.errors import UsageError, did_you_mean
+
+    paths = {path.stem: path for path in sorted(FOLDER.glob("*.md"))}
+    if name is None:
+        guides = [{"name": stem, "title": _title(path)} for stem, path in paths.items()]
+        if not answered(settings, "guide", {"guides": guides}, paths):
+            print_records({"guide": "name", "what it is about": "title"}, guides)
+        return
+    if name not in paths:
+        raise UsageError(f"{name!r} is no guide. {did_you_mean(name, paths)}", f"Known: {', '.join(paths)}.")
+    text = paths[name].read_text(encoding="utf-8")
+    if not answered(settings, "guide", {"name": name, "path": paths[name], "text": text}, str(paths[name])):
+        _show(text)
+
+
+def _title(path: Path) -> str:
+    with path.open(encoding="utf-8") as file:
+        return file.readline().removeprefix("# ").strip()
+
+
+def _show(text: str) -> None:
+    if not sys.stdout.isatty():
+        click.echo(text, nl=False)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console(width=min(100, Console().width)).print(Markdown(text, hyperlinks=False))
