@@ -98,8 +98,51 @@ class Attention(Benchmark):
         return cases
 
     def measure(self, case: Case, context: RankContext) -> Measured:
-        """The iterations of one pass."""
-        return measure_pass(case, self.options, context.device, self.timer)
+        """The iterations of one pass, after one of both that memory is counted in."""
+        way, each, causal = str(case.columns["way"]), str(case.columns["pass"]), bool(case.columns["causal"])
+        batch, length, channels = case.shape
+        device = context.device
+        free = free_bytes(device)
+        if way in ("plain", "compiled") and plain_bytes(batch, length, case.dtype) > free:
+            raise NotMeasured(f"{hand_count(batch, length, case.dtype)}, and {format_bytes(free)} are free", "oom")
+        drawn = torch.Generator().manual_seed(0)
+        shape, dtype = (batch, length, channels), getattr(torch, case.dtype)
+        *states, gradient = (torch.randn(shape, generator=drawn).to(device, dtype) for _ in range(4))
+        query, key, value = (state.requires_grad_() for state in states)
+        attend = way_of(way, causal, device)
+
+        def forward() -> Tensor:
+            return attend(query, key, value)
+
+        def backward(result: Tensor, *, again: bool = False) -> Gradients:
+            return torch.autograd.grad(result, (query, key, value), gradient, retain_graph=again)
+
+        try:
+            saved, peak = with_memory(forward, backward, device)
+        except (UsageError, NotImplementedError) as error:  # ours refuse a shape or type, torch's back ends a device
+            raise NotMeasured(str(error).splitlines()[0]) from error
+        except RuntimeError as error:
+            lines = str(error).splitlines()
+            lacking = [f"{what}: {line.strip()}" for said, what in LACKS.items() for line in lines if said in line]
+            if not lacking:
+                raise
+            raise NotMeasured(lacking[0]) from error
+        times, timed_by = pass_times(
+            each, forward, backward, self.options, device, self.timer, keeps_graph=way not in COMPILED
+        )
+        columns: Columns = {
+            "tflop_per_s": pass_flops(case) / float(np.median(times)) / 1e9,
+            "timer": timed_by,
+            "saved_mb": mb(saved),
+            "peak_mb": mb(peak),
+            "tiles": _tiles(way, batch, device),
+        }
+        if length > LONGEST_CHECKED:
+            return Measured(times, columns)
+        result = forward()
+        found = (*((result,) if each != "backward" else ()), *(backward(result) if each != "forward" else ()))
+        columns["not_finite"] = sum(int((~one.isfinite()).sum()) for one in found)
+        return Measured(times, columns, _error(each, found, (query, key, value), gradient, causal))
 
     def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
         """How many times as long as torch's own attention each way takes, and its memory over that of the plain one."""
@@ -168,61 +211,6 @@ def _ratios(rows: Sequence[Row], column: str, of: str) -> dict[str, dict[str, fl
     return {
         key: {way: ms / by_way[of] for way, ms in by_way.items()} for key, by_way in found.items() if by_way.get(of)
     }
-
-
-def measure_pass(case: Case, options: AttentionOptions, device: torch.device, timer: str = "own") -> Measured:
-    """Time the iterations of a pass, after one of both that memory is counted in.
-
-    Args:
-        case: its way, pass, shape and type.
-        options: how often.
-        device: where to run.
-        timer: `own`, or `triton` for Triton's where that runs.
-
-    Raises:
-        NotMeasured: this way cannot be run here, or needs more memory by hand than there is.
-    """
-    way, each, causal = str(case.columns["way"]), str(case.columns["pass"]), bool(case.columns["causal"])
-    batch, length, channels = case.shape
-    free = free_bytes(device)
-    if way in ("plain", "compiled") and plain_bytes(batch, length, case.dtype) > free:
-        raise NotMeasured(f"{hand_count(batch, length, case.dtype)}, and {format_bytes(free)} are free", "oom")
-    drawn = torch.Generator().manual_seed(0)
-    shape, dtype = (batch, length, channels), getattr(torch, case.dtype)
-    *states, gradient = (torch.randn(shape, generator=drawn).to(device, dtype) for _ in range(4))
-    query, key, value = (state.requires_grad_() for state in states)
-    attend = way_of(way, causal, device)
-
-    def forward() -> Tensor:
-        return attend(query, key, value)
-
-    def backward(result: Tensor, *, again: bool = False) -> Gradients:
-        return torch.autograd.grad(result, (query, key, value), gradient, retain_graph=again)
-
-    try:
-        saved, peak = with_memory(forward, backward, device)
-    except (UsageError, NotImplementedError) as error:  # ours refuse a shape or type, torch's back ends a device
-        raise NotMeasured(str(error).splitlines()[0]) from error
-    except RuntimeError as error:
-        lines = str(error).splitlines()
-        lacking = [f"{what}: {line.strip()}" for said, what in LACKS.items() for line in lines if said in line]
-        if not lacking:
-            raise
-        raise NotMeasured(lacking[0]) from error
-    times, timed_by = pass_times(each, forward, backward, options, device, timer, keeps_graph=way not in COMPILED)
-    columns: Columns = {
-        "tflop_per_s": pass_flops(case) / float(np.median(times)) / 1e9,
-        "timer": timed_by,
-        "saved_mb": mb(saved),
-        "peak_mb": mb(peak),
-        "tiles": _tiles(way, batch, device),
-    }
-    if length > LONGEST_CHECKED:
-        return Measured(times, columns)
-    result = forward()
-    found = (*((result,) if each != "backward" else ()), *(backward(result) if each != "forward" else ()))
-    columns["not_finite"] = sum(int((~one.isfinite()).sum()) for one in found)
-    return Measured(times, columns, _error(each, found, (query, key, value), gradient, causal))
 
 
 def way_of(way: str, causal: bool, device: torch.device) -> Attend:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dynbench.bench.base import DTYPES, Benchmark, Case, Columns, Measured, Row, titled
-from dynbench.bench.measuring import Changes, largest, thinned, watch
+from dynbench.bench.measuring import largest, thinned, watch
 from dynbench.bench.record import add_line
 from dynbench.plugins.benchmarks import MemoryOptions
 from dynbench.units import mb
@@ -74,10 +73,13 @@ class Memory(Benchmark):
         work = WORK[phase]
         work(step)  # what is made once, as the optimizer's moments
         before = storage_bytes([*model.parameters(), *model.buffers(), *moments_of(step.optimizer)])
-        result, changes = watch(lambda: work(step), context.device, _snapshot(case, self.folder, context.device))
+        history = None if self.folder is None else self.folder / f"memory_{case.name.replace(' ', '_')}.pickle"
+        result, changes = watch(lambda: work(step), context.device, history)
         del result
         if self.folder is not None:
-            _keep(case, changes, before, self.folder)
+            ms, nbytes = thinned(changes)
+            timeline = {"ms": ms.tolist(), "mb": ((before + nbytes) / 1e6).tolist()}
+            add_line(self.folder / "ranks" / TIMELINES_FILE, {**case.columns, "dtype": case.dtype, **timeline})
         columns: Columns = {"quantity": "peak", "before_mb": mb(before), "saved_mb": mb(changes.held)}
         found = [Measured(np.array([mb(before + changes.most)]), columns, unit="MB")]
         if phase == "forward_saved":
@@ -154,16 +156,3 @@ def _residual(step: ModelStep, blocks: list[nn.Module], formula: int) -> Measure
     measured = mb(seen[0])
     columns: Columns = {"quantity": "residual", "formula_mb": mb(formula)}
     return Measured(np.array([measured]), columns, abs(measured - mb(formula)), unit="MB")
-
-
-def _snapshot(case: Case, folder: Path | None, device: torch.device) -> Path | None:
-    if folder is None or device.type != "cuda":
-        return None
-    return folder / f"memory_{case.name.replace(' ', '_')}.pickle"
-
-
-def _keep(case: Case, changes: Changes, before: int, folder: Path) -> None:
-    """Append the timeline."""
-    ms, nbytes = thinned(changes)
-    held = {"ms": ms.tolist(), "mb": ((before + nbytes) / 1e6).tolist()}
-    add_line(folder / "ranks" / TIMELINES_FILE, {**case.columns, "dtype": case.dtype, **held})

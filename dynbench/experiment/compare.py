@@ -252,10 +252,12 @@ def _with_second_stage(
 
 def _without_removed(state: CompareState, store: RunStore) -> CompareState:
     """Launches whose run folder was removed since are missing again."""
-    for index, launch in enumerate(state.launches):
-        if launch.run is not None and not (store.root / launch.run / "run.json").is_file():
-            state = state.with_runs({index: None}, done=False)
-    return state
+    gone = [
+        index
+        for index, launch in enumerate(state.launches)
+        if launch.run is not None and not (store.root / launch.run / "run.json").is_file()
+    ]
+    return state.with_runs(dict.fromkeys(gone), done=False)
 
 
 def _analyze(comparison: Run, state: CompareState, recipe: Recipe, store: RunStore, on_stage: OnStage) -> Analysed:

@@ -248,9 +248,10 @@ class CompareState:
 
     def with_runs(self, runs: Mapping[int, str | None], *, done: bool) -> CompareState:
         """The state after a launch has begun or ended; position to the id of the run."""
-        launches = list(self.launches)
-        for index, run_id in runs.items():
-            launches[index] = replace(launches[index], run=run_id, done=done)
+        launches = [
+            replace(one, run=runs[index], done=done) if index in runs else one
+            for index, one in enumerate(self.launches)
+        ]
         return replace(self, launches=tuple(launches))
 
     def extended(self, blocks: int, seeds: Mapping[str, int]) -> CompareState:

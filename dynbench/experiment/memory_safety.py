@@ -77,8 +77,7 @@ def _guard(subject: Subject, value: object, names: Sequence[str]) -> Guard:
     if probe is None:
         given = all(part.strip().isdecimal() for part in capacity.split(","))
         return Guard(names, "given" if given else "lost", capacity)
-    record, margin = _mapping(probe.get("record")), _mapping(probe.get("config")).get("probe.margin")
-    margin = margin if isinstance(margin, int | float) else None
+    record, margin = _mapping(probe.get("record")), lookup(_mapping(probe.get("config")), "probe.margin")
     limit, soak, (found, tested) = lookup(record, "memory_limit_mb"), record.get("soak"), _tables(record)
     told = {"ok": False, "steps": None, "shrunk": None, **soak} if isinstance(soak, Mapping) else None
     return Guard(names, "probe", capacity, _ends(found), _ends(tested), margin, limit, told)

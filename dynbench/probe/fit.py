@@ -162,22 +162,15 @@ def table(points: Sequence[GridPoint]) -> Predictor:
 
     Outside the grid the nearest edge's cost is scaled with the tokens, so that the table never goes flat.
     """
-    by_length = {
-        length: sorted((point.n, point.ms) for point in points if point.length == length)
-        for length in sorted({point.length for point in points})
-    }
-    lengths = list(by_length)
-
-    def at(length: int, n: int) -> float:
-        counts = np.array([count for count, _ in by_length[length]], dtype=np.float64)
-        times = np.array([ms for _, ms in by_length[length]])
-        if n > counts[-1]:
-            return float(times[-1] * n / counts[-1])
-        return float(np.interp(n, counts, times))
+    lengths = sorted({point.length for point in points})
+    by_length = [sorted((point.n, point.ms) for point in points if point.length == length) for length in lengths]
 
     def one(n: int, length: int) -> float:
-        beyond = max(1.0, length / lengths[-1])
-        return beyond * float(np.interp(length, lengths, [at(known, n) for known in lengths]))
+        costs = []
+        for measured in by_length:
+            counts, ms = zip(*measured, strict=True)
+            costs.append(max(1.0, n / counts[-1]) * np.interp(n, counts, ms))
+        return max(1.0, length / lengths[-1]) * float(np.interp(length, lengths, costs))
 
     return lambda count, longest: np.array([one(int(n), int(length)) for n, length in zip(count, longest, strict=True)])
 
