@@ -1,4 +1,4 @@
-"""One rank of a program of recipes/own_loop, judged: `own_loop_rank.py PROGRAM ACCUMULATED`; rank 0 prints one JSON object.
+"""One rank of a program of recipes/own_loop, judged; rank 0 prints one JSON object.
 
 Before every optimizer step the gradient is compared, in float64, with that of all samples of the step at once. The text
 of the program is run as it is; how many batches it accumulates is set through the library that it uses.
