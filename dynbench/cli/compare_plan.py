@@ -20,8 +20,8 @@ from dynbench.experiment.compare import on_first_node
 from dynbench.experiment.estimate import estimate
 from dynbench.experiment.preflight import Startable, arms_alike
 from dynbench.experiment.report_formats import interval, percent, ratio
+from dynbench.experiment.report_input import read_report_input
 from dynbench.experiment.state import CompareState, plan_state
-from dynbench.experiment.subject import read_subject
 from dynbench.runs.store import RunStore
 
 _log = logging.getLogger(__name__)
@@ -172,4 +172,4 @@ def show_cells(outcome: CellsOutcome) -> None:
 def _ranks(results: Path, comparison: str) -> str:
     """The kind of ranks that a comparison's numbers are of."""
     store = RunStore(results)
-    return "virtual" if read_subject(store, store.resolve(comparison)).virtual else "real"
+    return "virtual" if read_report_input(store, store.resolve(comparison)).virtual else "real"

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from dynbench.analysis.figures import FIGURES, OF_SOME
 from dynbench.experiment.report_formats import quoted
-from dynbench.experiment.subject import SOLVE_FIGURES, Subject
+from dynbench.experiment.report_input import SOLVE_FIGURES, ReportInput
 from dynbench.report import Template, substitute
 
 UNTOLD = (*SOLVE_FIGURES, *OF_SOME)
@@ -19,7 +19,7 @@ _UNUSUAL = re.compile(r"[^\w./~+-]")
 _PLACED = re.compile(r"\{\{\s*figure\.(\w+)\s*\}\}")
 
 
-def number_figures(subject: Subject, template: Template, folder: Path) -> dict[str, str | None]:
+def number_figures(subject: ReportInput, template: Template, folder: Path) -> dict[str, str | None]:
     """`figure.NAME` and its `ref.NAME` for every figure of a comparison, `figures.rest` for those not placed.
 
     Args:

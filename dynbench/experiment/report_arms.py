@@ -11,7 +11,7 @@ from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.offline_plans import Solved, planned_speedup
 from dynbench.experiment.report_formats import loss_difference
-from dynbench.experiment.subject import Subject, mean_of, whole
+from dynbench.experiment.report_input import ReportInput, mean_of, whole
 
 TOPICS: Mapping[str, tuple[str, str]] = {
     "imbalance": ("std_over_ranks.padded_tokens.mean", "padded_tokens_max.mean"),
@@ -100,7 +100,7 @@ def _changed(comparison: ComparisonRecord, metric: str, found: Change, equal: bo
     return replace(found, kind="less" if gain > 0 else "more", part=abs(gain) / 100)
 
 
-def topic(subject: Subject, name: str) -> Topic:
+def topic(subject: ReportInput, name: str) -> Topic:
     """One of `TOPICS`: under the baseline, where it got better or worse, and every candidate with its numbers."""
     metrics = TOPICS[name]
     if name == "imbalance" and subject.unequal_ranks:
@@ -147,7 +147,7 @@ class Loss:
     after: float | None
 
 
-def losses(subject: Subject) -> list[Loss]:
+def losses(subject: ReportInput) -> list[Loss]:
     """Every candidate's loss beside the baseline's: in training, in a step, and as evaluated."""
     before = mean_of(subject.arms[subject.baseline], "eval.loss")
     return [
@@ -176,7 +176,7 @@ class Prediction:
     reached: float | None = None
 
 
-def predictions(subject: Subject, solved: Solved | None) -> Iterator[Prediction]:
+def predictions(subject: ReportInput, solved: Solved | None) -> Iterator[Prediction]:
     """Every candidate's predicted speed-ups beside the one achieved."""
     for item in subject.comparisons:
         if item.verdict is Verdict.INCOMPARABLE:
@@ -193,7 +193,7 @@ def predictions(subject: Subject, solved: Solved | None) -> Iterator[Prediction]
             yield Prediction(item, "none" if alike else "otherwise")
 
 
-def planning(subject: Subject) -> list[tuple[str, float]]:
+def planning(subject: ReportInput) -> list[tuple[str, float]]:
     """The part of the step time that planning takes, by arm: of the only one that plans, or the least and the most."""
     shares = {
         name: share

@@ -24,7 +24,7 @@ from dynbench.analysis.measure import lookup
 from dynbench.analysis.metrics import workers_of
 from dynbench.analysis.tables import Launches
 from dynbench.analysis.verdict import Verdict
-from dynbench.experiment.subject import Subject, mean_of, whole
+from dynbench.experiment.report_input import ReportInput, mean_of, whole
 from dynbench.units import mb
 
 _KEYS = {
@@ -62,12 +62,12 @@ NUMBERS: Mapping[str, str] = {
 """Number of an arm to its key in a summary."""
 
 
-def launches_of(subject: Subject) -> Launches:
+def launches_of(subject: ReportInput) -> Launches:
     """Name of the arm to the summaries of the launches that tables show."""
     return {name: [member.summary for member in whole(members)] for name, members in subject.arms.items()}
 
 
-def exposures(subject: Subject) -> Iterator[dict[str, object]]:
+def exposures(subject: ReportInput) -> Iterator[dict[str, object]]:
     """Of every arm that took turns with a step without communication: its name and the means of `_KEYS`, ms."""
     for name, summaries in launches_of(subject).items():
         told = ([value for key in _KEYS.values() if (value := lookup(one, key)) is not None] for one in summaries)
@@ -76,7 +76,7 @@ def exposures(subject: Subject) -> Iterator[dict[str, object]]:
             yield {"arm": name, **dict(zip(_KEYS, map(fmean, zip(*known, strict=True)), strict=True))}
 
 
-def why_not_exposed(subject: Subject) -> Literal["virtual", "served", "unknown"]:
+def why_not_exposed(subject: ReportInput) -> Literal["virtual", "served", "unknown"]:
     """Why no step without communication was measured: none of the arms can, or nobody asked."""
     summaries = [member.summary for member in subject.members]
     if all(summary.get("launcher") == "virtual" for summary in summaries):
@@ -113,7 +113,7 @@ class Buckets:
     limit: float = EXPLAINS
 
 
-def points_of(subject: Subject) -> list[BucketPoint]:
+def points_of(subject: ReportInput) -> list[BucketPoint]:
     """The arms whose gradients are all-reduced in buckets."""
     found = (
         bucket_point(name, members[0].config, [member.summary for member in whole(members)])
@@ -123,12 +123,12 @@ def points_of(subject: Subject) -> list[BucketPoint]:
     return [point for point in found if point is not None]
 
 
-def buckets_told(subject: Subject) -> bool:
+def buckets_told(subject: ReportInput) -> bool:
     """Whether arms differ enough in buckets that a chapter is about them."""
     return subject.question.name == "sync" and sizes_differ(points_of(subject)) and _fit(subject) is not None
 
 
-def buckets_of(subject: Subject) -> Buckets | None:
+def buckets_of(subject: ReportInput) -> Buckets | None:
     """None where arms do not differ enough in buckets."""
     fit, points = _fit(subject), points_of(subject)
     if not buckets_told(subject) or fit is None:
@@ -148,7 +148,7 @@ def _case(points: Sequence[BucketPoint], fit: BucketFit) -> str:
     return "best" if fit.best_bytes else "no_bandwidth" if fit.call_ms else "no_call"
 
 
-def _untold(subject: Subject, least: BucketPoint, points: Sequence[BucketPoint]) -> list[str]:
+def _untold(subject: ReportInput, least: BucketPoint, points: Sequence[BucketPoint]) -> list[str]:
     """The other arms in buckets that launches do not tell from the one whose step takes least."""
     judged = [*subject.comparisons, *(pair for pair in subject.pairs if pair.spread != "pooled")]
     slower = {(item.candidate, item.baseline) for item in judged if item.verdict is Verdict.SLOWER}
@@ -156,11 +156,11 @@ def _untold(subject: Subject, least: BucketPoint, points: Sequence[BucketPoint])
     return [point.arm for point in points if point is not least and (point.arm, least.arm) not in slower]
 
 
-def _fit(subject: Subject) -> BucketFit | None:
+def _fit(subject: ReportInput) -> BucketFit | None:
     return fit_buckets(points_of(subject))
 
 
-def _speed(subject: Subject, arm: str) -> float | None:
+def _speed(subject: ReportInput, arm: str) -> float | None:
     """Bytes per second of an arm's all-reduces while they transfer, GB/s."""
     told = (member.summary.get("by_operation") for member in whole(subject.arms[arm]))
     found = [
@@ -173,13 +173,13 @@ def _speed(subject: Subject, arm: str) -> float | None:
     return fmean(found) if found else None
 
 
-def profile_facts(subject: Subject) -> dict[str, object]:
+def profile_facts(subject: ReportInput) -> dict[str, object]:
     """What sentences are about: every profiled arm, and every strategy from the fewest ranks to the most."""
     found = {one.arm: one for one in bottlenecks(launches_of(subject))}
     return {"profiled": list(found.values()), "profiled_growth": list(_growth(subject, found))}
 
 
-def _growth(subject: Subject, found: Mapping[str, Bottleneck]) -> Iterator[tuple[Bottleneck, Bottleneck]]:
+def _growth(subject: ReportInput, found: Mapping[str, Bottleneck]) -> Iterator[tuple[Bottleneck, Bottleneck]]:
     """Of every strategy with several numbers of ranks."""
     scaled = [one for one in subject.scaling if one.arm in found]
     for strategy in dict.fromkeys(one.strategy for one in scaled):
@@ -188,17 +188,17 @@ def _growth(subject: Subject, found: Mapping[str, Bottleneck]) -> Iterator[tuple
             yield found[arms[0].arm], found[arms[-1].arm]
 
 
-def strategies_told(subject: Subject) -> bool:
+def strategies_told(subject: ReportInput) -> bool:
     """Whether some pair of strategies is there that a sentence is about."""
     return subject.question.name == "sync" and any(_pairs(subject))
 
 
-def strategy_pairs(subject: Subject) -> list[tuple[str, dict[str, object], dict[str, object]]]:
+def strategy_pairs(subject: ReportInput) -> list[tuple[str, dict[str, object], dict[str, object]]]:
     """Sentence, and the numbers of the arms that it is about."""
     return [(key, _numbers(subject, one), _numbers(subject, other)) for key, one, other in _pairs(subject)]
 
 
-def _pairs(subject: Subject) -> list[tuple[str, str, str]]:
+def _pairs(subject: ReportInput) -> list[tuple[str, str, str]]:
     """Sentence, and the arms that it is about: the first of each strategy."""
     arms: dict[str, str] = {}
     for name, members in subject.arms.items():
@@ -207,7 +207,7 @@ def _pairs(subject: Subject) -> list[tuple[str, str, str]]:
     return [(key, arms[one], arms[other]) for key, (one, other) in PAIRS.items() if one in arms and other in arms]
 
 
-def _numbers(subject: Subject, arm: str) -> dict[str, object]:
+def _numbers(subject: ReportInput, arm: str) -> dict[str, object]:
     members = subject.arms[arm]
     wire = mean_of(members, "bytes_wire.mean")
     return {

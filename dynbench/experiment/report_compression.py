@@ -11,8 +11,8 @@ from dynbench.analysis.links import faster_gbps, spans_text
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.experiment.report_communication import launches_of
 from dynbench.experiment.report_conclusions import Doubts, doubts_in_words, doubts_of, judged
+from dynbench.experiment.report_input import ReportInput
 from dynbench.experiment.report_quality import WITHIN, Quality, qualities
-from dynbench.experiment.subject import Subject
 from dynbench.report import Template
 
 
@@ -52,7 +52,7 @@ class Compressors:
     allowed: float = WITHIN
 
 
-def compressors(subject: Subject, template: Template) -> Compressors:
+def compressors(subject: ReportInput, template: Template) -> Compressors:
     """Which arm keeps the quality with the fewest bytes, or that none is known to."""
     measure, found = qualities(subject)
     compared = {item.candidate: item for item in judged(subject)}

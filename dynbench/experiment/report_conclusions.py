@@ -14,8 +14,8 @@ from dynbench.analysis.finding import Finding
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment import report_texts as texts
+from dynbench.experiment.report_input import ReportInput
 from dynbench.experiment.report_quality import never_compressed, qualities
-from dynbench.experiment.subject import Subject
 from dynbench.plugins import STRATEGIES
 from dynbench.report import Template
 
@@ -93,7 +93,7 @@ class Conclusion:
     same: ComparisonRecord | None
 
 
-def conclusion(subject: Subject, template: Template) -> Conclusion:
+def conclusion(subject: ReportInput, template: Template) -> Conclusion:
     """What is concluded, with the hints in the template's language."""
     best, other = best_of(subject), faster_otherwise(subject)
     compared = best is not None and best.verdict is not Verdict.INCOMPARABLE
@@ -114,7 +114,7 @@ def conclusion(subject: Subject, template: Template) -> Conclusion:
     )
 
 
-def training_of(subject: Subject, item: ComparisonRecord) -> Training:
+def training_of(subject: ReportInput, item: ComparisonRecord) -> Training:
     """What the candidate trains beside the baseline, by the level of the comparison, its strategies and its losses."""
     if item.leak is not None:
         return "leak"
@@ -135,7 +135,7 @@ def training_of(subject: Subject, item: ComparisonRecord) -> Training:
     return "samples" if item.level == "stream" else "same"
 
 
-def best_of(subject: Subject) -> ComparisonRecord | None:
+def best_of(subject: ReportInput) -> ComparisonRecord | None:
     """The fastest of those found FASTER that are the same training, or else may be, or else are not.
 
     Without one found FASTER, the largest speed-up, of what is the same training and could be compared if any was. Arms
@@ -150,14 +150,14 @@ def best_of(subject: Subject) -> ComparisonRecord | None:
     return max(judged(subject), key=merit, default=None)
 
 
-def same_of(subject: Subject) -> ComparisonRecord | None:
+def same_of(subject: ReportInput) -> ComparisonRecord | None:
     """The best of those that are the same training as the baseline; None where none could be compared."""
     same = [item for item in judged(subject) if training_of(subject, item) == "same"]
     comparable = [item for item in same if item.verdict is not Verdict.INCOMPARABLE]
     return max(comparable, key=lambda item: (item.verdict is Verdict.FASTER, item.speedup), default=None)
 
 
-def faster_otherwise(subject: Subject) -> ComparisonRecord | None:
+def faster_otherwise(subject: ReportInput) -> ComparisonRecord | None:
     """The fastest of those found FASTER, where it is not the best, because it is less sure to be the same training."""
     best = best_of(subject)
     if best is None or best.verdict is not Verdict.FASTER:
@@ -166,7 +166,7 @@ def faster_otherwise(subject: Subject) -> ComparisonRecord | None:
     return max(faster, key=lambda item: item.speedup, default=None)
 
 
-def doubts_of(subject: Subject, item: ComparisonRecord) -> list[Finding]:
+def doubts_of(subject: ReportInput, item: ComparisonRecord) -> list[Finding]:
     """What the checks found that makes the times of a comparison less certain, or wrong."""
     arms = [name for name in (item.baseline, item.candidate) if name in subject.arms]
     names = {*arms, *(label for arm in arms for one in subject.arms[arm] for label in (one.label, one.id))}
@@ -184,7 +184,7 @@ def doubts_in_words(template: Template, doubts: Iterable[Finding]) -> Doubts:
     return Doubts(*(list(dict.fromkeys(each[part] for each in told)) for part in (0, 1)))
 
 
-def claim_of(subject: Subject) -> str:
+def claim_of(subject: ReportInput) -> str:
     """What was found: the verdict, that the best trains something else, or what stood alone."""
     best = best_of(subject)
     if best is None:
@@ -193,7 +193,7 @@ def claim_of(subject: Subject) -> str:
     return "other" if _trains_otherwise(subject, best) else best.verdict
 
 
-def advice_of(subject: Subject) -> str:
+def advice_of(subject: ReportInput) -> str:
     """What to do: what the claim says, or `other`, `open`, `again` or `ranks` where more is to be said of the best."""
     best, claim, doubted = best_of(subject), claim_of(subject), _doubted(subject)
     if best is None or best.verdict is Verdict.INCOMPARABLE:
@@ -209,25 +209,25 @@ def advice_of(subject: Subject) -> str:
     return "ranks" if unequal and claim == Verdict.FASTER else claim
 
 
-def _doubted(subject: Subject) -> bool:
+def _doubted(subject: ReportInput) -> bool:
     """Whether the best arm has a verdict that says something, and checks put it in doubt."""
     best = best_of(subject)
     concluded = best is not None and best.verdict in (Verdict.FASTER, Verdict.SLOWER, Verdict.SAME)
     return best is not None and concluded and bool(doubts_of(subject, best))
 
 
-def judged(subject: Subject) -> list[ComparisonRecord]:
+def judged(subject: ReportInput) -> list[ComparisonRecord]:
     """The comparisons that say something of an arm: not those of arms that do the same, whose difference is noise."""
     return [item for item in subject.comparisons if not item.aa and not _only_compresses_later(subject, item)]
 
 
-def _only_compresses_later(subject: Subject, item: ComparisonRecord) -> bool:
+def _only_compresses_later(subject: ReportInput, item: ComparisonRecord) -> bool:
     """Whether a candidate differs in compression alone, which it never came to: it is a second baseline."""
     alone = all(key.startswith("compress.") for key in item.compared)
     return alone and never_compressed(subject.arms.get(item.candidate, ()))
 
 
-def _among(subject: Subject, best: ComparisonRecord) -> str:
+def _among(subject: ReportInput, best: ComparisonRecord) -> str:
     """Of what the best is the best: of all, or, where others come out faster, of the same training."""
     others = [item for item in judged(subject) if item.verdict is not Verdict.INCOMPARABLE]
     if all(item.speedup <= best.speedup for item in others):
@@ -235,7 +235,7 @@ def _among(subject: Subject, best: ComparisonRecord) -> str:
     return "same" if training_of(subject, best) == "same" else "open"
 
 
-def _near(subject: Subject, best: ComparisonRecord) -> list[str]:
+def _near(subject: ReportInput, best: ComparisonRecord) -> list[str]:
     """Other arms found faster that the launches do not tell the best from."""
     untold = {frozenset((pair.baseline, pair.candidate)) for pair in subject.pairs if pair.faster is None}
     faster = [item.candidate for item in judged(subject) if item.verdict is Verdict.FASTER]
@@ -246,18 +246,18 @@ def _rank(training: Training) -> int:
     return 0 if training == "same" else 1 if training in AS_FAR_AS_KNOWN else 2
 
 
-def _trains_otherwise(subject: Subject, item: ComparisonRecord) -> bool:
+def _trains_otherwise(subject: ReportInput, item: ComparisonRecord) -> bool:
     """Whether an arm is FASTER, and not known to be the same training."""
     return item.verdict is Verdict.FASTER and training_of(subject, item) != "same"
 
 
-def _strategies(subject: Subject, item: ComparisonRecord) -> list[str]:
+def _strategies(subject: ReportInput, item: ComparisonRecord) -> list[str]:
     """What brings gradients together in both arms."""
     members = [one for name in (item.baseline, item.candidate) for one in subject.arms.get(name, ())[:1]]
     return [str((one.config or {}).get("sync.name")) for one in members]
 
 
-def _reason(subject: Subject, item: ComparisonRecord) -> Reason:
+def _reason(subject: ReportInput, item: ComparisonRecord) -> Reason:
     measure, arms = qualities(subject)
     change = arms[item.candidate].change if item.candidate in arms else None
     return Reason(training_of(subject, item), measure, change, item.loss_drift)

@@ -12,7 +12,7 @@ from typing import Literal
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.stats import mean_interval
 from dynbench.analysis.verdict import Verdict
-from dynbench.experiment.subject import Member, Subject, whole
+from dynbench.experiment.report_input import Member, ReportInput, whole
 
 TURNED = {Verdict.FASTER: Verdict.SLOWER, Verdict.SLOWER: Verdict.FASTER}
 """A verdict told of the other arm; the rest are the same of both."""
@@ -42,7 +42,7 @@ class PackedPair:
         return abs(1 - 1 / self.speedup)
 
 
-def packed_pairs(subject: Subject) -> Iterator[PackedPair]:
+def packed_pairs(subject: ReportInput) -> Iterator[PackedPair]:
     """Every packed arm against every padded one that can be compared with it, the padded ones in order."""
     for item in subject.pairs or subject.comparisons:
         padded = [_layout(subject, name) == "padded" for name in (item.baseline, item.candidate)]
@@ -56,7 +56,7 @@ def packed_pairs(subject: Subject) -> Iterator[PackedPair]:
             yield PackedPair(item.baseline, item.candidate, turned, 1 / item.speedup, ends)
 
 
-def _layout(subject: Subject, arm: str) -> object:
+def _layout(subject: ReportInput, arm: str) -> object:
     """Of an arm's micro-batches; records of earlier versions knew but one."""
     return next((member.summary.get("layout", "padded") for member in subject.arms.get(arm, ())), "padded")
 
@@ -131,7 +131,7 @@ class Effects:
     margin: float
 
 
-def steps_effects(subject: Subject) -> Effects | Literal["unequal", "unknown"]:
+def steps_effects(subject: ReportInput) -> Effects | Literal["unequal", "unknown"]:
     """What each of the two does to the loss, as far as the launches tell; or why there is no telling."""
     arms = trained(subject)
     if arms is None:
@@ -148,7 +148,7 @@ def steps_effects(subject: Subject) -> Effects | Literal["unequal", "unknown"]:
     return Effects(known[0].samples, len(known[0].losses), counts[-1] / counts[0], fewer, rows, margin)
 
 
-def trained(subject: Subject) -> dict[str, Trained] | None:
+def trained(subject: ReportInput) -> dict[str, Trained] | None:
     """The arms; None where a launch was not evaluated or says not what it ran."""
     found = {name: _of_arm(whole(members)) for name, members in subject.arms.items()}
     known = {name: arm for name, arm in found.items() if arm is not None}

@@ -9,8 +9,8 @@ from typing import Literal
 
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.stats import mean_interval
+from dynbench.experiment.report_input import Member, ReportInput, whole
 from dynbench.experiment.report_layouts import Launch, by_launch
-from dynbench.experiment.subject import Member, Subject, whole
 
 WITHIN = 0.01
 """Of the baseline's, by how much the upper end of an arm's interval may be above it."""
@@ -63,7 +63,7 @@ class Kept:
     allowed: float = WITHIN
 
 
-def kept_quality(subject: Subject) -> Kept | None:
+def kept_quality(subject: ReportInput) -> Kept | None:
     """Who stays near the baseline; None where no arm can be judged."""
     measure, arms = qualities(subject)
     judged = {name: arm for name, arm in arms.items() if arm.judgement}
@@ -76,7 +76,7 @@ def kept_quality(subject: Subject) -> Kept | None:
     return Kept(measure, within, beyond, open_, max(known, key=lambda each: each[1].compression or 0.0, default=None))
 
 
-def qualities(subject: Subject) -> tuple[str | None, dict[str, Quality]]:
+def qualities(subject: ReportInput) -> tuple[str | None, dict[str, Quality]]:
     """What is told of the arms, and of each; None and no arm where some launch was not evaluated."""
     for measure in MEASURES:
         found = {name: by_launch(whole(members), f"eval.{measure}") for name, members in subject.arms.items()}

@@ -11,7 +11,7 @@ from dynbench.analysis.measure import lookup
 from dynbench.analysis.metrics import workers_of
 from dynbench.analysis.record import ComparisonRecord, ScalingRecord
 from dynbench.analysis.verdict import Verdict
-from dynbench.experiment.subject import Member, Subject, mean_of, whole
+from dynbench.experiment.report_input import Member, ReportInput, mean_of, whole
 from dynbench.units import mb
 
 STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -25,7 +25,7 @@ STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 """Step of a server's batch to the code that does it, and where a summary has its time on one side or on both."""
 
 
-def served_arms(subject: Subject) -> list[str]:
+def served_arms(subject: ReportInput) -> list[str]:
     """Names of the arms of which a rank serves."""
     return [
         name
@@ -34,7 +34,7 @@ def served_arms(subject: Subject) -> list[str]:
     ]
 
 
-def communication_costs(subject: Subject) -> dict[str, dict[str, float]]:
+def communication_costs(subject: ReportInput) -> dict[str, dict[str, float]]:
     """What communication costs, by arm: ms, part of the step, exposed ms, MB that a worker sends, and GB/s."""
     keys = ("step_time_ms.mean", "comm_ms.mean", "exposed_comm_ms.mean", "bytes_wire.mean")
     means = {name: [mean_of(members, key) for key in keys] for name, members in subject.arms.items()}
@@ -47,7 +47,7 @@ def communication_costs(subject: Subject) -> dict[str, dict[str, float]]:
     }
 
 
-def outcomes(subject: Subject) -> dict[str, dict[str, object]]:
+def outcomes(subject: ReportInput) -> dict[str, dict[str, object]]:
     """By arm: samples per second with the speed-up, seconds of all epochs, loss with accuracy after the last one."""
     speeds = {item.candidate: item.speedup for item in subject.comparisons}
     rates = {name: mean_of(arm, "throughput_samples_per_s.mean") for name, arm in subject.arms.items()}
@@ -96,7 +96,7 @@ class Order:
     untold: Sequence[tuple[str, str]]
 
 
-def order_of(subject: Subject) -> Order | None:
+def order_of(subject: ReportInput) -> Order | None:
     """None where all arms are of one kind."""
     served, workers = served_arms(subject), workers_of(subject.first.summary)
     rates = {
@@ -118,14 +118,14 @@ def order_of(subject: Subject) -> Order | None:
     return Order(expected, found, against, [pair for pair in claimed if pair not in faster and pair not in against])
 
 
-def _faster(subject: Subject) -> set[tuple[str, str]]:
+def _faster(subject: ReportInput) -> set[tuple[str, str]]:
     """Pairs of arms of which the verdict says that the first is faster."""
     told: Sequence[ComparisonRecord] = [*subject.comparisons, *subject.pairs]
     ahead = {(item.candidate, item.baseline) for item in told if item.verdict is Verdict.FASTER}
     return ahead | {(item.baseline, item.candidate) for item in told if item.verdict is Verdict.SLOWER}
 
 
-def growth_of(subject: Subject) -> Iterator[tuple[ScalingRecord, ScalingRecord]]:
+def growth_of(subject: ReportInput) -> Iterator[tuple[ScalingRecord, ScalingRecord]]:
     """Every strategy with the fewest workers and with the most, where it has both."""
     for strategy in dict.fromkeys(one.strategy for one in subject.scaling):
         arms = [one for one in subject.scaling if one.strategy == strategy and one.comm_ms is not None]
@@ -134,7 +134,7 @@ def growth_of(subject: Subject) -> Iterator[tuple[ScalingRecord, ScalingRecord]]
             yield arms[0], arms[-1]
 
 
-def facts(subject: Subject) -> dict[str, object]:
+def facts(subject: ReportInput) -> dict[str, object]:
     """What sentences are about."""
     return {
         "served": served_arms(subject),

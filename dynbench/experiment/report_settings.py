@@ -11,7 +11,7 @@ from dynbench.analysis.data_facts import read_data
 from dynbench.analysis.measure import lookup
 from dynbench.config.describe import all_keys
 from dynbench.config.digest import NOT_IDENTITY
-from dynbench.experiment.subject import Member, Subject
+from dynbench.experiment.report_input import Member, ReportInput
 from dynbench.plugins.workloads import WORKLOADS
 from dynbench.report import Template
 
@@ -19,7 +19,7 @@ COST_ROW = "cost"
 """Line of the planner's cost with its coefficients, among the keys of the configuration."""
 
 
-def data_facts(subject: Subject) -> dict[str, dict[str, object]]:
+def data_facts(subject: ReportInput) -> dict[str, dict[str, object]]:
     """What sentences say of data and model; None for what was not recorded."""
     config, env = subject.first.config or {}, subject.first.env
     name, path, size = str(config.get("workload.name")), config.get("workload.data_path"), config.get("workload.size")
@@ -56,7 +56,7 @@ def data_facts(subject: Subject) -> dict[str, dict[str, object]]:
     return {"data": data, "model": model, "workload": workload}
 
 
-def cost_of(member: Member, subject: Subject) -> str | None:
+def cost_of(member: Member, subject: ReportInput) -> str | None:
     """The planner's cost of a run as a formula; None where its coefficients are not known."""
     config = member.config or {}
     tokens, squares = ("n·L", "n·L^2") if fills_with_padding(member) else ("Σ_i l_i", "Σ_i l_i^2")
@@ -80,7 +80,7 @@ def fills_with_padding(member: Member) -> bool:
     return (member.config or {}).get("workload.layout", "padded") == "padded"
 
 
-def coefficients(member: Member, subject: Subject) -> tuple[float, float, float] | None:
+def coefficients(member: Member, subject: ReportInput) -> tuple[float, float, float] | None:
     """Alpha, beta and gamma of `measured`, ms: as configured, else those of the run's probe; None without either."""
     config = member.config or {}
     match config.get("schedule.cost_coefficients"):
@@ -94,7 +94,7 @@ def coefficients(member: Member, subject: Subject) -> tuple[float, float, float]
     return None
 
 
-def _arm_value(members: Sequence[Member], key: str, subject: Subject, template: Template) -> tuple[str, str | None]:
+def _arm_value(members: Sequence[Member], key: str, subject: ReportInput, template: Template) -> tuple[str, str | None]:
     """An arm's value of a key, and why it was chosen, where the program chose it."""
     known = [member for member in members if member.config is not None]
     if not known:
@@ -117,13 +117,13 @@ def _decided_value(member: Member, key: str) -> object:
     return decided.get("value") if isinstance(decided, Mapping) else None
 
 
-def _keys(subject: Subject) -> dict[str, None]:
+def _keys(subject: ReportInput) -> dict[str, None]:
     """The keys of the configuration in order: those of the schema, then of plug-ins not loaded here."""
     recorded = (key for member in subject.members for key in member.config or ())
     return dict.fromkeys((*all_keys(), *recorded))
 
 
-def _decided_elsewhere(subject: Subject) -> list[str]:
+def _decided_elsewhere(subject: ReportInput) -> list[str]:
     """Decisions that are no key of the configuration, as how memory is measured."""
     found: dict[str, None] = {}
     for member in subject.members:
@@ -133,7 +133,7 @@ def _decided_elsewhere(subject: Subject) -> list[str]:
     return [key for key in found if key not in _keys(subject)]
 
 
-def _seeds(subject: Subject, key: str) -> str:
+def _seeds(subject: ReportInput, key: str) -> str:
     values = {_text(member.config.get(key)) for member in subject.members if member.config is not None}
     return ", ".join(sorted((value for value in values if value is not None), key=lambda text: (len(text), text)))
 
@@ -160,7 +160,7 @@ def shown(value: object, template: Template) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def dropout(subject: Subject, template: Template) -> str | None:
+def dropout(subject: ReportInput, template: Template) -> str | None:
     """The rates as the models got them; as configured where none was recorded, none where a model has no dropout."""
     found: list[object] = []
     for member in subject.members:
@@ -188,7 +188,7 @@ def distinct(values: Iterable[object]) -> str | None:
     return ", ".join(found) if found else None
 
 
-def arms_rows(subject: Subject, template: Template) -> Iterator[dict[str, str]]:
+def arms_rows(subject: ReportInput, template: Template) -> Iterator[dict[str, str]]:
     """The settings in which the arms differ, each with its reason where the program chose."""
     for key in (COST_ROW, *_keys(subject)):
         if key in NOT_IDENTITY:
@@ -202,7 +202,7 @@ def arms_rows(subject: Subject, template: Template) -> Iterator[dict[str, str]]:
             yield {"setting": _key_title(key, template), **shown}
 
 
-def common_rows(subject: Subject, template: Template) -> Iterator[dict[str, str]]:
+def common_rows(subject: ReportInput, template: Template) -> Iterator[dict[str, str]]:
     """The settings that all arms share, defaults included, each with its reason where the program chose."""
     if all(member.config is None for member in subject.members):
         return

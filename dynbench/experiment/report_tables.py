@@ -36,11 +36,11 @@ from dynbench.experiment.report_formats import (
     ratio,
     saved_hours,
 )
+from dynbench.experiment.report_input import Json, Member, ReportInput, mean_of
 from dynbench.experiment.report_layouts import trained
 from dynbench.experiment.report_quality import never_compressed, qualities
 from dynbench.experiment.report_server import STEPS, served_arms
 from dynbench.experiment.report_settings import arms_rows, common_rows, cost_of, distinct, dropout, shown
-from dynbench.experiment.subject import Json, Member, Subject, mean_of
 from dynbench.report import Template, signed_interval
 from dynbench.schedule.solve import cost_is_estimated
 from dynbench.table_text import Table
@@ -68,7 +68,7 @@ class Sources:
         folder: figures are linked relative to it.
     """
 
-    subject: Subject
+    subject: ReportInput
     solved: Solved | None
     template: Template
     folder: Path
@@ -150,7 +150,7 @@ def _settings(sources: Sources) -> Rows:
     ]
 
 
-def ranks_kind(subject: Subject, template: Template) -> str | None:
+def ranks_kind(subject: ReportInput, template: Template) -> str | None:
     """`real` or `virtual` in words; None when not recorded."""
     launcher = subject.arms[subject.baseline][0].summary.get("launcher")
     if launcher is None:

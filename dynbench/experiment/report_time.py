@@ -14,8 +14,8 @@ from dynbench.experiment import report_texts as texts
 from dynbench.experiment.offline_plans import Solved, float_of
 from dynbench.experiment.report_arms import SAME
 from dynbench.experiment.report_conclusions import best_of
+from dynbench.experiment.report_input import Json, Member, ReportInput, mean_of, whole
 from dynbench.experiment.report_settings import cost_of, fills_with_padding
-from dynbench.experiment.subject import Json, Member, Subject, mean_of, whole
 from dynbench.report import Template
 
 
@@ -68,13 +68,13 @@ class Waterfall:
     more: float
 
 
-def waste_facts(subject: Subject, template: Template) -> dict[str, object]:
+def waste_facts(subject: ReportInput, template: Template) -> dict[str, object]:
     """What sentences are about."""
     parts = {part: template.label(f"waste.{part}", WASTE[part]) for part in PARTS}
     return {"arms_waste": list(arms_waste(subject, template)), "waterfall": waterfall(subject), "waste_parts": parts}
 
 
-def arms_waste(subject: Subject, template: Template) -> Iterator[Waste]:
+def arms_waste(subject: ReportInput, template: Template) -> Iterator[Waste]:
     """Of every arm of which it is known, or why it is not."""
     for name, members in subject.arms.items():
         means, reason = mean_waste(_summaries(members)), _reason(_summaries(members), template)
@@ -84,7 +84,7 @@ def arms_waste(subject: Subject, template: Template) -> Iterator[Waste]:
             yield Waste(name, {}, reason)
 
 
-def waterfall(subject: Subject) -> Waterfall | None:
+def waterfall(subject: ReportInput) -> Waterfall | None:
     """None where nothing tells: the verdict is neither FASTER nor SLOWER, or the parts say the opposite of it."""
     best = best_of(subject)
     sides = {Verdict.FASTER: 1, Verdict.SLOWER: -1}
@@ -154,7 +154,7 @@ class CostTypes:
         return [name for name, value in self.p95.items() if value <= least * (1 + SAME)]
 
 
-def cost_facts(subject: Subject, solved: Solved | None) -> dict[str, object]:
+def cost_facts(subject: ReportInput, solved: Solved | None) -> dict[str, object]:
     """What sentences are about."""
     baseline = subject.arms[subject.baseline]
     return {
@@ -164,7 +164,7 @@ def cost_facts(subject: Subject, solved: Solved | None) -> dict[str, object]:
     }
 
 
-def row_costs(subject: Subject) -> Iterator[tuple[str, str | None]]:
+def row_costs(subject: ReportInput) -> Iterator[tuple[str, str | None]]:
     """The arms without padding, each with the cost that it was planned with; None where that is not known."""
     for name, members in subject.arms.items():
         rows = [member for member in members if not fills_with_padding(member)]
@@ -172,7 +172,7 @@ def row_costs(subject: Subject) -> Iterator[tuple[str, str | None]]:
             yield name, next((cost for member in rows if (cost := cost_of(member, subject))), None)
 
 
-def _measured_costs(subject: Subject) -> Iterator[CostTypes]:
+def _measured_costs(subject: ReportInput) -> Iterator[CostTypes]:
     """Of every policy with arms of several costs."""
     by_policy: dict[str, tuple[dict[str, float], dict[str, str]]] = {}
     refused = {item.candidate for item in subject.comparisons if item.verdict is Verdict.INCOMPARABLE}

@@ -37,10 +37,10 @@ from dynbench.experiment.report_formats import (
     saved_hours,
     saved_interval,
 )
+from dynbench.experiment.report_input import ReportInput, mean_of
 from dynbench.experiment.report_layouts import packed_pairs
 from dynbench.experiment.report_settings import data_facts
 from dynbench.experiment.report_tables import Sources, ranks_kind, report_tables
-from dynbench.experiment.subject import Subject, mean_of
 from dynbench.report import Template
 from dynbench.runs.store import results_option
 from dynbench.schedule.solve import cost_is_estimated
@@ -73,7 +73,7 @@ def _identity(sources: Sources) -> Values:
     }
 
 
-def _arms(subject: Subject, template: Template) -> Values:
+def _arms(subject: ReportInput, template: Template) -> Values:
     """The baseline, and the best candidate of the comparisons."""
     best, members = best_of(subject), subject.arms[subject.baseline]
     return {
@@ -114,7 +114,7 @@ def _tables(sources: Sources) -> Values:
     }
 
 
-def _plans(subject: Subject) -> Plans:
+def _plans(subject: ReportInput) -> Plans:
     """The numbers of plans at the report's own size."""
     summary = subject.first.summary
     workers, size = workers_of(summary), lookup(summary, "global_batch")
@@ -182,7 +182,7 @@ def _most(solved: Solved | None, key: str) -> str | None:
     return f"{max(values):,.0f}" if values else None
 
 
-def _order(subject: Subject) -> str:
+def _order(subject: ReportInput) -> str:
     """In what order the launches ran; only `compare` plans it."""
     if subject.state is not None:
         return "interleaved" if subject.state.mode == "interleaved" else "abba"

@@ -11,16 +11,16 @@ from dynbench.experiment.html_page import to_html
 from dynbench.experiment.offline_plans import read_solved
 from dynbench.experiment.report_communication import buckets_told, strategies_told
 from dynbench.experiment.report_formats import all_quoted
+from dynbench.experiment.report_input import ReportInput
 from dynbench.experiment.report_tables import Sources
 from dynbench.experiment.report_values import report_values
-from dynbench.experiment.subject import Subject
 from dynbench.report import LANGUAGES, fill, for_question, load_template, of_samples
 from dynbench.runs.atomic import write_text
 
 Format = Literal["md", "html"]
 FORMATS: tuple[Format, ...] = ("md", "html")
 
-FURTHER: Mapping[str, Callable[[Subject], bool]] = {"strategies": strategies_told, "buckets": buckets_told}
+FURTHER: Mapping[str, Callable[[ReportInput], bool]] = {"strategies": strategies_told, "buckets": buckets_told}
 """Chapters after those of a question, of subjects that they say something of."""
 
 _GAPS = re.compile(r"\n{3,}")
@@ -32,7 +32,7 @@ def report_files(folder: Path) -> list[tuple[str, Format]]:
     return [(lang, form) for lang in LANGUAGES for form in FORMATS if (folder / f"report.{lang}.{form}").is_file()]
 
 
-def render_report(subject: Subject, language: str, form: Format, folder: Path, template: Path | None = None) -> str:
+def render_report(subject: ReportInput, language: str, form: Format, folder: Path, template: Path | None = None) -> str:
     """The report's text.
 
     Args:
@@ -57,7 +57,7 @@ def render_report(subject: Subject, language: str, form: Format, folder: Path, t
 
 
 def write_report(
-    subject: Subject,
+    subject: ReportInput,
     language: str = "en",
     form: Format = "md",
     output: Path | None = None,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from languages import english_words, said
 
+from dynbench.experiment.report_input import find_report_input
 from dynbench.experiment.reporting import render_report
-from dynbench.experiment.subject import find_subject
 from dynbench.report import LANGUAGES
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -19,7 +19,7 @@ ARMS = ({"candidate": "partition"}, {"candidate": "packed", "speedup": 2.0, "ci9
 
 
 def sentences(store: RunStore, language: str = "en") -> str:
-    return said(find_subject(store, None), "layouts", language)
+    return said(find_report_input(store, None), "layouts", language)
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_what_packing_saves_at_equal_steps_stands_in_the_report(
     static, partition = (line for line in sentences(store, language).splitlines())
     assert [text in static for text in ("`static`", "50.0\N{NO-BREAK SPACE}%", "2.000", "1.900")] == [True] * 4
     assert [text in partition for text in ("`partition`", "20.0\N{NO-BREAK SPACE}%", "1.250", "1.190")] == [True] * 4
-    subject = find_subject(store, None)
+    subject = find_report_input(store, None)
     text = render_report(subject, language, "md", subject.run.path)  # type: ignore[arg-type]  # a language
     assert sentences(store, language) in text
     if language != "en":

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from languages import english_words, numbers
 
+from dynbench.experiment.report_input import Member, ReportInput
 from dynbench.experiment.report_quality import kept_quality, qualities
 from dynbench.experiment.report_tables import Sources, report_tables
-from dynbench.experiment.subject import Member, Subject
 from dynbench.report import LANGUAGES, Template, load_template, substitute
 from dynbench.runs.run import Run
 
@@ -29,7 +29,7 @@ ARMS = {
 """By arm: compression, by which part its perplexity is higher, and how far seeds differ in that."""
 
 
-def quality_table(found: Subject, template: Template) -> str:
+def quality_table(found: ReportInput, template: Template) -> str:
     return report_tables(Sources(found, None, template, found.run.path))["table.quality"]
 
 
@@ -44,11 +44,11 @@ def members(name: str, seeds: Sequence[int] = SEEDS, evaluated: bool = True) -> 
     return found
 
 
-def subject(folder: Path, seeds: Sequence[int] = SEEDS, **instead: Sequence[Member]) -> Subject:
-    return Subject(Run(folder), {name: instead.get(name, members(name, seeds)) for name in ARMS})
+def subject(folder: Path, seeds: Sequence[int] = SEEDS, **instead: Sequence[Member]) -> ReportInput:
+    return ReportInput(Run(folder), {name: instead.get(name, members(name, seeds)) for name in ARMS})
 
 
-def said(given: Subject, language: str = "en") -> str:
+def said(given: ReportInput, language: str = "en") -> str:
     values = {"quality_kept": kept_quality(given), "baseline.name": "`none`"}
     return substitute(load_template(language), "{{ say.quality }}", values)
 

@@ -11,8 +11,8 @@ from languages import facts, said
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.offline_plans import Solved, planned_speedup
 from dynbench.experiment.report_arms import TOPICS, change, planning
+from dynbench.experiment.report_input import find_report_input
 from dynbench.experiment.reporting import render_report
-from dynbench.experiment.subject import find_subject
 from dynbench.report import LANGUAGES, load_template
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
@@ -39,7 +39,7 @@ def metrics(spread: float, p95: float, memory: float) -> dict[str, object]:
 
 
 def report(store: RunStore, language: str = "en") -> str:
-    subject = find_subject(store, None)
+    subject = find_report_input(store, None)
     text = render_report(subject, language, "md", subject.run.path)
     assert "{{" not in text
     assert "None" not in text
@@ -67,7 +67,7 @@ def test_the_answers_hold_in_every_outcome(
     text = report(store, language)
 
     labels = load_template(language).labels
-    for topic in facts(find_subject(store, None), language)["topics"].values():
+    for topic in facts(find_report_input(store, None), language)["topics"].values():
         assert [line.first is None for line in topic.lines] == [verdict is Verdict.INCOMPARABLE] * len(topic.lines)
     tokens = part(text, "### 4.4", "### 4.5")
     if measured and verdict is not Verdict.INCOMPARABLE:
@@ -141,7 +141,7 @@ def test_memory_that_nobody_knows_is_said_once_and_why(
     text = part(report(store, language), "### 4.4", "### 4.5")
 
     labels = load_template(language).labels
-    topics = facts(find_subject(store, None), language)["topics"]
+    topics = facts(find_report_input(store, None), language)["topics"]
     assert topics["memory"].known == ("shared" if together else "missing") and topics["tail"].known == "compared"
     assert f"{labels['words.not_measured']} MB" not in text and "200 ms" in text
 
@@ -178,7 +178,7 @@ def test_steps_of_another_batch_are_neither_better_nor_worse(
     less, more = {"en": ("50.0 % less", "0 % more"), "zh": ("减少 50.0 %", "增加")}[language]
     assert less in text and "500 ms" in text, "memory is compared, and the times are told"
     assert (more in text) == (batch == 64)
-    (line,) = facts(find_subject(store, None), language)["topics"]["tail"].lines
+    (line,) = facts(find_report_input(store, None), language)["topics"]["tail"].lines
     assert line.first.kind == line.second.kind == ("more" if batch == 64 else "unlike")
 
 
@@ -231,7 +231,7 @@ def test_predicted_against_achieved_takes_probe_and_plans(
     assert "2.250" in text
     assert ("a speed-up of 2.000 per real token" if language == "en" else "加速比为 2.000") in text
     assert "75.0 %" in text  # 1.5 of 2
-    by = [each.by for each in facts(find_subject(store, None), language)["predictions"]]
+    by = [each.by for each in facts(find_report_input(store, None), language)["predictions"]]
     assert by == ["probe", "plan", "none"]
 
 
@@ -283,7 +283,7 @@ def test_a_bound_is_told_of_the_plans_that_it_holds_for(
 
     assert tuple(text.count(words) for words in BOUNDS[language]) == expected
     assert ("2.250" in text) == (bound is not None)
-    paragraphs = said(find_subject(store, None), "prediction", language).split("\n\n")
+    paragraphs = said(find_report_input(store, None), "prediction", language).split("\n\n")
     assert len(paragraphs) == 1 + (bound is not None), "what a bound leaves as it is, once for all arms"
 
 
@@ -395,7 +395,7 @@ def test_what_planning_takes_is_that_of_the_arms_that_plan(
     summaries: dict[str, dict[str, object]] = {name: {"plan_fraction": share} for name, share in shares.items()}
     flags: dict[str, dict[str, object]] = {name: {"schedule.mode": "dynamic"} for name in planned}
     make_comparison(*arms, summaries=summaries, flags=flags)
-    subject = find_subject(store, None)
+    subject = find_report_input(store, None)
     assert [name for name, _ in planning(subject)] == list(planned)
     text = said(subject, "planning", language).replace("\N{NO-BREAK SPACE}", " ")
     assert [name for name in shares if f"`{name}`" in text] == list(planned)

@@ -14,8 +14,8 @@ from dynbench.analysis.bottlenecks import bottlenecks
 from dynbench.analysis.record import PairRecord, ScalingRecord
 from dynbench.experiment import report_communication, report_server
 from dynbench.experiment.report_communication import exposures, launches_of, why_not_exposed
+from dynbench.experiment.report_input import Member, ReportInput
 from dynbench.experiment.report_tables import Sources, report_tables
-from dynbench.experiment.subject import Member, Subject
 from dynbench.report import LANGUAGES, load_template, substitute
 from dynbench.runs.run import Run
 
@@ -66,17 +66,17 @@ def scaled(arm: str, step_ms: float) -> ScalingRecord:
     )  # fmt: skip
 
 
-def subject(tmp_path: Path, arms: Sequence[str] = tuple(RATES), **more: dict[str, object]) -> Subject:
+def subject(tmp_path: Path, arms: Sequence[str] = tuple(RATES), **more: dict[str, object]) -> ReportInput:
     members = {name: [member(name, RATES[name], **more.get(name, {}))] for name in arms}
     scaling = [scaled(name, 48000 / RATES[name]) for name in arms]
-    return Subject(Run(tmp_path), members, scaling=scaling)
+    return ReportInput(Run(tmp_path), members, scaling=scaling)
 
 
-def table(found: Subject, name: str) -> str:
+def table(found: ReportInput, name: str) -> str:
     return report_tables(Sources(found, None, load_template("en"), found.run.path))[f"table.{name}"]
 
 
-def texts(found: Subject, block: str, language: str = "en") -> str:
+def texts(found: ReportInput, block: str, language: str = "en") -> str:
     """`{{ say.BLOCK }}` of the servers' and profiles' facts."""
     template = load_template(language)
     marked = {name: f"`{name}`" for name in found.arms}

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from languages import english_words
 
+from dynbench.experiment.report_input import Member, ReportInput
 from dynbench.experiment.report_layouts import Effect, Effects, steps_effects
 from dynbench.experiment.report_tables import Sources, report_tables
-from dynbench.experiment.subject import Member, Subject
 from dynbench.report import LANGUAGES, load_template, substitute
 from dynbench.runs.run import Run
 
@@ -38,7 +38,7 @@ def arms(fewer: float, rows: float, spread: float = 1.0, few_steps: int = 64) ->
 
 
 def told(members: dict[str, Sequence[Member]], tmp_path) -> Effects | str:
-    return steps_effects(Subject(Run(tmp_path), members))
+    return steps_effects(ReportInput(Run(tmp_path), members))
 
 
 def said(members: dict[str, Sequence[Member]], tmp_path, language: str = "en") -> str:
@@ -108,6 +108,6 @@ def test_losses_are_paired_by_seed_whatever_their_order(tmp_path) -> None:
 
 
 def test_the_table_has_every_arm_with_its_spread(tmp_path) -> None:
-    sources = Sources(Subject(Run(tmp_path), arms(0.05, 0.0)), None, load_template("en"), tmp_path)
+    sources = Sources(ReportInput(Run(tmp_path), arms(0.05, 0.0)), None, load_template("en"), tmp_path)
     text = report_tables(sources)["table.steps"]
     assert [name in text for name in NAMES] == [True] * 4 and "| 0.6500 | 0.1291 |" in text.replace("  ", " ")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from dynbench.experiment.report_communication import PAIRS
+from dynbench.experiment.report_input import find_report_input
 from dynbench.experiment.reporting import render_report
-from dynbench.experiment.subject import find_subject
 from dynbench.report import LANGUAGES, load_template
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -32,7 +32,7 @@ def summary(calls: float, step_ms: float, exposed_ms: float, **more: object) -> 
 
 
 def report(store: RunStore, language: str) -> str:
-    subject = find_subject(store, None)
+    subject = find_report_input(store, None)
     text = render_report(subject, language, "md", subject.run.path)
     assert "{{" not in text and "None" not in text
     return text.replace("\N{NO-BREAK SPACE}", " ")

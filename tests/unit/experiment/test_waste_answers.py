@@ -8,10 +8,10 @@ import pytest
 from languages import english_words, said
 
 from dynbench.analysis.waste import PARTS
+from dynbench.experiment.report_input import ReportInput, find_report_input
 from dynbench.experiment.report_tables import Sources, report_tables
 from dynbench.experiment.report_time import arms_waste, waterfall
 from dynbench.experiment.reporting import render_report
-from dynbench.experiment.subject import Subject, find_subject
 from dynbench.report import LANGUAGES, Template, load_template
 from dynbench.runs.phrase import Phrase
 from dynbench.runs.run import Run
@@ -36,12 +36,12 @@ WHY = Phrase.of("waste.no_fit")
 UNKNOWN = {"waste": {**dict.fromkeys(("s", *PARTS)), "reason": str(WHY), "reason_said": WHY.record()}}
 
 
-def wasted(subject: Subject, template: Template) -> str:
+def wasted(subject: ReportInput, template: Template) -> str:
     return report_tables(Sources(subject, None, template, subject.run.path))["table.waste"]
 
 
-def found(store: RunStore, candidate: dict[str, object] | None = None) -> Subject:
-    subject = find_subject(store, None)
+def found(store: RunStore, candidate: dict[str, object] | None = None) -> ReportInput:
+    subject = find_report_input(store, None)
     if candidate is not None:
         for member in subject.arms["partition"]:
             member.summary.update(candidate)  # type: ignore[attr-defined]  # a dict behind the mapping

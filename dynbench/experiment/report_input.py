@@ -62,7 +62,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Subject:
+class ReportInput:
     """A comparison or a single run, as read from its folder.
 
     Attributes:
@@ -152,7 +152,7 @@ def whole(members: Sequence[Member]) -> Sequence[Member]:
     return [member for member in members if not member.summary.get("partial")] or members
 
 
-def find_subject(store: RunStore, reference: str | None) -> Subject:
+def find_report_input(store: RunStore, reference: str | None) -> ReportInput:
     """The subject of a reference, or the latest comparison.
 
     Raises:
@@ -160,10 +160,10 @@ def find_subject(store: RunStore, reference: str | None) -> Subject:
         RecordError: the folder holds neither a comparison nor rows.
     """
     if reference is not None:
-        return read_subject(store, store.resolve(reference))
+        return read_report_input(store, store.resolve(reference))
     latest = latest_comparison(store)
     check_own_files(latest.path)
-    return read_subject(store, latest)
+    return read_report_input(store, latest)
 
 
 def latest_comparison(store: RunStore) -> Run:
@@ -181,7 +181,7 @@ def latest_comparison(store: RunStore) -> Run:
     )
 
 
-def read_subject(store: RunStore, run: Run) -> Subject:
+def read_report_input(store: RunStore, run: Run) -> ReportInput:
     """Read a comparison, or a single run, from its folder.
 
     Raises:
@@ -191,14 +191,14 @@ def read_subject(store: RunStore, run: Run) -> Subject:
     return subject if subject.has_lengths else replace(subject, question=subject.question.of_samples())
 
 
-def _compared(store: RunStore, run: Run) -> Subject:
+def _compared(store: RunStore, run: Run) -> ReportInput:
     record, kept = read_analysis(run.path), _kept(run)
     members = {item.id: _member(store, run, item, kept) for item in record.runs}
     arms = {arm.name: [members[run_id] for run_id in arm.runs if run_id in members] for arm in record.arms}
     arms = {name: chosen for name, chosen in arms.items() if chosen}
     if not arms:
         raise RecordError(f"{run.path / COMPARISON_FILE}: names no run", "Make it again with dynbench analyze.")
-    return Subject(
+    return ReportInput(
         run,
         arms,
         read_state(run.path) if (run.path / STATE_FILE).is_file() else None,
@@ -212,7 +212,7 @@ def _compared(store: RunStore, run: Run) -> Subject:
     )
 
 
-def _single(run: Run) -> Subject:
+def _single(run: Run) -> ReportInput:
     if (run.path / STATE_FILE).is_file():
         raise RecordError(
             f"{run.path}: the comparison is {run.status} and was not analyzed",
@@ -232,7 +232,7 @@ def _single(run: Run) -> Subject:
     member = _from_folder(run.id, run.label, summarise(run), run)
     figures = sorted(run.figures_dir.glob("*.png")) if run.figures_dir.is_dir() else []
     checks = read_checks(run.path) if (run.path / CHECKS_FILE).is_file() else None
-    return Subject(run, {member.label: [member]}, checks=checks, figures=figures, probes=_probes({}, [member]))
+    return ReportInput(run, {member.label: [member]}, checks=checks, figures=figures, probes=_probes({}, [member]))
 
 
 def _member(store: RunStore, subject: Run, item: RunRecord, kept: Json) -> Member:
