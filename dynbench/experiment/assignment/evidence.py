@@ -164,7 +164,6 @@ def _arm_row(subject: ReportInput, name: str) -> Row:
     members = subject.arms[name]
     config = members[0].config or {}
     known = {what: mean_of(members, key) for what, key in NUMBERS.items() if what not in HELD}
-    known |= {"hidden": mean_of(members, "overlap_fraction"), "wire_bytes": mean_of(members, "bytes_wire.mean")}
     known |= {f"{m}_{p}": mean_of(members, f"memory_parts.{m}.{p}_mb") for m in MOMENTS for p in HELD}
     about: dict[str, float | int | str] = {what: value for what, value in known.items() if value is not None}
     about |= {"model": " ".join(str(config[key]) for key in MODEL if config.get(key))}

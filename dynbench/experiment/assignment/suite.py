@@ -24,9 +24,9 @@ from dynbench.experiment.assignment.chapter import Answer, Pictures, answers, re
 from dynbench.experiment.assignment.evidence import CHECK, Table, bench_table, check_table, comparison_table
 from dynbench.experiment.assignment.questions import CHECKED
 from dynbench.experiment.compare import run_comparison, start_comparison
-from dynbench.experiment.figure_numbers import linked
 from dynbench.experiment.html_page import to_html
 from dynbench.experiment.report_input import read_report_input
+from dynbench.experiment.report_values import linked
 from dynbench.experiment.reporting import FORMATS
 from dynbench.plugins import BENCHMARKS
 from dynbench.report import LANGUAGES

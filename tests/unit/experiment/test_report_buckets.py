@@ -63,7 +63,7 @@ def test_the_best_size_is_that_of_the_model(tmp_path: Path) -> None:
     assert found is not None and found.near is not None and found.fit.r_squared == pytest.approx(1)
     assert (found.fit.total, found.fit.call_ms, found.fit.bytes_per_ms) == pytest.approx((TOTAL, 0.5, 1e6))
     assert found.fit.best_bytes == pytest.approx((TOTAL * 0.5 * 1e6) ** 0.5)
-    assert found.near.arm == "n10" and found.fit.overhead_ms(found.near.calls) == pytest.approx(found.near.overhead_ms)
+    assert found.near.arm == "n10" and found.near_ms == pytest.approx(found.near.overhead_ms)
 
 
 def test_arms_that_launches_do_not_tell_from_the_fastest_are_named(tmp_path: Path) -> None:

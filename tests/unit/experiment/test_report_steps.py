@@ -9,7 +9,7 @@ import pytest
 from languages import english_words
 
 from dynbench.experiment.report_input import Member, ReportInput
-from dynbench.experiment.report_layouts import Effect, Effects, steps_effects
+from dynbench.experiment.report_quality import Effect, Effects, steps_effects
 from dynbench.experiment.report_tables import Sources, report_tables
 from dynbench.report import LANGUAGES, load_template, substitute
 from dynbench.runs.run import Run
@@ -68,8 +68,8 @@ def test_each_effect_is_judged_by_its_own_interval(
     text = said(arms(fewer, rows, spread), tmp_path, language)
     found = told(arms(fewer, rows, spread), tmp_path)
     assert isinstance(found, Effects)
-    assert [effect.judged(found.margin) for effect in (found.fewer, found.rows)] == expected
-    assert all(number in text for number in ("8,192", f"{fewer:+.4f}", f"{rows:+.4f}", "0.0007"))
+    assert [effect.judgement for effect in (found.fewer, found.rows)] == expected
+    assert all(number in text for number in (f"{fewer:+.4f}", f"{rows:+.4f}", "0.0007"))
     if language != "en":
         assert english_words(text) == []
 
@@ -88,7 +88,7 @@ def test_each_effect_is_judged_by_its_own_interval(
     ],
 )
 def test_an_interval_is_held_against_zero_and_a_margin(low: float, high: float, expected: str) -> None:
-    assert Effect((low + high) / 2, low, high).judged(0.001) == expected
+    assert Effect((low + high) / 2, low, high, 0.001).judgement == expected
 
 
 def test_what_cannot_be_told_is_said(tmp_path) -> None:
