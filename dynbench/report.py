@@ -75,21 +75,9 @@ def count(value: int | None) -> str | None:
     return f"*{digits[0]}.{digits[1]}·10^{len(digits) - 1}*"
 
 
-def each(values: Mapping[str, Any], names: Mapping[str, str], said: str = "number", beside: str = "ratio") -> str:
-    """`a` 3.4, `b` 1.2 (1.100): every arm with its value, or with a pair of values, of which the second may be None.
-
-    Args:
-        values: by arm.
-        names: of the arms, as they are written.
-        said: filter of the value.
-        beside: filter of the second one.
-    """
-
-    def text(value: Any) -> object:
-        first, second = value if isinstance(value, tuple) else (value, None)
-        return FILTERS[said](first) if second is None else f"{FILTERS[said](first)} ({FILTERS[beside](second)})"
-
-    return ", ".join(f"{names[arm]}{NBSP}{text(value)}" for arm, value in values.items())
+def each(values: Mapping[str, float], names: Mapping[str, str]) -> str:
+    """`a` 3.4, `b` 1.2: every arm with its value, by the names as they are written."""
+    return ", ".join(f"{names[arm]}{NBSP}{number(value)}" for arm, value in values.items())
 
 
 def signed_percent(fraction: float | None) -> str | None:

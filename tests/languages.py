@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from dynbench.experiment.offline_plans import read_solved
+from dynbench.experiment.report_input import ReportInput
 from dynbench.experiment.report_values import Sources, report_values
-from dynbench.experiment.subject import Subject
 from dynbench.report import for_question, load_template, substitute
 
 TERMS = {"abba", "all-reduce", "distilbert", "dropout", "gb", "mb", "ms", "rank", "token"}
@@ -36,18 +36,18 @@ def numbers(text: str) -> list[str]:
     return sorted(_NUMBER.findall(text))
 
 
-def said(subject: Subject, block: str, language: str = "en") -> str:
+def said(subject: ReportInput, block: str, language: str = "en") -> str:
     """`{{ say.BLOCK }}` of a subject's report."""
     sources = _sources(subject, language)
     return substitute(sources.template, f"{{{{ say.{block} }}}}", report_values(sources))
 
 
-def facts(subject: Subject, language: str = "en") -> dict[str, Any]:
+def facts(subject: ReportInput, language: str = "en") -> dict[str, Any]:
     """What the sentences of a subject's report are filled in from."""
     return report_values(_sources(subject, language))
 
 
-def _sources(subject: Subject, language: str) -> Sources:
+def _sources(subject: ReportInput, language: str) -> Sources:
     question = subject.question
     template = for_question(load_template(language, None, question.template), question.name, ())
     return Sources(subject, read_solved(subject.run.path), template, subject.run.path)

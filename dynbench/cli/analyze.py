@@ -132,13 +132,13 @@ def command(
 
 def _reports_anew(report: Report, store: RunStore) -> list[Path]:
     """Reports that lie in the folder already, made again from the new analysis."""
+    from dynbench.experiment.report_input import read_report_input
     from dynbench.experiment.reporting import report_files, write_report
-    from dynbench.experiment.subject import read_subject
 
     found = report_files(report.folder.path)
     if not found:
         return []
-    subject = read_subject(store, report.folder)
+    subject = read_report_input(store, report.folder)
     return [write_report(subject, language, form) for language, form in found]
 
 

@@ -20,7 +20,7 @@ from dynbench.experiment.compare import on_first_node
 from dynbench.experiment.launch_plan import CompareState, plan_state
 from dynbench.experiment.preflight import Startable, arms_alike, estimate
 from dynbench.experiment.report_formats import interval, percent, ratio
-from dynbench.experiment.subject import read_subject
+from dynbench.experiment.report_input import read_report_input
 from dynbench.runs.store import RunStore
 
 _log = logging.getLogger(__name__)
@@ -171,4 +171,4 @@ def show_cells(outcome: CellsOutcome) -> None:
 def _ranks(results: Path, comparison: str) -> str:
     """The kind of ranks that a comparison's numbers are of."""
     store = RunStore(results)
-    return "virtual" if read_subject(store, store.resolve(comparison)).virtual else "real"
+    return "virtual" if read_report_input(store, store.resolve(comparison)).virtual else "real"

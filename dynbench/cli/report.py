@@ -46,20 +46,20 @@ def command(
 ) -> None:
     """Fill the report template from a comparison or run; without one, from the latest comparison."""
     from dynbench.experiment.assignment.suite import holds_assignment
+    from dynbench.experiment.report_input import find_report_input, read_report_input
     from dynbench.experiment.reporting import render_report, write_report
-    from dynbench.experiment.subject import find_subject, read_subject
 
     store = settings.store()
     chosen = _format(form, output)
     if ref is not None and holds_assignment(run := store.resolve(ref)):
         _of_assignment(settings, run, lang, chosen, output, template is not None or solve)
         return
-    subject = find_subject(store, ref)
+    subject = find_report_input(store, ref)
     if solve:
         from dynbench.experiment.offline_plans import plan_subject
 
         plan_subject(subject, store)
-        subject = read_subject(store, subject.run)
+        subject = read_report_input(store, subject.run)
     if output is not None and str(output) == "-":
         if settings.as_json:
             raise UsageError("-o -: the report and --json both want stdout", "Leave one of them out.")

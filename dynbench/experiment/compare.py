@@ -26,8 +26,8 @@ from dynbench.experiment.launch_plan import CompareState, plan_state, read_state
 from dynbench.experiment.launches import OnProgress, completed_runs, plan_second_stage, run_launches
 from dynbench.experiment.offline_plans import plan_offline
 from dynbench.experiment.preflight import check_startable, resolved_arms
+from dynbench.experiment.report_input import read_report_input
 from dynbench.experiment.reporting import FORMATS, write_report
-from dynbench.experiment.subject import read_subject
 from dynbench.experiment.training import make_probe, probe_identity, wants_probe
 from dynbench.runs.atomic import write_text
 from dynbench.runs.recorder import made, recorded, refuse_running
@@ -183,7 +183,7 @@ def run_comparison(
             firsts = {arm.label: arm.runs[0].run for arm in analysed.arms}
             plan_offline(comparison, firsts, analysed.runs[0].workers, store, comparison.record().argv)
         on_stage("writing the report")
-        subject = read_subject(store, comparison)
+        subject = read_report_input(store, comparison)
         reports = [write_report(subject, form=form) for form in FORMATS]
     return Outcome(comparison, recipe.launches, state, analysed, reports, subject.figures)
 

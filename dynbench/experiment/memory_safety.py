@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dynbench.analysis.measure import lookup
-from dynbench.experiment.subject import Json, Member, Subject
+from dynbench.experiment.report_input import Json, Member, ReportInput
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Guard:
     soak: Json | None = None
 
 
-def facts(subject: Subject) -> dict[str, object]:
+def facts(subject: ReportInput) -> dict[str, object]:
     """What sentences are about."""
     peaks = [value for member in subject.members if (value := lookup(member.summary, "peak_mem_mb.max"))]
     return {
@@ -56,7 +56,7 @@ def facts(subject: Subject) -> dict[str, object]:
     }
 
 
-def guards(subject: Subject) -> Iterator[Guard]:
+def guards(subject: ReportInput) -> Iterator[Guard]:
     """One per capacity in use."""
     arms: dict[object, list[str]] = {}
     for name, members in subject.arms.items():
@@ -67,7 +67,7 @@ def guards(subject: Subject) -> Iterator[Guard]:
         yield _guard(subject, value, names)
 
 
-def _guard(subject: Subject, value: object, names: Sequence[str]) -> Guard:
+def _guard(subject: ReportInput, value: object, names: Sequence[str]) -> Guard:
     if value is None:
         return Guard(names, "unread" if subject.probes else "none")
     if value == "missing":

@@ -19,8 +19,8 @@ from dynbench.config.digest import changed
 from dynbench.config.schema import Config
 from dynbench.engine.planning import build_cost, build_problem
 from dynbench.errors import DynbenchError, NothingFits, RecordError, UsageError
+from dynbench.experiment.report_input import SOLVE_FIGURES, ReportInput
 from dynbench.experiment.solve_run import keep_solution
-from dynbench.experiment.subject import SOLVE_FIGURES, Subject
 from dynbench.experiment.trace_sources import trained_trace
 from dynbench.runs.atomic import write_json
 from dynbench.runs.json_record import read_json
@@ -103,7 +103,7 @@ def plan_offline(
     return solved
 
 
-def plan_subject(subject: Subject, store: RunStore) -> Solved:
+def plan_subject(subject: ReportInput, store: RunStore) -> Solved:
     """As `plan_offline`, for what a report is about.
 
     Raises:

@@ -1,39 +1,25 @@
-"""What communication cost each arm, by operation, by bucket size and in profiles, and why strategies differ."""
+"""What communication cost: beyond a step without it, in profiles, in buckets, by strategy, and through a server."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import fmean
-from typing import Literal
 
-from dynbench.analysis.bottlenecks import Bottleneck, bottlenecks
-from dynbench.analysis.buckets import (
-    EXPLAINS,
-    BucketFit,
-    BucketPoint,
-    bears_out,
-    bucket_point,
-    fastest,
-    fewest,
-    fit_buckets,
-    nearest,
-    sizes_differ,
-)
-from dynbench.analysis.measure import lookup
+from dynbench.analysis import buckets
+from dynbench.analysis.bottlenecks import bottlenecks
+from dynbench.analysis.buckets import BucketFit, BucketPoint
 from dynbench.analysis.metrics import workers_of
-from dynbench.analysis.tables import Launches
 from dynbench.analysis.verdict import Verdict
-from dynbench.experiment.subject import Subject, mean_of, whole
-from dynbench.units import mb
+from dynbench.experiment.report_input import Json, ReportInput, mean_of
 
-_KEYS = {
+_EXPOSED = {
     "null": "against_null.exposed_ms",
     "more": "against_null.sync_ms",
     "compute": "against_null.compute_ms",
     "optimizer": "against_null.optimizer_ms",
     "other": "against_null.other_ms",
-    "sync": "exposed_comm_ms.mean",
 }
 """Number of an arm that took turns with a step without communication to its key in a summary."""
 PAIRS: Mapping[str, tuple[str, str]] = {
@@ -46,42 +32,57 @@ PAIRS: Mapping[str, tuple[str, str]] = {
 """Sentence to the strategies that it holds against each other."""
 NUMBERS: Mapping[str, str] = {
     "step": "step_time_ms.mean",
-    "calls": "collectives.mean",
-    "transfer": "comm_transfer_ms.mean",
     "comm": "comm_ms.mean",
     "exposed": "exposed_comm_ms.mean",
     "beyond": "exposed_vs_null_ms.mean",
+    "calls": "collectives.mean",
+    "transfer": "comm_transfer_ms.mean",
+    "hidden": "overlap_fraction",
     "compute": "time_ms.compute",
     "flatten": "timed_ms.workers.flatten_ms",
     "unflatten": "timed_ms.workers.unflatten_ms",
+    "wire_bytes": "bytes_wire.mean",
+    "counted": "bytes_sent_ratio",
     "optimizer": "memory_parts.after_step.optimizer_mb",
     "gradients": "memory_parts.after_step.gradients_mb",
     "parameters": "memory_parts.after_step.parameters_mb",
     "buffers": "memory_parts.after_step.strategy_mb",
 }
 """Number of an arm to its key in a summary."""
+STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "compute": ("Replica", ("time_ms.compute",)),
+    "push": ("ParameterServer.finish", ("timed_ms.workers.push_ms",)),
+    "receive": ("ParameterServer.serve", ("timed_ms.servers.receive_ms",)),
+    "average": ("ParameterServer.serve", ("timed_ms.servers.average_ms",)),
+    "update": ("ParameterServer.step", ("timed_ms.servers.optimizer_ms",)),
+    "pull": ("ParameterServer.step", ("timed_ms.servers.send_ms", "timed_ms.workers.pull_ms")),
+}
+"""Step of a server's batch to the code that does it, and where a summary has its time on one side or on both."""
 
 
-def launches_of(subject: Subject) -> Launches:
-    """Name of the arm to the summaries of the launches that tables show."""
-    return {name: [member.summary for member in whole(members)] for name, members in subject.arms.items()}
+def communication_facts(source: ReportInput) -> dict[str, object]:
+    """What sentences are about."""
+    profiled = bottlenecks(source.launches)
+    return {
+        "profiled": {
+            "communication": [one.arm for one in profiled if one.is_communication],
+            "computing": [one.arm for one in profiled if not one.is_communication],
+        },
+        "exposures": exposures(source),
+        "buckets": buckets_of(source),
+        "strategy_pairs": strategy_pairs(source),
+        "served": served_arms(source),
+        "training_s": training_s(source),
+        "order_found": order_of(source),
+    }
 
 
-def exposures(subject: Subject) -> Iterator[dict[str, object]]:
-    """Of every arm that took turns with a step without communication: its name and the means of `_KEYS`, ms."""
-    for name, summaries in launches_of(subject).items():
-        told = ([value for key in _KEYS.values() if (value := lookup(one, key)) is not None] for one in summaries)
-        known = [launch for launch in told if len(launch) == len(_KEYS)]
-        if known:
-            yield {"arm": name, **dict(zip(_KEYS, map(fmean, zip(*known, strict=True)), strict=True))}
-
-
-def why_not_exposed(subject: Subject) -> Literal["virtual", "served", "unknown"]:
-    """Why no step without communication was measured: none of the arms can, or nobody asked."""
-    summaries = [member.summary for member in subject.members]
-    if all(summary.get("launcher") == "virtual" for summary in summaries):
-        return "virtual"
-    return "served" if all(workers_of(one) != lookup(one, "world_size") for one in summaries) else "unknown"
+def exposures(source: ReportInput) -> dict[str, dict[str, float | None]]:
+    """Of every arm that took turns with a step without communication: the means of `_EXPOSED`, ms."""
+    found = {
+        name: {what: mean_of(members, key) for what, key in _EXPOSED.items()} for name, members in source.arms.items()
+    }
+    return {name: means for name, means in found.items() if None not in means.values()}
 
 
 @dataclass(frozen=True)
@@ -89,131 +90,129 @@ class Buckets:
     """What there is to say of the size of buckets.
 
     Attributes:
+        points: the arms whose gradients are all-reduced in buckets.
         fit: the model.
-        least, most, fewest: the arms whose step takes least and most, and the one with the fewest buckets.
+        least: the arm whose step takes least.
         near: the arm nearest to the best size; None where the model has none.
+        near_ms: its overhead by the model.
         untold: the other arms that launches do not tell from the one whose step takes least.
-        counts: different numbers of buckets.
-        gb_per_s: of the all-reduces of `fewest` while they transfer.
         case: whether a best size is named (`best`), the model has none (`no_bandwidth`, `no_call`), or why it does not
             hold: it explains too little (`poor`), nothing as overheads are alike (`alike_overheads`), the arms
             contradict it, or computing and sending are not as long (`computing`, `sending`, `assumed`).
-        limit: R² below which the model explains too little.
     """
 
+    points: Sequence[BucketPoint]
     fit: BucketFit
     least: BucketPoint
-    most: BucketPoint
-    fewest: BucketPoint
     near: BucketPoint | None
+    near_ms: float | None
     untold: Sequence[str]
-    counts: int
-    gb_per_s: float | None
     case: str
-    limit: float = EXPLAINS
 
 
-def points_of(subject: Subject) -> list[BucketPoint]:
-    """The arms whose gradients are all-reduced in buckets."""
+def _bucket_points(source: ReportInput) -> list[BucketPoint]:
     found = (
-        bucket_point(name, members[0].config, [member.summary for member in whole(members)])
-        for name, members in subject.arms.items()
-        if members[0].config is not None
+        buckets.bucket_point(name, config, source.launches[name])
+        for name, members in source.arms.items()
+        if (config := members[0].config) is not None
     )
     return [point for point in found if point is not None]
 
 
-def buckets_told(subject: Subject) -> bool:
-    """Whether arms differ enough in buckets that a chapter is about them."""
-    return subject.question.name == "sync" and sizes_differ(points_of(subject)) and _fit(subject) is not None
-
-
-def buckets_of(subject: Subject) -> Buckets | None:
-    """None where arms do not differ enough in buckets."""
-    fit, points = _fit(subject), points_of(subject)
-    if not buckets_told(subject) or fit is None:
+def buckets_of(source: ReportInput) -> Buckets | None:
+    """None where the question is another one, or arms do not differ enough in buckets."""
+    points = _bucket_points(source)
+    fit = buckets.fit_buckets(points)
+    if source.question.name != "sync" or not buckets.sizes_differ(points) or fit is None:
         return None
-    least, most, one = fastest(points), max(points, key=lambda point: point.step_ms), fewest(points)
-    near = None if fit.best_bytes is None else nearest(points, fit.best_bytes)
-    counts, speed = len({round(point.calls) for point in points}), _speed(subject, one.arm)
-    return Buckets(fit, least, most, one, near, _untold(subject, least, points), counts, speed, _case(points, fit))
+    least, faster = buckets.fastest(points), _faster(source)
+    near = None if fit.best_bytes is None else buckets.nearest(points, fit.best_bytes)
+    return Buckets(
+        points,
+        fit,
+        least,
+        near,
+        None if near is None else fit.overhead_ms(near.calls),
+        [point.arm for point in points if point is not least and (least.arm, point.arm) not in faster],
+        _case(points, fit),
+    )
 
 
 def _case(points: Sequence[BucketPoint], fit: BucketFit) -> str:
     if not fit.explains:
         return "poor" if fit.r_squared is not None else "alike_overheads"
-    if not bears_out(points, fit):
-        assumption = fastest(points).assumption
+    if not buckets.bears_out(points, fit):
+        assumption = buckets.fastest(points).assumption
         return "contradicted" if assumption == "alike" else assumption
     return "best" if fit.best_bytes else "no_bandwidth" if fit.call_ms else "no_call"
 
 
-def _untold(subject: Subject, least: BucketPoint, points: Sequence[BucketPoint]) -> list[str]:
-    """The other arms in buckets that launches do not tell from the one whose step takes least."""
-    judged = [*subject.comparisons, *(pair for pair in subject.pairs if pair.spread != "pooled")]
-    slower = {(item.candidate, item.baseline) for item in judged if item.verdict is Verdict.SLOWER}
-    slower |= {(item.baseline, item.candidate) for item in judged if item.verdict is Verdict.FASTER}
-    return [point.arm for point in points if point is not least and (point.arm, least.arm) not in slower]
+def _faster(source: ReportInput) -> set[tuple[str, str]]:
+    """Pairs of arms of which the verdict says that the first is faster.
+
+    Pairs judged by a spread that earlier versions pooled over arms are left out, as it tells equal arms apart.
+    """
+    judged = [*source.comparisons, *(pair for pair in source.pairs if pair.spread != "pooled")]
+    ahead = {(item.candidate, item.baseline) for item in judged if item.verdict is Verdict.FASTER}
+    return ahead | {(item.baseline, item.candidate) for item in judged if item.verdict is Verdict.SLOWER}
 
 
-def _fit(subject: Subject) -> BucketFit | None:
-    return fit_buckets(points_of(subject))
-
-
-def _speed(subject: Subject, arm: str) -> float | None:
-    """Bytes per second of an arm's all-reduces while they transfer, GB/s."""
-    told = (member.summary.get("by_operation") for member in whole(subject.arms[arm]))
-    found = [
-        value
-        for rows in told
-        if isinstance(rows, list)
-        for row in rows
-        if row["operation"] == "all_reduce" and (value := lookup(row, "gb_per_s")) is not None
-    ]
-    return fmean(found) if found else None
-
-
-def profile_facts(subject: Subject) -> dict[str, object]:
-    """What sentences are about: every profiled arm, and every strategy from the fewest ranks to the most."""
-    found = {one.arm: one for one in bottlenecks(launches_of(subject))}
-    return {"profiled": list(found.values()), "profiled_growth": list(_growth(subject, found))}
-
-
-def _growth(subject: Subject, found: Mapping[str, Bottleneck]) -> Iterator[tuple[Bottleneck, Bottleneck]]:
-    """Of every strategy with several numbers of ranks."""
-    scaled = [one for one in subject.scaling if one.arm in found]
-    for strategy in dict.fromkeys(one.strategy for one in scaled):
-        arms = sorted((one for one in scaled if one.strategy == strategy), key=lambda one: one.workers)
-        if arms[0].workers != arms[-1].workers:
-            yield found[arms[0].arm], found[arms[-1].arm]
-
-
-def strategies_told(subject: Subject) -> bool:
-    """Whether some pair of strategies is there that a sentence is about."""
-    return subject.question.name == "sync" and any(_pairs(subject))
-
-
-def strategy_pairs(subject: Subject) -> list[tuple[str, dict[str, object], dict[str, object]]]:
-    """Sentence, and the numbers of the arms that it is about."""
-    return [(key, _numbers(subject, one), _numbers(subject, other)) for key, one, other in _pairs(subject)]
-
-
-def _pairs(subject: Subject) -> list[tuple[str, str, str]]:
-    """Sentence, and the arms that it is about: the first of each strategy."""
+def strategy_pairs(source: ReportInput) -> list[tuple[str, Json, Json]]:
+    """Sentence, and the numbers of both arms that it is about, the first of each strategy; none of other questions."""
     arms: dict[str, str] = {}
-    for name, members in subject.arms.items():
+    for name, members in source.arms.items() if source.question.name == "sync" else ():
         if members[0].config is not None:
             arms.setdefault(str(members[0].config.get("sync.name")), name)
-    return [(key, arms[one], arms[other]) for key, (one, other) in PAIRS.items() if one in arms and other in arms]
 
-
-def _numbers(subject: Subject, arm: str) -> dict[str, object]:
-    members = subject.arms[arm]
-    wire = mean_of(members, "bytes_wire.mean")
-    return {
-        **{what: mean_of(members, key) for what, key in NUMBERS.items()},
-        "name": arm,
-        "hidden": mean_of(members, "overlap_fraction"),
-        "wire_mb": None if wire is None else mb(wire),
-        "counted": mean_of(members, "bytes_sent_ratio"),
+    numbers = {
+        strategy: {"name": name, **{what: mean_of(source.arms[name], key) for what, key in NUMBERS.items()}}
+        for strategy, name in arms.items()
     }
+    return [(key, numbers[a], numbers[b]) for key, (a, b) in PAIRS.items() if a in arms and b in arms]
+
+
+def served_arms(source: ReportInput) -> list[str]:
+    """Names of the arms of which a rank serves."""
+    return [name for name, members in source.arms.items() if any(member.serves for member in members)]
+
+
+def training_s(source: ReportInput) -> dict[str, float]:
+    """Seconds of all epochs, mean over launches, of the arms that trained whole epochs."""
+    found: dict[str, float] = {}
+    for name, summaries in source.launches.items():
+        epochs = (summary.get("epochs") for summary in summaries)
+        known = [each for one in epochs if isinstance(one, Mapping) and (each := one.get("each"))]
+        if known:
+            found[name] = fmean(sum(epoch["train_s"] for epoch in each) for each in known)
+    return found
+
+
+@dataclass(frozen=True)
+class Order:
+    """Whether ddp is faster than an all-reduce by hand, and this than a server, at the baseline's number of workers.
+
+    Attributes:
+        expected: arms in that order.
+        against: pairs of arms of two of these kinds of which the verdict says that the second is faster.
+        untold: those of which no verdict says that one is.
+    """
+
+    expected: Sequence[str]
+    against: Sequence[tuple[str, str]]
+    untold: Sequence[tuple[str, str]]
+
+
+def order_of(source: ReportInput) -> Order | None:
+    """None where all arms are of one kind."""
+    served, workers, faster = served_arms(source), workers_of(source.first.summary), _faster(source)
+    kinds = {
+        name: 2 if name in served else 0 if name == source.baseline else 1
+        for name, members in source.arms.items()
+        if workers_of(members[0].summary) == workers
+    }
+    if len({*kinds.values()}) < 2:
+        return None
+    expected = sorted(kinds, key=kinds.__getitem__)
+    claimed = [(one, other) for one, other in combinations(expected, 2) if kinds[one] < kinds[other]]
+    against = [pair for pair in claimed if pair[::-1] in faster]
+    return Order(expected, against, [pair for pair in claimed if pair not in faster and pair not in against])

@@ -1,21 +1,24 @@
 """What a comparison comes to: the best arm, whether it is the same training as the baseline, and what is in doubt.
 
 Speed alone recommends nothing: an arm that trains something else is named with the reason, beside the best one that is
-the same training; and where checks put the numbers of a verdict in doubt, what to do about it comes first.
+the same training; and where checks put the numbers of a verdict in doubt, what to do about it comes first. Compressors
+are concluded by bytes and quality, as their time is that of one link.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from dynbench.analysis.finding import Finding
+from dynbench.analysis.links import faster_gbps, spans_text
 from dynbench.analysis.record import ComparisonRecord
+from dynbench.analysis.tables import Label
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment import report_texts as texts
-from dynbench.experiment.report_quality import never_compressed, qualities
-from dynbench.experiment.subject import Subject
+from dynbench.experiment.report_input import ReportInput
+from dynbench.experiment.report_quality import WITHIN, Quality, never_compressed, qualities
 from dynbench.plugins import STRATEGIES
 from dynbench.report import Template
 
@@ -31,8 +34,9 @@ DOUBTS = (
 """Checks whose warnings make times less certain; those that fail do, whichever they are."""
 _ABOUT = ("candidate", "arm", "run", "second")
 """Values of a finding that say whose it is."""
-BESIDE_TIME = {"compress": "bytes", "steps": "losses"}
-"""Questions that are answered by something else than time."""
+By = Literal["time", "ranks", "bytes", "losses"]
+_BY: Mapping[str, By] = {"compress": "bytes", "steps": "losses", "scaling": "ranks"}
+"""Questions that are answered by something else than time, or of numbers of ranks."""
 
 
 @dataclass(frozen=True)
@@ -53,80 +57,112 @@ class Reason:
 
 
 @dataclass(frozen=True)
-class Doubts:
-    """Checks that put a comparison in doubt: their ids, and what to do about them, each once."""
-
-    checks: list[str]
-    hints: list[str]
-
-
-@dataclass(frozen=True)
 class Conclusion:
     """What a comparison comes to.
 
     Attributes:
-        by: what the question is answered by: time, bytes or losses.
         claim: the verdict; `other` of an arm that trains something else; else `none`, `launches` or `alike`.
-        advice: what to do.
+        advice: what to do: as the claim says, or `other`, `open`, `again` or `ranks` where more is to be said of it.
+        by: what the question is answered by.
         best: the best arm, if any was compared.
-        among: of what it is the best, `all`, `same` or `open`.
+        among: of what it is the best: of all, or, where others come out faster, of the `same` training or of what is
+            not known to be another (`open`).
         why: it is not, or not known to be, the same training.
         untold: arms that are neither slower than the baseline nor the same.
         near: other arms found faster that the launches do not tell the best from.
-        doubts: on the best, whatever its verdict.
-        doubted: whether its verdict says something that they put in doubt.
+        doubts: what the checks found that puts the verdict on the best in doubt, where that says something.
         other: an arm that is faster than the best and less sure to be the same training, and why.
-        same: the best arm that is the same training.
+        same: the best arm that is the same training, of those that could be compared.
     """
 
-    by: str
     claim: str
     advice: str
-    best: ComparisonRecord | None
-    among: str | None
-    why: Reason | None
-    untold: list[str]
-    near: list[str]
-    doubts: Doubts | None
-    doubted: bool
-    other: tuple[ComparisonRecord, Reason] | None
-    same: ComparisonRecord | None
+    by: By = "time"
+    best: ComparisonRecord | None = None
+    among: Literal["all", "same", "open"] | None = None
+    why: Reason | None = None
+    untold: Sequence[str] = ()
+    near: Sequence[str] = ()
+    doubts: Sequence[Finding] = ()
+    other: tuple[ComparisonRecord, Reason] | None = None
+    same: ComparisonRecord | None = None
 
 
-def conclusion(subject: Subject, template: Template) -> Conclusion:
-    """What is concluded, with the hints in the template's language."""
-    best, other = best_of(subject), faster_otherwise(subject)
-    compared = best is not None and best.verdict is not Verdict.INCOMPARABLE
-    told = (Verdict.SLOWER, Verdict.SAME)
+def conclude(source: ReportInput) -> Conclusion:
+    """What is concluded.
+
+    The best arm is the fastest of those found FASTER that are the same training, or else may be, or else are not.
+    Without one found FASTER, the largest speed-up, of what is the same training and could be compared if any was. Arms
+    that do what the baseline does are left out: what they differ by is noise.
+    """
+    items = judged(source)
+    reasons = {item.candidate: training_of(source, item) for item in items}
+    if not items:
+        claim = "alike" if source.comparisons else "none" if len(source.arms[source.baseline]) == 1 else "launches"
+        return Conclusion(claim, claim)
+
+    def is_same(item: ComparisonRecord) -> bool:
+        return reasons[item.candidate].training == "same"
+
+    def merit(item: ComparisonRecord) -> tuple[bool, int, bool, bool, float]:
+        training, faster = reasons[item.candidate].training, item.verdict is Verdict.FASTER
+        rank = 0 if training == "same" else 1 if training in AS_FAR_AS_KNOWN else 2
+        return faster, -rank * faster, item.verdict is not Verdict.INCOMPARABLE, rank < 2, item.speedup
+
+    best = max(items, key=merit)
+    compared = [item for item in items if item.verdict is not Verdict.INCOMPARABLE]
+    faster = [item for item in items if item.verdict is Verdict.FASTER]
+    beyond = (item for item in faster if best in faster and item.speedup > best.speedup)
+    other = max(beyond, key=lambda item: item.speedup, default=None)
+    doubts = doubts_of(source, best) if best.verdict in (Verdict.FASTER, Verdict.SLOWER, Verdict.SAME) else []
+    claim = "other" if best in faster and not is_same(best) else best.verdict
+    untold = {frozenset((pair.baseline, pair.candidate)) for pair in source.pairs if pair.faster is None}
     return Conclusion(
-        by=BESIDE_TIME.get(subject.question.name, "time") if compared else "time",
-        claim=claim_of(subject),
-        advice=advice_of(subject),
+        claim=claim,
+        advice=_advice(source, best, reasons[best.candidate].training, claim, bool(doubts)),
+        by=_BY.get(source.question.name, "time") if best in compared else "time",
         best=best,
-        among=_among(subject, best) if best else None,
-        why=_reason(subject, best) if best else None,
-        untold=[item.candidate for item in judged(subject) if item.verdict not in told],
-        near=_near(subject, best) if best else [],
-        doubts=doubts_in_words(template, doubts_of(subject, best)) if best else None,
-        doubted=_doubted(subject),
-        other=(other, _reason(subject, other)) if other else None,
-        same=same_of(subject),
+        among="all" if all(item.speedup <= best.speedup for item in compared) else "same" if is_same(best) else "open",
+        why=reasons[best.candidate],
+        untold=[item.candidate for item in items if item.verdict not in (Verdict.SLOWER, Verdict.SAME)],
+        near=[item.candidate for item in faster if frozenset((best.candidate, item.candidate)) in untold],
+        doubts=doubts,
+        other=(other, reasons[other.candidate]) if other else None,
+        same=max(filter(is_same, compared), key=merit, default=None),
     )
 
 
-def training_of(subject: Subject, item: ComparisonRecord) -> Training:
+def _advice(source: ReportInput, best: ComparisonRecord, training: Training, claim: str, doubted: bool) -> str:
+    if claim == "other" and training not in AS_FAR_AS_KNOWN:
+        return "other"
+    if doubted:
+        return "again"
+    if claim == "other":
+        return "open"
+    # GPU-hours of arms on unequal numbers of ranks are not told, but scaling has a text of its own.
+    unequal = source.question.name != "scaling" and not source.same_ranks(best)
+    return "ranks" if unequal and claim == Verdict.FASTER else claim
+
+
+def training_of(source: ReportInput, item: ComparisonRecord) -> Reason:
     """What the candidate trains beside the baseline, by the level of the comparison, its strategies and its losses."""
+    measure, arms = qualities(source)
+    arm = arms.get(item.candidate)
+    return Reason(_training(source, item, arm), measure, arm.change if arm else None, item.loss_drift)
+
+
+def _training(source: ReportInput, item: ComparisonRecord, quality: Quality | None) -> Training:
     if item.leak is not None:
         return "leak"
     if item.level == "tokens":
-        known = [STRATEGIES[name] for name in _strategies(subject, item) if name in STRATEGIES]
+        firsts = [member for name in (item.baseline, item.candidate) for member in source.arms.get(name, ())[:1]]
+        names = [str((member.config or {}).get("sync.name")) for member in firsts]
+        known = [STRATEGIES[name] for name in names if name in STRATEGIES]
         if not all(entry.trains for entry in known):
             return "untrained"
         return "batch" if all(entry.exact for entry in known) else "apart"
-    allowed = subject.question.loss_drift
     if any(key.startswith(LOSSY) for key in item.compared):
-        _, arms = qualities(subject)
-        judgement = arms[item.candidate].judgement if item.candidate in arms else None
+        judgement, allowed = quality.judgement if quality else None, source.question.loss_drift
         if judgement == "beyond":
             return "worse"
         if judgement != "within":
@@ -135,129 +171,76 @@ def training_of(subject: Subject, item: ComparisonRecord) -> Training:
     return "samples" if item.level == "stream" else "same"
 
 
-def best_of(subject: Subject) -> ComparisonRecord | None:
-    """The fastest of those found FASTER that are the same training, or else may be, or else are not.
+def judged(source: ReportInput) -> list[ComparisonRecord]:
+    """The comparisons that say something of an arm: not those of arms that do the same, whose difference is noise.
 
-    Without one found FASTER, the largest speed-up, of what is the same training and could be compared if any was. Arms
-    that do what the baseline does are left out: what they differ by is noise.
+    An arm that differs in compression alone, which it never came to, is a second baseline.
     """
-
-    def merit(item: ComparisonRecord) -> tuple[bool, int, bool, bool, float]:
-        faster, rank = item.verdict is Verdict.FASTER, _rank(training_of(subject, item))
-        comparable = item.verdict is not Verdict.INCOMPARABLE
-        return faster, -rank * faster, comparable, rank < 2, item.speedup
-
-    return max(judged(subject), key=merit, default=None)
-
-
-def same_of(subject: Subject) -> ComparisonRecord | None:
-    """The best of those that are the same training as the baseline; None where none could be compared."""
-    same = [item for item in judged(subject) if training_of(subject, item) == "same"]
-    comparable = [item for item in same if item.verdict is not Verdict.INCOMPARABLE]
-    return max(comparable, key=lambda item: (item.verdict is Verdict.FASTER, item.speedup), default=None)
+    return [
+        item
+        for item in source.comparisons
+        if not item.aa
+        if not (
+            all(key.startswith("compress.") for key in item.compared)
+            and never_compressed(source.arms.get(item.candidate, ()))
+        )
+    ]
 
 
-def faster_otherwise(subject: Subject) -> ComparisonRecord | None:
-    """The fastest of those found FASTER, where it is not the best, because it is less sure to be the same training."""
-    best = best_of(subject)
-    if best is None or best.verdict is not Verdict.FASTER:
-        return None
-    faster = [item for item in judged(subject) if item.verdict is Verdict.FASTER and item.speedup > best.speedup]
-    return max(faster, key=lambda item: item.speedup, default=None)
-
-
-def doubts_of(subject: Subject, item: ComparisonRecord) -> list[Finding]:
+def doubts_of(source: ReportInput, item: ComparisonRecord) -> list[Finding]:
     """What the checks found that makes the times of a comparison less certain, or wrong."""
-    arms = [name for name in (item.baseline, item.candidate) if name in subject.arms]
-    names = {*arms, *(label for arm in arms for one in subject.arms[arm] for label in (one.label, one.id))}
+    arms = [name for name in (item.baseline, item.candidate) if name in source.arms]
+    names = {*arms, *(label for arm in arms for one in source.arms[arm] for label in (one.label, one.id))}
     return [
         check
-        for check in subject.checks or ()
+        for check in source.checks or ()
         if check.severity == "fail" or (check.severity == "warn" and check.id in DOUBTS)
         if not (whose := {str(check.values[key]) for key in _ABOUT if key in check.values}) or whose & names
     ]
 
 
-def doubts_in_words(template: Template, doubts: Iterable[Finding]) -> Doubts:
-    """What checks found, each id and each hint once."""
+def doubts_in_words(template: Template, doubts: Iterable[Finding]) -> dict[str, list[str]]:
+    """Ids of the `checks` that found something, and `hints` what to do about it, each once."""
     told = [(check.id, texts.finding_texts(template, check)[-1]) for check in doubts]
-    return Doubts(*(list(dict.fromkeys(each[part] for each in told)) for part in (0, 1)))
+    return {key: list(dict.fromkeys(each[at] for each in told)) for at, key in enumerate(("checks", "hints"))}
 
 
-def claim_of(subject: Subject) -> str:
-    """What was found: the verdict, that the best trains something else, or what stood alone."""
-    best = best_of(subject)
-    if best is None:
-        alone = "none" if len(subject.arms[subject.baseline]) == 1 else "launches"
-        return "alike" if subject.comparisons else alone
-    return "other" if _trains_otherwise(subject, best) else best.verdict
+@dataclass(frozen=True)
+class Compressors:
+    """Which arms keep the quality of the baseline, and which of them to use.
+
+    Attributes:
+        measure: what they were evaluated by, `perplexity` or `loss`; None where some launch was not.
+        within, beyond, open: names of the arms by their judgement.
+        chosen: the arm within that is known to send less, and least, against the baseline; None where none is.
+        quality: its quality, and how much less it sends.
+        doubts: on its time.
+        links: in words, over links of which speed its step is shorter; empty where that is not known.
+        allowed: what counts as within.
+    """
+
+    measure: str | None
+    within: Sequence[str]
+    beyond: Sequence[str]
+    open: Sequence[str]
+    chosen: ComparisonRecord | None = None
+    quality: Quality | None = None
+    doubts: Sequence[Finding] = ()
+    links: str = ""
+    allowed: float = WITHIN
 
 
-def advice_of(subject: Subject) -> str:
-    """What to do: what the claim says, or `other`, `open`, `again` or `ranks` where more is to be said of the best."""
-    best, claim, doubted = best_of(subject), claim_of(subject), _doubted(subject)
-    if best is None or best.verdict is Verdict.INCOMPARABLE:
-        return claim
-    if claim == "other":
-        open_ = training_of(subject, best) in AS_FAR_AS_KNOWN
-        if not (open_ and doubted):
-            return "open" if open_ else "other"
-    if doubted:
-        return "again"
-    # GPU-hours of arms on unequal numbers of ranks are not told, but scaling has a text of its own.
-    unequal = subject.question.name != "scaling" and not subject.same_ranks(best)
-    return "ranks" if unequal and claim == Verdict.FASTER else claim
-
-
-def _doubted(subject: Subject) -> bool:
-    """Whether the best arm has a verdict that says something, and checks put it in doubt."""
-    best = best_of(subject)
-    concluded = best is not None and best.verdict in (Verdict.FASTER, Verdict.SLOWER, Verdict.SAME)
-    return best is not None and concluded and bool(doubts_of(subject, best))
-
-
-def judged(subject: Subject) -> list[ComparisonRecord]:
-    """The comparisons that say something of an arm: not those of arms that do the same, whose difference is noise."""
-    return [item for item in subject.comparisons if not item.aa and not _only_compresses_later(subject, item)]
-
-
-def _only_compresses_later(subject: Subject, item: ComparisonRecord) -> bool:
-    """Whether a candidate differs in compression alone, which it never came to: it is a second baseline."""
-    alone = all(key.startswith("compress.") for key in item.compared)
-    return alone and never_compressed(subject.arms.get(item.candidate, ()))
-
-
-def _among(subject: Subject, best: ComparisonRecord) -> str:
-    """Of what the best is the best: of all, or, where others come out faster, of the same training."""
-    others = [item for item in judged(subject) if item.verdict is not Verdict.INCOMPARABLE]
-    if all(item.speedup <= best.speedup for item in others):
-        return "all"
-    return "same" if training_of(subject, best) == "same" else "open"
-
-
-def _near(subject: Subject, best: ComparisonRecord) -> list[str]:
-    """Other arms found faster that the launches do not tell the best from."""
-    untold = {frozenset((pair.baseline, pair.candidate)) for pair in subject.pairs if pair.faster is None}
-    faster = [item.candidate for item in judged(subject) if item.verdict is Verdict.FASTER]
-    return [name for name in faster if frozenset((best.candidate, name)) in untold]
-
-
-def _rank(training: Training) -> int:
-    return 0 if training == "same" else 1 if training in AS_FAR_AS_KNOWN else 2
-
-
-def _trains_otherwise(subject: Subject, item: ComparisonRecord) -> bool:
-    """Whether an arm is FASTER, and not known to be the same training."""
-    return item.verdict is Verdict.FASTER and training_of(subject, item) != "same"
-
-
-def _strategies(subject: Subject, item: ComparisonRecord) -> list[str]:
-    """What brings gradients together in both arms."""
-    members = [one for name in (item.baseline, item.candidate) for one in subject.arms.get(name, ())[:1]]
-    return [str((one.config or {}).get("sync.name")) for one in members]
-
-
-def _reason(subject: Subject, item: ComparisonRecord) -> Reason:
-    measure, arms = qualities(subject)
-    change = arms[item.candidate].change if item.candidate in arms else None
-    return Reason(training_of(subject, item), measure, change, item.loss_drift)
+def compressors(source: ReportInput, label: Label) -> Compressors:
+    """What the arms that can be judged come to; `label` gives the words of the language."""
+    measure, found = qualities(source)
+    compared = {item.candidate: item for item in judged(source)}
+    arms = {name: arm for name, arm in found.items() if name in compared}
+    within, beyond, open_ = (
+        [name for name, arm in arms.items() if arm.judgement == kind] for kind in ("within", "beyond", "open")
+    )
+    sent = {name: arms[name].compression or 0.0 for name in within}
+    name = max((name for name in within if sent[name] > 1), key=sent.__getitem__, default="")
+    if (item := compared.get(name)) is None:
+        return Compressors(measure, within, beyond, open_)
+    links = spans_text(faster_gbps(source.launches[name], source.launches[source.baseline]), label)
+    return Compressors(measure, within, beyond, open_, item, arms[name], doubts_of(source, item), links)

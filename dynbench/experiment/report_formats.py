@@ -13,7 +13,7 @@ from dynbench.analysis.questions.base import Question
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.tables import format_interval, format_ratio
 from dynbench.analysis.verdict import Verdict
-from dynbench.experiment.subject import Subject
+from dynbench.experiment.report_input import ReportInput
 from dynbench.report import NBSP, number, percent
 from dynbench.runs.phrase import Phrase
 from dynbench.table_text import printable
@@ -48,7 +48,7 @@ def interval(comparison: ComparisonRecord) -> str | None:
     return format_interval(comparison.interval).replace(" ", NBSP) or None
 
 
-def saved_hours(comparison: ComparisonRecord, subject: Subject) -> str | None:
+def saved_hours(comparison: ComparisonRecord, subject: ReportInput) -> str | None:
     """GPU-hours saved per 1,000 of the baseline, by the speed-up s, 1000 * (1 - 1/s).
 
     None but for arms found FASTER, as no other verdict says that hours are saved; of arms on different numbers of
@@ -58,7 +58,7 @@ def saved_hours(comparison: ComparisonRecord, subject: Subject) -> str | None:
     return f"{_saved(comparison.speedup):.0f}" if _saves(comparison, subject) else None
 
 
-def saved_interval(comparison: ComparisonRecord, subject: Subject) -> str | None:
+def saved_interval(comparison: ComparisonRecord, subject: ReportInput) -> str | None:
     """The same for both ends of the interval."""
     if comparison.interval is None or not _saves(comparison, subject):
         return None
@@ -76,7 +76,7 @@ def loss_drift(item: ComparisonRecord) -> str | None:
     return None if item.loss_drift is None else f"{100 * item.loss_drift:+.2f}{NBSP}%"
 
 
-def _saves(comparison: ComparisonRecord, subject: Subject) -> bool:
+def _saves(comparison: ComparisonRecord, subject: ReportInput) -> bool:
     found = comparison.verdict is Verdict.FASTER and not comparison.aa
     return found and comparison.level != "tokens" and subject.same_ranks(comparison)
 

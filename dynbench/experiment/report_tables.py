@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from dynbench.analysis.buckets import ONE, PARAMETER
 from dynbench.analysis.comparability import fact
 from dynbench.analysis.measure import lookup
-from dynbench.analysis.metrics import METRICS, chosen_metrics, workers_of
+from dynbench.analysis.metrics import METRICS, chosen_metrics
 from dynbench.analysis.record import ScalingRecord
 from dynbench.analysis.table_specs import (
     RANKING,
@@ -25,7 +25,7 @@ from dynbench.analysis.table_specs import (
 from dynbench.analysis.tables import Label, format_value
 from dynbench.experiment import report_texts as texts
 from dynbench.experiment.offline_plans import Solved, float_of, static_over
-from dynbench.experiment.report_communication import buckets_told, launches_of, points_of
+from dynbench.experiment.report_communication import STEPS, buckets_of, served_arms
 from dynbench.experiment.report_formats import (
     NBSP,
     interval,
@@ -36,11 +36,9 @@ from dynbench.experiment.report_formats import (
     ratio,
     saved_hours,
 )
-from dynbench.experiment.report_layouts import trained
-from dynbench.experiment.report_quality import never_compressed, qualities
-from dynbench.experiment.report_server import STEPS, served_arms
+from dynbench.experiment.report_input import Json, Member, ReportInput, mean_of
+from dynbench.experiment.report_quality import never_compressed, qualities, trained
 from dynbench.experiment.report_settings import arms_rows, common_rows, cost_of, distinct, dropout, shown
-from dynbench.experiment.subject import Json, Member, Subject, mean_of
 from dynbench.report import Template, signed_interval
 from dynbench.schedule.solve import cost_is_estimated
 from dynbench.table_text import Table
@@ -68,7 +66,7 @@ class Sources:
         folder: figures are linked relative to it.
     """
 
-    subject: Subject
+    subject: ReportInput
     solved: Solved | None
     template: Template
     folder: Path
@@ -83,7 +81,7 @@ def report_tables(sources: Sources) -> dict[str, str]:
     gains = {item.candidate: item.improvement_percent for item in subject.comparisons}
     many = len(subject.arms) > SIDE_BY_SIDE
     found = {
-        **{name: spec.table(launches_of(subject), label) for name, spec in TABLES.items()},
+        **{name: spec.table(subject.launches, label) for name, spec in TABLES.items()},
         "scaling": SCALING.table(subject.scaling, label),
         "pairs": replace(RANKING, title="").table(subject.pairs, label),
         "overview": overview(values, subject.comparisons, subject.question, label, details=False) if many else None,
@@ -136,7 +134,7 @@ def _settings(sources: Sources) -> Rows:
         "dropout": dropout(subject, template),
         **({"cost_type": distinct(cost_of(member, subject) for member in members)} if planned else {}),
         "world_size": distinct(_ranks(member, template) for member in members),
-        **({"workers": _counts(members, "workers")} if any(_serves(member.summary) for member in members) else {}),
+        **({"workers": _counts(members, "workers")} if any(member.serves for member in members) else {}),
         "launcher": ranks_kind(subject, template),
         "steps": _counts(members, "steps"),
         "warmup_steps": _counts(members, "warmup_steps"),
@@ -150,7 +148,7 @@ def _settings(sources: Sources) -> Rows:
     ]
 
 
-def ranks_kind(subject: Subject, template: Template) -> str | None:
+def ranks_kind(subject: ReportInput, template: Template) -> str | None:
     """`real` or `virtual` in words; None when not recorded."""
     launcher = subject.arms[subject.baseline][0].summary.get("launcher")
     if launcher is None:
@@ -193,11 +191,6 @@ def _ranks(member: Member, template: Template) -> str | None:
     """The number of ranks, marked where they share cores."""
     count, shared = lookup(member.summary, "world_size"), bool(member.summary.get("oversubscribed"))
     return None if count is None else ranks_text(int(count), int(count), shared, template.label)
-
-
-def _serves(summary: Json) -> bool:
-    """Whether some of the ranks train nothing."""
-    return workers_of(summary) != lookup(summary, "world_size")
 
 
 def _comparisons(sources: Sources) -> Rows:
@@ -294,7 +287,7 @@ def _buckets(sources: Sources) -> Rows:
     """The arms, where they differ in buckets."""
     subject, label = sources.subject, sources.template.label
     against = {item.candidate: item for item in subject.comparisons}
-    for point in points_of(subject) if buckets_told(subject) else ():
+    for point in found.points if (found := buckets_of(subject)) else ():
         item, named = against.get(point.arm), point.size in (ONE, PARAMETER)
         yield {
             "arm": point.arm,

@@ -11,7 +11,7 @@ from dynbench.analysis.questions.base import TOKENS
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.recovery import Recovery
 from dynbench.experiment.report_formats import NBSP
-from dynbench.experiment.subject import Json, Subject
+from dynbench.experiment.report_input import Json, ReportInput
 from dynbench.report import Template, TemplateError
 from dynbench.runs.phrase import Texts
 
@@ -52,7 +52,7 @@ def said(template: Template, record: object, text: object) -> str:
     return str(record.get("text", text)) if found is None else found
 
 
-def marked(subject: Subject, template: Template, arm: str) -> str:
+def marked(subject: ReportInput, template: Template, arm: str) -> str:
     """The name of an arm, with a mark where its ranks share cores."""
     mark = template.label("scaling.oversubscribed", MARK)
     return f"`{arm}` ({mark})" if arm in subject.oversubscribed else f"`{arm}`"
@@ -63,7 +63,7 @@ def status(template: Template, word: object) -> str:
     return template.label(f"phrases.status.{word}", str(word))
 
 
-def comm_model(template: Template, subject: Subject) -> str | None:
+def comm_model(template: Template, subject: ReportInput) -> str | None:
     """The communication model of virtual ranks; None for real ones, or when not recorded."""
     summaries = (member.summary for arm in subject.arms.values() for member in arm)
     found = next((summary for summary in summaries if summary.get("comm_model")), None)

@@ -2,190 +2,184 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from dynbench import __version__
+from dynbench.analysis.figures import FIGURES
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.metrics import workers_of
 from dynbench.analysis.ranking import families
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
-from dynbench.experiment import (
-    memory_safety,
-    report_arms,
-    report_communication,
-    report_layouts,
-    report_quality,
-    report_server,
-    report_time,
-)
+from dynbench.experiment import memory_safety, report_quality
+from dynbench.experiment import report_formats as formats
 from dynbench.experiment import report_texts as texts
-from dynbench.experiment.figure_numbers import number_figures
 from dynbench.experiment.offline_plans import PlanCounts, Solved, plan_counts, static_over
-from dynbench.experiment.report_compression import compressors
-from dynbench.experiment.report_conclusions import best_of, claim_of, conclusion
-from dynbench.experiment.report_formats import (
-    interval,
-    loss_difference,
-    percent,
-    quoted,
-    ratio,
-    saved_hours,
-    saved_interval,
-)
-from dynbench.experiment.report_layouts import packed_pairs
+from dynbench.experiment.report_arms import arms_facts
+from dynbench.experiment.report_communication import communication_facts
+from dynbench.experiment.report_conclusions import Conclusion, compressors, conclude, doubts_in_words
+from dynbench.experiment.report_input import SOLVE_FIGURES, ReportInput, mean_of
 from dynbench.experiment.report_settings import data_facts
 from dynbench.experiment.report_tables import Sources, ranks_kind, report_tables
-from dynbench.experiment.subject import Subject, mean_of
-from dynbench.report import Template
+from dynbench.report import Template, substitute
 from dynbench.runs.store import results_option
 from dynbench.schedule.solve import cost_is_estimated
 from dynbench.schedule.streams import MIN_BUFFER
 
 Values = dict[str, Any]
 
+_UNUSUAL = re.compile(r"[^\w./~+-]")
+"""In paths that are linked."""
+_PLACED = re.compile(r"\{\{\s*figure\.(\w+)\s*\}\}")
+
 
 def report_values(sources: Sources) -> Values:
     """Every placeholder that a template may use, with its text or what its sentences are of."""
+    source, template, run = sources.subject, sources.template, sources.subject.run
+    concluded, own = conclude(source), formats.quoted(run.id)
+    again = formats.quoted(shlex.quote(run.label) + results_option(run.path.parent))
     return {
-        **_identity(sources),
-        **_arms(sources.subject, sources.template),
+        "report.subject": f"`{own}`" if run.label == run.id else f"{run.label} (`{own}`)",
+        "report.date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "report.version": __version__,
+        "report.command": f"`dynbench report {again}`",
+        **_best_and_baseline(source, concluded.best, template),
         **_tables(sources),
-        **number_figures(sources.subject, sources.template, sources.folder),
-        **_facts(sources),
+        **number_figures(source, template, sources.folder),
+        **_facts(sources, concluded),
+        **data_facts(source),
+        **arms_facts(source, sources.solved, concluded.best, template),
+        **communication_facts(source),
+        **memory_safety.facts(source),
         "figure.number": None,
         "chapters": "",
     }
 
 
-def _identity(sources: Sources) -> Values:
-    run = sources.subject.run
-    own = quoted(run.id)
-    return {
-        "report.subject": f"`{own}`" if run.label == run.id else f"{run.label} (`{own}`)",
-        "report.date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "report.version": __version__,
-        "report.command": f"`dynbench report {quoted(shlex.quote(run.label) + results_option(run.path.parent))}`",
-    }
-
-
-def _arms(subject: Subject, template: Template) -> Values:
-    """The baseline, and the best candidate of the comparisons."""
-    best, members = best_of(subject), subject.arms[subject.baseline]
+def _best_and_baseline(source: ReportInput, best: ComparisonRecord | None, template: Template) -> Values:
+    members = source.arms[source.baseline]
+    padding, missing = mean_of(members, "padding_ratio"), template.label("words.not_compared")
     return {
         "analysis.confidence": f"{100 * (best.confidence if best else Analysis().confidence):g} %",
-        "analysis.first_stage": next((str(item.first_stage) for item in subject.comparisons if item.first_stage), None),
-        "analysis.together": str(max((item.judged_together or 1 for item in subject.comparisons), default=1)),
-        "analysis.other_pairs": str(families(subject.pairs)[1]),
-        "arms.oversubscribed": ", ".join(f"`{name}`" for name in subject.oversubscribed),
-        "baseline.name": f"`{subject.baseline}`",
+        "analysis.first_stage": next((str(item.first_stage) for item in source.comparisons if item.first_stage), None),
+        "analysis.together": str(max((item.judged_together or 1 for item in source.comparisons), default=1)),
+        "analysis.other_pairs": str(families(source.pairs)[1]),
+        "arms.oversubscribed": ", ".join(f"`{name}`" for name in source.oversubscribed),
+        "baseline.name": f"`{source.baseline}`",
         "baseline.launches": str(len(members)),
-        "baseline.wait_percent": percent(mean_of(members, "wait_fraction")),
-        "baseline.padding_ratio": _decimals(mean_of(members, "padding_ratio")),
+        "baseline.wait_percent": formats.percent(mean_of(members, "wait_fraction")),
+        "baseline.padding_ratio": None if padding is None else f"{padding:.2f}",
         "best.name": f"`{best.candidate}`" if best else None,
-        "best.speedup": ratio(best.speedup) if best else None,
-        "best.interval": interval(best) if best else None,
-        "best.saved": saved_hours(best, subject) if best else None,
-        "best.saved_interval": saved_interval(best, subject) if best else None,
-        "best.efficiency": percent(best.efficiency) if best else None,
+        "best.speedup": formats.ratio(best.speedup) if best else None,
+        "best.interval": formats.interval(best) if best else None,
+        "best.saved": formats.saved_hours(best, source) if best else None,
+        "best.saved_interval": formats.saved_interval(best, source) if best else None,
+        "best.efficiency": formats.percent(best.efficiency) if best else None,
         "best.launches": str(best.launches) if best else None,
         "best.reason": texts.reason(template, best) if best else None,
-        "best.recovered": texts.recovered(template, best) if best else None,
-        "best.loss_difference": (loss_difference(best) or template.label("words.not_compared")) if best else None,
+        "best.recovered": texts.recovered(template, best) if best and "recovered" in source.question.columns else None,
+        "best.loss_difference": (formats.loss_difference(best) or missing) if best else None,
     }
 
 
 def _tables(sources: Sources) -> Values:
-    subject, template, solved = sources.subject, sources.template, sources.solved
+    source, template, solved = sources.subject, sources.template, sources.solved or Solved(None)
     tables = report_tables(sources)
+    steps = [value for line in solved.results if (value := lookup(line, "steps")) is not None]
     return {
-        "setting.launcher": ranks_kind(subject, template),
-        "setting.comm_model": texts.comm_model(template, subject),
-        "setting.link_gbps": ", ".join(f"{speed:g}" for speed in subject.links_gbps) or None,
+        "setting.launcher": ranks_kind(source, template),
+        "setting.comm_model": texts.comm_model(template, source),
+        "setting.link_gbps": ", ".join(f"{speed:g}" for speed in source.links_gbps) or None,
         **tables,
         "table.comparisons": tables["table.comparisons"] or None,
-        "solve.run": f"`{solved.run}`" if solved and solved.run else None,
-        "solve.reason": solved.reason if solved else None,
-        "solve.steps": _most(solved, "steps"),
+        "solve.run": f"`{solved.run}`" if solved.run else None,
+        "solve.reason": solved.reason,
+        "solve.steps": f"{max(steps):,.0f}" if steps else None,
     }
 
 
-def _plans(subject: Subject) -> PlanCounts:
-    """The numbers of plans at the report's own size."""
-    summary = subject.first.summary
-    workers, size = workers_of(summary), lookup(summary, "global_batch")
-    batch = None if size is None else int(size)
-    held = [member.config.get("schedule.buffer") for member in subject.members if member.config is not None]
-    buffer = next((value for value in held if isinstance(value, int)), None)
-    if buffer is None and workers is not None and batch is not None:
-        buffer = max(MIN_BUFFER, batch - workers + 1)
-    return plan_counts(workers, batch, buffer)
+def number_figures(source: ReportInput, template: Template, folder: Path) -> dict[str, str | None]:
+    """`figure.NAME` and its `ref.NAME` for every figure of a comparison, `figures.rest` for those not placed.
+
+    Args:
+        source: whose figures.
+        template: their captions, and the order in which it places them.
+        folder: figures are linked relative to it.
+    """
+    drawn = {path.stem: path for path in source.figures}
+    placed = list(dict.fromkeys(_PLACED.findall(template.body)))
+    order = [name for name in placed if name in drawn] + [name for name in drawn if name not in placed]
+    missing, reference = template.label("words.not_drawn"), template.label("figures.reference")
+    names = {
+        name: substitute(template, reference, {"figure.number": str(number)})
+        for number, name in enumerate(order, start=1)
+    }
+    images = {}
+    for name, numbered in names.items():
+        caption = template.label(f"figures.{name}", formats.quoted(name.replace("_", " ")))
+        caption = f"{numbered}{template.label('figures.separator')}{caption}"
+        images[name] = f"![{caption}]({linked(drawn[name], folder)})\n{caption}"
+    known = dict.fromkeys((*FIGURES["train"], *SOLVE_FIGURES))
+    return {
+        **{f"figure.{name}": images.get(name, "") for name in known},
+        **{f"ref.{name}": names.get(name, missing) for name in known},
+        "figures.rest": "\n\n".join(image for name, image in images.items() if name not in placed),
+    }
 
 
-def _facts(sources: Sources) -> Values:
+def linked(path: Path, folder: Path) -> str:
+    """A path as Markdown in a folder links it."""
+    return _UNUSUAL.sub(lambda match: quote(match[0]), os.path.relpath(path.resolve(), folder.resolve()))
+
+
+def _facts(sources: Sources, concluded: Conclusion) -> Values:
     """What the blocks of report/sentences say in words, by topic."""
-    subject, template, solved = sources.subject, sources.template, sources.solved
-    arms = [*subject.arms, *(one.arm for one in subject.scaling)]
+    source, template, solved = sources.subject, sources.template, sources.solved
+    of_bytes = compressors(source, template.label)
     return {
-        "question.name": subject.question.name,
-        "packed_pairs": list(packed_pairs(subject)),
-        "conclusion": conclusion(subject, template),
-        "compressors": compressors(subject, template),
-        "quality_kept": report_quality.kept_quality(subject),
-        "steps_effects": report_layouts.steps_effects(subject),
-        "topics": {name: report_arms.topic(subject, name) for name in report_arms.TOPICS},
-        "losses": report_arms.losses(subject),
-        "predictions": list(report_arms.predictions(subject, solved)),
-        "planning": report_arms.planning(subject),
+        "question.name": source.question.name,
+        "conclusion": concluded,
+        "doubts": doubts_in_words(template, concluded.doubts),
+        "compressors": of_bytes,
+        "compressor_doubts": doubts_in_words(template, of_bytes.doubts),
+        "steps_effects": report_quality.steps_effects(source),
         "unplanned": [{"arm": each.get("arm"), **each} for each in (solved.skipped if solved else ())],
-        "method": _method(sources),
-        "marked": {name: texts.marked(subject, template, name) for name in arms},
-        "plans": _plans(subject),
-        "exposures": list(report_communication.exposures(subject)),
-        "not_exposed": report_communication.why_not_exposed(subject),
-        "strategy_pairs": report_communication.strategy_pairs(subject),
-        "buckets": report_communication.buckets_of(subject),
-        **data_facts(subject),
-        **report_time.waste_facts(subject, template),
-        **report_communication.profile_facts(subject),
-        **report_server.facts(subject),
-        **report_time.cost_facts(subject, solved),
-        **memory_safety.facts(subject),
+        "method": _method(source, solved, concluded),
+        "marked": {name: texts.marked(source, template, name) for name in source.arms},
+        "plans": _plans(source),
     }
 
 
-def _method(sources: Sources) -> Values:
+def _method(source: ReportInput, solved: Solved | None, concluded: Conclusion) -> Values:
     """How the launches were made and judged, and what of them is known."""
-    subject, solved = sources.subject, sources.solved or Solved(None)
-    costs = any(map(cost_is_estimated, solved.results))
-    over = [static_over(solved, line, subject.baseline)[1] for line in solved.results if not cost_is_estimated(line)]
+    planned = solved or Solved(None)
+    costs = any(map(cost_is_estimated, planned.results))
+    over = [static_over(planned, line, source.baseline)[1] for line in planned.results if not cost_is_estimated(line)]
     return {
-        "virtual": subject.virtual,
-        "order": _order(subject),
-        "spread": "arms" if any(pair.spread == "arms" for pair in subject.pairs) else "own",
-        "checks": None if subject.checks is None else len(subject.checks),
-        "arms": None if subject.first.config is None else len(subject.arms),
-        "partial": any(member.summary.get("partial") for member in subject.members),
-        "solved": sources.solved is not None,
+        "virtual": source.virtual,
+        "order": _order(source),
+        "spread": "arms" if any(pair.spread == "arms" for pair in source.pairs) else "own",
+        "checks": None if source.checks is None else len(source.checks),
+        "arms": None if source.first.config is None else len(source.arms),
+        "partial": any(member.summary.get("partial") for member in source.members),
+        "solved": solved is not None,
         "estimated": {"costs": costs, "static": any(over)},
-        "work": "alike" if claim_of(subject) == "alike" else _work(best_of(subject)),
+        "work": "alike" if concluded.claim == "alike" else _work(concluded.best),
     }
 
 
-def _most(solved: Solved | None, key: str) -> str | None:
-    """The largest value of a number in the offline lines."""
-    values = [value for line in (solved.results if solved else ()) if (value := lookup(line, key)) is not None]
-    return f"{max(values):,.0f}" if values else None
-
-
-def _order(subject: Subject) -> str:
+def _order(source: ReportInput) -> str:
     """In what order the launches ran; only `compare` plans it."""
-    if subject.state is not None:
-        return "interleaved" if subject.state.mode == "interleaved" else "abba"
-    return "unplanned" if subject.comparisons else "none"
+    if source.state is not None:
+        return "interleaved" if source.state.mode == "interleaved" else "abba"
+    return "unplanned" if source.comparisons else "none"
 
 
 def _work(best: ComparisonRecord | None) -> str:
@@ -198,5 +192,13 @@ def _work(best: ComparisonRecord | None) -> str:
     return best.level if best.same_work or best.verdict is not Verdict.INCOMPARABLE else "different"
 
 
-def _decimals(value: float | None) -> str | None:
-    return None if value is None else f"{value:.2f}"
+def _plans(source: ReportInput) -> PlanCounts:
+    """The numbers of plans at the report's own size."""
+    summary = source.first.summary
+    workers, size = workers_of(summary), lookup(summary, "global_batch")
+    batch = None if size is None else int(size)
+    configured = [(member.config or {}).get("schedule.buffer") for member in source.members]
+    buffer = next((value for value in configured if isinstance(value, int)), None)
+    if buffer is None and workers is not None and batch is not None:
+        buffer = max(MIN_BUFFER, batch - workers + 1)
+    return plan_counts(workers, batch, buffer)

@@ -7,21 +7,30 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
+from dynbench.analysis.bottlenecks import bottlenecks
 from dynbench.experiment.html_page import to_html
 from dynbench.experiment.offline_plans import read_solved
-from dynbench.experiment.report_communication import buckets_told, strategies_told
+from dynbench.experiment.report_communication import buckets_of, served_arms, strategy_pairs
 from dynbench.experiment.report_formats import all_quoted
+from dynbench.experiment.report_input import ReportInput
 from dynbench.experiment.report_tables import Sources
 from dynbench.experiment.report_values import report_values
-from dynbench.experiment.subject import Subject
 from dynbench.report import LANGUAGES, fill, for_question, load_template, of_samples
 from dynbench.runs.atomic import write_text
 
 Format = Literal["md", "html"]
 FORMATS: tuple[Format, ...] = ("md", "html")
 
-FURTHER: Mapping[str, Callable[[Subject], bool]] = {"strategies": strategies_told, "buckets": buckets_told}
-"""Chapters after those of a question, of subjects that they say something of."""
+FURTHER = ("strategies", "buckets")
+"""Chapters after those of a question."""
+NEEDED: Mapping[str, Callable[[ReportInput], object]] = {
+    "profile": lambda source: bottlenecks(source.launches),
+    "server": served_arms,
+    "growth": served_arms,
+    "strategies": strategy_pairs,
+    "buckets": buckets_of,
+}
+"""Chapters that stand only in reports of which they have something to say."""
 
 _GAPS = re.compile(r"\n{3,}")
 """What placeholders without a text leave between paragraphs."""
@@ -32,11 +41,11 @@ def report_files(folder: Path) -> list[tuple[str, Format]]:
     return [(lang, form) for lang in LANGUAGES for form in FORMATS if (folder / f"report.{lang}.{form}").is_file()]
 
 
-def render_report(subject: Subject, language: str, form: Format, folder: Path, template: Path | None = None) -> str:
+def render_report(source: ReportInput, language: str, form: Format, folder: Path, template: Path | None = None) -> str:
     """The report's text.
 
     Args:
-        subject: what it is about.
+        source: what it is made from.
         language: `en` or `zh`.
         form: `md`, or `html` for one self-contained page.
         folder: where the text will lie; Markdown links figures relative to it.
@@ -45,32 +54,32 @@ def render_report(subject: Subject, language: str, form: Format, folder: Path, t
     Raises:
         TemplateError: the template has unknown placeholders.
     """
-    subject = all_quoted(subject)
-    question = subject.question
-    chapters = (*question.chapters, *(name for name, told in FURTHER.items() if told(subject)))
+    source = all_quoted(source)
+    question = source.question
+    chapters = [name for name in (*question.chapters, *FURTHER) if name not in NEEDED or NEEDED[name](source)]
     loaded = for_question(load_template(language, template, question.template), question.name, chapters)
-    if not subject.has_lengths:
+    if not source.has_lengths:
         loaded = of_samples(loaded)
-    markdown = fill(loaded, report_values(Sources(subject, all_quoted(read_solved(subject.run.path)), loaded, folder)))
-    markdown = _GAPS.sub("\n\n", markdown)
+    sources = Sources(source, all_quoted(read_solved(source.run.path)), loaded, folder)
+    markdown = _GAPS.sub("\n\n", fill(loaded, report_values(sources)))
     return markdown if form == "md" else to_html(markdown, folder, language)
 
 
 def write_report(
-    subject: Subject,
+    source: ReportInput,
     language: str = "en",
     form: Format = "md",
     output: Path | None = None,
     template: Path | None = None,
 ) -> Path:
-    """Write a report file and return its path, by default `report.<language>.<form>` in the subject's folder.
+    """Write a report file and return its path, by default `report.<language>.<form>` in the folder reported on.
 
     Raises:
         TemplateError: the template has unknown placeholders.
         OSError: the file cannot be written.
     """
-    path = output or subject.run.path / f"report.{language}.{form}"
-    text = render_report(subject, language, form, path.parent, template)
+    path = output or source.run.path / f"report.{language}.{form}"
+    text = render_report(source, language, form, path.parent, template)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, text)
     return path

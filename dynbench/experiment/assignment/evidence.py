@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dynbench.bench.base import Row
 from dynbench.bench.record import read_name, read_rows
 from dynbench.experiment.report_communication import NUMBERS
-from dynbench.experiment.subject import Subject, mean_of, whole
+from dynbench.experiment.report_input import ReportInput, mean_of, whole
 from dynbench.runs.run import Run
 
 if TYPE_CHECKING:
@@ -153,18 +153,17 @@ def _plain(value: object) -> float | int | str:
     return value if isinstance(value, int | float | str) else str(value)
 
 
-def comparison_table(subject: Subject) -> Table:
+def comparison_table(subject: ReportInput) -> Table:
     """The arms of a comparison, a row each: means over its launches, the step time the row's own."""
     rows = [_arm_row(subject, name) for name in subject.arms]
     strategies = {column(row, "strategy") for row in rows}
     return Table("sync" if {"naive", "flat"} & strategies else "buckets", subject.run.id, rows)
 
 
-def _arm_row(subject: Subject, name: str) -> Row:
+def _arm_row(subject: ReportInput, name: str) -> Row:
     members = subject.arms[name]
     config = members[0].config or {}
     known = {what: mean_of(members, key) for what, key in NUMBERS.items() if what not in HELD}
-    known |= {"hidden": mean_of(members, "overlap_fraction"), "wire_bytes": mean_of(members, "bytes_wire.mean")}
     known |= {f"{m}_{p}": mean_of(members, f"memory_parts.{m}.{p}_mb") for m in MOMENTS for p in HELD}
     about: dict[str, float | int | str] = {what: value for what, value in known.items() if value is not None}
     about |= {"model": " ".join(str(config[key]) for key in MODEL if config.get(key))}

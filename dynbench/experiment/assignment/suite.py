@@ -24,10 +24,10 @@ from dynbench.experiment.assignment.chapter import Answer, Pictures, answers, re
 from dynbench.experiment.assignment.evidence import CHECK, Table, bench_table, check_table, comparison_table
 from dynbench.experiment.assignment.questions import CHECKED
 from dynbench.experiment.compare import run_comparison, start_comparison
-from dynbench.experiment.figure_numbers import linked
 from dynbench.experiment.html_page import to_html
+from dynbench.experiment.report_input import read_report_input
+from dynbench.experiment.report_values import linked
 from dynbench.experiment.reporting import FORMATS
-from dynbench.experiment.subject import read_subject
 from dynbench.plugins import BENCHMARKS
 from dynbench.report import LANGUAGES
 from dynbench.runs.atomic import write_json, write_text
@@ -237,7 +237,7 @@ def tables_of(run: Run, store: RunStore) -> list[Table]:
             elif own is not None and stage.name not in RECIPES:
                 found.append(bench_table(own))
             elif own is not None and stage.done and own.status is Status.COMPLETED:
-                found.append(replace(comparison_table(read_subject(store, own)), source=stage.name))
+                found.append(replace(comparison_table(read_report_input(store, own)), source=stage.name))
         except RecordError as error:
             _warn_once(
                 f"{stage.name}: {error.message}; taken for not measured. To measure it anew: dynbench runs rm "

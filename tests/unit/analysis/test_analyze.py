@@ -12,8 +12,8 @@ from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Analysis
 from dynbench.errors import UsageError
+from dynbench.experiment.report_input import read_report_input
 from dynbench.experiment.reporting import FORMATS
-from dynbench.experiment.subject import read_subject
 from dynbench.report import LANGUAGES
 from dynbench.runs.atomic import write_text
 from dynbench.runs.store import RunStore
@@ -45,7 +45,7 @@ def test_a_single_run_has_one_name_in_its_analysis_and_its_report(make_run, stor
     run = make_run("static", name, transfer_ms=40.0)
     found = analyze_runs([run], store, Analysis())
     (finding,) = (finding for finding in found.findings if finding.id == "exposed_communication")
-    assert found.arms[0].label == read_subject(store, run).baseline == run.label
+    assert found.arms[0].label == read_report_input(store, run).baseline == run.label
     assert finding.seen.count(run.label) == 1
 
 

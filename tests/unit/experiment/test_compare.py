@@ -43,7 +43,7 @@ from dynbench.experiment.compare import resumable, run_comparison, start_compari
 from dynbench.experiment.launch_plan import read_state
 from dynbench.experiment.launches import Clock, CompareProgress
 from dynbench.experiment.offline_plans import read_solved
-from dynbench.experiment.subject import find_subject
+from dynbench.experiment.report_input import find_report_input
 from dynbench.experiment.training import TrainingResult
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.records import StepRow, work_hash
@@ -181,7 +181,7 @@ def test_from_recipe_to_report(store: RunStore, training: FakeTraining, recipe: 
     assert {(line["world_size"], line["global_batch"], line["trace"]) for line in solved.results} == {
         (2, 8, "embedded")
     }
-    assert find_subject(store, None).run == comparison
+    assert find_report_input(store, None).run == comparison
 
 
 @pytest.mark.slow
@@ -199,7 +199,7 @@ def test_a_failed_launch_is_repeated_and_finished_ones_are_not(
     failed = read_state(comparison.path).launches[2]
     assert (failed.done, failed.run is not None) == (False, True)
     with pytest.raises(RecordError, match="failed and was not analyzed"):
-        find_subject(store, "demo")
+        find_report_input(store, "demo")
 
     training.fail_at = None
     outcome = run_comparison(comparison, store)

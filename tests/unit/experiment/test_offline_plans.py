@@ -22,8 +22,8 @@ from dynbench.experiment.offline_plans import (
     read_solved,
     static_over,
 )
+from dynbench.experiment.report_input import find_report_input
 from dynbench.experiment.reporting import render_report
-from dynbench.experiment.subject import find_subject
 from dynbench.experiment.trace_sources import dataset_trace, run_trace, trained_trace
 from dynbench.report import LANGUAGES
 from dynbench.runs.atomic import write_json, write_text
@@ -63,7 +63,7 @@ def dataset_trace_of(run: Run) -> Trace:
 
 
 def section(store: RunStore, language: str = "en") -> str:
-    subject = find_subject(store, None)
+    subject = find_report_input(store, None)
     report = render_report(subject, language, "md", subject.run.path)
     assert "\n\n\n" not in report
     return " ".join(report.partition("### 4.6")[2].partition("### 4.7")[0].split())
@@ -144,7 +144,7 @@ def test_static_over_a_row_is_that_of_their_own_probes_or_says_whose_it_is(
     shown = section(store, language).replace("\N{NO-BREAK SPACE}", " ")
 
     assert f"| {'≈ ' * expected[1]}{expected[0]:.2f} |" in shown
-    estimated = facts(find_subject(store, None), language)["method"]["estimated"]
+    estimated = facts(find_report_input(store, None), language)["method"]["estimated"]
     assert [kind for kind, true in estimated.items() if true] == notes
 
 
@@ -180,7 +180,7 @@ def test_what_is_said_about_a_table_stands_with_it_only(
 
     shown = section(store, language)
 
-    told = [said(find_subject(store, None), block, language) for block in ("bound", "greedy")]
+    told = [said(find_report_input(store, None), block, language) for block in ("bound", "greedy")]
     assert [bool(text) for text in told] == [bound, greedy]
     assert all(text in shown for text in told)
 

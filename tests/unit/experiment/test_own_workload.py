@@ -18,8 +18,8 @@ from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import RecordError, UsageError
 from dynbench.experiment.compare import start_comparison
 from dynbench.experiment.offline_plans import plan_offline
+from dynbench.experiment.report_input import find_report_input
 from dynbench.experiment.reporting import render_report
-from dynbench.experiment.subject import find_subject
 from dynbench.experiment.trace_sources import dataset_trace, run_trace, trained_trace, training_trace
 from dynbench.plugins import WORKLOADS
 from dynbench.report import LANGUAGES
@@ -199,7 +199,7 @@ def test_all_launches_of_a_comparison_run_the_file_as_it_was_at_its_start(folder
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_report_names_the_workload_and_the_digest_of_its_file(store: RunStore, language: str) -> None:
     run = finished(store, "static")
-    text = render_report(find_subject(store, run.id), language, "md", run.path)
+    text = render_report(find_report_input(store, run.id), language, "md", run.path)
     assert "{{" not in text
     digest = run.config().workload.code_digest
     assert f"`{digest}`" in text and "`mine:Mine`" in text

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dynbench.experiment.report_formats import all_quoted, quoted
+from dynbench.experiment.report_input import read_report_input
 from dynbench.experiment.reporting import render_report
-from dynbench.experiment.subject import read_subject
 from dynbench.report import TemplateError
 from dynbench.runs.phrase import Phrase
 from dynbench.runs.run import Run
@@ -53,7 +53,7 @@ def test_a_comparison_full_of_markup(
     }
     path.write_text(json.dumps(record))
     (folder.path / "runs.json").write_text(json.dumps({"runs": kept, "probes": {}}))
-    subject = read_subject(store, folder)
+    subject = read_report_input(store, folder)
 
     markdown = render_report(subject, language, "md", folder.path)  # type: ignore[arg-type]
     page = render_report(subject, language, "html", folder.path)  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ def test_only_pictures_are_put_into_a_page(store: RunStore, make_comparison: Cal
     folder = make_comparison({})
     (folder.figures_dir / "timeline.png").write_text("root:x:0:0")
     with pytest.raises(TemplateError, match="is no picture"):
-        render_report(read_subject(store, folder), "en", "html", folder.path)
+        render_report(read_report_input(store, folder), "en", "html", folder.path)
 
 
 def test_pictures_that_lie_elsewhere_are_left_out(
@@ -80,7 +80,7 @@ def test_pictures_that_lie_elsewhere_are_left_out(
     path = folder.path / "comparison.json"
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"figures": [*record["figures"], str(mine)]}))
-    assert [figure.stem for figure in read_subject(store, folder).figures] == ["timeline", "unheard_of"]
+    assert [figure.stem for figure in read_report_input(store, folder).figures] == ["timeline", "unheard_of"]
 
 
 @pytest.mark.parametrize("name", ["a (1) <b>", "x](y)", "50%20off"])
@@ -89,5 +89,5 @@ def test_figures_of_a_folder_of_any_name_are_found(
 ) -> None:
     folder = make_comparison({})
     moved = folder.path.rename(store.root / name)
-    page = render_report(read_subject(store, Run(moved)), "en", "html", store.root.parent)
+    page = render_report(read_report_input(store, Run(moved)), "en", "html", store.root.parent)
     assert page.count('src="data:image/png') == 2

@@ -9,9 +9,9 @@ from languages import english_words
 
 from dynbench.analysis.questions import QUESTIONS
 from dynbench.analysis.verdict import Verdict
+from dynbench.experiment.report_input import ReportInput, find_report_input
 from dynbench.experiment.report_tables import Sources, report_tables
 from dynbench.experiment.reporting import FORMATS, render_report
-from dynbench.experiment.subject import Subject, find_subject
 from dynbench.report import LANGUAGES, Template, load_template
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -21,12 +21,12 @@ MANY = ("partition", "window8", "hf_batch_rebalance_on_long_names", "again")
 MEASURED: dict[str, object] = {"exposed_comm_ms": {"mean": 12.0}, "eval": {"loss": 0.5, "perplexity": 7.25}}
 
 
-def read(store: RunStore, language: str) -> tuple[Subject, Template]:
-    subject = find_subject(store, None)
+def read(store: RunStore, language: str) -> tuple[ReportInput, Template]:
+    subject = find_report_input(store, None)
     return subject, load_template(language, name=subject.question.template)
 
 
-def metrics_and_overview(subject: Subject, template: Template) -> tuple[str, str]:
+def metrics_and_overview(subject: ReportInput, template: Template) -> tuple[str, str]:
     found = report_tables(Sources(subject, None, template, subject.run.path))
     return found["table.metrics"], found["table.overview"]
 

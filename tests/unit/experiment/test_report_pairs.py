@@ -8,8 +8,8 @@ import pytest
 from languages import facts, said
 
 from dynbench.analysis.questions import DEFAULT, QUESTIONS
+from dynbench.experiment.report_input import find_report_input
 from dynbench.experiment.reporting import FORMATS, render_report
-from dynbench.experiment.subject import find_subject
 from dynbench.report import LANGUAGES, load_template
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -25,7 +25,7 @@ PAIRS: list[dict[str, object]] = [
 
 
 def report(store: RunStore, language: str, form: str = "md") -> str:
-    subject = find_subject(store, None)
+    subject = find_report_input(store, None)
     text = render_report(subject, language, form, subject.run.path)  # type: ignore[arg-type]  # one of FORMATS
     assert "{{" not in text and "None" not in text
     return text.replace("\N{NO-BREAK SPACE}", " ")
@@ -60,9 +60,9 @@ def test_every_pair_stands_once_the_faster_arm_first(
     assert "[1.210, 1.290]" in text.partition(labels["headings.told_apart"])[0], (
         "the interval of the verdict is the pair's"
     )
-    found = facts(find_subject(store, None), language)
+    found = facts(find_report_input(store, None), language)
     assert "Welch" in text and found["method"]["spread"] == "arms"
-    assert found["analysis.other_pairs"] == "1" and said(find_subject(store, None), "pairs", language) in text
+    assert found["analysis.other_pairs"] == "1" and said(find_report_input(store, None), "pairs", language) in text
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

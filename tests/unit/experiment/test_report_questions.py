@@ -12,9 +12,9 @@ from languages import english_sentences
 from dynbench.analysis.questions import DEFAULT, QUESTIONS
 from dynbench.analysis.verdict import Verdict
 from dynbench.errors import UsageError
-from dynbench.experiment.report_conclusions import advice_of
-from dynbench.experiment.reporting import FORMATS, render_report
-from dynbench.experiment.subject import find_subject
+from dynbench.experiment.report_conclusions import conclude
+from dynbench.experiment.report_input import find_report_input
+from dynbench.experiment.reporting import FORMATS, NEEDED, render_report
 from dynbench.report import LANGUAGES, load_template, of_samples
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -39,7 +39,7 @@ ARM: dict[str, object] = {
 
 
 def report(store: RunStore, language: str, form: str = "md") -> str:
-    subject = find_subject(store, None)
+    subject = find_report_input(store, None)
     text = render_report(subject, language, form, subject.run.path)  # type: ignore[arg-type]  # one of FORMATS
     assert "{{" not in text and "None" not in text
     return text.replace("\N{NO-BREAK SPACE}", " ")
@@ -63,7 +63,7 @@ def test_a_report_is_on_its_question(
     if name != "levers":
         assert [words for words in OF_SCHEDULING[language] if words in body] == []
     assert re.findall("^### (?!2)(.+)$", text, re.M) == [
-        labels[f"chapters.{chapter}.title"] for chapter in question.chapters
+        labels[f"chapters.{chapter}.title"] for chapter in question.chapters if chapter not in NEEDED
     ]
     other = [labels[f"questions.{each}.question.title"] for each in OTHERS if each != name]
     assert [title for title in other if f"# {title}" in text] == []
@@ -101,7 +101,7 @@ def test_an_unknown_question_of_a_later_version_is_told(store: RunStore, make_co
     make_comparison({}, question="cooling")
 
     with pytest.raises(UsageError, match="'cooling': no such question"):
-        find_subject(store, None)
+        find_report_input(store, None)
 
 
 @pytest.mark.parametrize("template", sorted({question.template for question in QUESTIONS.values()}))
@@ -143,7 +143,7 @@ def test_no_hours_are_claimed_of_arms_on_unequal_numbers_of_ranks(
     def told(ranks: int) -> tuple[bool, bool]:
         make_comparison(found, summary=MEASURED, summaries={"arm": {"world_size": ranks}}, question="sync")
         text = report(store, language)
-        return "| 333 |" in text, advice_of(find_subject(store, None)) == "ranks"
+        return "| 333 |" in text, conclude(find_report_input(store, None)).advice == "ranks"
 
     assert told(2) == (verdict is Verdict.FASTER, False)
     assert told(4) == (False, verdict is Verdict.FASTER)

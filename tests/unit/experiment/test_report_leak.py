@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from dynbench.experiment.report_conclusions import best_of
-from dynbench.experiment.report_time import row_costs
+from dynbench.experiment.report_conclusions import conclude
+from dynbench.experiment.report_input import ReportInput, find_report_input
+from dynbench.experiment.report_settings import cost_of
 from dynbench.experiment.reporting import render_report
-from dynbench.experiment.subject import Subject, find_subject
 from dynbench.report import LANGUAGES
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -23,8 +23,8 @@ TEXTS = {
 }
 
 
-def read(store: RunStore, language: str) -> tuple[Subject, str]:
-    subject = find_subject(store, None)
+def read(store: RunStore, language: str) -> tuple[ReportInput, str]:
+    subject = find_report_input(store, None)
     text = render_report(subject, language, "md", subject.run.path)  # type: ignore[arg-type]  # a language
     return subject, " ".join(text.split())
 
@@ -42,13 +42,13 @@ def test_another_arm_that_is_faster_is_the_best(
 ) -> None:
     make_comparison(LEAKING, {"candidate": "packed", "speedup": 2.0, "ci95": [1.9, 2.1]})
     subject, text = read(store, language)
-    assert (best := best_of(subject)) is not None and best.candidate == "packed"
+    assert (best := conclude(subject).best) is not None and best.candidate == "packed"
     assert [said in text for said in TEXTS[language]] == [False, False]
     make_comparison(LEAKING, {"candidate": "slow", "verdict": "SLOWER", "speedup": 0.5, "ci95": [0.4, 0.6]})
-    assert (best := best_of(find_subject(store, None))) is not None and best.candidate == "flattened"
+    assert (best := conclude(find_report_input(store, None)).best) is not None and best.candidate == "flattened"
 
 
-def test_what_rows_were_planned_with_is_said_of_each_arm(store: RunStore, make_comparison: MakeComparison) -> None:
+def test_what_rows_were_planned_with_is_told_of_each_arm(store: RunStore, make_comparison: MakeComparison) -> None:
     measured = {"schedule.cost_type": "measured", "schedule.cost_coefficients": "[2.0, 0.5, 0.01]"}
     flags = {
         "packed": {"workload.layout": "packed", **measured},
@@ -56,9 +56,9 @@ def test_what_rows_were_planned_with_is_said_of_each_arm(store: RunStore, make_c
         "padded": measured,
     }
     make_comparison(*({"candidate": name} for name in flags), flags=flags)
-    assert list(row_costs(find_subject(store, None))) == [
-        ("packed", "`measured`: *2 + 0.5·Σ_i l_i + 0.01·Σ_i l_i^2* ms"),
-        ("flattened", "`attention`: *Σ_i l_i + 0.001·Σ_i l_i^2*"),
-    ]
-    make_comparison({"candidate": "partition"})
-    assert list(row_costs(find_subject(store, None))) == []
+    subject = find_report_input(store, None)
+    assert {name: cost_of(subject.arms[name][0], subject) for name in flags} == {
+        "packed": "`measured`: *2 + 0.5·Σ_i l_i + 0.01·Σ_i l_i^2* ms",
+        "flattened": "`attention`: *Σ_i l_i + 0.001·Σ_i l_i^2*",
+        "padded": "`measured`: *2 + 0.5·n·L + 0.01·n·L^2* ms",
+    }

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from compared import compared
 from languages import english_words, numbers
 
-from dynbench.experiment.report_quality import kept_quality, qualities
+from dynbench.experiment.report_conclusions import Compressors, compressors
+from dynbench.experiment.report_input import Member, ReportInput
+from dynbench.experiment.report_quality import qualities
 from dynbench.experiment.report_tables import Sources, report_tables
-from dynbench.experiment.subject import Member, Subject
 from dynbench.report import LANGUAGES, Template, load_template, substitute
 from dynbench.runs.run import Run
 
@@ -29,7 +31,7 @@ ARMS = {
 """By arm: compression, by which part its perplexity is higher, and how far seeds differ in that."""
 
 
-def quality_table(found: Subject, template: Template) -> str:
+def quality_table(found: ReportInput, template: Template) -> str:
     return report_tables(Sources(found, None, template, found.run.path))["table.quality"]
 
 
@@ -44,12 +46,19 @@ def members(name: str, seeds: Sequence[int] = SEEDS, evaluated: bool = True) -> 
     return found
 
 
-def subject(folder: Path, seeds: Sequence[int] = SEEDS, **instead: Sequence[Member]) -> Subject:
-    return Subject(Run(folder), {name: instead.get(name, members(name, seeds)) for name in ARMS})
+def subject(folder: Path, seeds: Sequence[int] = SEEDS, **instead: Sequence[Member]) -> ReportInput:
+    arms = {name: instead.get(name, members(name, seeds)) for name in ARMS}
+    different = {"compress.name": ("none", "other")}
+    items = [compared(baseline="none", candidate=name, compared=different) for name in ARMS if name != "none"]
+    return ReportInput(Run(folder), arms, comparisons=items)
 
 
-def said(given: Subject, language: str = "en") -> str:
-    values = {"quality_kept": kept_quality(given), "baseline.name": "`none`"}
+def judged(given: ReportInput) -> Compressors:
+    return compressors(given, load_template("en").label)
+
+
+def said(given: ReportInput, language: str = "en") -> str:
+    values = {"compressors": judged(given), "baseline.name": "`none`"}
     return substitute(load_template(language), "{{ say.quality }}", values)
 
 
@@ -62,14 +71,15 @@ def test_arms_are_judged_by_the_upper_end_of_their_interval(tmp_path: Path) -> N
 
 def test_launches_are_paired_by_seed_whatever_their_order(tmp_path: Path) -> None:
     """Unpaired, seeds would differ by more than what is allowed."""
-    assert kept_quality(subject(tmp_path, fp8=members("fp8")[::-1])) == kept_quality(subject(tmp_path))
+    shuffled, ordered = judged(subject(tmp_path, fp8=members("fp8")[::-1])), judged(subject(tmp_path))
+    assert (shuffled.within, shuffled.beyond, shuffled.open) == (ordered.within, ordered.beyond, ordered.open)
 
 
 def test_it_is_known_who_is_near_and_who_sends_least(tmp_path: Path) -> None:
-    found = kept_quality(subject(tmp_path))
-    assert found is not None and found.best is not None and found.measure == "perplexity"
+    found = judged(subject(tmp_path))
+    assert found.chosen is not None and found.quality is not None and found.measure == "perplexity"
     assert (found.within, found.beyond, found.open) == (["fp8", "qsgd"], ["topk"], ["int8"])
-    assert found.best[0] == "qsgd" and found.best[1].compression == 7.5
+    assert found.chosen.candidate == "qsgd" and found.quality.compression == 7.5
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -90,7 +100,8 @@ def test_both_languages_say_the_same_numbers(tmp_path: Path) -> None:
 
 def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     for given in (subject(tmp_path, seeds=[0]), subject(tmp_path, topk=members("topk", evaluated=False))):
-        assert kept_quality(given) is None
+        found = judged(given)
+        assert not found.within and not found.beyond and not found.open and found.chosen is None
     assert quality_table(subject(tmp_path, topk=members("topk", evaluated=False)), load_template("en")) == ""
 
 

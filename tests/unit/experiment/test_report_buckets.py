@@ -11,7 +11,7 @@ from languages import english_words
 from dynbench.analysis.questions import question_named
 from dynbench.analysis.record import ComparisonRecord, PairRecord
 from dynbench.experiment.report_communication import buckets_of
-from dynbench.experiment.subject import Member, Subject
+from dynbench.experiment.report_input import Member, ReportInput
 from dynbench.report import LANGUAGES, load_template, substitute
 from dynbench.runs.run import Run
 
@@ -19,7 +19,7 @@ TOTAL, CALLS = 100e6, (1, 4, 10, 50, 160)
 GOOD = tuple(calls * 0.5 + TOTAL / calls / 1e6 for calls in CALLS)
 
 
-def subject(folder: Path, overheads: tuple[float, ...], compute: float = 50.0) -> Subject:
+def subject(folder: Path, overheads: tuple[float, ...], compute: float = 50.0) -> ReportInput:
     arms = {}
     for calls, overhead in zip(CALLS, overheads, strict=True):
         times = {"step_time_ms": 300 + overhead, "exposed_vs_null_ms": overhead, "exposed_comm_ms": overhead}
@@ -30,7 +30,7 @@ def subject(folder: Path, overheads: tuple[float, ...], compute: float = 50.0) -
             **{key: {"mean": each} for key, each in means.items()},
         }
         arms[f"n{calls}"] = [Member("", "", summary, None, {"sync.name": "ddp", "sync.bucket_mb": 100 / calls})]
-    return Subject(Run(folder), arms, question=question_named("sync"))
+    return ReportInput(Run(folder), arms, question=question_named("sync"))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_the_best_size_is_that_of_the_model(tmp_path: Path) -> None:
     assert found is not None and found.near is not None and found.fit.r_squared == pytest.approx(1)
     assert (found.fit.total, found.fit.call_ms, found.fit.bytes_per_ms) == pytest.approx((TOTAL, 0.5, 1e6))
     assert found.fit.best_bytes == pytest.approx((TOTAL * 0.5 * 1e6) ** 0.5)
-    assert found.near.arm == "n10" and found.fit.overhead_ms(found.near.calls) == pytest.approx(found.near.overhead_ms)
+    assert found.near.arm == "n10" and found.near_ms == pytest.approx(found.near.overhead_ms)
 
 
 def test_arms_that_launches_do_not_tell_from_the_fastest_are_named(tmp_path: Path) -> None:

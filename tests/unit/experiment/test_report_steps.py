@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from languages import english_words
 
-from dynbench.experiment.report_layouts import Effect, Effects, steps_effects
+from dynbench.experiment.report_input import Member, ReportInput
+from dynbench.experiment.report_quality import Effect, Effects, steps_effects
 from dynbench.experiment.report_tables import Sources, report_tables
-from dynbench.experiment.subject import Member, Subject
 from dynbench.report import LANGUAGES, load_template, substitute
 from dynbench.runs.run import Run
 
@@ -38,7 +38,7 @@ def arms(fewer: float, rows: float, spread: float = 1.0, few_steps: int = 64) ->
 
 
 def told(members: dict[str, Sequence[Member]], tmp_path) -> Effects | str:
-    return steps_effects(Subject(Run(tmp_path), members))
+    return steps_effects(ReportInput(Run(tmp_path), members))
 
 
 def said(members: dict[str, Sequence[Member]], tmp_path, language: str = "en") -> str:
@@ -68,8 +68,8 @@ def test_each_effect_is_judged_by_its_own_interval(
     text = said(arms(fewer, rows, spread), tmp_path, language)
     found = told(arms(fewer, rows, spread), tmp_path)
     assert isinstance(found, Effects)
-    assert [effect.judged(found.margin) for effect in (found.fewer, found.rows)] == expected
-    assert all(number in text for number in ("8,192", f"{fewer:+.4f}", f"{rows:+.4f}", "0.0007"))
+    assert [effect.judgement for effect in (found.fewer, found.rows)] == expected
+    assert all(number in text for number in (f"{fewer:+.4f}", f"{rows:+.4f}", "0.0007"))
     if language != "en":
         assert english_words(text) == []
 
@@ -88,7 +88,7 @@ def test_each_effect_is_judged_by_its_own_interval(
     ],
 )
 def test_an_interval_is_held_against_zero_and_a_margin(low: float, high: float, expected: str) -> None:
-    assert Effect((low + high) / 2, low, high).judged(0.001) == expected
+    assert Effect((low + high) / 2, low, high, 0.001).judgement == expected
 
 
 def test_what_cannot_be_told_is_said(tmp_path) -> None:
@@ -108,6 +108,6 @@ def test_losses_are_paired_by_seed_whatever_their_order(tmp_path) -> None:
 
 
 def test_the_table_has_every_arm_with_its_spread(tmp_path) -> None:
-    sources = Sources(Subject(Run(tmp_path), arms(0.05, 0.0)), None, load_template("en"), tmp_path)
+    sources = Sources(ReportInput(Run(tmp_path), arms(0.05, 0.0)), None, load_template("en"), tmp_path)
     text = report_tables(sources)["table.steps"]
     assert [name in text for name in NAMES] == [True] * 4 and "| 0.6500 | 0.1291 |" in text.replace("  ", " ")

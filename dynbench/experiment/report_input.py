@@ -1,4 +1,4 @@
-"""What a report is about: a comparison with its runs, or one run."""
+"""What a report is made from: a comparison with its runs, or one run, as read from its folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dynbench.analysis.figures.plans import CELLS_FILE
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.kept import RUNS_FILE, keep_probe, named_probes
 from dynbench.analysis.measure import lookup
-from dynbench.analysis.metrics import mean
+from dynbench.analysis.metrics import mean, workers_of
 from dynbench.analysis.questions import DEFAULT, question_named
 from dynbench.analysis.questions.base import Question
 from dynbench.analysis.record import (
@@ -23,7 +23,9 @@ from dynbench.analysis.record import (
     ScalingRecord,
     read_analysis,
 )
+from dynbench.analysis.run_facts import section
 from dynbench.analysis.summary import CHECKS_FILE, read_checks, summarise
+from dynbench.analysis.tables import Launches
 from dynbench.config.digest import flatten
 from dynbench.errors import RecordError, RunLookupError
 from dynbench.experiment.launch_plan import STATE_FILE, CompareState, read_state
@@ -34,20 +36,20 @@ from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, results_option
 
 SOLVE_FIGURES = ("solve_greedy_gap",)
-"""Figures of what was planned offline for a subject, drawn into its own folder."""
+"""Figures of what was planned offline, drawn into the folder that is reported on."""
 
 Json = Mapping[str, object]
 
 
 @dataclass(frozen=True)
 class Member:
-    """One run of the subject.
+    """One run of an arm.
 
     Attributes:
         id, label: its names.
         summary: as `analyze --json` prints it.
         run: its folder; None when that is gone.
-        config: dotted key to value, resolved; None when neither the subject nor the run's folder has it.
+        config: dotted key to value, resolved; None when neither the comparison nor the run's folder has it.
         env: provenance; empty when neither has it.
         status: as it was when it was analyzed; None when neither has it.
     """
@@ -60,15 +62,20 @@ class Member:
     env: Json = field(default_factory=dict)
     status: str | None = None
 
+    @property
+    def serves(self) -> bool:
+        """Whether some of its ranks serve and train nothing."""
+        return workers_of(self.summary) != lookup(self.summary, "world_size")
+
 
 @dataclass(frozen=True)
-class Subject:
+class ReportInput:
     """A comparison or a single run, as read from its folder.
 
     Attributes:
         run: the folder.
         arms: members by arm, the baseline's first.
-        state: the launches of `compare`; None for other subjects.
+        state: the launches of `compare`; None of runs compared afterwards, and of a single run.
         comparisons: one per candidate arm.
         checks: what the checks found; None when none were recorded.
         figures: PNG files that exist.
@@ -83,7 +90,7 @@ class Subject:
     state: CompareState | None = None
     comparisons: Sequence[ComparisonRecord] = ()
     checks: Sequence[Finding] | None = None
-    figures: Sequence[Path] = field(default_factory=tuple)
+    figures: Sequence[Path] = ()
     probes: Mapping[str, Json] = field(default_factory=dict)
     question: Question = DEFAULT
     pairs: Sequence[PairRecord] = ()
@@ -105,6 +112,11 @@ class Subject:
         return [member for arm in self.arms.values() for member in arm]
 
     @property
+    def launches(self) -> Launches:
+        """Name of the arm to the summaries of the launches that tables show."""
+        return {name: [member.summary for member in whole(members)] for name, members in self.arms.items()}
+
+    @property
     def virtual(self) -> bool:
         """Whether the ranks of a run were virtual."""
         return any(member.summary.get("launcher") == "virtual" for member in self.members)
@@ -117,8 +129,8 @@ class Subject:
     @property
     def links_gbps(self) -> list[float]:
         """Speeds of the emulated links of the runs, Gb/s; empty where there were none."""
-        found = (member.summary.get("link_gbps") for member in self.members)
-        return sorted({float(speed) for speed in found if isinstance(speed, int | float)})
+        found = (lookup(member.summary, "link_gbps") for member in self.members)
+        return sorted({speed for speed in found if speed is not None})
 
     @property
     def has_lengths(self) -> bool:
@@ -152,76 +164,69 @@ def whole(members: Sequence[Member]) -> Sequence[Member]:
     return [member for member in members if not member.summary.get("partial")] or members
 
 
-def find_subject(store: RunStore, reference: str | None) -> Subject:
-    """The subject of a reference, or the latest comparison.
+def find_report_input(store: RunStore, reference: str | None) -> ReportInput:
+    """That of a reference, or of the youngest comparison in the registry.
 
     Raises:
         RunLookupError: the reference means nothing, or there is no comparison yet.
         RecordError: the folder holds neither a comparison nor rows.
     """
     if reference is not None:
-        return read_subject(store, store.resolve(reference))
-    latest = latest_comparison(store)
+        return read_report_input(store, store.resolve(reference))
+    latest = next((run for run in reversed(store.list()) if (run.path / COMPARISON_FILE).is_file()), None)
+    if latest is None:
+        raise RunLookupError(
+            f"no comparison in {store.root}",
+            "Make one: dynbench compare recipes/quickstart.yaml, or dynbench analyze RUN_A RUN_B.",
+        )
     check_own_files(latest.path)
-    return read_subject(store, latest)
+    return read_report_input(store, latest)
 
 
-def latest_comparison(store: RunStore) -> Run:
-    """The youngest entry of the registry that holds a comparison.
-
-    Raises:
-        RunLookupError: there is none.
-    """
-    for run in reversed(store.list()):
-        if (run.path / COMPARISON_FILE).is_file():
-            return run
-    raise RunLookupError(
-        f"no comparison in {store.root}",
-        "Make one: dynbench compare recipes/quickstart.yaml, or dynbench analyze RUN_A RUN_B.",
-    )
-
-
-def read_subject(store: RunStore, run: Run) -> Subject:
+def read_report_input(store: RunStore, run: Run) -> ReportInput:
     """Read a comparison, or a single run, from its folder.
 
     Raises:
         RecordError: it holds neither.
     """
-    subject = _compared(store, run) if (run.path / COMPARISON_FILE).is_file() else _single(run)
-    return subject if subject.has_lengths else replace(subject, question=subject.question.of_samples())
+    found = _compared(store, run) if (run.path / COMPARISON_FILE).is_file() else _single(run)
+    return found if found.has_lengths else replace(found, question=found.question.of_samples())
 
 
-def _compared(store: RunStore, run: Run) -> Subject:
-    record, kept = read_analysis(run.path), _kept(run)
-    members = {item.id: _member(store, run, item, kept) for item in record.runs}
+def _compared(store: RunStore, run: Run) -> ReportInput:
+    record, path = read_analysis(run.path), run.path / RUNS_FILE
+    # A comparison of an earlier version kept nothing of its runs.
+    kept = read_json(path, dict[str, object], "Make it again with dynbench analyze.") if path.is_file() else {}
+    members = {item.id: _member(store, run, item, section(section(kept, "runs"), item.id)) for item in record.runs}
     arms = {arm.name: [members[run_id] for run_id in arm.runs if run_id in members] for arm in record.arms}
     arms = {name: chosen for name, chosen in arms.items() if chosen}
     if not arms:
         raise RecordError(f"{run.path / COMPARISON_FILE}: names no run", "Make it again with dynbench analyze.")
-    return Subject(
+    return ReportInput(
         run,
         arms,
         read_state(run.path) if (run.path / STATE_FILE).is_file() else None,
         record.comparisons,
         record.checks,
         _existing(run, [Path(path) for path in record.figures]),
-        _probes(kept, [member for arm in arms.values() for member in arm]),
+        _probes(section(kept, "probes"), [member for arm in arms.values() for member in arm]),
         DEFAULT if record.question is None else question_named(record.question),
         record.pairs,
         record.scaling,
     )
 
 
-def _single(run: Run) -> Subject:
+def _single(run: Run) -> ReportInput:
+    named = f"{shlex.quote(run.label)}{results_option(run.path.parent)}"
     if (run.path / STATE_FILE).is_file():
         raise RecordError(
             f"{run.path}: the comparison is {run.status} and was not analyzed",
-            f"Go on with: dynbench compare --resume {shlex.quote(run.label)}{results_option(run.path.parent)}",
+            f"Go on with: dynbench compare --resume {named}",
         )
     if (run.path / CELLS_FILE).is_file():
         raise RecordError(
             f"{run.path}: is over several comparisons, and a report is of one",
-            f"dynbench runs show {shlex.quote(run.label)}{results_option(run.path.parent)} lists them: report on each.",
+            f"dynbench runs show {named} lists them: report on each.",
         )
     trained = run.record().command == "train"
     if not trained or not run.ranks_dir.is_dir() or not any(run.ranks_dir.iterdir()):
@@ -229,63 +234,51 @@ def _single(run: Run) -> Subject:
             f"{run.path}: holds neither a comparison nor the rows of a run",
             "Report on a comparison or a training run; dynbench runs ls lists them.",
         )
-    member = _from_folder(run.id, run.label, summarise(run), run)
-    figures = sorted(run.figures_dir.glob("*.png")) if run.figures_dir.is_dir() else []
+    member = _from_folder(Member(run.id, run.label, summarise(run), run))
+    figures = sorted(run.figures_dir.glob("*.png"))
     checks = read_checks(run.path) if (run.path / CHECKS_FILE).is_file() else None
-    return Subject(run, {member.label: [member]}, checks=checks, figures=figures, probes=_probes({}, [member]))
+    return ReportInput(run, {member.label: [member]}, checks=checks, figures=figures, probes=_probes({}, [member]))
 
 
-def _member(store: RunStore, subject: Run, item: RunRecord, kept: Json) -> Member:
-    """A run as the subject kept it; of subjects that kept nothing, as its own folder says."""
-    run_id, label, summary = item.id, item.name or item.id, item.summary
-    beside, here = subject.path.parent / run_id, store.root / run_id
-    found = next((Run(path) for path in (beside, here) if (path / "run.json").is_file()), None)
-    record = _mapping(_mapping(kept.get("runs")).get(run_id))
-    if not record:
-        return _from_folder(run_id, label, summary, found)
-    config, env = _mapping(record.get("config")), _mapping(record.get("env"))
-    return Member(run_id, label, summary, found, config or None, env, str(record.get("status")))
+def _member(store: RunStore, comparison: Run, item: RunRecord, kept: Json) -> Member:
+    """A run as the comparison kept it; where that kept nothing, as its own folder says."""
+    places = (comparison.path.parent / item.id, store.root / item.id)
+    run = next((Run(path) for path in places if (path / "run.json").is_file()), None)
+    member = Member(item.id, item.name or item.id, item.summary, run)
+    if not kept:
+        return _from_folder(member)
+    config, env = section(kept, "config"), section(kept, "env")
+    return replace(member, config=config or None, env=env, status=str(kept.get("status")))
 
 
-def _from_folder(run_id: str, label: str, summary: Json, run: Run | None) -> Member:
-    if run is None:
-        return Member(run_id, label, summary, None)
-    config: Json | None = None
-    env: Json = {}
+def _from_folder(member: Member) -> Member:
+    """With what its folder says."""
+    if (run := member.run) is None:
+        return member
+    member = replace(member, status=str(run.status))
     with suppress(RecordError):
-        config = flatten(run.config())
+        member = replace(member, config=flatten(run.config()))
     with suppress(RecordError):
-        env = run.env()
-    return Member(run_id, label, summary, run, config, env, str(run.status))
-
-
-def _kept(run: Run) -> Json:
-    """What a comparison kept of its runs; empty where it was made without."""
-    path = run.path / RUNS_FILE
-    return read_json(path, dict[str, object], "Make it again with dynbench analyze.") if path.is_file() else {}
+        member = replace(member, env=run.env())
+    return member
 
 
 def _probes(kept: Json, members: Sequence[Member]) -> dict[str, Json]:
-    """The probes that the runs used: as the subject kept them, else as their folders say."""
-    found = {name: _mapping(probe) for name, probe in _mapping(kept.get("probes")).items()}
+    """The probes that the runs used: as the comparison kept them, else as their folders say."""
+    found = {name: section(kept, name) for name in kept}
     for member in members:
-        if member.run is None or member.config is None:
-            continue
-        for probe in named_probes(member.config, member.run.path.parent):
-            if probe.id not in found and (record := keep_probe(probe)) is not None:
-                found[probe.id] = record
+        if member.run is not None and member.config is not None:
+            for probe in named_probes(member.config, member.run.path.parent):
+                if probe.id not in found and (record := keep_probe(probe)) is not None:
+                    found[probe.id] = record
     return found
 
 
 def _existing(run: Run, paths: Sequence[Path]) -> list[Path]:
     """PNG files by name in the run's own folder, which may be a copy, else by path as recorded, in its registry."""
-    here = {path: run.figures_dir / path.name for path in paths if path.suffix == ".png"}
-    registry = run.path.parent.resolve()
-    recorded = {path: own for path, own in here.items() if own.is_file() or path.resolve().is_relative_to(registry)}
-    drawn = [own if own.is_file() else path for path, own in recorded.items()]
-    planned = [run.figures_dir / f"{name}.png" for name in SOLVE_FIGURES]
-    return list(dict.fromkeys(path for path in (*drawn, *planned) if path.is_file()))
-
-
-def _mapping(value: object) -> Json:
-    return value if isinstance(value, Mapping) else {}
+    registry, found = run.path.parent.resolve(), []
+    for path in [*paths, *(run.figures_dir / f"{name}.png" for name in SOLVE_FIGURES)]:
+        own = run.figures_dir / path.name
+        if path.suffix == ".png" and (own.is_file() or path.resolve().is_relative_to(registry)):
+            found.append(own if own.is_file() else path)
+    return [path for path in dict.fromkeys(found) if path.is_file()]

@@ -9,11 +9,11 @@ import pytest
 from languages import facts, said
 
 from dynbench.analysis.checks.evidence import Seen, worded
-from dynbench.experiment.report_conclusions import advice_of, best_of, doubts_of, faster_otherwise, same_of, training_of
+from dynbench.experiment.report_conclusions import conclude, doubts_of, training_of
 from dynbench.experiment.report_formats import saved_hours
+from dynbench.experiment.report_input import ReportInput, find_report_input
 from dynbench.experiment.report_tables import Sources, report_tables
 from dynbench.experiment.reporting import render_report
-from dynbench.experiment.subject import Subject, find_subject
 from dynbench.report import LANGUAGES, load_template, templates_dir
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -25,7 +25,7 @@ INT8 = {"candidate": "int8", "speedup": 1.2, "compared": {"compress.name": ["non
 
 
 def chapter(store: RunStore, language: str, title: dict[str, str]) -> str:
-    subject = find_subject(store, None)
+    subject = find_report_input(store, None)
     text = render_report(subject, language, "md", subject.run.path)  # type: ignore[arg-type]  # a language
     found = text.partition(f"## {title[language]}\n")[2].partition("\n## ")[0]
     return " ".join(found.replace("\N{NO-BREAK SPACE}", " ").split())
@@ -49,19 +49,20 @@ def test_another_training_is_never_recommended_for_its_speed(
 ) -> None:
     flags = {"local": {"sync.name": strategy}}
     make_comparison(LOCAL, {**BY_HAND, "verdict": "SAME"}, flags=flags, question="sync")
-    subject = find_subject(store, None)
-    assert training_of(subject, subject.comparisons[0]) == training
+    subject = find_report_input(store, None)
+    assert training_of(subject, subject.comparisons[0]).training == training
     text = conclusion(store, language)
-    assert advice_of(subject) == "other" and "`local`" in text
+    assert conclude(subject).advice == "other" and "`local`" in text
     assert "`by_hand`" in text and "GPU" not in text and "261" not in text
 
     make_comparison(LOCAL, BY_HAND, flags=flags, question="sync")
-    subject = find_subject(store, None)
-    best, other = best_of(subject), faster_otherwise(subject)
-    assert best is not None and best.candidate == "by_hand" and other is not None and other.candidate == "local"
+    subject = find_report_input(store, None)
+    found = conclude(subject)
+    assert found.best is not None and found.best.candidate == "by_hand"
+    assert found.other is not None and found.other[0].candidate == "local" and found.other[1].training == training
     text = conclusion(store, language)
-    assert text.startswith("**`by_hand`") and " 91 " in text, "of 1,000 GPU-hours"
-    assert "1.353" in text and facts(subject, language)["conclusion"].other[1].training == training
+    assert found.advice == "FASTER" and "`by_hand`" in text.split("**")[1] and " 91 " in text, "of 1,000 GPU-hours"
+    assert "1.353" in text
 
 
 def evaluated(losses: tuple[float, float]) -> list[dict[str, object]]:
@@ -78,10 +79,10 @@ def test_what_is_lossy_is_the_same_training_only_where_evaluations_show_it(
     """Of two seeds alike, so that the interval is a point."""
     summaries = {"static": {"eval": {"loss": 1.0}}, "int8": {"eval": {"loss": loss}}}
     make_comparison({**INT8, "loss_drift": drift}, summaries=summaries, launches=2, question="levers")
-    subject = find_subject(store, None)
-    assert training_of(subject, subject.comparisons[0]) == training
+    subject = find_report_input(store, None)
+    assert training_of(subject, subject.comparisons[0]).training == training
     keys = {"same": "FASTER", "unproven": "open"}
-    assert advice_of(subject) == keys.get(training, "other")
+    assert conclude(subject).advice == keys.get(training, "other")
 
 
 def test_an_arm_that_is_faster_and_the_same_comes_before_one_on_other_samples(
@@ -90,12 +91,15 @@ def test_an_arm_that_is_faster_and_the_same_comes_before_one_on_other_samples(
     group = {"candidate": "group", "level": "stream", "speedup": 1.77, "ci95": [1.75, 1.79]}
     window = {"candidate": "window", "level": "window", "speedup": 1.6, "ci95": [1.5, 1.7]}
     make_comparison(group, window)
-    subject = find_subject(store, None)
-    assert best_of(subject) == subject.comparisons[1] and faster_otherwise(subject) == subject.comparisons[0]
+    subject = find_report_input(store, None)
+    group_one, window_one = subject.comparisons
+    found = conclude(subject)
+    assert found.best == window_one and found.other is not None and found.other[0] == group_one
     make_comparison(group, {**window, "verdict": "SLOWER"})
-    subject = find_subject(store, None)
-    assert best_of(subject) == subject.comparisons[0] and faster_otherwise(subject) is None
-    assert advice_of(subject) == "open" and same_of(subject) == subject.comparisons[1]
+    subject = find_report_input(store, None)
+    found = conclude(subject)
+    assert (found.best, found.other) == (subject.comparisons[0], None)
+    assert (found.advice, found.same) == ("open", subject.comparisons[1])
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -105,7 +109,7 @@ def test_what_is_recovered_is_told_of_an_arm_that_is_called_what_it_is_the_best_
     """Beside an arm that is faster, and not the same training, the best is not called the best of all."""
     group = {"candidate": "group", "level": "stream", "speedup": 1.77, "ci95": [1.75, 1.79]}
     make_comparison(group, {"candidate": "part", "bound_speedup": 1.9, "recovered_share": 0.6})
-    subject = find_subject(store, None)
+    subject = find_report_input(store, None)
     assert facts(subject, language)["conclusion"].among == "same"
     assert said(subject, "recovered", language).startswith(said(subject, "among", language))
 
@@ -130,7 +134,7 @@ def test_two_launches_with_warnings_end_in_what_to_do_next(
     ]
     make_comparison({"candidate": "part", "verdict": verdict, "launches": 2}, checks=checks)
     text = conclusion(store, language)
-    assert advice_of(find_subject(store, None)) == "again" and "GPU" not in text
+    assert conclude(find_report_input(store, None)).advice == "again" and "GPU" not in text
     assert [part in text for part in ("`few_launches`, `short_warmup`", "--launches 4", "--warmup-steps 10")] == [
         True
     ] * 3
@@ -146,16 +150,16 @@ def test_only_what_is_said_of_the_best_arm_or_the_baseline_is_in_its_way(
         {**found("drift", "slower", run="part-1", **DRIFTS), "severity": "info"},
     ]
     make_comparison({"candidate": "part"}, {"candidate": "other", "speedup": 1.1}, checks=checks)
-    assert advice_of(find_subject(store, None)) == "FASTER"
+    assert conclude(find_report_input(store, None)).advice == "FASTER"
 
-    def doubted(subject: Subject) -> list[str]:
-        best = best_of(subject)
+    def doubted(subject: ReportInput) -> list[str]:
+        best = conclude(subject).best
         assert best is not None
         return [check.id for check in doubts_of(subject, best)]
 
     for run in ("static-1", "part-1"):
         make_comparison({"candidate": "part"}, checks=[found("drift", "slower", run=run, **DRIFTS)])
-        assert doubted(find_subject(store, None)) == ["drift"]
+        assert doubted(find_report_input(store, None)) == ["drift"]
     wrong = {
         **found(
             "loss_parity", {"limit": "given", "hint": "gradients"}, candidate="part", difference=1.0, tolerance=0.1
@@ -163,7 +167,7 @@ def test_only_what_is_said_of_the_best_arm_or_the_baseline_is_in_its_way(
         "severity": "fail",
     }
     make_comparison({"candidate": "part"}, checks=[wrong])
-    assert doubted(find_subject(store, None)) == ["loss_parity"], "what fails makes numbers wrong, whatever it is"
+    assert doubted(find_report_input(store, None)) == ["loss_parity"], "what fails makes numbers wrong, whatever it is"
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -196,11 +200,10 @@ def test_compressors_are_concluded_by_bytes_and_quality_not_by_hours(
         for place, arm in enumerate(times, start=1)
     ]
     make_comparison(*arms, summaries={"static": {"eval": {"loss": 1.0}}, **summaries}, launches=2, question="compress")
-    text, subject = conclusion(store, language), find_subject(store, None)
+    text, subject = conclusion(store, language), find_report_input(store, None)
     found = facts(subject, language)["compressors"]
-    assert (found.judged, found.chosen is not None) == {"kept": (True, True), "none": (True, False)}.get(
-        case, (False, False)
-    )
+    judged = bool(found.within or found.beyond or found.open)
+    assert (judged, found.chosen is not None) == {"kept": (True, True), "none": (True, False)}.get(case, (False, False))
     told = said(subject, "compressor", language).replace("\N{NO-BREAK SPACE}", " ")
     assert text.startswith(told) and "GPU" not in text
     assert told in abstract(store, language) and "`fp16`" not in abstract(store, language)
@@ -219,7 +222,7 @@ def test_an_arm_that_never_compressed_is_not_judged(
     late = {**INT8, "candidate": "late", "compared": {"compress.name": ["none", "int8"], "compress.start_step": [0, 1]}}
     flags = {"late": {"compress.name": "int8", "compress.start_step": start}}
     make_comparison({**late, "speedup": 1.5}, {**INT8, "speedup": 1.1}, flags=flags, question="compress")
-    best = best_of(find_subject(store, None))
+    best = conclude(find_report_input(store, None)).best
     assert best is not None and best.candidate == (named or "int8")
 
 
@@ -235,9 +238,9 @@ def test_steps_are_concluded_by_their_losses_not_by_time(
     summaries = {"rows": packed, "few": {**fewer, **costly}, "few_rows": {**packed, **fewer, **costly}}
     arms = [{"candidate": name, "speedup": 1.08, "verdict": "AMBIGUOUS"} for name in summaries]
     make_comparison(*arms, summary=many, summaries=summaries, launches=2, question="steps")
-    subject = find_subject(store, None)
+    subject = find_report_input(store, None)
     found = facts(subject, language)["steps_effects"]
-    assert [effect.judged(found.margin) for effect in (found.fewer, found.rows)] == ["costs", "none"]
+    assert [effect.judgement for effect in (found.fewer, found.rows)] == ["costs", "none"]
     told = said(subject, "effects", language).replace("\N{NO-BREAK SPACE}", " ")
     for text in (abstract(store, language), conclusion(store, language)):
         assert told in text
@@ -266,7 +269,7 @@ def test_hours_are_saved_only_by_what_is_faster(
 ) -> None:
     """A column of hours stays empty, and the conclusion has the ratio of the times."""
     make_comparison({"verdict": verdict, "speedup": speedup, "ci95": ci95}, question=question)
-    text, subject = conclusion(store, language).partition("- ")[0], find_subject(store, None)
+    text, subject = conclusion(store, language).partition("- ")[0], find_report_input(store, None)
     assert "1,000" not in text
     assert f"{speedup:.3f}" in text and (ci95 is None or f"{ci95[0]:.3f}" in text)
     tables = report_tables(Sources(subject, None, load_template(language), subject.run.path))
@@ -279,7 +282,7 @@ def test_hours_are_not_saved_by_other_steps_over_as_many_tokens(
 ) -> None:
     """Which may need more of them: half of all hours were said to be saved by a quarter of the steps."""
     make_comparison({"candidate": "alike"}, {"candidate": "fewer", "level": "tokens"})
-    subject = find_subject(store, None)
+    subject = find_report_input(store, None)
     assert [saved_hours(item, subject) is None for item in subject.comparisons] == [False, True]
 
 
@@ -288,7 +291,7 @@ def test_hours_are_not_saved_by_other_steps_over_as_many_tokens(
 def test_every_ratio_says_which_arm_is_so_many_times_as_fast_as_which(language: str, block: str) -> None:
     """ "X and Y have a ratio of 0.565" was read as the reverse."""
     source = (templates_dir() / load_template(language).blocks[block]).read_text(encoding="utf-8")
-    ratios = [text for text in re.split(r"{% (?!set)", source) if ".speedup" in text]
+    ratios = [text for text in re.split(r"{% (?!set|endset)", source) if ".speedup" in text]
     assert [text for text in ratios if "baseline.name" not in text] == [] != ratios
 
 
@@ -337,7 +340,7 @@ def test_the_best_is_called_so_of_what_it_is_the_best_of(
         flags={"local": {"sync.name": "local_sgd"}},
         question="sync",
     )
-    subject = find_subject(store, None)
+    subject = find_report_input(store, None)
     found = facts(subject, language)["conclusion"]
     assert found.among == case and ("local" in found.untold) == (local is not None)
     text = abstract(store, language)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from dynbench.experiment.report_communication import PAIRS
+from dynbench.experiment.report_communication import PAIRS, buckets_of
+from dynbench.experiment.report_input import find_report_input
 from dynbench.experiment.reporting import render_report
-from dynbench.experiment.subject import find_subject
 from dynbench.report import LANGUAGES, load_template
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -32,7 +32,7 @@ def summary(calls: float, step_ms: float, exposed_ms: float, **more: object) -> 
 
 
 def report(store: RunStore, language: str) -> str:
-    subject = find_subject(store, None)
+    subject = find_report_input(store, None)
     text = render_report(subject, language, "md", subject.run.path)
     assert "{{" not in text and "None" not in text
     return text.replace("\N{NO-BREAK SPACE}", " ")
@@ -51,8 +51,11 @@ def test_bucket_sizes_are_told_with_the_model_and_what_it_rests_on(
     assert f"### {labels['chapters.buckets.title']}" in text
     assert labels["chapters.strategies.title"] not in text
     assert labels["words.bucket_one"] in text and "`mb25`" in text
-    assert "98" in text and "0.500" in text and "6.67" in text, "s, o and the best size, sqrt(98e6 * 0.5 * 1e6) bytes"
-    assert "150" in text and "145" in text, "whether computing takes as long as sending"
+    found = buckets_of(find_report_input(store, None))
+    assert found is not None and found.fit.best_bytes is not None
+    model = (found.fit.total, found.fit.call_ms, found.fit.best_bytes)
+    assert model == pytest.approx((98e6, 0.5, (98e6 * 0.5 * 1e6) ** 0.5))
+    assert (found.least.compute_ms, found.least.transfer_ms) == (150, 145), "whether computing is as long as sending"
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -12,10 +12,11 @@ from languages import english_sentences
 
 from dynbench.analysis.bottlenecks import bottlenecks
 from dynbench.analysis.record import PairRecord, ScalingRecord
-from dynbench.experiment import report_communication, report_server
-from dynbench.experiment.report_communication import exposures, launches_of, why_not_exposed
+from dynbench.experiment import report_communication
+from dynbench.experiment.report_communication import exposures
+from dynbench.experiment.report_input import Member, ReportInput
 from dynbench.experiment.report_tables import Sources, report_tables
-from dynbench.experiment.subject import Member, Subject
+from dynbench.experiment.reporting import NEEDED
 from dynbench.report import LANGUAGES, load_template, substitute
 from dynbench.runs.run import Run
 
@@ -66,26 +67,21 @@ def scaled(arm: str, step_ms: float) -> ScalingRecord:
     )  # fmt: skip
 
 
-def subject(tmp_path: Path, arms: Sequence[str] = tuple(RATES), **more: dict[str, object]) -> Subject:
+def subject(tmp_path: Path, arms: Sequence[str] = tuple(RATES), **more: dict[str, object]) -> ReportInput:
     members = {name: [member(name, RATES[name], **more.get(name, {}))] for name in arms}
     scaling = [scaled(name, 48000 / RATES[name]) for name in arms]
-    return Subject(Run(tmp_path), members, scaling=scaling)
+    return ReportInput(Run(tmp_path), members, scaling=scaling)
 
 
-def table(found: Subject, name: str) -> str:
+def table(found: ReportInput, name: str) -> str:
     return report_tables(Sources(found, None, load_template("en"), found.run.path))[f"table.{name}"]
 
 
-def texts(found: Subject, block: str, language: str = "en") -> str:
+def texts(found: ReportInput, block: str, language: str = "en") -> str:
     """`{{ say.BLOCK }}` of the servers' and profiles' facts."""
     template = load_template(language)
     marked = {name: f"`{name}`" for name in found.arms}
-    known = {
-        **report_server.facts(found),
-        **report_communication.profile_facts(found),
-        "marked": marked,
-        "baseline.name": "`ddp`",
-    }
+    known = {**report_communication.communication_facts(found), "marked": marked, "baseline.name": "`ddp`"}
     return substitute(template, f"{{{{ say.{block} }}}}", known)
 
 
@@ -100,7 +96,7 @@ def test_the_six_steps_of_a_batch_with_their_code_and_times(tmp_path: Path) -> N
 def test_without_a_server_there_are_no_steps(tmp_path: Path) -> None:
     found = subject(tmp_path, ("ddp", "by_hand"))
     assert table(found, "server_steps") == table(found, "growth") == ""
-    assert report_server.served_arms(found) == []
+    assert report_communication.served_arms(found) == []
 
 
 def test_servers_stand_beside_all_reduce_at_equal_workers_and_processes(tmp_path: Path) -> None:
@@ -133,31 +129,23 @@ def against(verdict: str, baseline: str, candidate: str) -> PairRecord:
 def test_the_order_holds_only_where_every_verdict_says_so(
     tmp_path: Path, verdicts: Sequence[str], against_it: list[object], untold: list[object]
 ) -> None:
-    """The throughputs come in that order in all cases; only arms with as many workers count, so `ps_1w` does not."""
+    """Only arms with as many workers count, so `ps_1w` does not."""
     couples = (("ddp", "by_hand"), ("ddp", "ps"), ("by_hand", "ps"))
     pairs = [against(verdict, *couple) for verdict, couple in zip(verdicts, couples, strict=True)]
     found = replace(subject(tmp_path), pairs=[*pairs, against("FASTER", "ddp", "ps_1w")])
-    order = report_server.order_of(found)
-    assert order is not None and order.expected == order.found == ["ddp", "by_hand", "ps"]
+    order = report_communication.order_of(found)
+    assert order is not None and order.expected == ["ddp", "by_hand", "ps"]
     assert (order.against, order.untold) == (against_it, untold)
 
 
-def test_what_communication_costs_and_what_came_of_the_epochs(tmp_path: Path) -> None:
-    found = subject(tmp_path, ("ddp", "ps"), ps={"comm_ms": {}, "epochs": None})
-    costs = report_server.communication_costs(found)
-    assert {kind: told["ddp"] for kind, told in costs.items()} == pytest.approx(
-        {"time": 20.0, "share": 0.375, "exposed": 15.0, "bytes": 4.0, "speed": 0.2}
-    )
-    assert {kind: told["ps"] for kind, told in costs.items() if "ps" in told} == {"exposed": 15.0, "bytes": 4.0}
-    outcomes = report_server.outcomes(found)
-    assert outcomes == {
-        "throughput": {"ddp": (900.0, None), "ps": (300.0, None)}, "training": {"ddp": 4.0}, "loss": {"ddp": (0.9, 0.4)}
-    }  # fmt: skip
+def test_how_long_the_epochs_took_is_told_of_arms_that_had_some(tmp_path: Path) -> None:
+    found = subject(tmp_path, ("ddp", "ps"), ps={"epochs": None})
+    assert report_communication.training_s(found) == {"ddp": 4.0}
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_sentence_is_in_the_language_of_the_report(tmp_path: Path, language: str) -> None:
-    blocks = ("server", "costs", "outcomes", "order_found", "growth", "bottleneck")
+    blocks = ("server", "outcomes", "order_found", "bottleneck")
     said = [texts(subject(tmp_path), block, language) for block in blocks]
     assert all(text and "{{" not in text and "None" not in text for text in said)
     if language != "en":
@@ -169,27 +157,21 @@ def test_a_bottleneck_is_what_takes_more_of_the_step(
     tmp_path: Path, comm: float, compute: float, is_communication: bool
 ) -> None:
     found = subject(tmp_path, ("ddp",), ddp={"profile": profile(comm, compute)})
-    (one,) = bottlenecks(launches_of(found))
+    (one,) = bottlenecks(found.launches)
     assert (one.share, one.of_backward, one.is_communication) == (comm, pytest.approx(comm / 0.8), is_communication)
-    assert ("is the bottleneck of `ddp`" in texts(found, "bottleneck")) == is_communication
+    profiled = report_communication.communication_facts(found)["profiled"]
+    bound = {"communication": ["ddp"], "computing": []}
+    assert profiled == (bound if is_communication else dict(zip(bound, reversed(bound.values()), strict=True)))
 
 
-def test_without_a_profile_the_report_says_how_to_have_one(tmp_path: Path) -> None:
-    found = subject(tmp_path, ("ddp",), ddp={"profile": None})
-    assert "`train.profile_steps`" in texts(found, "bottleneck")
-    assert table(found, "profile") == ""
+@pytest.mark.parametrize("chapter", ["profile", "server", "growth"])
+def test_a_chapter_stands_only_where_there_is_something_to_say(tmp_path: Path, chapter: str) -> None:
+    assert NEEDED[chapter](subject(tmp_path))
+    assert not NEEDED[chapter](subject(tmp_path, ("ddp",), ddp={"profile": None}))
 
 
-@pytest.mark.parametrize(
-    ("arms", "launcher", "why"),
-    [
-        (("ddp", "ps"), "torchrun", "unknown"),
-        (("ps", "ps_1w"), "torchrun", "served"),
-        (("ddp",), "virtual", "virtual"),
-    ],
-)
-def test_turns_without_communication_are_advised_only_where_they_can_be(
-    tmp_path: Path, arms: tuple[str, ...], launcher: str, why: str
-) -> None:
-    found = subject(tmp_path, arms, **{name: {"launcher": launcher} for name in arms})
-    assert why_not_exposed(found) == why and list(exposures(found)) == []
+def test_a_step_is_held_against_one_without_communication_where_that_was_measured(tmp_path: Path) -> None:
+    parts = {"exposed_ms": 5.0, "sync_ms": 3.0, "compute_ms": 2.0, "optimizer_ms": 0.5, "other_ms": -0.5}
+    found = subject(tmp_path, ("ddp", "ps"), ddp={"against_null": parts})
+    assert exposures(found) == {"ddp": {"null": 5.0, "more": 3.0, "compute": 2.0, "optimizer": 0.5, "other": -0.5}}
+    assert "--exposed" not in texts(found, "exposed") and "--exposed" in texts(subject(tmp_path), "exposed")
