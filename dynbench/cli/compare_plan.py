@@ -19,16 +19,16 @@ from dynbench.experiment.cells import CellsOutcome
 from dynbench.experiment.compare import on_first_node
 from dynbench.experiment.estimate import estimate
 from dynbench.experiment.preflight import Startable, arms_alike
-from dynbench.experiment.report_formats import interval, percent, ratio
 from dynbench.experiment.state import CompareState, plan_state
 from dynbench.experiment.subject import read_subject
+from dynbench.report import interval, percent, ratio
 from dynbench.runs.store import RunStore
 
 _log = logging.getLogger(__name__)
 
 COLUMNS: Mapping[str, Callable[[ComparisonRecord], str | None]] = {
     "speed-up": lambda found: ratio(found.speedup),
-    "interval": interval,
+    "interval": lambda found: interval(found.interval),
     "predicted": lambda found: ratio(found.predicted_speedup),
     "launch overhead": lambda found: percent(found.overhead_share),
     "recovered": lambda found: percent(found.recovered_share),

@@ -8,9 +8,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from dynbench.analysis.figures import FIGURES, OF_SOME
-from dynbench.experiment.report_formats import quoted
 from dynbench.experiment.subject import SOLVE_FIGURES, Subject
 from dynbench.report import Template, substitute
+from dynbench.table_text import Markdown, quoted
 
 UNTOLD = (*SOLVE_FIGURES, *OF_SOME)
 """Figures of some subjects only: where they are not drawn, nothing is said of it."""
@@ -37,7 +37,7 @@ def number_figures(subject: Subject, template: Template, folder: Path) -> dict[s
     return {
         **{f"figure.{name}": images.get(name, "" if name in UNTOLD else missing) for name in known},
         **{f"ref.{name}": _reference(template, numbers[name]) if name in numbers else missing for name in known},
-        "figures.rest": "\n\n".join(image for name, image in images.items() if name not in placed),
+        "figures.rest": Markdown("\n\n".join(image for name, image in images.items() if name not in placed)),
     }
 
 
@@ -48,7 +48,7 @@ def _reference(template: Template, number: int) -> str:
 def _image(path: Path, template: Template, folder: Path, number: int) -> str:
     caption = template.label(f"figures.{path.stem}", quoted(path.stem.replace("_", " ")))
     caption = f"{_reference(template, number)}{template.label('figures.separator')}{caption}"
-    return f"![{caption}]({linked(path, folder)})\n{caption}"
+    return Markdown(f"![{caption}]({linked(path, folder)})\n{caption}")
 
 
 def linked(path: Path, folder: Path) -> str:

@@ -10,7 +10,7 @@ from dynbench.analysis.metrics import METRICS, equal_batches
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.offline_plans import Solved, planned_speedup
-from dynbench.experiment.report_formats import loss_difference
+from dynbench.experiment.report_texts import loss_difference
 from dynbench.experiment.subject import Subject, mean_of, whole
 
 TOPICS: Mapping[str, tuple[str, str]] = {

@@ -28,20 +28,12 @@ from dynbench.experiment.figure_numbers import number_figures
 from dynbench.experiment.offline_plans import Solved, static_over
 from dynbench.experiment.report_compression import compressors
 from dynbench.experiment.report_conclusions import best_of, claim_of, conclusion
-from dynbench.experiment.report_formats import (
-    interval,
-    loss_difference,
-    percent,
-    quoted,
-    ratio,
-    saved_hours,
-    saved_interval,
-)
 from dynbench.experiment.report_layouts import packed_pairs
 from dynbench.experiment.report_settings import data_facts
 from dynbench.experiment.report_tables import Sources, ranks_kind, report_tables
+from dynbench.experiment.report_texts import loss_difference, saved_hours, saved_interval
 from dynbench.experiment.subject import Subject, mean_of
-from dynbench.report import Template
+from dynbench.report import Template, interval, percent, ratio
 from dynbench.runs.store import results_option
 from dynbench.schedule.solve import cost_is_estimated
 from dynbench.schedule.streams import MIN_BUFFER
@@ -64,12 +56,11 @@ def report_values(sources: Sources) -> Values:
 
 def _identity(sources: Sources) -> Values:
     run = sources.subject.run
-    own = quoted(run.id)
     return {
-        "report.subject": f"`{own}`" if run.label == run.id else f"{run.label} (`{own}`)",
+        "report.subject": f"`{run.id}`" if run.label == run.id else f"{run.label} (`{run.id}`)",
         "report.date": f"{datetime.now(UTC):%Y-%m-%d}",
         "report.version": __version__,
-        "report.command": f"`dynbench report {quoted(shlex.quote(run.label) + results_option(run.path.parent))}`",
+        "report.command": f"`dynbench report {shlex.quote(run.label)}{results_option(run.path.parent)}`",
     }
 
 
@@ -88,7 +79,7 @@ def _arms(subject: Subject, template: Template) -> Values:
         "baseline.padding_ratio": _decimals(mean_of(members, "padding_ratio")),
         "best.name": f"`{best.candidate}`" if best else None,
         "best.speedup": ratio(best.speedup) if best else None,
-        "best.interval": interval(best) if best else None,
+        "best.interval": interval(best.interval) if best else None,
         "best.saved": saved_hours(best, subject) if best else None,
         "best.saved_interval": saved_interval(best, subject) if best else None,
         "best.efficiency": percent(best.efficiency) if best else None,
@@ -132,6 +123,7 @@ def _facts(sources: Sources) -> Values:
     arms = [*subject.arms, *(one.arm for one in subject.scaling)]
     return {
         "question.name": subject.question.name,
+        "work.unit": texts.said(template, subject.question.unit.name.record(), ""),
         "packed_pairs": list(packed_pairs(subject)),
         "conclusion": conclusion(subject, template),
         "compressors": compressors(subject, template),

@@ -10,11 +10,10 @@ from typing import Literal
 from dynbench.experiment.html_page import to_html
 from dynbench.experiment.offline_plans import read_solved
 from dynbench.experiment.report_communication import buckets_told, strategies_told
-from dynbench.experiment.report_formats import all_quoted
 from dynbench.experiment.report_tables import Sources
 from dynbench.experiment.report_values import report_values
 from dynbench.experiment.subject import Subject
-from dynbench.report import LANGUAGES, fill, for_question, load_template, of_samples
+from dynbench.report import LANGUAGES, fill, for_question, load_template
 from dynbench.runs.atomic import write_text
 
 Format = Literal["md", "html"]
@@ -45,13 +44,10 @@ def render_report(subject: Subject, language: str, form: Format, folder: Path, t
     Raises:
         TemplateError: the template has unknown placeholders.
     """
-    subject = all_quoted(subject)
     question = subject.question
     chapters = (*question.chapters, *(name for name, told in FURTHER.items() if told(subject)))
     loaded = for_question(load_template(language, template, question.template), question.name, chapters)
-    if not subject.has_lengths:
-        loaded = of_samples(loaded)
-    markdown = fill(loaded, report_values(Sources(subject, all_quoted(read_solved(subject.run.path)), loaded, folder)))
+    markdown = fill(loaded, report_values(Sources(subject, read_solved(subject.run.path), loaded, folder)))
     markdown = _GAPS.sub("\n\n", markdown)
     return markdown if form == "md" else to_html(markdown, folder, language)
 

@@ -16,8 +16,9 @@ from probes import make_probe
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.checks import CHECKS, communication, comparisons, require_clean, run_checks
 from dynbench.analysis.checks import runs as checks_of_runs
-from dynbench.analysis.checks.evidence import Evidence, Finding, Seen, worded, wordings
+from dynbench.analysis.checks.evidence import Evidence, Finding, Seen, worded
 from dynbench.analysis.comparability import all_differences
+from dynbench.analysis.finding import WORDS
 from dynbench.analysis.levels import work_level
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.questions import QUESTIONS
@@ -27,6 +28,7 @@ from dynbench.config.schema import Analysis
 from dynbench.errors import ChecksFailed, RecordError
 from dynbench.plugins import STRATEGIES
 from dynbench.runs.atomic import write_json
+from dynbench.runs.phrase import texts
 from dynbench.runs.run_record import host_name, start_mark
 
 
@@ -54,8 +56,9 @@ def test_every_check_has_its_wordings_and_none_is_left_over():
         for name, member in vars(module).items()
         if getattr(member, "__annotations__", {}).get("return") == "Iterator[Seen]"
     }
-    assert set(CHECKS) == set(wordings()) == written
-    assert all(list(texts) == ["seen", "limit", "hint"] for texts in wordings().values())
+    assert set(CHECKS) == written
+    parts = [say.split(".") for say in texts()]
+    assert all({part[1] for part in parts if part[0] == check} == {*WORDS} for check in CHECKS)
     assert len(CHECKS) == 33
 
 
