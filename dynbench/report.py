@@ -2,8 +2,8 @@
 
 A template is Markdown with placeholders like `{{ best.speedup }}`, after a YAML front matter that holds the words of
 its language. Sentences that depend on what was measured are blocks of `sentences/TOPIC.LANGUAGE.md.j2`, which
-`{{ say.BLOCK }}` fills in. Records are in English; how another language says what stands in them is in
-`labels.<language>.yaml` beside its template.
+`{{ say.BLOCK }}` fills in. What a template puts out is text: Markdown in it is quoted, but for what is `Markdown`.
+Tables' words in other languages are in `labels.<language>.yaml`, what records say in `records.<language>.yaml`.
 """
 
 from __future__ import annotations
@@ -13,28 +13,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import (
-    Environment,
-    FunctionLoader,
-    StrictUndefined,
-    TemplateSyntaxError,
-    UndefinedError,
-    meta,
-    nodes,
-    pass_context,
-)
+import yaml
+from jinja2 import Environment, FunctionLoader, TemplateSyntaxError, UndefinedError, meta, nodes, pass_context
+from jinja2 import Template as Blocks
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
-from jinja2.sandbox import SandboxedEnvironment
 
 from dynbench.analysis.tables import format_interval, format_ratio, format_value
 from dynbench.config.yaml_strict import Mapping as YamlMapping
 from dynbench.config.yaml_strict import parse_yaml
 from dynbench.errors import UsageError, did_you_mean
+from dynbench.runs.phrase import NBSP, RECORDS_LANGUAGE, environment, templates_dir
+from dynbench.table_text import Markdown, quoted
 from dynbench.units import mb, mib
 
 LANGUAGES = ("en", "zh")
@@ -42,10 +35,6 @@ COMMON = "template"
 """The template whose front matter has every text; it is also that of the question schedule and of single runs."""
 CHAPTERS = "{{ chapters }}"
 """Where a template has the chapters of the question."""
-NBSP = "\N{NO-BREAK SPACE}"
-RECORDS_LANGUAGE = "en"
-"""The language of what records say; reports in it quote them."""
-
 SENTENCES = "sentences"
 """Folder of the blocks of sentences, `TOPIC.LANGUAGE.md.j2`, below that of the templates."""
 _OWN_LINE = re.compile(r"[-|#!>*] |\||```|!\[")
@@ -80,6 +69,16 @@ def each(values: Mapping[str, float], names: Mapping[str, str]) -> str:
     return ", ".join(f"{names[arm]}{NBSP}{number(value)}" for arm, value in values.items())
 
 
+def ratio(value: float | None) -> str | None:
+    """`1.314`."""
+    return format_ratio(value) or None
+
+
+def interval(ends: tuple[float, float] | None) -> str | None:
+    """`[1.251, 1.380]`; None for an estimate."""
+    return format_interval(ends).replace(" ", NBSP) or None
+
+
 def signed_percent(fraction: float | None) -> str | None:
     """`+1.30 %`."""
     return None if fraction is None else f"{100 * fraction:+.2f}{NBSP}%"
@@ -99,8 +98,8 @@ FILTERS: Mapping[str, Callable[..., object]] = {
     "percent": percent,
     "signed_percent": signed_percent,
     "signed_interval": signed_interval,
-    "ratio": lambda value: format_ratio(value) or None,
-    "interval": lambda ends: format_interval(ends).replace(" ", NBSP) or None,
+    "ratio": ratio,
+    "interval": interval,
     "fixed": lambda value, digits, sign="": None if value is None else f"{value:{sign}.{digits}f}",
     "code": lambda name: None if name is None else f"`{name}`",
     "each": each,
@@ -128,7 +127,6 @@ class Template:
         labels: texts of the language and of the front matter, by dotted key.
         body: the Markdown after the front matter.
         language: of the blocks of sentences.
-        samples: whether work is counted in samples, see `of_samples`.
     """
 
     path: Path
@@ -136,17 +134,16 @@ class Template:
     labels: Mapping[str, str]
     body: str
     language: str = RECORDS_LANGUAGE
-    samples: bool = False
 
     @property
     def environment(self) -> Environment:
         """Jinja2 with the language's sentences and the filters."""
-        return _environment(self.language, self.samples)
+        return _environment(self.language)
 
     @property
-    def blocks(self) -> Mapping[str, str]:
-        """Name of every block of sentences to its file."""
-        return _blocks(self.language, self.samples)
+    def sentences(self) -> Blocks:
+        """All blocks of sentences of the language, as one template of Jinja2."""
+        return self.environment.get_template(SENTENCES)
 
     def label(self, key: str, default: str | None = None) -> str:
         """The text of a key.
@@ -160,13 +157,6 @@ class Template:
         return text
 
 
-def templates_dir() -> Path:
-    """The folder of the templates: in the package when installed from a wheel, else the checkout's `report/`."""
-    package = Path(str(resources.files("dynbench")))
-    installed = package / "_templates"
-    return installed if installed.is_dir() else package.parent / "report"
-
-
 def load_template(language: str, path: Path | None = None, name: str = COMMON) -> Template:
     """The template of a language, or one of the user's own.
 
@@ -178,7 +168,7 @@ def load_template(language: str, path: Path | None = None, name: str = COMMON) -
     """
     shipped = [_read_template(templates_dir() / f"{each}.{language}.md") for each in dict.fromkeys((COMMON, name))]
     own = shipped[-1] if path is None else _read_template(path)
-    labels = dict(record_labels(language))
+    labels = dict(language_labels(language))
     for template in (*shipped, own):
         labels |= template.labels
     return replace(own, labels=labels, language=language)
@@ -200,40 +190,11 @@ def for_question(template: Template, question: str, chapters: Sequence[str]) -> 
     return replace(template, labels={**template.labels, **own}, body=body)
 
 
-def of_samples(template: Template) -> Template:
-    """The template where samples have no lengths: what it says of real tokens is said of samples."""
-    labels = {key: _of_samples(template.language, text) for key, text in template.labels.items()}
-    return replace(template, labels=labels, body=_of_samples(template.language, template.body), samples=True)
-
-
-def _of_samples(language: str, text: str) -> str:
-    for said, instead in _said_of_samples(language):
-        text = re.sub(said, instead, text)
-    return text
-
-
 @cache
-def _said_of_samples(language: str) -> list[tuple[str, str]]:
-    """Patterns of what templates say of real tokens, and what is said of samples."""
-    label = _read_template(templates_dir() / f"{COMMON}.{language}.md").label
-    return [(label(f"of_samples.{key}.said"), label(f"of_samples.{key}.instead")) for key in ("heading", "many", "one")]
-
-
-def record_labels(language: str) -> Mapping[str, str]:
-    """How a language says what stands in records, by dotted key; empty for the records' own.
-
-    Placeholders are those of `str.format`, over the values of the record.
-    """
-    if language == RECORDS_LANGUAGE:
-        return {}
+def language_labels(language: str) -> Mapping[str, str]:
+    """The words of tables and figures in a language, by dotted key; empty for English, which stands in the code."""
     path = templates_dir() / f"labels.{language}.yaml"
-    return _parsed_labels(path, path.read_text(encoding="utf-8"))
-
-
-@cache
-def _parsed_labels(path: Path, text: str) -> Mapping[str, str]:
-    labels, _ = parse_yaml(text, str(path))
-    return _flatten(labels)
+    return _flatten(yaml.safe_load(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
 def fill(template: Template, values: Mapping[str, object]) -> str:
@@ -241,20 +202,20 @@ def fill(template: Template, values: Mapping[str, object]) -> str:
 
     Args:
         template: Jinja2 over the values and the front matter's texts, by their dotted keys.
-        values: dotted key to value. `{{ say.NAME }}` is the value `say.NAME`, else the language's block NAME.
+        values: dotted key to value. `{{ say.NAME }}` is the language's block NAME.
 
     Raises:
         TemplateError: placeholders that are not among the values, each with its line, and the known ones; or what
             Jinja2 does not understand.
     """
-    known, said = {**values, **template.labels}, template.blocks
-    with _told(template):
+    known = {**values, **template.labels}
+    with _as_template_error(template):
         placeholders = list(_placeholders(template.environment.parse(template.text)))
     problems = []
     for line, name in placeholders:
         parts = name.split(".")
-        told = any(".".join(parts[: end + 1]) in known for end in range(len(parts)))
-        if not told and not (parts[0] == "say" and parts[-1] in said):
+        found = any(".".join(parts[: end + 1]) in known for end in range(len(parts)))
+        if not found and not (parts[0] == "say" and parts[-1] in template.sentences.blocks):
             near = did_you_mean(name, known)
             problems.append(f"{template.path}:{line}: unknown placeholder '{{{{ {name} }}}}' {near}".rstrip())
     if problems:
@@ -265,25 +226,24 @@ def fill(template: Template, values: Mapping[str, object]) -> str:
 def substitute(template: Template, text: str, values: Mapping[str, object]) -> str:
     """One text filled in, see `fill`."""
     names = _nested({**template.labels, **values})
-    names |= {"missing": template.label("words.not_measured"), "say": _Said(template, names)}
-    with _told(template):
-        return template.environment.from_string(text).render(names)
+    names |= {"missing": template.label("words.not_measured"), "say": _Say(template.sentences, names)}
+    with _as_template_error(template):
+        return Markdown(template.environment.from_string(text).render(names))
 
 
-class _Said(dict[str, object]):
-    """`say` of a template: texts that are among the values; else blocks of sentences, filled in when asked for."""
+@dataclass(frozen=True)
+class _Say:
+    """`say` of a template: blocks of sentences, filled in when they are named; all else of it is out of its reach."""
 
-    def __init__(self, template: Template, names: dict[str, Any]) -> None:
-        super().__init__(names.get("say", {}))
-        self._template, self._names = template, names
+    _sentences: Blocks
+    _names: Mapping[str, Any]
 
-    def __missing__(self, name: str) -> str:
-        return self(name)
-
-    def __call__(self, name: str, **of: object) -> str:
+    def __call__(self, name: str, **of: object) -> Markdown:
         """A block, with values of its own: `say("line", arm=arm)` of a block that others fill in."""
-        found = self._template.environment.get_template(self._template.blocks[name])
-        return unwrapped("".join(found.blocks[name](found.new_context({**self._names, **of}))))
+        context = self._sentences.new_context({**self._names, **of})
+        return Markdown(unwrapped("".join(self._sentences.blocks[name](context))))
+
+    __getitem__ = __call__
 
 
 def unwrapped(text: str) -> str:
@@ -302,8 +262,8 @@ def unwrapped(text: str) -> str:
 
 
 @contextmanager
-def _told(template: Template) -> Iterator[None]:
-    """What Jinja2 says of a text as an error of the template, with the place where that is known."""
+def _as_template_error(template: Template) -> Iterator[None]:
+    """Raises errors of Jinja2 as `TemplateError`, with the line where it is known."""
     try:
         yield
     except TemplateSyntaxError as error:
@@ -328,36 +288,23 @@ def _placeholders(tree: nodes.Template) -> Iterator[tuple[int, str]]:
 
 
 @cache
-def _environment(language: str, samples: bool) -> Environment:
-    """Jinja2 as reports have it; sandboxed, as a template may be anybody's.
-
-    Args:
-        language: whose blocks are there.
-        samples: see `of_samples`.
-    """
+def _environment(language: str) -> Environment:
+    """Jinja2 as reports have it, with a language's blocks; sandboxed, as a template may be anybody's."""
 
     @pass_context
-    def missing(context: Context, value: object) -> object:
-        return context["missing"] if value is None else value
+    def shown(context: Context, value: object) -> object:
+        text = context["missing"] if value is None else value
+        return quoted(text) if isinstance(text, str) and not isinstance(text, Markdown) else text
 
-    def source(name: str) -> str:
-        text = (templates_dir() / name).read_text(encoding="utf-8")
-        return _of_samples(language, text) if samples else text
+    def source(folder: str) -> str:
+        files = sorted((templates_dir() / folder).glob(f"*.{language}.md.j2"))
+        return "".join(file.read_text(encoding="utf-8") for file in files)
 
-    environment = SandboxedEnvironment(
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-        finalize=missing, loader=FunctionLoader(source),
-    )  # fmt: skip
-    environment.filters.update(FILTERS)
-    return environment
-
-
-@cache
-def _blocks(language: str, samples: bool) -> Mapping[str, str]:
-    """Name of every block of sentences of a language to its file, below the folder of the templates."""
-    environment, folder = _environment(language, samples), templates_dir()
-    names = [str(path.relative_to(folder)) for path in sorted((folder / SENTENCES).glob(f"*.{language}.md.j2"))]
-    return {block: name for name in names for block in environment.get_template(name).blocks}
+    found = environment(language).overlay(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, finalize=shown, loader=FunctionLoader(source)
+    )
+    found.filters = {**found.filters, **FILTERS}
+    return found
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, Any]:

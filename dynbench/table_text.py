@@ -14,6 +14,10 @@ from dynbench.runs.atomic import jsonable
 MARKDOWN_WIDTH = 100
 """Characters of a line of Markdown that is read as it stands."""
 
+_TAG = re.compile(r"<(?=[A-Za-z/!?])")
+_LINK = re.compile(r"(?<!\\)((?:\\\\)*)\](?=[(:\[])")
+"""A bracket that may end a link's text, and is not escaped yet."""
+_LINES = re.compile(r"\s*\n\s*")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _NUMBER = r"(?:(?:< )?[+-]?[\d,]*\.?\d+(?:e[+-]?\d+)? ?[%x]?|nan|-?inf)"
 _NUMBERS = re.compile(rf"-?|{_NUMBER}|\[{_NUMBER},\s{_NUMBER}\]")
@@ -42,7 +46,7 @@ class Table:
     keys: int = 1
     texts: int | None = None
 
-    def markdown(self, *, whole: bool = False) -> str:
+    def markdown(self, *, whole: bool = False) -> Markdown:
         """The table under its title, numbers to the right; a whole one is as wide as it is."""
 
         def lines(chosen: Sequence[int]) -> str:
@@ -58,7 +62,7 @@ class Table:
             numeric = [place >= self.texts for place in range(len(self.columns))]
         parts = split_columns(len(self.columns), self.keys, fits, self.beside)
         title = [f"**{self.title[0].upper()}{self.title[1:]}**"] if self.title else []
-        return "\n\n".join([*title, *map(lines, parts)])
+        return Markdown("\n\n".join([*title, *map(lines, parts)]))
 
 
 def printable(text: str) -> str:
@@ -67,6 +71,18 @@ def printable(text: str) -> str:
     Names and messages may come from files that anybody made.
     """
     return _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+class Markdown(str):
+    """A text that is Markdown on purpose, so that it is not `quoted`."""
+
+
+def quoted(text: str) -> str:
+    """A text that is text wherever Markdown has it: no HTML, link, image, or line of its own begins in it.
+
+    What is quoted already stays as it is.
+    """
+    return _LINK.sub(r"\1\\]", _TAG.sub("&lt;", _LINES.sub(" ", printable(text))))
 
 
 def split_columns(
@@ -123,4 +139,4 @@ def _plain(value: object) -> object:
 
 
 def _cell(text: str) -> str:
-    return re.sub(r"[ \t\r\n]+", " ", text.replace("|", "\\|"))  # unlike split(), keeps no-break spaces
+    return re.sub(r"[ \t\r\n]+", " ", quoted(text).replace("|", "\\|"))  # unlike split(), keeps no-break spaces

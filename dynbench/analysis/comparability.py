@@ -154,10 +154,8 @@ def alike(pairs: Sequence[tuple[MergedRun, MergedRun]]) -> bool:
 
 def describe(differences: Differences) -> Phrase:
     """`train.seed (0 and 1), env.cpu_model (…)` in one line."""
-    return Phrase.listed(
-        ", ",
-        (Phrase.of("difference", key=key, first=_word(a), second=_word(b)) for key, (a, b) in differences.items()),
-    )
+    items = [Phrase.of("difference", key=key, first=_word(a), second=_word(b)) for key, (a, b) in differences.items()]
+    return Phrase.of("list", items=items)
 
 
 def fact(env: Mapping[str, object], key: str) -> object:

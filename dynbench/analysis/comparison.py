@@ -328,7 +328,7 @@ def _leak(*arms: Arm) -> Phrase | None:
         (arm.label, next((run.facts.leak for run in arm.runs if run.facts.leak is not None), None)) for arm in arms
     ]
     told = [Phrase.of("leak.of", arm=label, leak=leak) for label, leak in found if leak is not None]
-    return Phrase.listed("; ", told) if told else None
+    return Phrase("; ".join(told), "list", items=told) if told else None
 
 
 def _forbidden(terms: Terms, baseline: Arm, candidate: Arm, pairing: Pairing) -> Differences:
@@ -359,4 +359,4 @@ def _forbidden(terms: Terms, baseline: Arm, candidate: Arm, pairing: Pairing) ->
 
 
 def _lacks(merged: MergedRun) -> Phrase:
-    return Phrase.listed("; ", merged.lacks) if merged.lacks else Phrase.of("whole")
+    return Phrase("; ".join(merged.lacks), "list", items=merged.lacks) if merged.lacks else Phrase.of("whole")

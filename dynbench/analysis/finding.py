@@ -6,17 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dynbench.runs.phrase import recorded
+from dynbench.runs.phrase import Phrase, recorded, translated
 
 Severity = Literal["info", "warn", "fail"]
+WORDS = ("seen", "limit", "hint")
+"""The texts of a finding."""
 
 
 @dataclass(frozen=True)
 class Finding:
     """One thing a check found.
-
-    Reports in other languages have their own `seen`, `limit` and `hint` of every check (`findings` in
-    report/labels.<language>.yaml) and fill in the same values.
 
     Attributes:
         severity: `info` explains, `warn` makes the numbers less certain, `fail` makes them wrong.
@@ -36,7 +35,12 @@ class Finding:
     values: Mapping[str, object] = field(default_factory=dict)
     cases: Mapping[str, str] = field(default_factory=dict)
 
+    def words(self, language: str) -> list[str]:
+        """`seen`, `limit` and `hint` in a language."""
+        ids = {name: ".".join(filter(None, (self.id, name, self.cases.get(name)))) for name in WORDS}
+        phrases = [Phrase(getattr(self, name), say, **self.values) for name, say in ids.items()]
+        return [translated(language, phrase.record()) for phrase in phrases]
+
     def as_dict(self) -> dict[str, object]:
         """An entry of `checks` on the page of fields."""
-        texts = {"severity": self.severity, "seen": self.seen, "limit": self.limit, "hint": self.hint, "id": self.id}
-        return {**texts, "values": recorded(self.values), "cases": dict(self.cases)}
+        return {**vars(self), "values": recorded(self.values), "cases": dict(self.cases)}

@@ -95,8 +95,8 @@ class Recovery:
     def sentence(self, baseline: str) -> Phrase:
         """For people, without a full stop."""
         case = "no_loss" if self.share is None else "nothing" if self.share < NO_SHARE else "share"
-        where = "steps" if self.within_steps else "samples"
-        return Phrase.of(f"recovery.{case}.{where}", baseline=baseline, bound=self.bound_speedup, share=self.share)
+        values = {"bound": self.bound_speedup, "share": self.share, "within_steps": self.within_steps}
+        return Phrase.of("recovery", case=case, baseline=baseline, **values)
 
 
 def recovery(pairs: Sequence[Pair], level: Level = "step") -> Recovery | None:

@@ -19,15 +19,15 @@ from dynbench.experiment.cells import CellsOutcome
 from dynbench.experiment.compare import on_first_node
 from dynbench.experiment.launch_plan import CompareState, plan_state
 from dynbench.experiment.preflight import Startable, arms_alike, estimate
-from dynbench.experiment.report_formats import interval, percent, ratio
 from dynbench.experiment.report_input import read_report_input
+from dynbench.report import interval, percent, ratio
 from dynbench.runs.store import RunStore
 
 _log = logging.getLogger(__name__)
 
 COLUMNS: Mapping[str, Callable[[ComparisonRecord], str | None]] = {
     "speed-up": lambda found: ratio(found.speedup),
-    "interval": interval,
+    "interval": lambda found: interval(found.interval),
     "predicted": lambda found: ratio(found.predicted_speedup),
     "launch overhead": lambda found: percent(found.overhead_share),
     "recovered": lambda found: percent(found.recovered_share),

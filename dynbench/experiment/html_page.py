@@ -17,7 +17,8 @@ from urllib.parse import unquote
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from dynbench.report import TemplateError, templates_dir
+from dynbench.report import TemplateError
+from dynbench.runs.phrase import templates_dir
 
 _IMAGE = re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|\s*<(?:svg|\?xml)", re.DOTALL)
 """How pictures begin; no other file of this machine is shown, whatever links to it."""

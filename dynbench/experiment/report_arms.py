@@ -15,8 +15,8 @@ from dynbench.analysis.verdict import Verdict
 from dynbench.analysis.waste import PARTS, ms_per_kilotoken
 from dynbench.experiment import report_texts as texts
 from dynbench.experiment.offline_plans import Solved, float_of, planned_speedup
-from dynbench.experiment.report_formats import loss_difference
 from dynbench.experiment.report_input import ReportInput, mean_of
+from dynbench.experiment.report_texts import loss_difference
 from dynbench.report import Template
 
 TOPICS: Mapping[str, str] = {

@@ -26,22 +26,14 @@ from dynbench.analysis.tables import Label, format_value
 from dynbench.experiment import report_texts as texts
 from dynbench.experiment.offline_plans import Solved, float_of, static_over
 from dynbench.experiment.report_communication import STEPS, buckets_of, served_arms
-from dynbench.experiment.report_formats import (
-    NBSP,
-    interval,
-    loss_difference,
-    loss_drift,
-    number,
-    percent,
-    ratio,
-    saved_hours,
-)
 from dynbench.experiment.report_input import Json, Member, ReportInput, mean_of
 from dynbench.experiment.report_quality import never_compressed, qualities, trained
 from dynbench.experiment.report_settings import arms_rows, common_rows, cost_of, distinct, dropout, shown
-from dynbench.report import Template, signed_interval
+from dynbench.experiment.report_texts import loss_difference, loss_drift, saved_hours
+from dynbench.report import Template, interval, number, percent, ratio, signed_interval
+from dynbench.runs.phrase import NBSP, Phrase
 from dynbench.schedule.solve import cost_is_estimated
-from dynbench.table_text import Table
+from dynbench.table_text import Markdown, Table
 from dynbench.units import format_count, format_ms
 
 NOT_MEASURED = "words.not_measured"
@@ -89,7 +81,7 @@ def report_tables(sources: Sources) -> dict[str, str]:
     metrics = metric_tables(values, gains, chosen_metrics(subject.question.metrics), label)
     return {
         **{f"table.{name}": table.markdown(whole=True) if table else "" for name, table in found.items()},
-        "table.metrics": "\n\n".join(table.markdown(whole=True) for table in metrics),
+        "table.metrics": Markdown("\n\n".join(table.markdown(whole=True) for table in metrics)),
         **{f"table.{name}": _markdown(rows(sources), texts, label) for name, (rows, texts) in OF_REPORTS.items()},
     }
 
@@ -170,8 +162,8 @@ def _machine(members: Sequence[Member], template: Template) -> dict[str, str | N
         facts["samples"] = format_count(samples)
     if env.get("cpu_model"):
         named = f"{env['cpu_model']}"
-        counted = named if cores is None else f"{named}, {cores:.0f} cores"
-        facts["cpu"] = texts.say(template, "phrases.processor", {"name": named, "cores": cores}) or counted
+        processor = Phrase(named) if cores is None else Phrase.of("processor", name=named, cores=cores)
+        facts["cpu"] = texts.said(template, processor.record(), named)
     if memory_mb is not None:
         facts["memory"] = f"{memory_mb / 1000:.1f} GB"
     if isinstance(packages, Mapping):
@@ -210,7 +202,7 @@ def _comparisons(sources: Sources) -> Rows:
             "verdict": label(f"verdicts.{item.verdict}"),
             "level": label(f"levels.{item.level}"),
             "speedup": ratio(item.speedup) or label(NOT_MEASURED),
-            "interval": interval(item) or label(NONE),
+            "interval": interval(item.interval) or label(NONE),
             **{key: label(NOT_MEASURED) if chosen[key] is None else chosen[key] for key in subject.question.columns},
             "launches": f"{item.launches}",
             told: of_loss(item) or label("words.not_compared"),
@@ -297,7 +289,7 @@ def _buckets(sources: Sources) -> Rows:
             "overhead_ms": number(point.overhead_ms),
             "exposed_ms": number(mean_of(subject.arms[point.arm], "exposed_comm_ms.mean")),
             "speedup": (ratio(item.speedup) if item else None) or label(NONE),
-            "interval": (interval(item) if item else None) or label(NONE),
+            "interval": (interval(item.interval) if item else None) or label(NONE),
         }
 
 

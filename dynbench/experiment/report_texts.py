@@ -1,55 +1,24 @@
-"""What records say, in the language of a report; their own English where the language has no text for it."""
+"""What records say, in the language of a report, and how numbers of comparisons read there and on the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from dynbench.analysis.crowding import MARK
 from dynbench.analysis.finding import Finding
-from dynbench.analysis.questions.base import TOKENS
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.recovery import Recovery
-from dynbench.experiment.report_formats import NBSP
-from dynbench.experiment.report_input import Json, ReportInput
-from dynbench.report import Template, TemplateError
-from dynbench.runs.phrase import Texts
+from dynbench.analysis.run_facts import status_phrase
+from dynbench.analysis.verdict import Verdict
+from dynbench.experiment.report_input import ReportInput
+from dynbench.report import Template, signed_percent
+from dynbench.runs.phrase import NBSP, translated
 
-EARLIER = {"rate": TOKENS.rate.record(), "unit": TOKENS.name.record()}
-"""Values that records of earlier versions lack, as they had but one."""
-
-
-def say(template: Template, key: str, values: Json) -> str | None:
-    """The text of a key, filled in; None where the language has none, or the record is too old to have its values.
-
-    Args:
-        template: the texts.
-        key: dotted, among the language's texts of records.
-        values: as recorded; phrases and lists of them are said too.
-
-    Raises:
-        TemplateError: the text is not one of `str.format`.
-    """
-    text = template.labels.get(key)
-    if text is None:
-        return None
-    try:
-        return _Texts(template).vformat(text, (), {**EARLIER, **values})
-    except KeyError:
-        return None
-    except (ValueError, IndexError, AttributeError, TypeError) as error:
-        raise TemplateError(
-            f"{template.path}: the text '{key}' cannot be filled in: {error}", "Copy it from report/."
-        ) from error
+HOURS = 1000
+"""GPU-hours of the baseline that savings are counted in."""
 
 
 def said(template: Template, record: object, text: object) -> str:
     """A phrase from its record; `text` where there is no record of it."""
-    if not isinstance(record, Mapping):
-        return str(text)
-    values = record.get("values")
-    found = say(template, f"phrases.{record.get('say')}", values if isinstance(values, Mapping) else {})
-    return str(record.get("text", text)) if found is None else found
+    return translated(template.language, record, text)
 
 
 def marked(subject: ReportInput, template: Template, arm: str) -> str:
@@ -60,7 +29,7 @@ def marked(subject: ReportInput, template: Template, arm: str) -> str:
 
 def status(template: Template, word: object) -> str:
     """The status of a run."""
-    return template.label(f"phrases.status.{word}", str(word))
+    return translated(template.language, status_phrase(str(word)).record())
 
 
 def comm_model(template: Template, subject: ReportInput) -> str | None:
@@ -72,11 +41,7 @@ def comm_model(template: Template, subject: ReportInput) -> str | None:
 
 def finding_texts(template: Template, check: Finding) -> list[str]:
     """Severity, check, what was seen, the limit and the next step of a finding as recorded."""
-    texts = [template.label(f"severities.{check.severity}", check.severity), check.id]
-    for field, english in (("seen", check.seen), ("limit", check.limit), ("hint", check.hint)):
-        key = ".".join(part for part in ("findings", check.id, field, check.cases.get(field)) if part)
-        texts.append(say(template, key, check.values) or english)
-    return texts
+    return [template.label(f"severities.{check.severity}", check.severity), check.id, *check.words(template.language)]
 
 
 def reason(template: Template, comparison: ComparisonRecord) -> str:
@@ -94,17 +59,38 @@ def recovered(template: Template, comparison: ComparisonRecord) -> str | None:
     return said(template, sentence.record(), sentence)
 
 
-class _Texts(Texts):
-    """Texts of a language, in which phrases are said."""
+def loss_difference(item: ComparisonRecord) -> str | None:
+    """Largest relative difference of the loss between paired steps; None where it was not compared."""
+    return None if item.loss_max_rel_diff is None else f"{item.loss_max_rel_diff:.1e}"
 
-    percent = f"{NBSP}%"
 
-    def __init__(self, template: Template) -> None:
-        self._template = template
-        self.separator = template.label("phrases.separator", ", ")
+def loss_drift(item: ComparisonRecord) -> str | None:
+    """How far the mean training loss is above the baseline's; None where it is not finite."""
+    return signed_percent(item.loss_drift)
 
-    def format_field(self, value: Any, format_spec: str) -> str:
-        """A value in words."""
-        if isinstance(value, Mapping):
-            return said(self._template, value, value.get("text"))
-        return super().format_field(value, format_spec)
+
+def saved_hours(comparison: ComparisonRecord, subject: ReportInput) -> str | None:
+    """GPU-hours saved per 1,000 of the baseline, by the speed-up s, 1000 * (1 - 1/s).
+
+    None but for arms found FASTER, as no other verdict says that hours are saved; of arms on different numbers of
+    ranks, an hour of which is not as many GPU-hours; and at level `tokens`, where other steps are taken over the same
+    tokens, and may need more of them.
+    """
+    return f"{_saved(comparison.speedup):.0f}" if _saves(comparison, subject) else None
+
+
+def saved_interval(comparison: ComparisonRecord, subject: ReportInput) -> str | None:
+    """The same for both ends of the interval."""
+    if comparison.interval is None or not _saves(comparison, subject):
+        return None
+    low, high = comparison.interval
+    return f"[{_saved(low):.0f},{NBSP}{_saved(high):.0f}]"
+
+
+def _saves(comparison: ComparisonRecord, subject: ReportInput) -> bool:
+    found = comparison.verdict is Verdict.FASTER and not comparison.aa
+    return found and comparison.level != "tokens" and subject.same_ranks(comparison)
+
+
+def _saved(speed: float) -> float:
+    return HOURS * (1 - 1 / speed)

@@ -19,7 +19,6 @@ from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
 from dynbench.experiment import memory_safety, report_quality
-from dynbench.experiment import report_formats as formats
 from dynbench.experiment import report_texts as texts
 from dynbench.experiment.offline_plans import PlanCounts, Solved, plan_counts, static_over
 from dynbench.experiment.report_arms import arms_facts
@@ -28,10 +27,12 @@ from dynbench.experiment.report_conclusions import Conclusion, compressors, conc
 from dynbench.experiment.report_input import SOLVE_FIGURES, ReportInput, mean_of
 from dynbench.experiment.report_settings import data_facts
 from dynbench.experiment.report_tables import Sources, ranks_kind, report_tables
-from dynbench.report import Template, substitute
+from dynbench.experiment.report_texts import loss_difference, saved_hours, saved_interval
+from dynbench.report import Template, interval, percent, ratio, substitute
 from dynbench.runs.store import results_option
 from dynbench.schedule.solve import cost_is_estimated
 from dynbench.schedule.streams import MIN_BUFFER
+from dynbench.table_text import Markdown, quoted
 
 Values = dict[str, Any]
 
@@ -43,13 +44,12 @@ _PLACED = re.compile(r"\{\{\s*figure\.(\w+)\s*\}\}")
 def report_values(sources: Sources) -> Values:
     """Every placeholder that a template may use, with its text or what its sentences are of."""
     source, template, run = sources.subject, sources.template, sources.subject.run
-    concluded, own = conclude(source), formats.quoted(run.id)
-    again = formats.quoted(shlex.quote(run.label) + results_option(run.path.parent))
+    concluded = conclude(source)
     return {
-        "report.subject": f"`{own}`" if run.label == run.id else f"{run.label} (`{own}`)",
+        "report.subject": f"`{run.id}`" if run.label == run.id else f"{run.label} (`{run.id}`)",
         "report.date": f"{datetime.now(UTC):%Y-%m-%d}",
         "report.version": __version__,
-        "report.command": f"`dynbench report {again}`",
+        "report.command": f"`dynbench report {shlex.quote(run.label)}{results_option(run.path.parent)}`",
         **_best_and_baseline(source, concluded.best, template),
         **_tables(sources),
         **number_figures(source, template, sources.folder),
@@ -58,6 +58,7 @@ def report_values(sources: Sources) -> Values:
         **arms_facts(source, sources.solved, concluded.best, template),
         **communication_facts(source),
         **memory_safety.facts(source),
+        "work.unit": texts.said(template, source.question.unit.name.record(), ""),
         "figure.number": None,
         "chapters": "",
     }
@@ -74,18 +75,18 @@ def _best_and_baseline(source: ReportInput, best: ComparisonRecord | None, templ
         "arms.oversubscribed": ", ".join(f"`{name}`" for name in source.oversubscribed),
         "baseline.name": f"`{source.baseline}`",
         "baseline.launches": str(len(members)),
-        "baseline.wait_percent": formats.percent(mean_of(members, "wait_fraction")),
+        "baseline.wait_percent": percent(mean_of(members, "wait_fraction")),
         "baseline.padding_ratio": None if padding is None else f"{padding:.2f}",
         "best.name": f"`{best.candidate}`" if best else None,
-        "best.speedup": formats.ratio(best.speedup) if best else None,
-        "best.interval": formats.interval(best) if best else None,
-        "best.saved": formats.saved_hours(best, source) if best else None,
-        "best.saved_interval": formats.saved_interval(best, source) if best else None,
-        "best.efficiency": formats.percent(best.efficiency) if best else None,
+        "best.speedup": ratio(best.speedup) if best else None,
+        "best.interval": interval(best.interval) if best else None,
+        "best.saved": saved_hours(best, source) if best else None,
+        "best.saved_interval": saved_interval(best, source) if best else None,
+        "best.efficiency": percent(best.efficiency) if best else None,
         "best.launches": str(best.launches) if best else None,
         "best.reason": texts.reason(template, best) if best else None,
         "best.recovered": texts.recovered(template, best) if best and "recovered" in source.question.columns else None,
-        "best.loss_difference": (formats.loss_difference(best) or missing) if best else None,
+        "best.loss_difference": (loss_difference(best) or missing) if best else None,
     }
 
 
@@ -123,14 +124,14 @@ def number_figures(source: ReportInput, template: Template, folder: Path) -> dic
     }
     images = {}
     for name, numbered in names.items():
-        caption = template.label(f"figures.{name}", formats.quoted(name.replace("_", " ")))
+        caption = template.label(f"figures.{name}", quoted(name.replace("_", " ")))
         caption = f"{numbered}{template.label('figures.separator')}{caption}"
-        images[name] = f"![{caption}]({linked(drawn[name], folder)})\n{caption}"
+        images[name] = Markdown(f"![{caption}]({linked(drawn[name], folder)})\n{caption}")
     known = dict.fromkeys((*FIGURES["train"], *SOLVE_FIGURES))
     return {
         **{f"figure.{name}": images.get(name, "") for name in known},
         **{f"ref.{name}": names.get(name, missing) for name in known},
-        "figures.rest": "\n\n".join(image for name, image in images.items() if name not in placed),
+        "figures.rest": Markdown("\n\n".join(image for name, image in images.items() if name not in placed)),
     }
 
 

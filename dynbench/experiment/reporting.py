@@ -11,11 +11,10 @@ from dynbench.analysis.bottlenecks import bottlenecks
 from dynbench.experiment.html_page import to_html
 from dynbench.experiment.offline_plans import read_solved
 from dynbench.experiment.report_communication import buckets_of, served_arms, strategy_pairs
-from dynbench.experiment.report_formats import all_quoted
 from dynbench.experiment.report_input import ReportInput
 from dynbench.experiment.report_tables import Sources
 from dynbench.experiment.report_values import report_values
-from dynbench.report import LANGUAGES, fill, for_question, load_template, of_samples
+from dynbench.report import LANGUAGES, fill, for_question, load_template
 from dynbench.runs.atomic import write_text
 
 Format = Literal["md", "html"]
@@ -54,13 +53,10 @@ def render_report(source: ReportInput, language: str, form: Format, folder: Path
     Raises:
         TemplateError: the template has unknown placeholders.
     """
-    source = all_quoted(source)
     question = source.question
     chapters = [name for name in (*question.chapters, *FURTHER) if name not in NEEDED or NEEDED[name](source)]
     loaded = for_question(load_template(language, template, question.template), question.name, chapters)
-    if not source.has_lengths:
-        loaded = of_samples(loaded)
-    sources = Sources(source, all_quoted(read_solved(source.run.path)), loaded, folder)
+    sources = Sources(source, read_solved(source.run.path), loaded, folder)
     markdown = _GAPS.sub("\n\n", fill(loaded, report_values(sources)))
     return markdown if form == "md" else to_html(markdown, folder, language)
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from string import Formatter
 from typing import get_args
 
 import pytest
 from compared import compared
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from languages import english_words, numbers
 
 import dynbench
 from dynbench.analysis.bottlenecks import PHASES
+from dynbench.analysis.checks import CHECKS
 from dynbench.analysis.checks.evidence import Severity
 from dynbench.analysis.comparability import describe
 from dynbench.analysis.figures import FIGURES
@@ -25,19 +25,19 @@ from dynbench.analysis.recovery import Recovery
 from dynbench.analysis.stats import Ratio
 from dynbench.analysis.verdict import Verdict, sentence, sentence_alike
 from dynbench.engine.comm_model import alpha_beta, measured, no_comm
-from dynbench.experiment.report_texts import reason, recovered, said
-from dynbench.report import LANGUAGES, RECORDS_LANGUAGE, load_template, record_labels, templates_dir
-from dynbench.runs.phrase import Phrase, english
+from dynbench.experiment.report_texts import reason, recovered, said, status
+from dynbench.report import LANGUAGES, language_labels, load_template
+from dynbench.runs.phrase import RECORDS_LANGUAGE, Phrase, environment, templates_dir, texts
 from dynbench.runs.profile_record import BY_ITSELF, COMMUNICATION, COMPUTE
 from dynbench.runs.status import Status
 
 OTHERS = [language for language in LANGUAGES if language != RECORDS_LANGUAGE]
 DYNAMIC = {
     "reason": {*map(str, Verdict), "alike.ESTIMATE", "alike.interval"},
-    "recovery": {f"{case}.{where}" for case in ("share", "nothing", "no_loss") for where in ("steps", "samples")},
 }
 """Sentences whose key is put together where they are said."""
-HELPERS = {"separator", "list", "processor"}
+PARTS = {"separator", "speed", "interval"}
+"""What other sentences are made of."""
 RECOVERIES = [Recovery(1.52, within, share, 0.1) for within in (True, False) for share in (0.78, 0.001, -0.4, None)]
 
 
@@ -53,24 +53,51 @@ def phrases_in_the_source() -> set[str]:
     }
 
 
-def placeholders(text: str) -> set[str]:
-    return {name for _, name, _, _ in Formatter().parse(text) if name}
+def mentioned(key: str, found: Mapping[str, str]) -> set[str]:
+    """The values that a text mentions, those of the parts that it includes among them."""
+    tree = environment(RECORDS_LANGUAGE).parse(found[key])
+    parts = [part for part in meta.find_referenced_templates(tree) if part]
+    return meta.find_undeclared_variables(tree).union(*(mentioned(part, found) for part in parts))
+
+
+def faults(ours: Mapping[str, str], theirs: Mapping[str, str]) -> set[str]:
+    """Ids of texts that one language lacks, or that mention other values in it than in the other."""
+    both = ours.keys() & theirs.keys()
+    return (ours.keys() ^ theirs.keys()) | {key for key in both if mentioned(key, ours) != mentioned(key, theirs)}
 
 
 @pytest.mark.slow
 def test_every_sentence_is_said_somewhere() -> None:
     put_together = {f"{group}.{case}" for group, cases in DYNAMIC.items() for case in cases}
+    phrases = {say for say in texts() if say.split(".")[0] not in CHECKS}
 
-    assert set(english()) == phrases_in_the_source() | put_together
+    assert phrases == phrases_in_the_source() | put_together | PARTS
 
 
 @pytest.mark.parametrize("language", OTHERS)
-def test_every_phrase_has_a_text_with_its_values_and_no_text_is_left_over(language: str) -> None:
-    labels = {key.removeprefix("phrases."): text for key, text in record_labels(language).items() if "phrases." in key}
+def test_every_text_of_records_stands_in_every_language_with_the_same_values(language: str) -> None:
     statuses = {f"status.{status}" for status in Status}
+    assert faults(texts(), texts(language)) == statuses
+    assert all(status(load_template(language), word) != word for word in Status)
 
-    assert set(labels) == set(english()) | statuses | HELPERS
-    assert [key for key, text in english().items() if placeholders(labels[key]) != placeholders(text)] == []
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("drift.hint.slower", None),
+        ("torn_lines.seen", "{{ run }}"),
+        ("torn_lines.seen", "{{ run }} {{ lines }} {{ more }}"),
+        ("interval", "{{ pairs }}"),
+        ("of_another_version", ""),
+    ],
+)
+@pytest.mark.parametrize("language", OTHERS)
+def test_a_text_that_is_missing_left_over_or_of_other_values_is_found(
+    language: str, key: str, text: str | None
+) -> None:
+    planted = {**texts(language), key: text}
+    theirs = {name: found for name, found in planted.items() if found is not None}
+    assert key in faults(texts(), theirs) - faults(texts(), texts(language))
 
 
 def test_a_sentence_without_a_value_that_it_mentions_is_an_error() -> None:
@@ -95,13 +122,12 @@ def verdicts() -> Iterator[tuple[Verdict, Phrase]]:
 
 def blocks(language: str) -> dict[str, set[str]]:
     """Every block of sentences to the names and attributes that it takes from its facts."""
-    template, found = load_template(language), {}
-    for name in {*template.blocks.values()}:
-        text = (templates_dir() / name).read_text(encoding="utf-8")
-        for block in template.environment.parse(text).find_all(nodes.Block):
+    found = {}
+    for path in (templates_dir() / "sentences").glob(f"*.{language}.md.j2"):
+        for block in environment(language).parse(path.read_text(encoding="utf-8")).find_all(nodes.Block):
             own = {node.name for node in block.find_all(nodes.Name) if node.ctx == "store"} | {"loop"}
             roots = {node.name for node in block.find_all(nodes.Name)} - own
-            assert block.name not in found, f"{block.name} stands in {name} and in another file"
+            assert block.name not in found, f"{block.name} stands in {path.name} and in another file"
             found[block.name] = roots | {node.attr for node in block.find_all(nodes.Getattr)} - {"first", "last"}
     return found
 
@@ -182,7 +208,7 @@ def test_words_of_tables(language: str) -> None:
 
     assert [key for key in needed if key not in labels] == []
     assert [labels[key] for key in needed if english_words(labels[key])] == []
-    assert {key for key in record_labels(language) if key.startswith("units.")} == {f"units.{unit}" for unit in units}
+    assert {key for key in language_labels(language) if key.startswith("units.")} == {f"units.{unit}" for unit in units}
 
 
 @pytest.mark.parametrize("language", OTHERS)

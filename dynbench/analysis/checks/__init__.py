@@ -1,7 +1,7 @@
 """The registry of checks: what could make the numbers uncertain or wrong.
 
 Adding one: a function `check(evidence) -> Iterator[Seen]` in the module of its subject, and what it says in
-`wordings.yaml` under the function's name, which is the check's id, at its place among the others.
+`report/records.LANGUAGE.yaml` under the function's name, which is the check's id, at its place among the others.
 """
 
 from __future__ import annotations
@@ -9,21 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from dynbench.analysis.checks import communication, comparisons, runs
-from dynbench.analysis.checks.evidence import Evidence, Seen, worded, wordings
+from dynbench.analysis.checks.evidence import Evidence, Seen, worded
 from dynbench.analysis.finding import Finding
 from dynbench.errors import ChecksFailed
+from dynbench.runs.phrase import texts
 
 Check = Callable[[Evidence], Iterator[Seen]]
-_MODULES = (communication, comparisons, runs)
-
-
-def _named(check: str) -> Check:
-    found: Check = next(vars(module)[check] for module in _MODULES if check in vars(module))
-    return found
-
-
-CHECKS: Mapping[str, Check] = {check: _named(check) for check in wordings()}
-"""Checks by id, in the order of `wordings.yaml`, in which they are shown."""
+_FUNCTIONS = {**vars(communication), **vars(comparisons), **vars(runs)}
+_IDS = dict.fromkeys(say.partition(".seen")[0] for say in texts() if ".seen" in say)
+CHECKS: Mapping[str, Check] = {check: _FUNCTIONS[check] for check in _IDS}
+"""Checks by id, in the order of their texts, in which they are shown."""
 
 
 def run_checks(evidence: Evidence) -> list[Finding]:

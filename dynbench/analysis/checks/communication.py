@@ -35,7 +35,7 @@ def exposed_communication(evidence: Evidence) -> Iterator[Seen]:
             found.setdefault(_shortened_by(arm.runs[0].facts.config), []).append((share, arm.label))
     for case, arms in found.items():
         shares = [Phrase.of("exposed.share", arm=label, share=share) for share, label in sorted(arms, reverse=True)]
-        yield Seen("info", {"arms": Phrase.listed(", ", shares), "limit": COMMUNICATION_LIMIT}, case)
+        yield Seen("info", {"arms": Phrase.of("list", items=shares), "limit": COMMUNICATION_LIMIT}, case)
 
 
 def _shortened_by(config: Config) -> str:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from statistics import fmean
-
-import yaml
 
 from dynbench.analysis.arms import Arm
 from dynbench.analysis.comparison import Comparison
-from dynbench.analysis.finding import Finding, Severity
+from dynbench.analysis.finding import WORDS, Finding, Severity
 from dynbench.analysis.merge import MergedRun
 from dynbench.config.schema import Analysis
-from dynbench.runs.phrase import Texts
+from dynbench.runs.phrase import render, texts
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,7 @@ def mean_share(arm: Arm, column: str) -> float:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a check saw, to be said with the texts of `wordings.yaml`.
+    """What a check saw, to be said with its texts in `report/records.en.yaml`.
 
     Attributes:
         severity: of the finding.
@@ -71,20 +67,13 @@ class Seen:
     case: str | Mapping[str, str] = ""
 
 
-@cache
-def wordings() -> Mapping[str, Mapping[str, str | Mapping[str, str]]]:
-    """Check to `seen`, `limit` and `hint`: a text, or one by case."""
-    path = Path(__file__).with_name("wordings.yaml")
-    found: dict[str, dict[str, str | Mapping[str, str]]] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return found
-
-
 def worded(check: str, seen: Seen) -> Finding:
     """What a check saw as a finding in English."""
-    texts, cases = {}, {}
-    for name, wording in wordings()[check].items():
-        if not isinstance(wording, str):
+    words, cases = {}, {}
+    for name in WORDS:
+        say = f"{check}.{name}"
+        if say not in texts():
             cases[name] = seen.case if isinstance(seen.case, str) else seen.case[name]
-            wording = wording[cases[name]]
-        texts[name] = Texts().vformat(wording, (), seen.values)
-    return Finding(seen.severity, **texts, id=check, values=seen.values, cases=cases)
+            say += f".{cases[name]}"
+        words[name] = render(say, seen.values)
+    return Finding(seen.severity, **words, id=check, values=seen.values, cases=cases)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -12,9 +12,9 @@ from dynbench import __version__, table_text
 from dynbench.bench.base import Row
 from dynbench.experiment.assignment.evidence import Grid, Said, Table, place
 from dynbench.experiment.assignment.questions import QUESTIONS, Question
-from dynbench.experiment.report_formats import all_quoted, quoted
-from dynbench.experiment.report_texts import say
 from dynbench.report import Template, TemplateError, fill, load_template
+from dynbench.runs.phrase import texts
+from dynbench.table_text import Markdown, quoted
 
 TEMPLATE = "assignment"
 MOST_CASES = 3
@@ -63,8 +63,7 @@ class Answer:
 
 def answers(tables: Sequence[Table]) -> list[Answer]:
     """Every question with what these rows say of it."""
-    quoted = all_quoted(list(tables))
-    return [_answered(question, quoted) for question in QUESTIONS]
+    return [_answered(question, tables) for question in QUESTIONS]
 
 
 def _answered(question: Question, tables: Sequence[Table]) -> Answer:
@@ -99,14 +98,14 @@ def render(tables: Sequence[Table], subject: str, language: str, pictures: Pictu
     found = answers(tables)
     counts = {state: sum(each.state == state for each in found) for state in template_states()}
     values = {
-        "assignment.subject": f"`{quoted(subject)}`",
+        "assignment.subject": f"`{subject}`",
         "assignment.date": f"{datetime.now(UTC):%Y-%m-%d}",
         "assignment.version": __version__,
         "assignment.count": str(len(found)),
         "assignment.devices": ", ".join(dict.fromkeys(place(row) for each in found for row in _rows(each.said)))
         or None,
         "assignment.overview": _overview(found, template),
-        "assignment.answers": "\n\n".join(_section(each, template, pictures) for each in found),
+        "assignment.answers": Markdown("\n\n".join(_section(each, template, pictures) for each in found)),
         **{f"assignment.{state}": str(count) for state, count in counts.items()},
     }
     return fill(template, values)
@@ -123,19 +122,22 @@ def text(template: Template, key: str, values: dict[str, object]) -> str:
     Raises:
         TemplateError: the language has no such text, or it asks for a value that is not known.
     """
-    found = say(template, key, {name: _words(value, template) for name, value in values.items()})
-    if found is None:
-        known = ", ".join(values)
-        raise TemplateError(f"{template.path}: no text for '{key}', or it asks for more than {known}", "Add it.")
-    return found
+    try:
+        return template.label(key).format_map({name: _words(value, template) for name, value in values.items()})
+    except KeyError as error:
+        raise TemplateError(f"{template.path}: '{key}' lacks {error} beside {', '.join(values)}", "Add it.") from None
 
 
-def _words(value: object, template: Template) -> object:
+def _words(value: object, template: Template) -> str:
     """The items of a list in words of the language; anything else as it is."""
     if not isinstance(value, list):
-        return value
+        return quoted(str(value))
     words = ([item] if isinstance(item, str) else item for item in value)
-    return [" ".join(template.label(f"cells.{word}", str(word)) for word in each) for each in words]
+    return _joined((" ".join(template.label(f"cells.{word}", str(word)) for word in each) for each in words), template)
+
+
+def _joined(items: Iterable[str], template: Template) -> str:
+    return texts(template.language)["separator"].join(map(quoted, items))
 
 
 def _overview(found: Sequence[Answer], template: Template) -> str:
@@ -175,11 +177,11 @@ def _source(answer: Answer, template: Template) -> str:
     """Where it is from, what a GPU would add, or what makes the rows that are missing."""
     question, lines = answer.question, []
     if answer.said:
-        named = template.label("phrases.separator", ", ").join(
+        named = [
             text(template, "sources.run", {"run": run, "cases": _cases(rows, template)})
             for run, rows in answer.runs.items()
-        )
-        lines.append(text(template, "sources.from", {"named": named}))
+        ]
+        lines.append(text(template, "sources.from", {"named": _joined(named, template)}))
     commands: dict[str, object] = {"command": question.command, "gpu": question.gpu or ""}
     if answer.state != "answered":
         tried = answer.state == "needs_gpu" and answer.reasons
@@ -194,4 +196,4 @@ def _cases(rows: Sequence[Row], template: Template) -> str:
     cases = list(dict.fromkeys(row.case for row in rows))
     if len(cases) > MOST_CASES:
         return text(template, "sources.many", {"count": len(rows)})
-    return template.label("phrases.separator", ", ").join(f"`{case}`" for case in cases)
+    return _joined((f"`{case}`" for case in cases), template)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dynbench.bench.base import Row
 from dynbench.bench.precision import HALF, PARTS, SUMS
 from dynbench.experiment.assignment.evidence import Grid, Said, by, column, number_in, place, side, where
-from dynbench.experiment.report_formats import number
+from dynbench.report import number
 
 NOTABLE = 0.02
 """Share of a phase from which a kind of kernel counts."""

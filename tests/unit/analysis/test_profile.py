@@ -19,8 +19,8 @@ from dynbench.analysis.summary import summarise
 from dynbench.analysis.table_specs import TABLES
 from dynbench.config.schema import Analysis
 from dynbench.plugins import STRATEGIES
-from dynbench.report import record_labels
 from dynbench.runs.atomic import write_json
+from dynbench.runs.phrase import texts
 from dynbench.runs.profile_record import PROFILE_SCHEMA_VERSION, ProfileRow, RankProfile
 from dynbench.runs.run import Run
 
@@ -76,7 +76,7 @@ def test_the_hint_names_no_strategy_as_it_is_told_of_any(make_run: Make) -> None
     """A run of fsdp was to send less by buckets or ps_flat, which it has not."""
     finding = found(make_run, 40.0, 50.0)
     assert finding is not None
-    for hint in (finding.hint, record_labels("zh")["findings.profiled_shares.hint.more"]):
+    for hint in (finding.hint, texts("zh")["profiled_shares.hint.more"]):
         assert [name for name in STRATEGIES if re.search(rf"(?<![a-z_]){name}(?![a-z_])", hint)] == []
 
 

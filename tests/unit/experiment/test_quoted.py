@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.experiment.report_formats import all_quoted, quoted
 from dynbench.experiment.report_input import read_report_input
 from dynbench.experiment.reporting import render_report
-from dynbench.report import TemplateError
-from dynbench.runs.phrase import Phrase
+from dynbench.report import TemplateError, load_template, substitute
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
+from dynbench.table_text import Markdown, pipes, quoted
 
 EVIL = "x<script>alert(1)</script> ](javascript:alert(1)) ![p](/etc/passwd) | `b` \x1b[31m\n\n[r]: /etc/passwd\n# head"
 
@@ -28,11 +27,19 @@ def test_markup_is_shown_as_it_stands() -> None:
     assert quoted("\x1b[31m a\n\n# b") == r"\x1b[31m a # b"
 
 
-def test_every_text_of_a_record_is_quoted() -> None:
-    found = all_quoted({"<a>": ["<b>", ("<c>", 1, None, True)], "p": Phrase("<d>", "say", name="<e>")})
-    assert found["&lt;a>"] == ["&lt;b>", ("&lt;c>", 1, None, True)]
-    phrase = found["p"]
-    assert isinstance(phrase, Phrase) and (phrase, phrase.say, phrase.values) == ("&lt;d>", "say", {"name": "&lt;e>"})
+@pytest.mark.parametrize("text", ["[x](y)", r"[x\](y)", r"[x\\](y)", "<b>", "a\n\n# b", EVIL])
+def test_quoting_twice_is_quoting_once(text: str) -> None:
+    assert quoted(quoted(text)) == quoted(text)
+    assert len(re.findall(r"(\\*)\]\(", quoted(text))[0]) % 2 == 1 if "](" in text else True
+
+
+def test_what_templates_and_tables_put_out_is_quoted_once_and_markdown_is_not() -> None:
+    template = load_template("en")
+    values = {"evil": "<b>[x](y)", "arms": [{"name": "<i>"}], "table": Markdown("[x](y)\n\n<b>")}
+    assert substitute(template, "{{ evil }} {{ arms[0].name|code }}", values) == r"&lt;b>[x\](y) `&lt;i>`"
+    assert substitute(template, "{% set more %}{{ evil }}{% endset %}{{ more }}", values) == r"&lt;b>[x\](y)"
+    assert substitute(template, "{{ table }}", values) == "[x](y)\n\n<b>"
+    assert pipes([["<b>|[x](y)"]]) == r"| &lt;b>\|[x\](y) |"
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

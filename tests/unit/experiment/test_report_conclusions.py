@@ -10,9 +10,9 @@ from languages import facts, said
 
 from dynbench.analysis.checks.evidence import Seen, worded
 from dynbench.experiment.report_conclusions import conclude, doubts_of, training_of
-from dynbench.experiment.report_formats import saved_hours
 from dynbench.experiment.report_input import ReportInput, find_report_input
 from dynbench.experiment.report_tables import Sources, report_tables
+from dynbench.experiment.report_texts import saved_hours
 from dynbench.experiment.reporting import render_report
 from dynbench.report import LANGUAGES, load_template, templates_dir
 from dynbench.runs.run import Run

@@ -351,19 +351,3 @@ def test_records_of_an_earlier_version_are_quoted(
     assert "| drift | a: it drifts | 2 % |" in text
     assert "the interval lies above 1" in text
     assert "a ring" in text
-
-
-def test_texts_of_the_users_own_are_filled_in_and_their_mistakes_named(
-    store: RunStore, make_comparison: MakeComparison, tmp_path: Path
-) -> None:
-    finding = Finding("warn", "seen", "limit", "hint", "drift", {"run": "a", "drift": 0.123, "limit": 0.1})
-    make_comparison({}, checks=[finding.as_dict()])
-    own = tmp_path / "own.md"
-    front = "---\nfindings:\n  drift:\n    seen: '{}'\n---\n{{{{ table.checks }}}}\n"
-
-    own.write_text(front.format("{run} by {drift:+.0%}"), encoding="utf-8")
-    assert "| a by +12\N{NO-BREAK SPACE}% | limit | hint |" in render(store, template=own)
-
-    own.write_text(front.format("{run:"), encoding="utf-8")
-    with pytest.raises(TemplateError, match=r"own\.md.*findings\.drift\.seen"):
-        render(store, template=own)
