@@ -195,7 +195,8 @@ def analyze_runs(
         shutil.copyfile(export.path, entry.path / EXPORT_FILE)
     on_progress("drawing figures")
     names = (comparisons[0].question.figures if comparisons else ()) or None
-    drawn = draw_figures("train", [ArmView(arm.label, arm.whole) for arm in grouped], entry.figures_dir, names)
+    views = [ArmView(arm.label, arm.whole, [summaries[run.run.id] for run in arm.whole]) for arm in grouped]
+    drawn = draw_figures("train", views, entry.figures_dir, names)
     written = [path for run in chosen if not (export and export.holds(run)) for path in _derived_files(run)]
     report = Report(
         runs=tuple(merged.values()),

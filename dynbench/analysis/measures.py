@@ -20,7 +20,6 @@ from dynbench.analysis.measure import (
     Measured,
     Metric,
     Spread,
-    computed,
     mean_of,
     measure,
     measures_of,
@@ -31,7 +30,6 @@ from dynbench.analysis.measure import (
     spread,
 )
 from dynbench.analysis.memory import Memory
-from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.null_run import BesideNull
 from dynbench.analysis.pace import SlowestRanks, slowest_ranks
 from dynbench.analysis.profile import Profile, profile_of
@@ -296,8 +294,3 @@ class Explained:
 SUBJECTS = (Facts, Time, BesideNull, Balance, Memory, Communication, Quality, Explained)
 MEASURES = tuple(each for subject in SUBJECTS for each in measures_of(subject))
 """In the order of rows of tables."""
-
-
-def communication_of(merged: MergedRun) -> dict[str, object]:
-    """The part of a summary that is about communication."""
-    return computed((*measures_of(BesideNull), *measures_of(Communication)), Measured(merged))

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 @common_options
 def command(settings: Settings, name: str | None, replace: bool) -> None:
     """Find the largest micro-batch of every rank and length, and fit a cost model of the training step."""
-    from dynbench.analysis.figures import draw_figures
     from dynbench.cli.console import working
     from dynbench.experiment.training import next_training
     from dynbench.probe.prober import run_probe
@@ -39,9 +38,7 @@ def command(settings: Settings, name: str | None, replace: bool) -> None:
     with working(settings.shows_progress, "probing") as report:
         config = settings.config(paths=True)
         run = run_probe(config, settings.store(), report=report, name=name, replace=replace, asked=config)
-        report("drawing figures")
         with named(run):
-            figures = draw_figures("probe", run, run.figures_dir)
             report("checking the run to come")
             coming = next_training(config, run, settings.store())
     record = read_probe(run.path)
@@ -56,7 +53,6 @@ def command(settings: Settings, name: str | None, replace: bool) -> None:
     _show(record)
     print_line("")
     print_line(f"run      {run.path}")
-    print_line(f"figures  {len([path for path in figures if path.suffix == '.png'])} in {run.figures_dir}")
     for line in _next_lines(coming, config, run, settings):
         print_line(line)
 

@@ -192,7 +192,7 @@ def _result(run: Run, figures: bool) -> TrainingResult:
             merged = merge_run(run)
             summary = write_summary(merged)
             _warn_of_divergence(merged)
-            return TrainingResult(run, summary, _drawn(merged) if figures else ())
+            return TrainingResult(run, summary, _drawn(merged, summary) if figures else ())
     except (Interrupted, StorageError) as stopped:
         stopped.message += " while summarising; the run itself is complete"
         again = f"dynbench analyze {shlex.quote(run.label)}{results_option(run.path.parent)} does the rest."
@@ -217,14 +217,14 @@ def _warn_of_divergence(merged: MergedRun) -> None:
         run.update(warnings=[*run.record().warnings, warning])
 
 
-def _drawn(merged: MergedRun) -> Sequence[Path]:
+def _drawn(merged: MergedRun, summary: Mapping[str, object]) -> Sequence[Path]:
     """The files of the run's figures; none, and a warning, where something is in the way."""
     _log.info("drawing figures")
     try:
         from dynbench.analysis.figures import draw_figures
         from dynbench.analysis.figures.views import ArmView
 
-        return draw_figures("train", [ArmView(merged.label, (merged,))], merged.run.figures_dir)
+        return draw_figures("train", [ArmView(merged.label, (merged,), [summary])], merged.run.figures_dir)
     except Exception as error:  # whatever it is, what was measured is on disk and must not look failed
         again = f"dynbench analyze {shlex.quote(merged.run.label)}"
         _log.warning("no figures: %s: %s; %s draws them", type(error).__name__, error, again)

@@ -87,8 +87,6 @@ def of_recording(name: str, folder: Path) -> Golden:
                 golden.words[f"{label}.bench"] = at.transcript(f"bench --resume {run_id} --no-figures")
                 for report in path.glob("report.*.md"):
                     golden.words[f"{label}.{report.stem}"] = at.names.neutral(report.read_text(encoding="utf-8"))
-            elif record["command"] == "probe" and record["status"] == "completed":
-                draw_figures("probe", Run(path), path / "figures")
             for file in sorted(path.rglob("*")):
                 if (found := _values_of(file)) is not None:
                     golden.values[f"{label}/{file.relative_to(path)}"] = found

@@ -1,83 +1,34 @@
-"""The registry of figures, drawn from what a run folder holds.
+"""Figures, drawn from what a run folder holds.
 
-Adding one: a function with the figure's name, `(source) -> Drawing | None` (None where the source lacks what it needs),
-in the module of its kind, and one line in `FIGURES` under the command whose runs it draws. The source is a sequence of
-`views.ArmView` for `train`, and the `Run` itself for the others.
+Adding one: a function with the figure's name below `@figure(kind)` in the module of its subject, which makes a
+`Drawing` of its source: a sequence of `views.ArmView` for `train`, and the `Run` itself for the others.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib
 
-from dynbench.analysis.figures import style
-from dynbench.analysis.figures.style import Drawing
+from dynbench.analysis.figures.charts import FIGURES, OF_SOME, RC, Drawing, Kind
+
+__all__ = ["FIGURES", "OF_SOME", "draw_figure", "draw_figures"]
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["train", "solve", "probe", "bench", "cells"]
-
-FIGURES: Mapping[Kind, Mapping[str, str]] = {
-    "train": {
-        "timeline": "timeline",
-        "step_time": "steps",
-        "rank_spread": "steps",
-        "step_time_distribution": "steps",
-        "time_breakdown": "steps",
-        "waterfall": "waterfall",
-        "scaling": "strategies",
-        "epochs": "steps",
-        "strategies": "strategies",
-        "loss_curves": "steps",
-        "bucket_overhead": "strategies",
-        "comm_timeline": "timeline",
-        "compression_loss": "compression",
-        "compression_step": "compression",
-        "compression_methods": "compression",
-        "compression_links": "compression",
-        "compression_progress": "compression",
-        "compression_curves": "compression",
-        "compression_fsdp": "compression",
-    },
-    "solve": {"solve_speedup": "plans", "solve_greedy_gap": "plans"},
-    "probe": {"probe_capacity": "plans", "probe_cost": "plans"},
-    "bench": {
-        "bench_collectives": "bench",
-        "bench_bandwidth": "bench",
-        "bench_attention": "bench",
-        "bench_attention_memory": "bench",
-        "bench_precision": "bench",
-        "bench_kernels": "bench",
-        "bench_transformer": "bench",
-        "bench_memory": "bench",
-        "bench_memory_timeline": "bench",
-        "bench_optimizer": "bench",
-    },
-    "cells": {"regimes": "plans"},
-}
-"""Per command its figures, in the order in which a report shows them, and the module of each; also the file names."""
-
-
-OF_SOME = (
-    *("waterfall", "epochs", "strategies", "loss_curves", "bucket_overhead", "comm_timeline"),
-    *(name for name in FIGURES["train"] if name.startswith("compression")),
-)
-"""Figures of some runs only: where they are not drawn, nothing is said of it."""
+for _module in ("timeline", "steps", "strategies", "compression", "plans", "bench"):  # in the order of reports
+    import_module(f"{__name__}.{_module}")
 
 
 def draw_figure(kind: Kind, name: str, source: Any) -> Drawing | None:
     """One figure; None where the source has no data for it, as of arms none of which has a measured step."""
     if kind == "train":
         source = [arm for arm in source if arm.steps.height]
-        if not source:
-            return None
-    draw: Callable[[Any], Drawing | None] = getattr(import_module(f"{__name__}.{FIGURES[kind][name]}"), name)
-    return draw(source)
+    return FIGURES[kind][name](source) if source else None
 
 
 def draw_figures(kind: Kind, source: Any, folder: Path, names: Sequence[str] | None = None) -> list[Path]:
@@ -93,12 +44,16 @@ def draw_figures(kind: Kind, source: Any, folder: Path, names: Sequence[str] | N
         The files written, in the registry's order; figures without data are left out, and told if asked for by name.
     """
     files: list[Path] = []
-    with matplotlib.rc_context(style.RC):
+    with matplotlib.rc_context(RC):
         for name in FIGURES[kind] if names is None else names:
             drawing = draw_figure(kind, name, source)
             if drawing is None:
                 level = logging.DEBUG if names is None or name in OF_SOME else logging.INFO  # nobody asked for this one
                 log.log(level, "figure %s left out: the run has no data for it", name)
                 continue
-            files += style.save(drawing, folder / name)
+            folder.mkdir(parents=True, exist_ok=True)
+            png, csv = (folder / f"{name}.{suffix}" for suffix in ("png", "csv"))
+            drawing.figure.savefig(png)
+            drawing.table.write_csv(csv)
+            files += [png, csv]
     return files

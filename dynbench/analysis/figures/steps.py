@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
 
-from dynbench.analysis.epochs import epochs_of
-from dynbench.analysis.figures.charts import PHASES, Bars, Panel, bar_figure, handles
-from dynbench.analysis.figures.style import FAINT_INK, INK, Drawing, digits, smooth, smoothing_window
-from dynbench.analysis.figures.views import Arms, ArmView, arm_figure, arm_looks, caption
+from dynbench.analysis.figures.charts import (
+    FAINT_INK,
+    PHASES,
+    Bars,
+    Drawing,
+    Lines,
+    Part,
+    digits,
+    figure,
+)
+from dynbench.analysis.figures.views import Arms, ArmView, arm_figure, means
+from dynbench.analysis.measure import total
+from dynbench.analysis.speedup import unit_of
+from dynbench.analysis.steps import CODING
+from dynbench.analysis.waste import Waste, ms_per_kilotoken
 
 HEADROOM = 1.15
 """The axis ends this much above what it must show."""
@@ -30,80 +43,97 @@ EPOCHS = {
 BINS, POINTS = 40, 400
 """Of a histogram; of one cumulative curve."""
 OUTSIDE = "The top 1 % may leave the axis."
-LABELLED = 0.05
-"""Parts of at least this share of the longest bar carry their number."""
+MOST_PANELS = 4
+"""Candidates of which a waterfall is drawn."""
+CHANGES: Mapping[str, str] = {
+    "padding": "padding",
+    "waiting": "waiting",
+    "exposed_comm": "communication",
+    "compression": "compression",
+    "planning": "planning",
+    "data": "data",
+    "compute": "slower compute",
+    "other": "other",
+}
+"""A change's part and what its line is called, from top to bottom; those of `SELDOM` only where an arm has any."""
+SELDOM = ("compression", "compute")
+FROM_TO = (
+    Part("before", "", "nothing"),
+    Part("ideal", "ideal", "compute"),
+    Part("lost", "lost", "other"),
+    Part("gain", "given back", "gain"),
+    Part("loss", "costs more", "loss"),
+)
+"""Of a waterfall's bars."""
+ROOM, LONGEST = 1.9, 30
+"""How many times as far out as the longest bar the axis ends, so that its number has room; letters of a name."""
+Times = Mapping[str, float]
+"""The total, the ideal and the keys of `CHANGES`, ms per 1,000 units of work."""
 
 
-def over_steps(arms: Arms, column: str) -> pl.DataFrame:
-    """A column of the step tables: arm, step, its value, and `smoothed`."""
-    tables = []
-    for arm in arms:
-        values = arm.steps[column].to_numpy().astype(np.float64)
-        smoothed = smooth(values, smoothing_window(len(values)))
-        tables.append(pl.DataFrame({"arm": arm.label, "step": arm.steps["step"], column: values, "smoothed": smoothed}))
-    return pl.concat(tables)
+def smoothing_window(arms: Arms) -> int:
+    """Steps that one smoothed value covers: about a twelfth of the longest arm's, odd, at least 5."""
+    return max(5, max(arm.steps.height for arm in arms) // 12) | 1
 
 
-def _panel(table: pl.DataFrame, raw: str, y_label: str, title: str = "", from_zero: bool = True) -> Panel:
+def over_steps(arms: Arms, column: str, name: str = "") -> pl.DataFrame:
+    """A column of the step tables: arm, step, its value under its name or another, and `smoothed`."""
+    value = pl.col(column).cast(pl.Float64)
+    return pl.concat(
+        arm.steps.select(
+            pl.lit(arm.label).alias("arm"), "step", value.alias(name or column),
+            smoothed=value.rolling_mean(smoothing_window([arm]), min_samples=1, center=True),
+        )
+        for arm in arms
+    )  # fmt: skip
+
+
+def _panel(table: pl.DataFrame, raw: str, y_label: str, title: str = "", from_zero: bool = True) -> Lines:
     """Smoothed lines over the steps; from zero, single steps far above the rest are outside and flatten nothing."""
     tops = table.group_by("arm").agg(top=pl.max_horizontal(pl.quantile(raw, 0.99), pl.max("smoothed")))
     top = HEADROOM * (tops.select(pl.max("top")).item() or 0) or 1.0 if from_zero else None
-    return Panel(
+    return Lines(
         rows=table, x="step", y="smoothed", raw=raw, x_label="optimizer step", y_label=y_label, title=title,
-        from_zero=from_zero, top=top, marked=False, ticks={},
+        from_zero=from_zero, top=top, marked=False,
     )  # fmt: skip
 
 
 def _smoothing(arms: Arms) -> str:
-    window = smoothing_window(max(arm.steps.height for arm in arms))
     averaged = " of the mean over launches" if any(len(arm.runs) > 1 for arm in arms) else ""
-    return f"Lines: rolling mean over {window} steps{averaged}; raw values faint."
+    return f"Lines: rolling mean over {smoothing_window(arms)} steps{averaged}; raw values faint."
 
 
-def step_time(arms: Arms) -> Drawing | None:
+def of_strategies(arms: Arms) -> Arms | None:
+    """The arms, if they are of several strategies and say what they sent."""
+    found = [arm for arm in arms if "comm_ms" in arm.steps.columns]
+    return found if len({arm.runs[0].facts.config.sync.name for arm in found}) > 1 else None
+
+
+@figure("train")
+def step_time(arms: Arms) -> Drawing:
     """How long a step lasts: the maximum over ranks, which is when a synchronous step ends."""
     table = over_steps(arms, "step_time_max_ms")
     panel = _panel(table, "step_time_max_ms", "step time, maximum over ranks (ms)")
     return arm_figure("Step time: the slowest rank of each step", arms, table, [panel], _smoothing(arms), OUTSIDE)
 
 
-def rank_spread(arms: Arms) -> Drawing | None:
+@figure("train", lambda arms: arms if arms[0].runs[0].workers > 1 else None)
+def rank_spread(arms: Arms) -> Drawing:
     """Standard deviation over ranks within a step, one panel per quantity that is known of every arm."""
-    if arms[0].runs[0].workers < 2:
-        return None
     tables = {
-        name: over_steps(arms, f"{name}_std").select(
-            pl.lit(name).alias("quantity"), "arm", "step", pl.col(f"{name}_std").alias("std_over_ranks"), "smoothed"
-        )
+        name: over_steps(arms, f"{name}_std", "std_over_ranks").select(pl.lit(name).alias("quantity"), pl.all())
         for name in SPREADS
         if not any(arm.steps[f"{name}_std"].null_count() for arm in arms)
     }
-    panels = [
-        _panel(table, "std_over_ranks", "standard deviation over ranks", SPREADS[name])
-        for name, table in tables.items()
-    ]
+    label = "standard deviation over ranks"
+    panels = [_panel(table, "std_over_ranks", label, SPREADS[name]) for name, table in tables.items()]
     notes = [_smoothing(arms), OUTSIDE, "" if arms[0].runs[0].facts.virtual else TOGETHER]
     table = pl.concat(tables.values())
     return arm_figure("Spread over ranks within each step", arms, table, panels, *notes, panel_in=2.8)
 
 
-def loss_curves(arms: Arms) -> Drawing | None:
-    """The training loss over the measured steps; None where arms do not differ in their strategy."""
-    arms = [arm for arm in of_strategies(arms) if arm.runs[0].facts.trains]
-    if not arms:
-        return None
-    table = over_steps(arms, "loss_global")
-    panel = _panel(table, "loss_global", "training loss", from_zero=False)
-    return arm_figure("Training loss over the steps", arms, table, [panel], _smoothing(arms))
-
-
-def of_strategies(arms: Arms) -> Arms:
-    """The arms, if they are of several strategies and say what they sent."""
-    found = [arm for arm in arms if "comm_ms" in arm.steps.columns]
-    return found if len({arm.runs[0].facts.config.sync.name for arm in found}) > 1 else []
-
-
-def step_time_distribution(arms: Arms) -> Drawing | None:
+@figure("train")
+def step_time_distribution(arms: Arms) -> Drawing:
     """Histogram on the left, cumulative share on the right.
 
     The table has a row per bin (`kind` histogram, at the bin's lower end) and per point of a cumulative curve.
@@ -120,71 +150,135 @@ def step_time_distribution(arms: Arms) -> Drawing | None:
             tables.append(pl.DataFrame({"arm": arm, "kind": kind, "step_time_ms": at, "percent": shares}))
     table = pl.concat(tables)
     panels = [
-        Panel(
+        Lines(
             rows=table.filter(kind=kind), x="step_time_ms", y="percent", x_label="step time, maximum over ranks (ms)",
             y_label=label, marked=False, stairs=kind == "histogram",
         )
         for kind, label in (("histogram", "steps (%)"), ("cumulative", "steps at most this long (%)"))
     ]  # fmt: skip
-    note = "All launches pooled. Dotted: median and 95th percentile. The last bin holds everything above it."
-    legend = handles(arm_looks(arms))
-    drawing = arm_figure("Distribution of step time", arms, table, panels, note, legend=legend)
-    histogram, cumulative = drawing.figure.axes
-    histogram.set_xlim(0, top)
-    cumulative.set(xlim=(0, top), ylim=(0, 102))
-    for percent in (50, 95):
-        cumulative.axhline(percent, color=FAINT_INK, linewidth=0.8, linestyle=":", zorder=0)
-        cumulative.text(0.01 * top, percent, f"P{percent}", va="bottom", fontsize=8, color=FAINT_INK)
+    note = "All launches pooled. The last bin holds everything above it."
+    drawing = arm_figure("Distribution of step time", arms, table, panels, note)
+    for axes in drawing.figure.axes:
+        axes.set_xlim(0, top)
+    drawing.figure.axes[1].set_yticks([0, 25, 50, 75, 95])
     return drawing
 
 
-def time_breakdown(arms: Arms) -> Drawing | None:
+@figure("train")
+def time_breakdown(arms: Arms) -> Drawing:
     """Mean over ranks and steps of every phase; the bar's end is the mean step time over ranks."""
-    parts = pl.DataFrame({phase.column: [fmean(arm.steps[f"{phase.column}_mean"]) for arm in arms] for phase in PHASES})
-    totals = [fmean(arm.steps["step_time_ms_mean"]) for arm in arms]
-    table = parts.with_columns(arm=pl.Series([arm.label for arm in arms]))
-    drawing = bar_figure(
-        "Where the time of a step goes",
-        caption(arms, "Mean over ranks and steps; the bars end at the mean step time over ranks."),
-        table.unpivot(index="arm", variable_name="phase", value_name="ms"),
-        table["arm"].to_list(),
-        [Bars(parts, PHASES, "time per step (ms)")],
+    rows = means(arms, {phase.column: f"time_ms.{phase.column.removesuffix('_ms')}" for phase in PHASES})
+    lasts = rows.drop("arm").sum_horizontal()
+    drawn = rows.with_columns(text=pl.Series([f"{digits(ms)} ms" for ms in lasts]))
+    note = "Mean over ranks and steps; the bars end at the mean step time over ranks."
+    x_label, x_end = "time per step (ms)", 1.12 * max(lasts)
+    bars = Bars(rows=drawn, parts=PHASES, x_label=x_label, texts="text", numbers=True, x_end=x_end)
+    table = rows.unpivot(index="arm", variable_name="phase", value_name="ms")
+    return arm_figure("Where the time of a step goes", arms, table, [bars], note)
+
+
+@figure("train", of_some=True)
+def waterfall(arms: Arms) -> Drawing | None:
+    """From the baseline's step to a candidate's: what each part of the waste gave back, and what is left to the ideal.
+
+    A panel per candidate, of the fastest first, at most `MOST_PANELS`; None with a single arm, or where no ideal can be
+    stated for the baseline or any candidate.
+    """
+    known = {arm: times for arm in arms if (times := _times(arm)) is not None}
+    if arms[0] not in known or len(known) < 2:
+        return None
+    base, *fastest = sorted(known, key=lambda arm: (arm is not arms[0], known[arm]["total"]))
+    before, candidates = known[base], fastest[:MOST_PANELS]
+    parts = [part for part in CHANGES if part not in SELDOM or any(known[arm][part] for arm in (base, *candidates))]
+    table = pl.DataFrame(
+        {"arm": arm.label, "part": part, "ms": known[arm][part], "change_ms": known[arm][part] - before[part]}
+        for arm in (base, *candidates)
+        for part in (*parts, "ideal", "total")
     )
-    (axes,) = drawing.figure.axes
-    for place, (row, total) in enumerate(zip(parts.iter_rows(), totals, strict=True)):
-        for phase, ms, end in zip(PHASES, row, np.cumsum(row), strict=True):
-            if ms > LABELLED * max(totals):
-                box = {"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none"} if phase.hatch else None
-                color = INK if phase.hatch or phase.column == "other_ms" else "white"
-                axes.text(end - ms / 2, place, digits(ms), ha="center", va="center", color=color, fontsize=9, bbox=box)
-        axes.text(sum(row) + 0.01 * max(totals), place, f"{digits(total)} ms", va="center", fontweight="bold")
-    axes.set_xlim(0, max(totals) * 1.12)
+    changes = {arm: _changes(_short(base.label), before, known[arm], parts) for arm in candidates}
+    note = (
+        "Mean over launches. Ideal: the same samples without padding, waiting, communication, planning or loading, by "
+        "the cost of the arm that computes fastest. Slower compute: what an arm's own cost is above it."
+    )
+    more = f"Of {len(fastest)} candidates, the {MOST_PANELS} fastest." if len(fastest) > MOST_PANELS else ""
+    x_label = f"time per 1,000 {unit_of(base.runs[0]).name}s (ms)"
+    x_end = ROOM * max(max(rows["end"]) for rows in changes.values())
+    bars = [
+        Bars(rows=rows, parts=FROM_TO, x_label=x_label, title=_short(arm.label), texts="text", x_end=x_end)
+        for arm, rows in changes.items()
+    ]
+    title = f"What {_short(base.label)} loses in a step, and what was given back"
+    drawing = arm_figure(title, [base, *candidates], table, bars, note, more)
+    for axes, rows in zip(drawing.figure.axes, changes.values(), strict=True):
+        places = np.arange(rows.height - 1)
+        axes.vlines(rows["end"][:-1], places + 0.34, places + 0.66, color=FAINT_INK, linewidth=0.8)
     return drawing
 
 
+def _changes(base: str, before: Times, times: Times, parts: Sequence[str]) -> pl.DataFrame:
+    """A bar of the baseline, one of each change, and one of the candidate; `end`: where a change ends."""
+    decimals = max(0, 2 - math.floor(math.log10(before["total"])))
+
+    def whole(name: str, arm: Times) -> dict[str, Any]:
+        text = f"{arm['total']:.{decimals}f} ms, {arm['total'] / arm['ideal']:.2f} × ideal"
+        lost = arm["total"] - arm["ideal"]
+        return {"name": name, "ideal": arm["ideal"], "lost": lost, "end": arm["total"], "text": text}
+
+    rows = [whole(base, before)]
+    for part in parts:
+        start, change = rows[-1]["end"], times[part] - before[part]
+        text = f"{change:+.{decimals}f}".replace("-", "\N{MINUS SIGN}")
+        text = text if text.strip("+\N{MINUS SIGN}0.") else "0"
+        bar = {"before": min(start, start + change), "loss" if change > 0 else "gain": abs(change)}
+        rows.append({"name": CHANGES[part], **bar, "end": start + change, "text": text})
+    return pl.DataFrame([*rows, whole("candidate", times)], infer_schema_length=None)
+
+
+def _times(arm: ArmView) -> Times | None:
+    """Means over launches; None where one has none.
+
+    Compression has that part of the exposed communication which it has of both, hidden or not.
+    """
+    launches = []
+    for run, summary in zip(arm.runs, arm.summaries, strict=True):
+        waste, tokens = cast(Waste, summary["waste"]), float(run.measured["real_tokens"].sum())
+        found = ms_per_kilotoken(waste, run.time_ms, tokens)
+        if found is None:
+            return None
+        *coding, moving = (total(run.measured, name) or 0.0 for name in (*CODING, "comm_ms"))
+        compression = found["exposed_comm"] * (sum(coding) / (sum(coding) + moving) if any(coding) else 0.0)
+        found |= {"exposed_comm": found["exposed_comm"] - compression, "compression": compression}
+        launches.append({**found, "total": sum(found.values())})
+    return {part: fmean(launch[part] for launch in launches) for part in launches[0]}
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…"
+
+
+@figure("train", of_some=True)
 def epochs(arms: Arms) -> Drawing | None:
     """Means over launches; what no arm was evaluated for has no panel; None where no arm was trained for epochs."""
-    rows = [row for arm in arms for row in _epochs_of_arm(arm)]
-    shown = [name for name in EPOCHS if any(row[name] is not None for row in rows)]
-    if not shown:
-        return None
-    table = pl.DataFrame(rows)
-    drawn = table.with_columns(pl.col("eval_accuracy").cast(pl.Float64) * 100)
+    found: list[tuple[str, Any]] = [(arm.label, each["epochs"]) for arm in arms for each in arm.summaries]
+    rows = [{"arm": label, **row} for label, trained in found if trained is not None for row in trained["each"]]
+    schema = {"arm": pl.String, "epoch": pl.Int64, **dict.fromkeys(EPOCHS, pl.Float64)}
+    table = pl.DataFrame(rows, schema).group_by("arm", "epoch", maintain_order=True).mean()
+    drawn = table.with_columns(pl.col("eval_accuracy") * 100)
     panels = [
-        Panel(
-            rows=drawn, x="epoch", y=name, x_label="epoch", y_label=EPOCHS[name], from_zero=name == "eval_accuracy",
-            ticks={},
-        )
-        for name in shown
-    ]  # fmt: skip
-    return arm_figure("Loss and accuracy over epochs", arms, table, panels, "Means over launches.")
-
-
-def _epochs_of_arm(arm: ArmView) -> list[dict[str, Any]]:
-    """The epochs that all its launches have."""
-    launches: list[Any] = [found["each"] for run in arm.runs if (found := epochs_of(run)) is not None]
-    return [
-        {"arm": arm.label, "epoch": together[0]["epoch"]}
-        | {name: pl.Series([one[name] for one in together], dtype=pl.Float64).mean() for name in EPOCHS}
-        for together in zip(*launches, strict=False)
+        Lines(rows=drawn, x="epoch", y=name, x_label="epoch", y_label=label, from_zero=name == "eval_accuracy")
+        for name, label in EPOCHS.items()
+        if table[name].count()
     ]
+    note = "Means over launches."
+    return arm_figure("Loss and accuracy over epochs", arms, table, panels, note) if panels else None
+
+
+@figure("train", of_strategies, of_some=True)
+def loss_curves(arms: Arms) -> Drawing | None:
+    """The training loss over the measured steps; None where arms do not differ in their strategy."""
+    arms = [arm for arm in arms if arm.runs[0].facts.trains]
+    if not arms:
+        return None
+    table = over_steps(arms, "loss_global")
+    panel = _panel(table, "loss_global", "training loss", from_zero=False)
+    return arm_figure("Training loss over the steps", arms, table, [panel], _smoothing(arms))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -12,25 +12,29 @@ import polars as pl
 import polars.selectors as cs
 
 from dynbench.analysis.crowding import MARK, oversubscribed
-from dynbench.analysis.figures.charts import Look, Panel, line_figure, looks
-from dynbench.analysis.figures.style import PALETTE, Drawing
+from dynbench.analysis.figures.charts import PALETTE, Bars, Dashes, Drawing, Lines, Look, draw_panels, looks
+from dynbench.analysis.measure import Summaries, lookup
 from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.summary import summary_of
+from dynbench.config.image_rules import has_lengths
 
 FASTEST = 4
 """Arms that are coloured beside the baseline where there are more arms than colours."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ArmView:
     """One line, bar or panel of a figure.
 
     Attributes:
         label: what the legend says.
         runs: the launches of the arm.
+        made: their summaries, where they are at hand.
     """
 
     label: str
     runs: tuple[MergedRun, ...]
+    made: Summaries = ()
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -45,45 +49,57 @@ class ArmView:
         """Measured steps of every launch, one below the other."""
         return pl.concat([run.measured for run in self.runs], how="diagonal_relaxed")
 
+    @cached_property
+    def summaries(self) -> Summaries:
+        """Of its launches."""
+        return self.made or [summary_of(run) for run in self.runs]
+
+    def values(self, key: str) -> list[float]:
+        """The measure at a dotted path of the summaries, of the launches that have it."""
+        return [value for each in self.summaries if (value := lookup(each, key)) is not None]
+
+    def mean(self, key: str) -> float | None:
+        """Mean over them; None where there are none."""
+        return fmean(values) if (values := self.values(key)) else None
+
 
 Arms = Sequence[ArmView]
-Facts = Callable[[MergedRun], Mapping[str, object]]
 
 
-def over_launches(arms: Arms, facts: Facts) -> pl.DataFrame:
-    """Mean, least and greatest of each of a launch's facts over an arm's launches: a row where it is a number."""
-    rows = [
-        (arm.label, name, value)
-        for arm in arms
-        for run in arm.runs
-        for name, value in facts(run).items()
-        if isinstance(value, float)
-    ]
-    found = pl.DataFrame(rows, {"arm": pl.String, "quantity": pl.String, "value": pl.Float64}, orient="row")
-    value, of = pl.col("value"), ("quantity", "arm")
-    return found.group_by(of, maintain_order=True).agg(mean=value.mean(), least=value.min(), most=value.max())
+def means(arms: Arms, keys: Mapping[str, str]) -> pl.DataFrame:
+    """Means over launches: a row per arm, and beside its label a column for each measure of `keys`, null if unknown."""
+    rows = [{"arm": arm.label, **{name: arm.mean(key) for name, key in keys.items()}} for arm in arms]
+    return pl.DataFrame(rows, {"arm": pl.String, **dict.fromkeys(keys, pl.Float64)})
 
 
-def arm_looks(arms: Arms) -> dict[str, Look]:
+def work_rate(arm: ArmView) -> str:
+    """Key of the measure that says how much work an arm does in a second."""
+    return f"throughput_{'tokens' if has_lengths(arm.runs[0].facts.config) else 'samples'}_per_s.mean"
+
+
+def arm_looks(arms: Arms, dashes: Dashes = "-") -> dict[str, Look]:
     """A colour per arm; of many arms, of the baseline and of those that take the least time per unit of work."""
-    by_time = sorted(arms[1:], key=lambda arm: fmean(arm.steps["step_time_max_ms"]) / fmean(arm.steps["real_tokens"]))
-    return looks([arm.label for arm in arms], [arm.label for arm in (*arms[:1], *by_time[:FASTEST])])
+    fastest = sorted(arms[1:], key=lambda arm: arm.mean(work_rate(arm)) or 0.0)[-FASTEST:]
+    return looks([arm.label for arm in arms], [arm.label for arm in (*arms[:1], *fastest)], dashes)
 
 
 def arm_figure(
-    title: str, arms: Arms, table: pl.DataFrame, panels: Sequence[Panel], *notes: str, **layout: Any
+    title: str,
+    arms: Arms,
+    table: pl.DataFrame,
+    panels: Sequence[Lines | Bars],
+    *notes: str,
+    dashes: Dashes = "-",
+    **layout: Any,
 ) -> Drawing:
-    """Panels of lines, one per arm; `layout` as `line_figure` takes it."""
-    few = f"In colour: {arms[0].label} and the {FASTEST} fastest." if len(arms) > len(PALETTE) else ""
-    return line_figure(title, caption(arms, *notes, few), table, panels, arm_looks(arms), **layout)
+    """Panels of lines or bars, one per arm; `layout` as `draw_panels` takes it."""
+    many = len(arms) > len(PALETTE) and isinstance(panels[0], Lines)
+    few = f"In colour: {arms[0].label} and the {FASTEST} fastest." if many else ""
+    return draw_panels(title, caption(arms, *notes, few), table, panels, arm_looks(arms, dashes), **layout)
 
 
 def caption(arms: Arms, *notes: str) -> str:
     """How much is shown and what was left out; then the figure's own notes."""
-    return " ".join(filter(None, [_counts(arms), *notes]))
-
-
-def _counts(arms: Arms) -> str:
     runs, facts = [run for arm in arms for run in arm.runs], arms[0].runs[0].facts
     ranks, workers = (_range(getattr(arm.runs[0], name) for arm in arms) for name in ("world_size", "workers"))
     launches, steps = _range(len(arm.runs) for arm in arms), _range(run.measured.height for run in runs)
@@ -93,11 +109,13 @@ def _counts(arms: Arms) -> str:
     kind += f", emulated link of {_range(links)} Gb/s" if links else ""
     kind += f" of which {workers} train" if workers != ranks else ""
     shared = [arm.label for arm in arms if oversubscribed(arm.runs[0].facts)]
-    kind += f" ({MARK}: {', '.join(shared)})" if shared and len(arms) > 1 else f" ({MARK})" if shared else ""
-    return (
+    named = f": {', '.join(shared)}" if len(shared) < len(arms) else ""
+    kind += f" ({MARK}{named})" if shared else ""
+    counts = (
         f"n = {launches} launch{'' if launches == '1' else 'es'} per arm, {ranks} {kind}, {steps} measured steps; the "
         f"first {_range(run.facts.config.train.warmup_steps for run in runs)} steps (warm-up) are left out."
     )
+    return " ".join(filter(None, [counts, *notes]))
 
 
 def _range(values: Iterable[float]) -> str:

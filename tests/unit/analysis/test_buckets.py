@@ -11,7 +11,7 @@ import pytest
 from matplotlib.text import Text
 
 from dynbench.analysis.buckets import EXPLAINS, BucketPoint, bears_out, bucket_point, fit_buckets, nearest
-from dynbench.analysis.figures import style
+from dynbench.analysis.figures import charts
 from dynbench.analysis.figures.strategies import bucket_overhead
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import merge_run
@@ -76,7 +76,7 @@ def test_what_arms_do_not_bear_out_has_neither_curve_nor_optimum(
     by_arm = {point.arm: dataclasses.replace(point, size=f"{place}") for place, point in enumerate(found, start=1)}
     monkeypatch.setattr("dynbench.analysis.figures.strategies.bucket_point", lambda arm, *_: by_arm[arm])
     run = merge_run(make_run())
-    with matplotlib.rc_context(style.RC):
+    with matplotlib.rc_context(charts.RC):
         drawn = bucket_overhead([ArmView(arm, (run,)) for arm in by_arm])
     assert drawn is not None
     lines = drawn.figure.axes[0].lines

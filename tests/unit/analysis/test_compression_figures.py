@@ -9,8 +9,7 @@ import polars as pl
 import pytest
 from compressed_runs import PERPLEXITY, SENT, STEPS, compressed_arms
 
-from dynbench.analysis.figures import FIGURES, draw_figure, style
-from dynbench.analysis.figures.compression import _summary
+from dynbench.analysis.figures import FIGURES, charts, draw_figure
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.link_model import predicted_ms
 from dynbench.analysis.links import faster_gbps
@@ -24,8 +23,8 @@ MEASURED = {"compression_loss": 2, "compression_curves": 3}
 """Those with what compress.error_every measures, and how many panels they have with it."""
 
 
-def drawn(name: str, arms: list[ArmView]) -> style.Drawing:
-    with matplotlib.rc_context(style.RC):
+def drawn(name: str, arms: list[ArmView]) -> charts.Drawing:
+    with matplotlib.rc_context(charts.RC):
         found = draw_figure("train", name, arms)
         assert found is not None
         found.figure.draw_without_rendering()
@@ -65,10 +64,10 @@ def test_a_step_is_in_its_parts(make_run: Make) -> None:
 @pytest.mark.slow
 def test_slower_links_take_longer_and_fewer_bytes_less_so(make_run: Make) -> None:
     arms = compressed_arms(make_run)
-    none = next([_summary(run) for run in arm.runs] for arm in arms if arm.label == "none")
+    none = next(arm.summaries for arm in arms if arm.label == "none")
     table = drawn("compression_links", arms).table.sort("arm", "gbps")
     crossing = table.filter("crosses")
-    spans = {arm.label: faster_gbps([_summary(run) for run in arm.runs], none) for arm in arms}
+    spans = {arm.label: faster_gbps(arm.summaries, none) for arm in arms}
     assert {*crossing["arm"]} == {arm for arm, found in spans.items() for span in found or () if any(span)}
     for arm, gbps, ms in crossing.select("arm", "gbps", "predicted_ms").iter_rows():
         assert predicted_ms(none, gbps) == pytest.approx(ms), arm

@@ -18,7 +18,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from dynbench.analysis.figures import FIGURES, draw_figure, style
+from dynbench.analysis.figures import FIGURES, charts, draw_figure
 from dynbench.analysis.figures.bench import HELD, KERNEL_PHASES, KINDS, MEMORY, MOMENTS, STEP
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import merge_run
@@ -98,39 +98,6 @@ def solved(make_run: Callable[..., Run], store: RunStore) -> list[Run]:
     return [run_solve(load_config(), options, store).run]
 
 
-def probed(make_run: Callable[..., Run], store: RunStore) -> list[Run]:
-    run = store.create("probe", "probe")
-    accuracy = {"mape": 0.1, "rank_correlation": 0.9}
-    trials = [
-        {"rank": 0, "length": length, "n": n, "fits": n < 9, "peak_mem_mb": 1.0}
-        for length in (32, 64)
-        for n in (4, 8, 16)
-    ]
-    timings = [
-        {"rank": 0, "n": n, "length": length, "ms": 1.0 + 0.1 * n * length, "held_out": n == 8}
-        for length in (32, 64)
-        for n in (4, 8, 16)
-    ]
-    cost = {"alpha_ms": 1.0, "beta_ms_per_token": 0.1, "gamma_ms_per_token2": 0.0, "heldout": {"measured": accuracy}}
-    capacity = {"rank": 0, "length": 64, "max_batch": 8, "tested_ok": 8, "tested_fail": 16, "peak_mem_mb": 1.0}
-    facts = {"device": "cpu", "precision": "fp32", "memory_limit_mb": 100.0, "world_size": 2, "global_batch": 32}
-    rest = {"memory_model": None, "speeds": [1.0, 1.0], "allreduce": None, "soak": None, "predicted_speedup": {}}
-    record = {
-        **facts,
-        **rest,
-        "pad_to_multiple_of": 1,
-        "workload": {},
-        "capacity": [capacity],
-        "tables": [[(32, 8), (64, 8)]],
-        "trials": trials,
-        "timings": timings,
-        "cost_model": cost,
-        "break_even_batch": None,
-    }
-    write_json(run.path / "probe.json", record)
-    return [run]
-
-
 def cells(make_run: Callable[..., Run], store: RunStore) -> list[Run]:
     together, found = store.create("compare", "cells"), []
     for launcher in ("torchrun", "virtual"):
@@ -201,7 +168,6 @@ def modelled(store: RunStore) -> list[Run]:
 SOURCES: Mapping[str, Callable[..., list[object]]] = {
     "train": training,
     "solve": solved,
-    "probe": probed,
     "bench": benched,
     "cells": cells,
 }
@@ -236,7 +202,7 @@ def test_every_figure_is_drawn_without_a_fault(make_run: Callable[..., Run], sto
     drawn = set()
     for source in SOURCES[kind](make_run, store):
         for name in FIGURES[kind]:
-            with matplotlib.rc_context(style.RC):
+            with matplotlib.rc_context(charts.RC):
                 drawing = draw_figure(kind, name, source)
                 if drawing is not None:
                     drawn.add(name)
@@ -246,15 +212,15 @@ def test_every_figure_is_drawn_without_a_fault(make_run: Callable[..., Run], sto
 
 
 def test_what_is_wrong_with_a_drawing_is_found() -> None:
-    with matplotlib.rc_context(style.RC):
-        figure, (left, middle, _) = style.new_figure("x", "y", panels=3, columns=3, width_in=6)
+    with matplotlib.rc_context(charts.RC):
+        figure, (left, middle, _) = charts.new_figure("x", "y", panels=3, columns=3, width_in=6)
         left.bar(["a label that is long", "another that is"], [1, 2])
         middle.plot([1, 2], [1, 2])
         middle.set(xlabel="time (ms)", title="a title that is far too long for what it stands above")
         middle.tick_params(labelbottom=False)
         assert {fault.partition("' ")[2].split(" '")[0] for fault in faults(figure)} >= {"on", "has no ticks"}
         assert "'' is empty" in faults(figure)
-        assert faults(style.new_figure("x", "y")[0]) == ["'' is empty"]
+        assert faults(charts.new_figure("x", "y")[0]) == ["'' is empty"]
 
 
 @pytest.mark.parametrize(("counts", "said"), [((20, 20, 20), "n = 20 iter"), ((20, 20, 4), "n = 4 to 20 iter")])
@@ -267,7 +233,7 @@ def test_sizes_are_in_mib_and_iterations_are_said(store: RunStore, name: str, co
     write_text(run.path / "rows.csv", csv_text([{**alike, **times, "size": mib * 2**20, "n": n} for mib, n in sizes]))
     drawing = draw_figure("bench", name, run)
     assert drawing is not None
-    assert [label.get_text() for label in drawing.figure.axes[0].get_xticklabels()] == ["1", "100", "1000"]
+    assert [label.get_text() for label in drawing.figure.axes[0].get_xticklabels()] == ["1", "100", "1,000"]
     assert any(said in " ".join(text.get_text().split()) for text in drawing.figure.texts)
 
 
@@ -285,7 +251,7 @@ def test_memory_of_a_larger_model_is_on_the_common_scale(store: RunStore) -> Non
     assert [axes.get_ylim()[1] > 9 for axes in drawing.figure.axes] == [True, True]
 
 
-def test_a_sum_without_error_has_its_number_and_no_mark(store: RunStore) -> None:
+def test_a_sum_without_error_has_its_number(store: RunStore) -> None:
     run = store.create("bench", "precision")
     alike = {"status": "ok", "device": "cpu", "shape": "[10]", "n": 1, "mean": 1.0, "sd": None}
     rows = [{**alike, "study": "sum", "case": label, "dtype": "float32", "reference_error": 0.0} for label in SUMS]

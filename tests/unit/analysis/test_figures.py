@@ -1,8 +1,8 @@
 import ast
 import sys
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
@@ -10,11 +10,11 @@ import polars as pl
 import pytest
 from matplotlib.image import imread
 from matplotlib.lines import Line2D
-from matplotlib.text import Text
 
 import dynbench.analysis.figures as registry
-from dynbench.analysis.figures import FIGURES, draw_figures, style, timeline
-from dynbench.analysis.figures.charts import GREY, Panel, line_figure, looks
+from dynbench.analysis.figures import FIGURES, charts, draw_figures, timeline
+from dynbench.analysis.figures.charts import GREY, looks
+from dynbench.analysis.figures.steps import smoothing_window
 from dynbench.analysis.figures.timeline import typical_step
 from dynbench.analysis.figures.views import ArmView, caption
 from dynbench.analysis.merge import PARQUET, merge_run
@@ -36,26 +36,13 @@ def figure_modules():
     return list(Path(registry.__file__).parent.glob("*.py"))
 
 
-@pytest.mark.slow
-def test_every_function_that_draws_is_registered_and_the_other_way_round():
-    drawing = {
-        (node.name, path.stem)
-        for path in figure_modules()
-        if path.stem != "__init__"
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
-        if node.returns and "Drawing | None" in ast.unparse(node.returns)
-    }
-    assert drawing == {item for figures in FIGURES.values() for item in figures.items()}
-
-
-def test_only_style_chooses_a_backend_and_nothing_uses_pyplot():
+def test_one_module_chooses_a_backend_and_nothing_uses_pyplot():
     for path in figure_modules():
         tree = ast.parse(path.read_text())
         imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert not any("pyplot" in name for name in imported), path.name
-        assert ("matplotlib.use" in path.read_text()) == (path.name == "style.py")
+        assert ("matplotlib.use" in path.read_text()) == (path.name == "charts.py")
     assert matplotlib.get_backend().lower() == "agg"
 
 
@@ -190,10 +177,13 @@ def test_the_caption_says_virtual(view):
 def test_lines_start_at_zero_and_smoothing_keeps_constants(view):
     drawing = registry.draw_figure("train", "step_time", view("static"))
     assert drawing.figure.axes[0].get_ylim()[0] == 0
-    assert np.allclose(style.smooth([3.0] * 20, 5), 3.0)
-    assert style.smooth(np.arange(7.0), 3).tolist() == [0.5, 1, 2, 3, 4, 5, 5.5]
-    assert style.smoothing_window(10) == 5
-    assert style.smoothing_window(2400) == 201
+    raw, smoothed = (drawing.table[name].to_numpy() for name in ("step_time_max_ms", "smoothed"))
+    assert smoothed[[0, 20, -1]] == pytest.approx([raw[:3].mean(), raw[18:23].mean(), raw[-3:].mean()])
+
+
+@pytest.mark.parametrize(("steps", "window"), [(10, 5), (2400, 201)])
+def test_a_smoothed_value_covers_a_twelfth_of_the_steps(steps, window):
+    assert smoothing_window([SimpleNamespace(steps=pl.DataFrame({"step": range(steps)}))]) == window
 
 
 @pytest.mark.slow
@@ -202,16 +192,14 @@ def test_lines_start_at_zero_and_smoothing_keeps_constants(view):
 def test_caption_and_legend_keep_clear_of_the_panels(sentence, lines):
     names = ["a third one with a long name" if index == 2 else f"number {index}" for index in range(lines)]
     legend = [Line2D([], [], label=name) for name in names]
-    with matplotlib.rc_context(style.RC):
-        figure, panels = style.new_figure("Title", sentence * 40, panels=4, columns=2, legend=legend)
-    figure.set_dpi(style.RC["savefig.dpi"])
+    with matplotlib.rc_context(charts.RC):
+        figure, panels = charts.new_figure("Title", sentence * 40, panels=4, columns=2, legend=legend)
+    figure.set_dpi(charts.RC["savefig.dpi"])
     for axes in panels:
         axes.set(xlabel="x (ms)", ylabel="y (ms)")
     figure.draw_without_rendering()
-    renderer = figure.canvas.get_renderer()
-    boxes = [axes.get_tightbbox(renderer) for axes in panels]
-    others = [text.get_window_extent(renderer) for text in figure.texts]
-    others.append(figure.legends[0].get_window_extent(renderer))
+    boxes = [axes.get_tightbbox() for axes in panels]
+    others = [text.get_window_extent() for text in (*figure.texts, *figure.legends)]
     assert not any(box.overlaps(other) for box in boxes for other in others)
     assert not any(a.overlaps(b) for i, a in enumerate(others) for b in others[:i])
     assert all(other.x1 <= figure.bbox.x1 and other.x0 >= 0 for other in others)
@@ -223,25 +211,6 @@ def test_few_series_have_colours_and_of_many_only_the_important_ones():
     many = looks([f"{index}" for index in range(20)], ["0", "5", "9"])
     assert [name for name, look in many.items() if look.color != GREY] == ["0", "5", "9"]
     assert len({many[name].color for name in ("0", "5", "9")}) == 3
-
-
-@pytest.mark.slow
-def test_each_of_many_lines_is_named_at_its_end_and_no_name_covers_another():
-    names = [f"line {index}" for index in range(18)]
-    rows = pl.DataFrame(
-        [(name, x, 1 + x * place * 1e-3) for place, name in enumerate(names) for x in range(5)],
-        ["arm", "x", "y"],
-        orient="row",
-    )
-    panel = Panel(rows=rows, x="x", y="y", x_label="x (ms)", y_label="y (ms)")
-    (axes,) = line_figure("Title", "A caption.", rows, [panel], looks(names, names[:2])).figure.axes
-    axes.figure.draw_without_rendering()
-    boxes = {text.get_text(): Text.get_window_extent(text) for text in axes.texts}  # without the line that leads there
-    assert list(boxes) == names, "as the lines end, from below"
-    assert not any(a.overlaps(b) for a, b in combinations(boxes.values(), 2))
-    assert all(box.x0 > axes.bbox.x1 and box.x1 <= axes.figure.bbox.x1 for box in boxes.values())
-    heights = [box.y0 for box in boxes.values()]
-    assert heights == sorted(heights)
 
 
 def test_analysis_does_not_load_torch():
@@ -270,7 +239,7 @@ def test_epochs_are_drawn_for_what_is_known_of_them(view):
     ("value", "text"), [(12.345, "12.3"), (999.4, "999"), (999.6, "1,000"), (2021.4, "2,021"), (0.0123, "0.0123")]
 )
 def test_numbers_of_a_thousand_and_more_are_written_out(value, text):
-    assert style.digits(value) == text
+    assert charts.digits(value) == text
 
 
 @pytest.mark.slow

@@ -9,9 +9,9 @@ import matplotlib
 import pytest
 
 from dynbench.analysis.arms import named_arms
-from dynbench.analysis.figures import draw_figure, style
+from dynbench.analysis.figures import charts, draw_figure
+from dynbench.analysis.figures.steps import MOST_PANELS
 from dynbench.analysis.figures.views import ArmView
-from dynbench.analysis.figures.waterfall import MOST_PANELS
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.recovery import share_ideal
 from dynbench.analysis.waste import PARTS, waste_of
@@ -43,8 +43,8 @@ def shared(runs: dict[str, list[MergedRun]]) -> list[ArmView]:
     return [ArmView(arm.label, arm.runs) for arm in share_ideal(named_arms(runs), summaries)]
 
 
-def drawn(arms: list[ArmView]) -> style.Drawing | None:
-    with matplotlib.rc_context(style.RC):
+def drawn(arms: list[ArmView]) -> charts.Drawing | None:
+    with matplotlib.rc_context(charts.RC):
         return draw_figure("train", "waterfall", arms)
 
 
@@ -82,7 +82,7 @@ def test_compression_has_its_part_of_what_is_exposed(make_run: Make) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [2, 3, len(ARMS)])
 def test_no_text_covers_another_or_leaves_the_figure(make_run: Make, number: int) -> None:
-    with matplotlib.rc_context(style.RC):
+    with matplotlib.rc_context(charts.RC):
         drawing = draw_figure("train", "waterfall", views(make_run, number))
         figure = drawing.figure
         figure.draw_without_rendering()

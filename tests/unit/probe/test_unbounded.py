@@ -10,12 +10,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dynbench.analysis.figures import draw_figures
 from dynbench.config.schema import Probe
 from dynbench.probe.capacity import capacity_tables, find_capacities, soak
 from dynbench.probe.fit import fit_memory
 from dynbench.runs.probe_record import CapacityRow, ProbeRecord, read_probe
-from dynbench.runs.store import RunStore
 from dynbench.schedule.capacity import UNLIMITED, Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.policy import Problem
@@ -149,18 +147,3 @@ def test_a_record_of_the_first_version_is_read_without_its_ceilings(tmp_path: Pa
     assert old.tables == [[(32, None), (40, None), (64, None), (72, 28), (128, 20)], tables[1]]
     new = written(tmp_path, schema_version=2, capacity=capacity, tables=tables)
     assert new.tables == tables
-
-
-@pytest.mark.slow
-def test_the_figure_draws_what_is_limited_and_marks_the_rest(tmp_path: Path) -> None:
-    run = RunStore(tmp_path).create("probe", "probe")
-    capacity = [row(32, 31, None), row(64, 9, 10), row(32, 31, None, 1), row(64, 31, None, 1)]
-    written(run.path, schema_version=2, capacity=capacity, tables=[[(32, None), (64, 9)], [(32, None), (64, None)]])
-    draw_figures("probe", run, run.figures_dir)
-    table = pl.read_csv(run.figures_dir / "probe_capacity.csv").filter(pl.col("kind") != "fits")
-    assert table.select("rank", "length", "n", "kind").rows() == [
-        (0, 32, None, "no limit found"),
-        (0, 64, 9, "usable"),
-        (1, 32, None, "no limit found"),
-        (1, 64, None, "no limit found"),
-    ]
