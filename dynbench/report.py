@@ -22,6 +22,7 @@ from jinja2 import Template as Blocks
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 
+from dynbench import table_text
 from dynbench.analysis.tables import format_interval, format_ratio, format_value
 from dynbench.config.yaml_strict import Mapping as YamlMapping
 from dynbench.config.yaml_strict import parse_yaml
@@ -92,6 +93,19 @@ def signed_interval(change: tuple[float, float, float] | None) -> str | None:
     return f"{signed_percent(mean)} [{100 * low:+.2f},{NBSP}{100 * high:+.2f}]"
 
 
+def table(lines: Sequence[Sequence[str]], texts: int, *headings: str) -> Markdown:
+    """Lines of cells under their headings, as Markdown; columns that are empty in all lines are left out.
+
+    Args:
+        lines: of as many cells as there are headings.
+        texts: how many of the first columns are words, which stand to the left.
+        headings: one for each column.
+    """
+    known = [place for place in range(len(headings)) if any(line[place] for line in lines)]
+    shown = [[line[place] for place in known] for line in (headings, *lines)]
+    return table_text.Table(shown[0], shown[1:], texts=sum(place < texts for place in known)).markdown()
+
+
 FILTERS: Mapping[str, Callable[..., object]] = {
     "number": number,
     "count": count,
@@ -103,6 +117,7 @@ FILTERS: Mapping[str, Callable[..., object]] = {
     "fixed": lambda value, digits, sign="": None if value is None else f"{value:{sign}.{digits}f}",
     "code": lambda name: None if name is None else f"`{name}`",
     "each": each,
+    "table": table,
     "mb": lambda size: None if size is None else mb(size),
     "mib": lambda size: None if size is None else mib(size),
     "ends": lambda ends, digits, sign="": "[" + f",{NBSP}".join(f"{end:{sign}.{digits}f}" for end in ends) + "]",
@@ -202,7 +217,8 @@ def fill(template: Template, values: Mapping[str, object]) -> str:
 
     Args:
         template: Jinja2 over the values and the front matter's texts, by their dotted keys.
-        values: dotted key to value. `{{ say.NAME }}` is the language's block NAME.
+        values: dotted key to value. `{{ say.NAME }}` is the language's block NAME, which `{{ say(NAME, …) }}` gives
+            values of its own.
 
     Raises:
         TemplateError: placeholders that are not among the values, each with its line, and the known ones; or what
@@ -215,7 +231,7 @@ def fill(template: Template, values: Mapping[str, object]) -> str:
     for line, name in placeholders:
         parts = name.split(".")
         found = any(".".join(parts[: end + 1]) in known for end in range(len(parts)))
-        if not found and not (parts[0] == "say" and parts[-1] in template.sentences.blocks):
+        if not found and not (parts[0] == "say" and {*parts[1:]} <= template.sentences.blocks.keys()):
             near = did_you_mean(name, known)
             problems.append(f"{template.path}:{line}: unknown placeholder '{{{{ {name} }}}}' {near}".rstrip())
     if problems:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dynbench.cli.options import Settings
-    from dynbench.experiment.assignment.chapter import Answer
+    from dynbench.experiment.assignment.questions import Answer
     from dynbench.runs.run import Run
 
 NAME = "assignment"
@@ -48,7 +48,8 @@ def run(settings: Settings, suite: Run, *, figures: bool) -> None:
     """Measure what is missing, write the reports, and print which questions have an answer; also on Ctrl-C."""
     from dynbench.cli.console import working
     from dynbench.errors import DynbenchError
-    from dynbench.experiment.assignment.suite import answers_of, run_suite
+    from dynbench.experiment.assignment.questions import answers
+    from dynbench.experiment.assignment.suite import run_suite, tables_of
     from dynbench.runs.recorder import refuse_running
     from dynbench.runs.store import RunStore
 
@@ -58,12 +59,12 @@ def run(settings: Settings, suite: Run, *, figures: bool) -> None:
         with working(settings.shows_progress, NAME) as report:
             paths = run_suite(suite, store, report, figures=figures)
     except DynbenchError as error:
-        found = answers_of(suite, store)
+        found = answers(tables_of(suite, store))
         error.result = as_dict(suite, found, sorted(suite.path.glob("report.*")))
         if not settings.as_json and not settings.quiet:
             _show(found)
         raise
-    found = answers_of(suite, store)
+    found = answers(tables_of(suite, store))
     if not answered(settings, "bench", as_dict(suite, found, paths), [str(path) for path in paths]):
         _show(found)
         print_line("")
@@ -90,5 +91,5 @@ def _next(answer: Answer) -> str:
     """What makes its rows, or answers it in full."""
     if answer.state == "answered":
         return ""
-    tried = answer.said or answer.reasons
+    tried = answer.statements or answer.reasons
     return answer.question.gpu or answer.question.command if tried else answer.question.command

@@ -165,3 +165,14 @@ def test_sentences_are_unwrapped_and_tables_and_code_are_not() -> None:
     text = "one\n  two\n\n\n- item\n  goes on\n- next\n\n| a |\n| - |\n| b |\n\n```\nas\n  it is\n```\n"
 
     assert unwrapped(text) == "one two\n\n- item goes on\n- next\n\n| a |\n| - |\n| b |\n\n```\nas\n  it is\n```"
+
+
+def test_a_body_says_a_block_with_values_of_its_own_and_tables_leave_empty_columns_out(tmp_path: Path) -> None:
+    body = '{{ say("formula_table", lines=lines) }}\n\n{{ lines|table(1, "a", "b", "c", "d") }}\n'
+    lines = [["x", "1 |", "", "y"], ["z", "2", "", ""]]
+
+    text = fill(template(tmp_path, body), {"lines": lines, "who": "x"})
+
+    first, second = text.strip().split("\n\n")
+    assert first.splitlines()[0] == "| quantity | value | with |"
+    assert second.splitlines() == ["| a | b | d |", "| --- | ---: | ---: |", "| x | 1 \\| | y |", "| z | 2 |  |"]

@@ -1,288 +1,321 @@
-"""Sections 1 and 2.2 of the questions: a model's step, its kernels, half precision, and what compiling changes."""
+"""Sections 1 to 3 of the questions: a model's step, its kernels, half precision, its memory, and attention."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import pairwise, product
 
 from dynbench.bench.base import Row
 from dynbench.bench.precision import HALF, PARTS, SUMS
-from dynbench.experiment.assignment.evidence import Grid, Said, by, column, number_in, place, side, where
-from dynbench.report import number
+from dynbench.experiment.assignment.rows import CLOSE, Result, Rows, Statement, amount, column, key, number, ratio, side
+from dynbench.report import percent
 
 NOTABLE = 0.02
 """Share of a phase from which a kind of kernel counts."""
-MATMUL = "matmul"
-CLOSE = 0.1
-"""Part by which two times may differ and count as alike."""
+MATMUL = "kinds.matmul"
+MODEL = ("size", "context")
+PASSES = ("forward", "backward", "both")
+PHASES = ("forward", "forward_saved", "step")
+BOTH = ("float32", "bfloat16")
+ASKED_MB = 4 * 4 * 512 * 2560 / 1e6
+"""MB of the residual stream of the model that is asked for: 4 B x batch x context x width."""
+FLASH = ("flash_torch", "flash_triton")
+SHAPE = ("length", "channels")
+TOLERANCE = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
+QUADRATIC = 1.7
+"""Power of the length from which growth counts as quadratic; what is linear keeps it below 2."""
 
 
-def _last(rows: Sequence[Row], phase: str, part: str) -> list[Row]:
-    """The rows of a phase's parts, of the last case in fp32 that has any."""
-    found = where(rows, phase=phase, part=part, dtype="float32")
-    return [row for row in found if row.case == found[-1].case]
+def script(rows: Rows) -> Result:
+    """1.1a."""
+    if found := _warm(rows):
+        yield Statement("model_script", found, sizes=found.distinct("size"))
 
 
-def _about(row: Row) -> dict[str, object]:
-    return {"size": column(row, "size"), "context": column(row, "context"), "device": place(row)}
+def _warm(rows: Rows) -> Rows:
+    """Of a model's phases, those with the most iterations left out."""
+    measured = rows.where(phase=("forward", "backward", "optimizer", "step"))
+    return measured.where(warmup=max((amount(row, "warmup") for row in measured), default=0))
 
 
-def timer(rows: Sequence[Row]) -> list[Said]:
+def by_size(rows: Rows) -> Result:
+    """1.1b."""
+    if found := _warm(rows).where(compiled=0, dtype="float32").pivot(MODEL, phase=("forward", "backward")):
+        worst = max(amount(row, "sd") / (row.mean or 1) for row in found.rows)
+        times = max(ratio(backward, forward) for forward, backward in found.values())
+        case = "steady" if worst <= CLOSE else "noisy"
+        yield Statement("model_phases", found.rows, case, worst=worst, times=times, lines=found.lines)
+
+
+def warmup(rows: Rows) -> Result:
+    """1.1c: the first case's step with fewer of its first iterations left out."""
+    steps = rows.where(phase="step", compiled=0)
+    first = steps.like(steps[0], "case") if steps else steps
+    found = {amount(row, "warmup"): row for row in first}
+    counts = sorted(found)
+    if len(counts) > 1 and counts[0] == 0:
+        times = {count: ratio(found[count], found[counts[-1]]) for count in counts}
+        slow = [count for count in counts if times[count] > 1 + CLOSE]
+        listed = [(f"{count:g}:", found[count], "ms") for count in counts]
+        values = {"times": times[0], "most": counts[-1], "fewer": counts[1:-1], "too_few": slow[1:]}
+        yield Statement("warmup", first, "matters" if 0 in slow else "none", listed=listed, **values)
+
+
+def timer(rows: Rows) -> Result:
     """1.2a."""
-    total, by_timer = (_last(rows, "forward", part) for part in ("total", "timer"))
-    if not total or not by_timer:
-        return []
-    ratio = (by_timer[0].mean or 0) / (total[0].mean or 1)
-    values = {**_about(total[0]), "kernels": plain(total[0].mean), "timer": plain(by_timer[0].mean)}
-    return [Said(f"kernels.{'agree' if abs(ratio - 1) <= CLOSE else 'differ'}", [total[0], by_timer[0]], values)]
+    if used := rows.where(phase="forward", dtype="float32").pivot(("case",), part=("total", "timer")).last:
+        alike = abs(ratio(used[1], used[0]) - 1) <= CLOSE
+        yield Statement("kernels_timer", used, "agree" if alike else "differ")
 
 
-def most(rows: Sequence[Row]) -> list[Said]:
+def _last(rows: Rows, phase: str, part: str) -> Rows:
+    """The rows of a phase's parts, of the last case in fp32 that has any."""
+    found = rows.where(phase=phase, part=part, dtype="float32")
+    return found.like(found[-1], "case") if found else found
+
+
+def most(rows: Rows) -> Result:
     """1.2b."""
     forward, both = (_last(rows, phase, "kernel") for phase in ("forward", "forward and backward"))
-    if not forward or not both:
-        return []
-    first, trained = (max(each, key=lambda row: row.mean or 0) for each in (forward, both))
-    names = [f"`{column(row, 'kernel')}`" for row in (first, trained)]
-    values = {**_about(first), "kernel": names[0], "calls": plain(number_in(first, "calls")), "other": names[1]}
-    values["share"] = _percent(number_in(first, "share"))
-    said = [Said(f"kernels.{'same' if names[0] == names[1] else 'other'}", [first, trained], values)]
-    return [*said, Said("kernels.operations", [first])] if first.device == "cpu" else said
+    if forward and both:
+        used = [max(each, key=key("mean")) for each in (forward, both)]
+        names = {column(row, "kernel") for row in used}
+        yield Statement("kernels_most", used, "same" if len(names) == 1 else "other")
 
 
-def others(rows: Sequence[Row]) -> list[Said]:
+def others(rows: Rows) -> Result:
     """1.2c."""
-    kinds = [row for row in _last(rows, "forward", "kind") if number_in(row, "share") is not None]
-    beside = [row for row in kinds if column(row, "kernel") != MATMUL and (number_in(row, "share") or 0) >= NOTABLE]
-    if not kinds:
-        return []
-    cells = [[_kind(row), plain(row.mean), f"{_percent(number_in(row, 'share'))} %"] for row in kinds]
-    values = _about(kinds[0]) | {"kinds": [_kind(row) for row in beside]}
-    key = "kernels.beside" if beside else "kernels.none_beside"
-    return [Said(key, kinds, values, Grid(("kind", "time", "share"), cells))]
+    if found := _kinds(rows, "forward"):
+        beside = [kind for kind, row in found.items() if kind != MATMUL and amount(row, "share") >= NOTABLE]
+        lines = [[kind, row.mean, percent(amount(row, "share"))] for kind, row in found.items()]
+        yield Statement("kernels_beside", list(found.values()), beside=beside, lines=lines)
 
 
-def matmul(rows: Sequence[Row]) -> list[Said]:
-    """1.2d: the share of every kind at inference and in a step, and whose grows most."""
-    first, second = (_shares(rows, phase) for phase in ("inference", "step"))
-    matmul = f"kinds.{MATMUL}"
-    if matmul not in first or matmul not in second:
-        return []
-    kinds = list(dict.fromkeys((*first, *second)))
-    shares = {kind: [number_in(found[kind], "share") or 0 if kind in found else 0 for found in (first, second)]
-              for kind in kinds}  # fmt: skip
-    inference, step = shares[matmul]
-    key = "falls" if step < (1 - CLOSE / 2) * inference else "rises" if step > (1 + CLOSE / 2) * inference else "stays"
-    most = max(kinds, key=lambda kind: shares[kind][1] - shares[kind][0])
-    values = {**_about(first[matmul]), "inference": _percent(inference), "step": _percent(step), "most": [most]}
-    values |= {"before": _percent(shares[most][0]), "after": _percent(shares[most][1])}
-    cells = [[kind, *(f"{_percent(share)} %" for share in shares[kind])] for kind in kinds]
-    used = [*first.values(), *second.values()]
-    return [Said(f"kernels.{key}", used, values, Grid(("kind", "inference_share", "step_share"), cells))]
+def _kinds(rows: Rows, phase: str) -> dict[str, Row]:
+    """The rows of a phase by key of the kind's name, the largest share first."""
+    found = [row for row in _last(rows, phase, "kind") if number(row, "share") is not None]
+    found.sort(key=key("share"), reverse=True)
+    return {f"kinds.{column(row, 'kernel')}": row for row in found}
 
 
-def _shares(rows: Sequence[Row], phase: str) -> dict[str, Row]:
-    """The rows of a phase by kind, the largest share first."""
-    found = [row for row in _last(rows, phase, "kind") if number_in(row, "share") is not None]
-    return {_kind(row): row for row in sorted(found, key=lambda row: -(number_in(row, "share") or 0))}
+def matmul(rows: Rows) -> Result:
+    """1.2d: the share of every kind at inference and in a step, the largest first, and whose grows most."""
+    first, second = (_kinds(rows, phase) for phase in ("inference", "step"))
+    known = [{kind: amount(row, "share") for kind, row in found.items()} for found in (first, second)]
+    if MATMUL in first and MATMUL in second:
+        shares = {kind: [each.get(kind, 0.0) for each in known] for kind in first | second}
+        inference, step = shares[MATMUL]
+        case = "rises" if step > (1 + CLOSE / 2) * inference else "stays"
+        case = "falls" if step < (1 - CLOSE / 2) * inference else case
+        most = max(shares, key=lambda kind: shares[kind][1] - shares[kind][0])
+        values = {"inference": inference, "step": step, "before": shares[most][0], "after": shares[most][1]}
+        lines = [[kind, *map(percent, pair)] for kind, pair in shares.items()]
+        used = [*first.values(), *second.values()]
+        yield Statement("kernels_matmul", used, case, most=most, lines=lines, **values)
 
 
-def _kind(row: Row) -> str:
-    """Key of the kind's name."""
-    return f"kinds.{column(row, 'kernel')}"
-
-
-def softmax(rows: Sequence[Row]) -> list[Said]:
+def softmax(rows: Rows) -> Result:
     """1.2e."""
-    ranges = {str(column(row, "kernel")): row for row in _last(rows, "forward", "range")}
-    if not {"scores", "softmax", "values"} <= set(ranges):
-        return []
-    used = [ranges[name] for name in ("softmax", "scores", "values")]
-    flops = [number_in(row, "flops") or 0 for row in used]
-    if not flops[1] + flops[2]:
-        return []
-    time = (used[0].mean or 0) / ((used[1].mean or 0) + (used[2].mean or 0))
-    work = flops[0] / (flops[1] + flops[2])
-    values = {**_about(used[0]), "time": plain(time), "flops": plain(work)}
-    return [Said(f"kernels.softmax_{'slow' if time > work else 'cheap'}", used, values)]
+    if used := _last(rows, "forward", "range").pivot((), kernel=("softmax", "scores", "values")).last:
+        flops, times = ([amount(row, name) for row in used] for name in ("flops", "mean"))
+        if products := flops[1] + flops[2]:
+            time, work = times[0] / (times[1] + times[2]), flops[0] / products
+            yield Statement("softmax", used, "slow" if time > work else "cheap", time=time, flops=work)
 
 
-def _percent(share: float | None) -> str:
-    return f"{100 * (share or 0):.1f}"
-
-
-def plain(value: float | None) -> str:
-    """A number of a sentence or cell; empty for none."""
-    return number(value) or ""
-
-
-def spread(row: Row) -> str:
-    """Mean and standard deviation, ms."""
-    return f"{plain(row.mean)} ± {plain(row.sd)}" if row.sd is not None else plain(row.mean)
-
-
-def warm(rows: Sequence[Row]) -> list[Row]:
-    """Of a model's phases, those with the most iterations left out."""
-    measured = where(rows, phase=("forward", "backward", "optimizer", "step"))
-    most = max((number_in(row, "warmup") or 0 for row in measured), default=0)
-    return [row for row in measured if number_in(row, "warmup") == most]
-
-
-def script(rows: Sequence[Row]) -> list[Said]:
-    """1.1a."""
-    found = warm(rows)
-    if not found:
-        return []
-    first = found[0]
-    values = {"sizes": _listed(found, "size"), "batch": column(first, "batch"), "n": first.n}
-    return [Said("script", found, {**values, "warmup": plain(number_in(first, "warmup"))})]
-
-
-def by_size(rows: Sequence[Row]) -> list[Said]:
-    """1.1b."""
-    found = where(warm(rows), compiled=0, dtype="float32", phase=("forward", "backward"))
-    shapes = by(found, "size", "context", "phase")
-    sizes = dict.fromkeys((size, context) for size, context, _ in shapes)
-    both = [(s, c) for s, c in sizes if (s, c, "forward") in shapes and (s, c, "backward") in shapes]
-    if not both:
-        return []
-    cells = [[str(s), str(c), *(spread(shapes[s, c, each]) for each in ("forward", "backward"))] for s, c in both]
-    used = [shapes[s, c, each] for s, c in both for each in ("forward", "backward")]
-    worst = max((row.sd or 0) / row.mean for row in used if row.mean)
-    grid = Grid(("size", "context", "forward", "backward"), cells)
-    ratio = max((shapes[s, c, "backward"].mean or 0) / (shapes[s, c, "forward"].mean or 1) for s, c in both)
-    key = "phases.steady" if worst <= CLOSE else "phases.noisy"
-    return [Said(key, used, {"worst": f"{100 * worst:.1f}", "ratio": plain(ratio), "n": used[0].n}, grid)]
-
-
-def warmup(rows: Sequence[Row]) -> list[Said]:
-    """1.1c: the first case's step with fewer of its first iterations left out."""
-    steps = where(rows, phase="step", compiled=0)
-    first = [row for row in steps if row.case == steps[0].case]
-    found = {number_in(row, "warmup"): row for row in first}
-    counts = sorted(count for count in found if count is not None)
-    if len(counts) < 2 or counts[0] != 0:
-        return []
-    none, most = found[0], found[counts[-1]]
-    times = (none.mean or 0) / (most.mean or 1)
-    listed = [f"{count:g}: {spread(found[count])} ms" for count in counts]
-    key = "warmup.matters" if times > 1 + CLOSE else "warmup.none"
-    said = [Said(key, first, {"listed": listed, "times": plain(times), "most": f"{counts[-1]:g}"})]
-    between = [count for count in counts[1:-1] if (found[count].mean or 0) > (1 + CLOSE) * (most.mean or 0)]
-    if times > 1 + CLOSE and counts[1:-1]:
-        names = [f"{count:g}" for count in between or counts[1:-1]]
-        said.append(Said(f"warmup.{'few_wrong' if between else 'few_right'}", first, {"counts": names}))
-    return said
-
-
-def sums(rows: Sequence[Row]) -> list[Said]:
+def sums(rows: Rows) -> Result:
     """1.3."""
-    found = {row.case.removeprefix("sum: "): row for row in where(rows, study="sum")}
-    if set(found) != set(SUMS):
-        return []
-    full, half, kept, cast = (found[label] for label in SUMS)
-    errors = [row.reference_error or 0.0 for row in (full, half, kept, cast)]
-    cells = [
-        [f"sums.{index}", str(column(row, "shown")), plain(row.reference_error)]
-        for index, row in enumerate(found[label] for label in SUMS)
-    ]
-    said = [Said("sums.all", list(found.values()), grid=Grid(("sum", "value", "off"), cells))]
-    order = "expected" if errors[0] <= errors[2] <= errors[1] else "other"
-    values = {name: plain(error) for name, error in zip(("full", "half", "kept", "cast"), errors, strict=True)}
-    said.append(Said(f"sums.{order}", [full, half, kept], values))
-    alike = abs(errors[2] - errors[3]) <= CLOSE * max(errors[2], errors[3])
-    return [*said, Said(f"sums.{'cast_alike' if alike else 'cast_differs'}", [kept, cast], values)]
+    if used := rows.where(study="sum").pivot((), case=[f"sum: {label}" for label in SUMS]).last:
+        full, half, half_terms, cast = (amount(row, "reference_error") for row in used)
+        case = "expected" if full <= half_terms <= half else "other"
+        alike = abs(half_terms - cast) <= CLOSE * max(half_terms, cast)
+        lines = [[f"sums.{at}", column(row, "shown"), row.reference_error] for at, row in enumerate(used)]
+        yield Statement("half_sums", used, case, cast_alike=alike, lines=lines)
 
 
-def types(rows: Sequence[Row]) -> list[Said]:
+def types(rows: Rows) -> Result:
     """1.4a."""
-    found = where(rows, study="type")
+    found = rows.where(study="type")
     named = {(row.dtype, row.case.split(": ")[-1]): row for row in found}
     halves = [half for half in HALF if all((half, part) in named for part in PARTS)]
-    if not halves:
-        return []
-    cells = [[f"parts.{part}", *(str(column(named[half, part], "shown")) for half in halves)] for part in PARTS]
-    half = halves[0]
-    norm = str(column(named[half, "layer norm"], "shown"))
-    own = {"half": half, "norm": norm, "device": place(named[half, "layer norm"])}
-    grid = Grid(("part", *(f"under_{each}" for each in halves)), cells, 1 + len(halves))
-    key = "types.norm_full" if norm == "float32" else "types.norm_half"
-    return [Said("types.all", found, grid=grid), Said(key, [named[half, "layer norm"]], own)]
+    if halves:
+        shown = {each: column(row, "shown") for each, row in named.items() if each[0] in halves}
+        lines = [[f"parts.{part}", *(shown.get((half, part)) for half in HALF)] for part in PARTS]
+        norm = named[halves[0], "layer norm"]
+        yield Statement("autocast_types", found, lines=lines)
+        yield Statement("autocast_norm", [norm], _norm(norm))
 
 
-def layer_norm(rows: Sequence[Row]) -> list[Said]:
+def _norm(row: Row) -> str:
+    """Whether autocast computed a layer norm in full precision or in half."""
+    return "full" if column(row, "shown") == "float32" else "half"
+
+
+def layer_norm(rows: Rows) -> Result:
     """1.4b: what is sensitive, and what bf16 changes, by what autocast does and what half sums lose."""
-    norms = {row.dtype: row for row in where(rows, study="type") if row.case.endswith(": layer norm")}
-    lost = [row for row in where(rows, study="sum") if row.case == "sum: terms and sum in fp16"]
-    if not norms or not lost:
-        return []
-    said = [Said("norm.sensitive", lost, {"off": plain(lost[0].reference_error), "shown": column(lost[0], "shown")})]
-    bfloat = norms.get("bfloat16")
-    if bfloat is not None:
-        kept = column(bfloat, "shown")
-        key = "norm.bf16_full" if kept == "float32" else "norm.bf16_half"
-        said.append(Said(key, [bfloat], {"norm": kept, "device": place(bfloat)}))
-    return said
+    norms = [row for row in rows.where(study="type") if row.case.endswith(": layer norm")]
+    lost = rows.where(study="sum", case="sum: terms and sum in fp16")
+    if norms and lost:
+        yield Statement("norm_sensitive", lost)
+        for norm in Rows(norms).where(dtype="bfloat16")[-1:]:
+            yield Statement("norm_bf16", [norm], _norm(norm))
 
 
-def mixed(rows: Sequence[Row]) -> list[Said]:
+def mixed(rows: Rows) -> Result:
     """1.4c: times of mixed over those of full precision, by size; without models, of the toy."""
-    found = where(warm(rows), compiled=0, phase=("forward", "backward"))
-    times = by(found, "size", "context", "phase", "dtype")
-    cells, used, ratios = [], [], {}
-    for size, context in dict.fromkeys((key[0], key[1]) for key in times):
-        pairs = [
-            [times.get((size, context, each, dtype)) for dtype in ("float32", "bfloat16")]
-            for each in ("forward", "backward")
-        ]
-        known = [row for pair in pairs for row in pair if row is not None]
-        if len(known) == 4:
-            used += known
-            ratios[size, context] = (sum(known[i].mean or 0 for i in (1, 3))) / sum(known[i].mean or 1 for i in (0, 2))
-            cells.append([str(size), str(context), *(spread(row) for row in known), plain(ratios[size, context])])
-    if not ratios:
-        return _mixed_toy(rows)
-    headings = ("size", "context", "forward_fp32", "forward_bf16", "backward_fp32", "backward_bf16", "of_full")
-    compared = [((used[at + 1], used[at + 3]), (used[at], used[at + 2])) for at in range(0, len(used), 4)]
-    values = {"least": plain(min(ratios.values())), "most": plain(max(ratios.values())), "device": place(used[0])}
-    said = [Said(f"mixed.{side(compared)}", used, values, Grid(headings, cells))]
-    last = {size: ratio for (size, _), ratio in ratios.items()}
-    if len(last) < 2:
-        return [*said, Said("mixed.no_trend", used, {"sizes": _listed(used, "size")})]
-    first, *_, end = last.values()
-    trend = "falls" if end < (1 - CLOSE) * first else "rises" if end > (1 + CLOSE) * first else "flat"
-    return [*said, Said(f"mixed.{trend}", used, {"first": plain(first), "last": plain(end)})]
+    found = _warm(rows).where(compiled=0).pivot(MODEL, phase=("forward", "backward"), dtype=BOTH)
+    pairs = [(each[1::2], each[::2]) for each in found.values()]
+    totals = [[sum(amount(row, "mean") for row in each) for each in pair] for pair in pairs]
+    ratios = [new / (old or 1) for new, old in totals]
+    if found:
+        of_sizes = list({size: each for (size, _), each in zip(found, ratios, strict=True)}.values())
+        first, last = of_sizes[0], of_sizes[-1]
+        trend = "falls" if last < (1 - CLOSE) * first else "rises" if last > (1 + CLOSE) * first else "flat"
+        ends = {"least": min(ratios), "most": max(ratios), "first": first, "last": last}
+        values = {"trend": trend if len(of_sizes) > 1 else None, "sizes": found.rows.distinct("size"), **ends}
+        lines = [[*line, each] for line, each in zip(found.lines, ratios, strict=True)]
+        yield Statement("mixed_precision", found.rows, side(pairs), lines=lines, **values)
+    elif used := rows.where(study="time").pivot((), dtype=BOTH).last:
+        times = ratio(used[1], used[0])
+        yield Statement("mixed_toy", used, "faster" if times < 1 else "slower", times=times, listed=[*used])
 
 
-def _mixed_toy(rows: Sequence[Row]) -> list[Said]:
-    times = {row.dtype: row for row in where(rows, study="time")}
-    full, half = times.get("float32"), times.get("bfloat16")
-    if full is None or half is None or not full.mean or not half.mean:
-        return []
-    ratio = half.mean / full.mean
-    key = f"mixed.toy_{'faster' if ratio < 1 else 'slower'}"
-    values = {"full": spread(full), "half": spread(half), "ratio": plain(ratio), "device": place(half)}
-    return [Said(key, [full, half], values)]
+def phases(rows: Rows) -> Result:
+    """1.5a: whether the phases' peaks are apart, at the longest context."""
+    if used := rows.where(quantity="peak", dtype="float32").pivot(MODEL, phase=PHASES).last:
+        apart = all(ratio(high, low, "p50") > 1 + CLOSE for low, high in pairwise(used))
+        yield Statement("memory_phases", used, "apart" if apart else "alike")
 
 
-def compiled_model(rows: Sequence[Row]) -> list[Said]:
+def by_context(rows: Rows) -> Result:
+    """1.5b."""
+    if found := rows.where(quantity="peak", dtype="float32").pivot(MODEL, phase=("forward", "step")):
+        times = ratio(found.rows[-1], found.rows[1], "p50") if len(found) > 1 else None
+        lines = [[*shape, *(row.p50 for row in used)] for shape, used in found.items()]
+        yield Statement("memory_contexts", found.rows, times=times, lines=lines)
+
+
+def mixed_memory(rows: Rows) -> Result:
+    """1.5c."""
+    if found := rows.where(quantity="peak").pivot(MODEL, phase=("forward", "step"), dtype=BOTH):
+        ratios = [ratio(half, full, "p50") for _, _, full, half in found.values()]
+        alike = all(abs(each - 1) <= 2 * CLOSE for each in ratios)
+        case = "little" if alike else "less" if max(ratios) < 1 else "more"
+        lines = [[*shape, *(row.p50 for row in used)] for shape, used in found.items()]
+        yield Statement("memory_mixed", found.rows, case, least=min(ratios), most=max(ratios), lines=lines)
+
+
+def residual(rows: Rows) -> Result:
+    """1.5d: by formula, beside what was measured."""
+    found = [row for row in rows.where(quantity="residual", dtype="float32") if amount(row, "formula_mb")]
+    for row in found[-1:]:
+        holds = abs(amount(row, "p50") / amount(row, "formula_mb") - 1) <= CLOSE
+        yield Statement("residual", [row], "holds" if holds else "off", of_question=ASKED_MB)
+
+
+def largest(rows: Rows) -> Result:
+    """1.5e: of a full step at the longest context."""
+    steps = rows.where(quantity="tensor", phase="step", dtype="float32")
+    if steps:
+        longest = max(amount(row, "context") for row in steps)
+        found = [row for row in steps if amount(row, "context") == longest]
+        found.sort(key=key("p50"), reverse=True)
+        lines = [[column(row, name) for name in ("operator", "stack", "p50", "times")] for row in found]
+        yield Statement("largest_tensors", found, lines=lines)
+
+
+def by_length(rows: Rows) -> Result:
+    """2.1: plain attention's passes, memory before backward, what runs out, how it grows, how to be rid of it."""
+    plain = rows.where(way="plain")
+    if found := plain.pivot((*SHAPE, "dtype"), **{"pass": ("forward", "backward")}):
+        lines = [[*shape[:2], *pair, number(pair[0], "saved_mb")] for shape, pair in found.items()]
+        yield Statement("plain_attention", plain, lines=lines)
+        out = [row for row in rows if row.status == "oom" and column(row, "way") == "plain"]
+        end = min(out, key=_shape) if out else max(plain, key=_shape)
+        yield Statement("attention_exhausted", [end], "out" if out else "fits", peak=number(end, "peak_mb"))
+        yield from _growth(plain)
+        yield from _tiled(rows, "attention_tiled")
+
+
+def _shape(row: Row) -> tuple[float, ...]:
+    return tuple(amount(row, name) for name in SHAPE)
+
+
+def _growth(plain: Rows) -> Result:
+    """How what is held before backward grows with the length, at the largest width."""
+    forward = Rows(row for row in plain.where(**{"pass": "forward"}) if amount(row, "saved_mb"))
+    same = sorted(forward.like(max(forward, key=_shape), "channels", "dtype"), key=_shape) if forward else []
+    if same and _shape(same[0]) != _shape(same[-1]):
+        more, longer = (ratio(same[-1], same[0], name) for name in ("saved_mb", "length"))
+        power = math.log(more) / math.log(longer)
+        case = "quadratic" if power >= QUADRATIC else "below_quadratic"
+        yield Statement("attention_growth", [same[0], same[-1]], case, power=power)
+
+
+def _tiled(rows: Rows, block: str) -> Result:
+    """What tiles save, at the largest shape that both were measured at."""
+    if found := rows.where(**{"pass": "forward"}).pivot((*SHAPE, "dtype"), way=("plain", "flash_torch")):
+        pair = max(found.values(), key=lambda pair: _shape(pair[0]))
+        plain, tiled = (number(row, "saved_mb") for row in pair)
+        if plain and tiled is not None:
+            yield Statement(block, pair, "less" if tiled < plain / 2 else "not")
+
+
+def compiled(rows: Rows) -> Result:
+    """2.2a."""
+    yield from against_plain(rows, ("compiled",), ("forward", "backward"))
+
+
+def compiled_model(rows: Rows) -> Result:
     """2.2b."""
-    found = where(warm(rows), dtype="float32", phase=("forward", "step"))
-    times = by(found, "size", "context", "phase", "compiled")
-    cells, used, ratios = [], [], []
-    for size, context in dict.fromkeys((key[0], key[1]) for key in times):
-        known = [times.get((size, context, each, way)) for each in ("forward", "step") for way in (0, 1)]
-        whole = [row for row in known if row is not None]
-        if len(whole) == 4:
-            used += whole
-            ratios.append((whole[3].mean or 0) / (whole[2].mean or 1))
-            cells.append([str(size), str(context), *(spread(row) for row in whole)])
-    if not used:
-        return []
-    headings = ("size", "context", "forward_eager", "forward_compiled", "step_eager", "step_compiled")
-    pairs = [((used[at + 3],), (used[at + 2],)) for at in range(0, len(used), 4)]
-    values = {"least": plain(min(ratios)), "most": plain(max(ratios)), "device": place(used[0])}
-    return [Said(f"compiled.{side(pairs)}", used, values, Grid(headings, cells))]
+    if found := _warm(rows).where(dtype="float32").pivot(MODEL, phase=("forward", "step"), compiled=(0, 1)):
+        ratios = [ratio(new, old) for _, _, old, new in found.values()]
+        case = side((each[3:], each[2:3]) for each in found.values())
+        yield Statement("compiled_model", found.rows, case, least=min(ratios), most=max(ratios), lines=found.lines)
 
 
-def _listed(rows: Sequence[Row], name: str) -> list[str]:
-    return list(dict.fromkeys(f"`{column(row, name)}`" for row in rows))
+def forward(rows: Rows) -> Result:
+    """3.1: our kernels are right, with which tiles, and hold as much as they should."""
+    yield from errors(rows, passes=("forward",))
+    yield from _tiled(rows, "flash_tiled")
+
+
+def errors(rows: Rows, ways: Sequence[str] = FLASH, passes: tuple[str, ...] = ("backward", "both")) -> Result:
+    """3.1, 3.2, 3.4: the largest error of each of our kernels in each type."""
+    for way, (dtype, limit) in product(ways, TOLERANCE.items()):
+        timed = rows.where(way=way, dtype=dtype, **{"pass": passes})
+        used = Rows(row for row in timed if row.reference_error is not None or column(row, "not_finite"))
+        if used:
+            error = max(math.inf if column(row, "not_finite") else amount(row, "reference_error") for row in used)
+            values = {"error": f"{error:.1e}", "limit": f"{limit:.0e}", "tiles": used.distinct("tiles")}
+            case, gradients = "right" if error <= limit else "wrong", "forward" not in passes
+            yield Statement("flash_errors", used, case, passes=len(used), gradients=gradients, **values)
+
+
+def triton(rows: Rows) -> Result:
+    """3.4."""
+    yield from errors(rows, FLASH[1:])
+    yield from against_plain(rows, FLASH[1:], ("backward",))
+
+
+def against_plain(rows: Rows, ways: Sequence[str] = FLASH, passes: Sequence[str] = PASSES) -> Result:
+    """2.2a, 3.3, 3.4: ways beside plain attention, their ratios at the largest shape, and where others differ."""
+    for way in ways:
+        pair = (way, "plain")
+        found = rows.where(way=pair).pivot(("dtype", *SHAPE), **{"pass": passes, "way": pair})
+        pairs = {shape: [*zip(each[::2], each[1::2], strict=True)] for shape, each in found.items()}
+        largest = max(pairs.values(), key=lambda each: _shape(each[0][0]), default=[])
+        case = side(([new], [old]) for new, old in largest)
+        slower = [new for each in pairs.values() for new, old in each if ratio(new, old) > 1 and case == "faster"]
+        columns = [(each, one) for each in PASSES for one in ("plain", way)]
+        cells = [[*map(each.by("pass", "way").get, columns), column(each[0], "tiles")] for each in found.values()]
+        values = {
+            "ratios": [(f"passes.{name}", ratio(*pair)) for name, pair in zip(passes, largest, strict=False)],
+            "slower": len(slower),
+            "pairs": len(found.rows) // 2,
+            "longest": column(max(slower, key=_shape), "length") if slower else None,
+            "lines": [[*shape, *line] for shape, line in zip(found, cells, strict=True)],
+        }
+        if largest:
+            yield Statement("against_plain", [*largest[0], *found.rows], case, **values)

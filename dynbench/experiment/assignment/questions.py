@@ -1,15 +1,20 @@
-"""Every question by its number: whose rows answer it, which of them, what they say, and what a GPU would add."""
+"""Every question by its number: whose rows answer it, what they say, what a GPU would add; and the document of all."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import Literal, get_args
 
+from dynbench import __version__
 from dynbench.bench.base import Row
-from dynbench.experiment.assignment import attention_answers as attention
-from dynbench.experiment.assignment import memory_answers as memory
-from dynbench.experiment.assignment import model_answers, sharing_answers
-from dynbench.experiment.assignment.evidence import CHECK, Table, matches
+from dynbench.experiment.assignment import model_answers as model
+from dynbench.experiment.assignment import parallel_answers as parallel
+from dynbench.experiment.assignment.rows import CHECK, Rows, Statement, Table, matches
+from dynbench.report import Template, fill, load_template, number
 
 COMMANDS: Mapping[str, str] = {
     "sync": "dynbench compare recipes/sync.yaml",
@@ -17,22 +22,14 @@ COMMANDS: Mapping[str, str] = {
     CHECK: "dynbench bench assignment",
 }
 """What makes the rows of a source that is no benchmark."""
-BOTH = " --set execution=eager,compiled"
-COMPILED = " --set ways=plain,compiled"
-TRITON = " --set ways=plain,flash_triton"
-FIGURES: Mapping[str, Sequence[str]] = {
-    "1.1b": ("bench_transformer",),
-    "1.2d": ("bench_kernels",),
-    "1.3": ("bench_precision",),
-    "1.5a": ("bench_memory_timeline",),
-    "1.5b": ("bench_memory",),
-    "2.1": ("bench_attention", "bench_attention_memory"),
-    "3.3": ("bench_attention",),
-    "4.1": ("bench_collectives", "bench_bandwidth"),
-    "5.2a": ("bench_optimizer",),
-}
-"""Figures of the benchmark that a question is answered from, by its number."""
 XL = "dynbench compare recipes/sync_xl.yaml"
+MOST_CASES = 3
+"""Rows of a source that are named; of more, their number."""
+MOST_REASONS = 2
+"""Reasons of rows that could not be measured, shown where nothing else is known."""
+State = Literal["answered", "answered_small", "needs_gpu", "not_measured"]
+Pictures = Mapping[tuple[str, str], str]
+"""Run and name of a figure to its path."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +38,20 @@ class Question:
 
     Attributes:
         number: as it is known by.
-        sources: what its rows are of; rows of any will do.
+        source: what its rows are of.
         answer: from the rows.
-        gpu: command that answers it at the sizes asked for; None where a CPU is enough.
+        other: what else rows may be of.
+        full: whether a GPU is asked for.
         only: values of columns of the rows that it is about.
         options: what the command is given beside its name.
         figures: of the benchmark's run, that belong to the answer.
     """
 
     number: str
-    sources: Sequence[str]
-    answer: sharing_answers.Answer
-    gpu: str | None = None
+    source: str
+    answer: Callable[[Rows], Iterable[Statement]]
+    other: str | None = None
+    full: bool = True
     only: Mapping[str, object] = field(default_factory=dict)
     options: str = ""
     figures: Sequence[str] = ()
@@ -60,76 +59,205 @@ class Question:
     @property
     def command(self) -> str:
         """What makes the rows that it is answered from."""
-        source = self.sources[0]
-        return COMMANDS.get(source, f"dynbench bench {source}") + self.options
+        return COMMANDS.get(self.source, f"dynbench bench {self.source}") + self.options
 
-    def rows(self, tables: Sequence[Table]) -> list[tuple[Table, Row]]:
-        """The rows that it is about, with the tables that they are in."""
-        chosen = [table for source in self.sources for table in tables if table.source == source]
-        return [(table, row) for table in chosen for row in table.rows if matches(row, self.only)]
-
-
-def _bench(
-    number: str, name: str, answer: sharing_answers.Answer, *further: str, full: bool = True, **only: object
-) -> Question:
-    gpu = f"dynbench bench {name} --full" if full else None
-    return Question(number, (name, *further), answer, gpu, only, figures=FIGURES.get(number, ()))
+    @property
+    def gpu(self) -> str | None:
+        """The command that answers it at the sizes asked for; None where a CPU is enough."""
+        command = XL if self.source in COMMANDS else f"dynbench bench {self.source} --full"
+        return command if self.full else None
 
 
-def _formulas(number: str, key: str, *beginnings: str) -> Question:
-    return _bench(number, "accounting", sharing_answers.stated(key, *beginnings), full=False)
+def _formulas(number: str, block: str, *beginnings: str) -> Question:
+    return Question(number, "accounting", partial(parallel.stated, block, beginnings), full=False)
 
 
 STATE = "weights, gradients and optimizer state, fp32"
-BUCKETS = ("overhead, buckets", "best number", "best size", "overhead of the best")
-ONE_DEVICE = (STATE, "saved for backward", "accelerators of")
-BOUND = tuple(
+BOUND = [
     f"compute-bound batch{each}, axes {way}" for way in ("not overlapped", "overlapped") for each in ("", " per device")
-)
-"""How the quantities are called that an answer is made of, in the order in which its sentence has them."""
+]
+COMPILED = {"way": ("plain", "compiled")}
+TILED = {"way": ("plain", "flash_torch")}
+TRITON = {"way": ("plain", "flash_triton")}
+FLASH = {"way": ("plain", *model.FLASH)}
 
 QUESTIONS: Sequence[Question] = (
-    _bench("1.1a", "transformer", model_answers.script),
-    _bench("1.1b", "transformer", model_answers.by_size),
-    _bench("1.1c", "transformer", model_answers.warmup),
-    _bench("1.2a", "nsys", model_answers.timer),
-    _bench("1.2b", "nsys", model_answers.most),
-    _bench("1.2c", "nsys", model_answers.others),
-    _bench("1.2d", "nsys", model_answers.matmul),
-    _bench("1.2e", "nsys", model_answers.softmax),
-    _bench("1.3", "precision", model_answers.sums, full=False, study="sum"),
-    _bench("1.4a", "precision", model_answers.types, study="type"),
-    _bench("1.4b", "precision", model_answers.layer_norm, study=("type", "sum")),
-    _bench("1.4c", "transformer", model_answers.mixed, "precision"),
-    _bench("1.5a", "memory", memory.phases),
-    _bench("1.5b", "memory", memory.by_context),
-    _bench("1.5c", "memory", memory.mixed),
-    _bench("1.5d", "memory", memory.residual),
-    _bench("1.5e", "memory", memory.largest),
-    _bench("2.1", "attention", attention.by_length, way=("plain", "flash_torch")),
-    replace(_bench("2.2a", "attention", attention.compiled, way=("plain", "compiled")), options=COMPILED),
-    replace(_bench("2.2b", "transformer", model_answers.compiled_model), options=BOTH),
-    _bench("3.1", "flash", attention.forward, way=("plain", "flash_torch", "flash_triton")),
-    _bench("3.2", "flash", attention.backward, way=("flash_torch", "flash_triton")),
-    _bench("3.3", "flash", attention.against_plain, way=("plain", "flash_torch", "flash_triton")),
-    replace(_bench("3.4", "flash", attention.triton, way=("plain", "flash_triton")), options=TRITON),
-    _bench("4.1", "collectives", sharing_answers.collectives),
-    Question("4.2", (CHECK,), sharing_answers.checked("naive")),
-    Question("4.3", ("sync",), sharing_answers.naive, XL),
-    Question("4.4", ("sync",), sharing_answers.flat, XL),
-    Question("4.5", (CHECK,), sharing_answers.checked("overlap")),
-    Question("4.6", ("sync",), sharing_answers.overlap, XL),
-    Question("4.7", (CHECK,), sharing_answers.checked("bucketed")),
-    Question("4.8a", ("buckets",), sharing_answers.buckets, XL),
-    _formulas("4.8b", "bucket_model", *BUCKETS),
-    _formulas("4.9a", "one_device", *ONE_DEVICE),
-    _formulas("4.9b", "fewest", "least devices", "memory of each"),
-    _formulas("4.9c", "bound", *BOUND),
-    _bench("4.9d", "accounting", sharing_answers.levers, full=False),
-    Question("5.1", (CHECK,), sharing_answers.checked("zero1")),
-    _bench("5.2a", "optimizer", memory.sharded_memory, "sync"),
-    _bench("5.2b", "optimizer", memory.sharded_time, "sync"),
-    _bench("5.2c", "optimizer", memory.sharded_traffic, "sync"),
+    Question("1.1a", "transformer", model.script),
+    Question("1.1b", "transformer", model.by_size, figures=("bench_transformer",)),
+    Question("1.1c", "transformer", model.warmup),
+    Question("1.2a", "nsys", model.timer),
+    Question("1.2b", "nsys", model.most),
+    Question("1.2c", "nsys", model.others),
+    Question("1.2d", "nsys", model.matmul, figures=("bench_kernels",)),
+    Question("1.2e", "nsys", model.softmax),
+    Question("1.3", "precision", model.sums, full=False, only={"study": "sum"}, figures=("bench_precision",)),
+    Question("1.4a", "precision", model.types, only={"study": "type"}),
+    Question("1.4b", "precision", model.layer_norm, only={"study": ("type", "sum")}),
+    Question("1.4c", "transformer", model.mixed, other="precision"),
+    Question("1.5a", "memory", model.phases, figures=("bench_memory_timeline",)),
+    Question("1.5b", "memory", model.by_context, figures=("bench_memory",)),
+    Question("1.5c", "memory", model.mixed_memory),
+    Question("1.5d", "memory", model.residual),
+    Question("1.5e", "memory", model.largest),
+    Question("2.1", "attention", model.by_length, only=TILED, figures=("bench_attention", "bench_attention_memory")),
+    Question("2.2a", "attention", model.compiled, only=COMPILED, options=" --set ways=plain,compiled"),
+    Question("2.2b", "transformer", model.compiled_model, options=" --set execution=eager,compiled"),
+    Question("3.1", "flash", model.forward, only=FLASH),
+    Question("3.2", "flash", model.errors, only={"way": model.FLASH}),
+    Question("3.3", "flash", model.against_plain, only=FLASH, figures=("bench_attention",)),
+    Question("3.4", "flash", model.triton, only=TRITON, options=" --set ways=plain,flash_triton"),
+    Question("4.1", "collectives", parallel.collectives, figures=("bench_collectives", "bench_bandwidth")),
+    Question("4.2", CHECK, partial(parallel.checked, "naive"), full=False),
+    Question("4.3", "sync", parallel.naive),
+    Question("4.4", "sync", parallel.flat),
+    Question("4.5", CHECK, partial(parallel.checked, "overlap"), full=False),
+    Question("4.6", "sync", parallel.overlap),
+    Question("4.7", CHECK, partial(parallel.checked, "bucketed"), full=False),
+    Question("4.8a", "buckets", parallel.buckets),
+    _formulas("4.8b", "bucket_model", "overhead, buckets", "best number", "best size", "overhead of the best"),
+    _formulas("4.9a", "one_device", STATE, "saved for backward", "accelerators of"),
+    _formulas("4.9b", "fewest_devices", "least devices", "memory of each"),
+    _formulas("4.9c", "compute_bound", *BOUND),
+    Question("4.9d", "accounting", parallel.levers, full=False),
+    Question("5.1", CHECK, partial(parallel.checked, "zero1"), full=False),
+    Question("5.2a", "optimizer", parallel.sharded_memory, other="sync", figures=("bench_optimizer",)),
+    Question("5.2b", "optimizer", parallel.sharded_time, other="sync"),
+    Question("5.2c", "optimizer", parallel.sharded_traffic, other="sync"),
 )
 CHECKED = ("naive", "overlap", "bucketed", "zero1")
 """Strategies that questions ask to be checked against one process."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is known of a question.
+
+    Attributes:
+        question: which.
+        statements: each with its rows.
+        runs: ids of the runs that hold the rows, to those of their rows that were used.
+        reasons: why rows of the question could not be measured.
+    """
+
+    question: Question
+    statements: Sequence[Statement]
+    runs: Mapping[str, Sequence[Row]]
+    reasons: Sequence[str]
+
+    @property
+    def state(self) -> State:
+        """Answered at the sizes asked for, or by smaller ones of a CPU; needs a GPU, or only to be measured."""
+        if not self.statements:
+            return "needs_gpu" if self.question.full else "not_measured"
+        on_gpu = any(row.device != "cpu" for row in self.rows)
+        return "answered" if on_gpu or not self.question.full else "answered_small"
+
+    @property
+    def rows(self) -> list[Row]:
+        """What it is answered from."""
+        return [row for each in self.statements for row in each.rows]
+
+    def as_dict(self) -> dict[str, object]:
+        """What `--json` prints of it."""
+        return {
+            "number": self.question.number,
+            "state": self.state,
+            "sources": [{"run": run, "cases": [row.case for row in rows]} for run, rows in self.runs.items()],
+            "command": self.question.command,
+            "gpu_command": self.question.gpu,
+        }
+
+
+def answers(tables: Iterable[Table]) -> list[Answer]:
+    """Every question with what these rows say of it."""
+    found = list(tables)
+    return [_answered(question, found) for question in QUESTIONS]
+
+
+def _answered(question: Question, tables: Sequence[Table]) -> Answer:
+    chosen = [table for source in (question.source, question.other) for table in tables if table.source == source]
+    found = [(table.run, row) for table in chosen for row in table.rows if matches(row, question.only)]
+    statements = list(question.answer(Rows(row for _, row in found)))
+    used = {id(row) for each in statements for row in each.rows}
+    runs: dict[str, list[Row]] = {}
+    for run, row in found:
+        if id(row) in used:
+            runs.setdefault(run, []).append(row)
+    reasons = dict.fromkeys(str(row.reason) for _, row in found if row.status != "ok" and row.reason)
+    return Answer(question, statements, runs, list(reasons))
+
+
+def render(tables: Iterable[Table], subject: str, language: str, pictures: Pictures | None = None) -> str:
+    """The document as Markdown.
+
+    Args:
+        tables: what was measured.
+        subject: id of the run that it is of.
+        language: `en` or `zh`.
+        pictures: figures of the runs, as they are linked.
+
+    Raises:
+        TemplateError: the template lacks a text, or asks for what is not known.
+    """
+    template = load_template(language, None, "assignment")
+    found = answers(tables)
+    states = [each.state for each in found]
+    sections = [_section(each, template, pictures or {}) for each in found]
+    values = {
+        "assignment.subject": f"`{subject}`",
+        "assignment.date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "assignment.version": __version__,
+        "assignment.count": len(found),
+        "assignment.devices": ", ".join(dict.fromkeys(_place(row) for each in found for row in each.rows)) or None,
+        "assignment.overview": [[each[name] for name in ("number", "title", "state_text")] for each in sections],
+        "assignment.answers": sections,
+        **{f"assignment.{state}": states.count(state) for state in get_args(State)},
+    }
+    return fill(template, values)
+
+
+def _place(row: Row) -> str:
+    return "CPU" if row.device == "cpu" else row.device
+
+
+def _section(answer: Answer, template: Template, pictures: Pictures) -> dict[str, object]:
+    """What the template takes of an answer."""
+    question = answer.question
+    figures = [(path, name) for name in question.figures for run in answer.runs if (path := pictures.get((run, name)))]
+    sources = [(run, len(rows), [*dict.fromkeys(row.case for row in rows)]) for run, rows in answer.runs.items()]
+    return {
+        "question": question,
+        "number": question.number,
+        "title": template.label(f"titles.{question.number}"),
+        "state": answer.state,
+        "state_text": template.label(f"states.{answer.state}"),
+        "statements": [(each.block, _values(each, template)) for each in answer.statements],
+        "figures": [(path, template.label(f"figures.{name}")) for path, name in figures],
+        "sources": [(run, rows, cases if len(cases) <= MOST_CASES else []) for run, rows, cases in sources],
+        "reasons": [] if answer.statements else answer.reasons[:MOST_REASONS],
+    }
+
+
+def _values(statement: Statement, template: Template) -> dict[str, object]:
+    """What a block takes of a statement: its `rows`, the first of them as `row`, its `case`, and values of its own."""
+    rows = [defaultdict(lambda: None, row.as_dict() | {"device": _place(row)}) for row in statement.rows]
+    values = {name: _worded(value, template) for name, value in statement.values.items()}
+    return {"rows": rows, "row": rows[0], "case": statement.case, **values}
+
+
+def _worded(value: object, template: Template) -> object:
+    """Keys of `cells` as words of the language, lists with all in them as texts; numbers as they are."""
+    if isinstance(value, str):
+        return template.label(f"cells.{value}", value)
+    return [_text(each, template) for each in value] if isinstance(value, list) else value
+
+
+def _text(value: object, template: Template) -> object:
+    """An item of a list as text: a row is its mean and standard deviation, a tuple its items side by side."""
+    if isinstance(value, tuple):
+        return " ".join(str(_text(each, template)) for each in value)
+    if isinstance(value, Row):
+        return number(value.mean) if value.sd is None else f"{number(value.mean)} ± {number(value.sd)}"
+    if isinstance(value, int | float):
+        return number(value) if isinstance(value, float) else str(value)
+    return _worded(value or "", template)

@@ -6,23 +6,24 @@ The folder of the suite holds assignment.json: the stages with their runs, and t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
+from typing import Unpack
 
 from dynbench.analysis.figures import draw_figures
 from dynbench.bench.base import Benchmark, Row
 from dynbench.bench.bench_run import lacks_gpus, measure_bench, start_bench
-from dynbench.bench.record import read_options
+from dynbench.bench.record import read_name, read_options, read_rows
 from dynbench.config.layers import load_config, load_mapping
 from dynbench.config.recipes import Recipe, find_recipe, resolve_cells
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import DynbenchError, Interrupted, RecordError, StorageError, UsageError
-from dynbench.experiment.assignment.chapter import Answer, Pictures, answers, render
-from dynbench.experiment.assignment.evidence import CHECK, Table, bench_table, check_table, comparison_table
-from dynbench.experiment.assignment.questions import CHECKED
+from dynbench.experiment.assignment.questions import CHECKED, render
+from dynbench.experiment.assignment.rows import CHECK, Table, check_table, comparison_table
 from dynbench.experiment.compare import run_comparison, start_comparison
 from dynbench.experiment.html_page import to_html
 from dynbench.experiment.report_input import read_report_input
@@ -101,7 +102,7 @@ def read_state(run: Run) -> State:
     return read_json(run.path / FILE, State, "Only what dynbench bench assignment made is one.")
 
 
-def start_suite(store: RunStore, *, full: bool, **naming: object) -> Run:
+def start_suite(store: RunStore, *, full: bool, **naming: Unpack[Naming]) -> Run:
     """Register the suite; nothing is measured yet.
 
     Raises:
@@ -114,15 +115,10 @@ def start_suite(store: RunStore, *, full: bool, **naming: object) -> Run:
             "Leave --full out: every question is answered small, and says what a GPU would run.",
         )
     resolved = resolve(load_config(None, (), {"launch.launcher": "torchrun"}), this_machine(), store)
-    run = new_run(store, "bench", NAME, resolved.config, decisions=resolved.decisions, data={}, **_naming(naming))
+    run = new_run(store, "bench", NAME, resolved.config, decisions=resolved.decisions, data={}, **naming)
     names = [*(name for name in ORDER if name in BENCHMARKS), CHECK, *RECIPES]
     write_json(run.path / FILE, State(full, [Stage(name) for name in names]))
     return run
-
-
-def _naming(given: Mapping[str, object]) -> Naming:
-    name = given.get("name")
-    return {"name": None if name is None else str(name), "replace": bool(given.get("replace"))}
 
 
 def run_suite(run: Run, store: RunStore, report: Report, *, figures: bool = True) -> list[Path]:
@@ -196,10 +192,8 @@ def _benchmark(name: str, full: bool) -> Benchmark:
     entry = BENCHMARKS.find(name)
     load = entry.load()
     large: Benchmark = load(read_options(name, entry.full))
-    if full and not lacks_gpus(large):
-        return large
     small: Benchmark = load(read_options(name, SMALL.get(name, ())))
-    return small
+    return large if full and not lacks_gpus(large) else small
 
 
 def _begun(stage: Stage, store: RunStore) -> Run | None:
@@ -218,43 +212,36 @@ def _begun(stage: Stage, store: RunStore) -> Run | None:
 def _short(name: str) -> Recipe:
     """A recipe with the arms that questions are about, one launch of each, and few steps."""
     arms, settings = RECIPES[name]
-    path = find_recipe(name)
-    recipe = resolve_cells(name, load_mapping(path), settings, launches={"count": 1})[0]
+    recipe = resolve_cells(name, load_mapping(find_recipe(name)), settings, launches={"count": 1})[0]
     return replace(recipe, arms={each: recipe.arms[each] for each in arms})
 
 
-def tables_of(run: Run, store: RunStore) -> list[Table]:
+def tables_of(run: Run, store: RunStore) -> Iterator[Table]:
     """What the stages measured, those that did not end among them; a run that was removed or not analyzed has none.
 
     One that cannot be read has none either, with a warning.
     """
-    state, found = read_state(run), []
+    state = read_state(run)
     for stage in state.stages:
         own = _begun(stage, store)
         try:
             if stage.name == CHECK:
-                found.append(Table(CHECK, run.id, state.checked))
+                yield Table(CHECK, run.id, state.checked)
             elif own is not None and stage.name not in RECIPES:
-                found.append(bench_table(own))
+                yield Table(read_name(own), own.id, read_rows(own))
             elif own is not None and stage.done and own.status is Status.COMPLETED:
-                found.append(replace(comparison_table(read_report_input(store, own)), source=stage.name))
+                yield replace(comparison_table(read_report_input(store, own)), source=stage.name)
         except RecordError as error:
             _warn_once(
                 f"{stage.name}: {error.message}; taken for not measured. To measure it anew: dynbench runs rm "
                 f"{stage.run}, then dynbench bench --resume {run.label}"
             )
-    return found
 
 
 @cache
 def _warn_once(text: str) -> None:
     """Every form of a document reads the stages again."""
     _log.warning(text)
-
-
-def answers_of(run: Run, store: RunStore) -> list[Answer]:
-    """Every question with what was measured."""
-    return answers(tables_of(run, store))
 
 
 def chapter_text(run: Run, store: RunStore, language: str, form: str, folder: Path | None = None) -> str:
@@ -268,22 +255,16 @@ def chapter_text(run: Run, store: RunStore, language: str, form: str, folder: Pa
         folder: where the document will lie, which figures are linked from; the suite's by default.
     """
     where = run.path if folder is None else folder
-    markdown = render(tables_of(run, store), run.label, language, _pictures(run, store, where))
-    return markdown if form == "md" else to_html(markdown, where, language)
-
-
-def _pictures(run: Run, store: RunStore, folder: Path) -> Pictures:
-    """The figures of the benchmarks that are there."""
     runs = (own for stage in read_state(run).stages if stage.name in BENCHMARKS if (own := _begun(stage, store)))
-    return {(own.id, path.stem): linked(path, folder) for own in runs for path in sorted(own.figures_dir.glob("*.png"))}
+    drawn = ((own.id, path) for own in runs for path in sorted(own.figures_dir.glob("*.png")))
+    pictures = {(own, path.stem): linked(path, where) for own, path in drawn}
+    markdown = render(tables_of(run, store), run.label, language, pictures)
+    return markdown if form == "md" else to_html(markdown, where, language)
 
 
 def write_chapter(run: Run, store: RunStore) -> list[Path]:
     """The document in every language and form, beside the suite's file."""
-    paths = []
-    for language in LANGUAGES:
-        for form in FORMATS:
-            path = run.path / f"report.{language}.{form}"
-            write_text(path, chapter_text(run, store, language, form))
-            paths.append(path)
-    return paths
+    paths = {run.path / f"report.{language}.{form}": (language, form) for language, form in product(LANGUAGES, FORMATS)}
+    for path, (language, form) in paths.items():
+        write_text(path, chapter_text(run, store, language, form))
+    return list(paths)

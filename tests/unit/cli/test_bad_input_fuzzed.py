@@ -24,7 +24,7 @@ from dynbench.bench.record import add_rows, read_benchmark, write_benchmark
 from dynbench.cli.main import main
 from dynbench.config.describe import all_keys, allowed_words, field_of
 from dynbench.config.recipes import find_recipe
-from dynbench.experiment.assignment.evidence import CHECK, check_table
+from dynbench.experiment.assignment.rows import CHECK, check_table
 from dynbench.experiment.assignment.suite import FILE, Stage, State
 from dynbench.plugins import BENCHMARKS
 from dynbench.plugins.benchmarks import CollectivesOptions, PrecisionOptions

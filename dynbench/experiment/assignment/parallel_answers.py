@@ -1,0 +1,236 @@
+"""Sections 4 and 5 of the questions: collectives, how gradients meet, what formulas say, and sharded optimizers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise, product
+
+from dynbench.bench.base import Row
+from dynbench.experiment.assignment.rows import (
+    ARM_PARTS,
+    CLOSE,
+    MOMENTS,
+    WAYS,
+    Result,
+    Rows,
+    Shapes,
+    Statement,
+    amount,
+    column,
+    key,
+    number,
+    ratio,
+    side,
+)
+from dynbench.units import mb
+
+LEVER = "compute-bound batch with "
+BATCH = "compute-bound batch, axes not overlapped"
+PARTS = ("parameters", "gradients", "optimizer", "rest", "total", "peak")
+"""Parts of a rank's memory that `bench optimizer` measures."""
+SHOWN = ("parameters", "gradients", "optimizer", "strategy", "rest", "total", "peak")
+
+
+def stated(block: str, beginnings: Sequence[str], rows: Rows) -> Result:
+    """The quantities whose names begin so, of each the first in the sentence; all of them are needed."""
+    found = [[row for row in _formulas(rows) if row.case.startswith(each)] for each in beginnings]
+    if all(found):
+        used = [row for group in found for row in group]
+        yield Statement(block, used, stated=[column(group[0], "shown") for group in found])
+        yield _formula_table(used)
+
+
+def levers(rows: Rows) -> Result:
+    """4.9d: the levers that lower the batch, and those that do not here."""
+    formulas = _formulas(rows)
+    found = sorted((row for row in formulas if row.case.startswith(LEVER)), key=key("p50"))
+    for now in [row for row in formulas if row.case == BATCH][:1]:
+        lower = [row for row in found if ratio(row, now, "p50") < 1]
+        for case, chosen in (("lower", lower), ("not", found[len(lower) :])):
+            if chosen:
+                yield Statement(
+                    "levers",
+                    [now, *chosen],
+                    case,
+                    best=chosen[0].case.removeprefix(LEVER),
+                    batch=column(chosen[0], "shown"),
+                )
+                yield _formula_table(chosen)
+
+
+def _formulas(rows: Rows) -> list[Row]:
+    return [row for row in rows.where() if column(row, "formula") and column(row, "shown")]
+
+
+def _formula_table(rows: Sequence[Row]) -> Statement:
+    """What formulas give, with what was put in."""
+    lines = [[row.case, (column(row, "shown"), row.unit), column(row, "formula"), column(row, "with")] for row in rows]
+    return Statement("formula_table", rows, lines=lines)
+
+
+def collectives(rows: Rows) -> Result:
+    """4.1: the all-reduce by back end, processes and size, and how these work together."""
+    sized = (row for row in rows.where() if amount(row, "size") and amount(row, "processes"))
+    found = Rows(row for row in sized if row.case.startswith("all_reduce"))
+    if not found:
+        return
+    series = found.by("backend", "dtype", "processes", "size")
+    lines = [[*shape[:3], mb(amount(row, "size")), row.p50, number(row, "busbw")] for shape, row in series.items()]
+    wrong = [row.case for row in found if number(row, "#wrong")]
+    disturbed: list[str] = []
+    for names in dict.fromkeys(shape[:3] for shape in series):
+        same = sorted((row for shape, row in series.items() if shape[:3] == names), key=key("size"))
+        disturbed += [row.case for row, larger in pairwise(same) if ratio(row, larger, "p50") > 1]
+    case = "wrong" if wrong else "right"
+    yield Statement("all_reduce", found, case, wrong=wrong, disturbed=disturbed, lines=lines)
+    yield from _sizes(found.like(found[0], "backend", "dtype", "processes"))
+    yield from _processes(found.like(found[0], "backend", "dtype"))
+
+
+def _sizes(rows: Rows) -> Result:
+    """How the time grows with the size."""
+    small, large = (pick(rows, key=key("size")) for pick in (min, max))
+    sizes, times = (ratio(large, small, name) for name in ("size", "p50"))
+    if sizes > 1:
+        power = math.log(times) / math.log(sizes)
+        case = "latency" if power < 1 - 2 * CLOSE else "beyond" if power > 1 + 2 * CLOSE else "bandwidth"
+        yield Statement("all_reduce_sizes", [small, large], case, sizes=sizes, times=times)
+
+
+def _processes(rows: Rows) -> Result:
+    """How the time grows with their number at the largest size, and beside it at the smallest."""
+    sizes = sorted(amount(row, "size") for row in rows)
+    if found := rows.pivot(("processes",), size=(sizes[0], sizes[-1])):
+        ordered = sorted(found.values(), key=lambda used: amount(used[0], "processes"))
+        few, many = ordered[0], ordered[-1]
+        small_times, times = (ratio(new, old, "p50") for new, old in zip(many, few, strict=True))
+        expected = _ring(many[0]) / (_ring(few[0]) or 1)
+        case = "crowded" if column(many[1], "shared") else "slower"
+        case = case if times > (1 + 2 * CLOSE) * expected else "as_ring"
+        values = {"small_times": small_times if sizes[0] < sizes[-1] else None, "times": times, "expected": expected}
+        yield Statement("all_reduce_processes", [*few, *many], case if len(found) > 1 else "once", **values)
+
+
+def _ring(row: Row) -> float:
+    """What each rank of a ring sends, as a part of the buffer."""
+    return 2 - 2 / (amount(row, "processes") or 1)
+
+
+def checked(strategy: str, rows: Rows) -> Result:
+    """4.2, 4.5, 4.7, 5.1: whether a strategy trains a toy as one process does."""
+    if found := rows.where(strategy=strategy, dtype="float64", optimizer=("sgd", "adamw")):
+        off = f"{max(amount(row, 'mean') for row in found):.1e}"
+        case = "same" if all(column(row, "passed") for row in found) else "other"
+        yield Statement("strategy_check", found, case, off=off, optimizers=found.distinct("optimizer"))
+
+
+def _arms(rows: Rows, *strategies: str) -> list[Row]:
+    """The first arm of each strategy; empty where one is missing."""
+    found = [row for each in strategies for row in rows.where(strategy=each, unit="ms")[:1]]
+    return found if len(found) == len(strategies) else []
+
+
+def _arm_table(rows: Sequence[Row]) -> Statement:
+    """Numbers of arms, side by side."""
+    names = ("ranks", "n", "mean", "calls", "comm", "exposed", "beyond")
+    lines = [[row.case, *(number(row, name) for name in names)] for row in rows]
+    return Statement("arm_table", rows, lines=lines)
+
+
+def naive(rows: Rows) -> Result:
+    """4.3."""
+    if found := [row for row in _arms(rows, "naive") if number(row, "comm") is not None]:
+        yield Statement("naive_step", found, share=amount(found[0], "comm") / (found[0].mean or 1))
+        yield _arm_table(found)
+
+
+def flat(rows: Rows) -> Result:
+    """4.4."""
+    if found := _arms(rows, "naive", "flat"):
+        yield _faster("flat_step", found[1], found[:1])
+        yield _arm_table(found)
+
+
+def overlap(rows: Rows) -> Result:
+    """4.6: the step against the two before; hidden communication that competes for cores shortens nothing."""
+    if found := _arms(rows, "naive", "flat", "overlap"):
+        yield _faster("overlap_step", found[2], found[:2])
+        yield _arm_table(found)
+        known = all(number(found[2], name) is not None for name in ("hidden", "beyond", "exposed"))
+        beyond, exposed = amount(found[2], "beyond"), amount(found[2], "exposed")
+        case = "noisy" if beyond < 0 else "pays" if beyond <= 2 * exposed else "competes"
+        yield Statement("overlap_hidden", found[::-1], case if known else "unknown")
+
+
+def _faster(block: str, row: Row, others: Sequence[Row]) -> Statement:
+    """Whether an arm's step is shorter than that of all others, of some, or of none."""
+    ratios = [ratio(other, row) for other in others]
+    case = "faster" if min(ratios) > 1 + CLOSE / 2 else "slower" if max(ratios) < 1 - CLOSE / 2 else "alike"
+    named = [(f"`{other.case}`", each) for other, each in zip(others, ratios, strict=True)]
+    return Statement(block, [row, *others], case, ratios=named if len(named) > 1 else ratios, lines=[])
+
+
+def buckets(rows: Rows) -> Result:
+    """4.8a: which size is best here, whether that is what was expected, and what would show it."""
+    timed = rows.where(strategy=("bucketed", "overlap", "flat"), unit="ms")
+    found = sorted((row for row in timed if amount(row, "calls")), key=key("calls"))
+    counts = {column(row, "calls") for row in found}
+    if len(counts) > 1 and "bucketed" in Rows(found).distinct("strategy"):
+        best = min(found, key=key("mean"))
+        case = "few" if best is found[0] else "many" if best is found[-1] else "inner"
+        yield Statement("bucket_step", [best, *found], case, few=found[0].mean, many=found[-1].mean)
+        yield _arm_table(found)
+
+
+def sharded_memory(rows: Rows) -> Result:
+    """5.2a: by moment and part, with and without sharding; of `bench optimizer`, else of a comparison of strategies."""
+    found = rows.where(quantity="memory", way=WAYS)
+    tables = (found.pivot(("size", "dtype"), way=WAYS, moment=[*MOMENTS], part=names) for names in (PARTS, ARM_PARTS))
+    for used in [_shown(found) for found in tables if found][:1]:
+        parts = used.by("way", "moment", "part")
+        whole, shard = (parts[way, "after", "optimizer"] for way in WAYS)
+        part = ratio(shard, whole, "p50") * (amount(shard, "processes") or 1)
+        case = "share" if amount(whole, "p50") > 0 and abs(part - 1) <= 2 * CLOSE else "other"
+        before = {f"{part}_{way}": row.p50 for (way, moment, part), row in parts.items() if moment == "before"}
+        names = {way: column(parts[way, "init", "optimizer"], "arm") or way for way in WAYS}
+        sizes = {each: row.p50 for each, row in parts.items()}
+        cells = {each: [sizes.get((*each, part)) for part in SHOWN] for each in product(WAYS, MOMENTS)}
+        lines = [[names[way], f"moments.{moment}", *each] for (way, moment), each in cells.items()]
+        yield Statement("sharded_state", used, case, whole=whole.p50, shard=shard.p50, lines=lines, **before)
+        pairs = used.where(moment="before", part=("total", "peak")).pivot(("part",), way=WAYS)
+        more = [ratio(shard, whole, "p50") > 1 for whole, shard in pairs.values()]
+        if more:
+            case = "more" if all(more) else "some" if any(more) else "less"
+            yield Statement("sharded_total", pairs.rows, case, **before)
+
+
+def _shown(found: Shapes) -> Rows:
+    """The rows of the last model, in fp32 where there are such."""
+    return next((rows for (_, dtype), rows in reversed(found.items()) if dtype == "float32"), [*found.values()][-1])
+
+
+def sharded_time(rows: Rows) -> Result:
+    """5.2b: in every type that both were timed in; of `bench optimizer`, else of a comparison."""
+    times = rows.where(quantity="time", part=("step", "optimizer"))
+    if found := times.pivot(("size", "dtype"), part=("step",), way=WAYS):
+        pairs = {shape: pair for shape, pair in found.items() if shape[0] == column(_shown(found)[0], "size")}
+        used = times.by("size", "dtype", "part", "way")
+        used = {each: row for each, row in used.items() if each[:2] in pairs}
+        ratios = [(dtype, ratio(whole, shard)) for (_, dtype), (whole, shard) in pairs.items()]
+        case = side((pair[1:], pair[:1]) for pair in pairs.values()).replace("both", "alike")
+        cells = [(part, way) for part in ("optimizer", "step") for way in WAYS]
+        lines = [[*shape, *(used.get((*shape, *cell)) for cell in cells)] for shape in pairs]
+        yield Statement("sharded_step", list(used.values()), case, ratios=ratios, lines=lines)
+    elif arms := _arms(rows, "ddp", "zero1"):
+        yield _faster("sharded_step", arms[1], arms[:1])
+        yield _arm_table(arms)
+
+
+def sharded_traffic(rows: Rows) -> Result:
+    """5.2c: what a rank sends in a step beside an all-reduce of the gradients, MB."""
+    if found := rows.where(quantity="traffic").pivot(("size", "dtype"), way=WAYS):
+        whole, shard = _shown(found)
+        times = ratio(shard, whole, "p50")
+        case = "same" if abs(times - 1) <= CLOSE else "more" if times > 1 else "less"
+        yield Statement("sharded_traffic", [whole, shard], case, times=times)
