@@ -33,7 +33,7 @@ from dynbench.experiment.assignment import suite
 from dynbench.probe import prober
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.columns import COMM_COLUMNS, write_columns
-from dynbench.runs.profile_record import PROFILE_SCHEMA_VERSION, ProfileRow, RankProfile
+from dynbench.runs.records import PROFILE_SCHEMA_VERSION, ProfileRow, RankProfile
 from dynbench.runs.row_writer import Call, CallWriter
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore

@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dynbench.runs.cgroup import memory_available_bytes
+from dynbench.runs.provenance import memory_available_bytes
 
 _HOPPER = {"float32": 67e12, "bfloat16": 989e12, "float16": 989e12}
 _PEAKS: Mapping[str, Mapping[str, float]] = {

@@ -193,7 +193,7 @@ def _unsuccessful(store: RunStore) -> list[Run]:
 
 def _tell_strangers(store: RunStore) -> list[tuple[Path, str]]:
     """Folders of the results folder that are nobody's to touch; those that look like a run are told on stderr."""
-    from dynbench.runs.foreign import strangers
+    from dynbench.runs.lookup import strangers
     from dynbench.runs.names import slug_of
 
     found = strangers(store.root)

@@ -16,8 +16,7 @@ from dynbench.errors import DynbenchError, NothingFits, UsageError
 from dynbench.experiment.solve_run import keep_solution
 from dynbench.experiment.subject import SOLVE_FIGURES, Subject
 from dynbench.experiment.trace_sources import trained_trace
-from dynbench.runs.atomic import write_json
-from dynbench.runs.json_text import load_json
+from dynbench.runs.atomic import load_json, write_json
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore

@@ -13,8 +13,7 @@ from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Resolved
 from dynbench.errors import NothingFits, UsageError
 from dynbench.kernels.packed_attention import most_demanding
-from dynbench.runs.cgroup import ROOT
-from dynbench.runs.provenance import memory_mb
+from dynbench.runs.provenance import ROOT, memory_mb
 from dynbench.units import BYTES_PER_MB, parse_bytes
 from dynbench.workloads.base import Workload
 from dynbench.workloads.data import TokenisedData

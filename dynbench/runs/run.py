@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -11,10 +10,9 @@ from dynbench.config.layers import load_mapping, validate_config
 from dynbench.config.schema import Config
 from dynbench.errors import ConfigError, RecordError, UsageError
 from dynbench.plugins.outside import VARIABLE, digests
-from dynbench.runs.atomic import locked, release, reserve, write_json
+from dynbench.runs.atomic import is_special, locked, release, reserve, write_json
 from dynbench.runs.json_record import read_json
-from dynbench.runs.json_text import is_special
-from dynbench.runs.run_record import RunRecord, changed, host_name, is_gone, now, read_record, start_mark
+from dynbench.runs.run_record import RunRecord, changed, is_gone, now, read_record, this_process
 from dynbench.runs.status import Status, check_transition
 
 _LOCK = ".lock"
@@ -109,6 +107,12 @@ class Run:
         """The recorded status, or `lost` when the run is unfinished and its process is gone."""
         return current_status(self.record())
 
+    @property
+    def reference(self) -> dict[str, object]:
+        """How `--json` names it: id, name, path and status."""
+        record = self.record()
+        return {"id": self.id, "name": record.name, "path": self.path, "status": current_status(record)}
+
     def update(self, **changes: object) -> RunRecord:
         """Replace fields of the record, atomically; what another process changes meanwhile is kept.
 
@@ -179,9 +183,7 @@ class Run:
 def _following(status: Status) -> dict[str, object]:
     """The fields that change with a status."""
     if status is Status.RUNNING:
-        pid = os.getpid()
-        owner = {"host": host_name(), "pid": pid, "pid_start": start_mark(pid)}
-        return {"started": now(), "ended": None, "exit_code": None, "failure": None, **owner}
+        return {"started": now(), "ended": None, "exit_code": None, "failure": None, **this_process()}
     return {"ended": now()} if status.is_over else {}
 
 
@@ -206,7 +208,7 @@ def refuse_owned(record: RunRecord) -> None:
 
 
 def _is_ours(record: RunRecord) -> bool:
-    return (record.host, record.pid, record.pid_start) == (host_name(), os.getpid(), start_mark(os.getpid()))
+    return {"host": record.host, "pid": record.pid, "pid_start": record.pid_start} == this_process()
 
 
 def duration_s(record: RunRecord) -> float | None:
