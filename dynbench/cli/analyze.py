@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.flags import gate_options, question_option
 from dynbench.cli.next_command import next_command
-from dynbench.cli.options import Settings, common_options, config_options, table_option
-from dynbench.cli.output import fits, print_json, print_line, print_results, print_table, show_warnings
+from dynbench.cli.options import Settings, common_options, config_options, gate_options, question_option, table_option
+from dynbench.cli.output import fits, print_json, print_line, print_results, show_table, show_warnings
 from dynbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -147,8 +146,7 @@ def _analysis_settings(settings: Settings, again: Run | None) -> Analysis:
     from dynbench.config.situation import Situation
     from dynbench.config.unread import unread
 
-    given = settings.config_path is not None or settings.overrides or settings.flags
-    if again is None or given or not again.config_file.is_file():
+    if again is None or settings.configures or not again.config_file.is_file():
         config = settings.config()
         show_warnings(unread([Situation("analyze", config, config)]))
         return config.analysis
@@ -181,7 +179,7 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
     pairs = [pair.record() for pair in report.pairs]
     if ranked := RANKING.table(pairs):
         print_line("")
-        print_table(ranked.columns, ranked.rows, ranked.title, keys=ranked.keys)
+        show_table(ranked)
         print_line(held_jointly(pairs))
     print_line("")
     show_findings(report)

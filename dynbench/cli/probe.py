@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from dynbench.cli.next_command import next_command, setting_words
 from dynbench.cli.options import Settings, common_options, config_options, name_options, table_option
-from dynbench.cli.output import print_json, print_line, print_records, print_table
+from dynbench.cli.output import print_for_script, print_line, print_records, print_table
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Config
     from dynbench.experiment.probing import NextTraining
     from dynbench.runs.probe_record import ProbeRecord
     from dynbench.runs.run import Run
+    from dynbench.runs.store import Naming
 
 
 @click.command(
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @config_options("workload", "sync", "train", "launch", "probe")
 @table_option
 @common_options
-def command(settings: Settings, name: str | None, replace: bool) -> None:
+def command(settings: Settings, **naming: Unpack[Naming]) -> None:
     """Find the largest micro-batch of every rank and length, and fit a cost model of the training step."""
     from dynbench.analysis.figures import draw_figures
     from dynbench.cli.console import working
@@ -38,20 +38,16 @@ def command(settings: Settings, name: str | None, replace: bool) -> None:
 
     with working(settings.shows_progress, "probing") as report:
         config = settings.config(paths=True)
-        run = run_probe(config, settings.store(), report=report, name=name, replace=replace, asked=config)
+        run = run_probe(config, settings.store(), report=report, asked=config, **naming)
         report("drawing figures")
         with named(run):
             figures = draw_figures("probe", run, run.figures_dir)
             report("checking the run to come")
             coming = next_training(config, run, settings.store())
     record = read_probe(run.path)
-    if settings.as_json:  # the raw trials stay in `probe.json`
-        facts = record.model_dump(exclude={"schema_version", "trials", "timings", "tables", "workload"})
-        shown = {"id": run.id, "name": name, "path": run.path, "status": run.status}
-        print_json({"schema_version": 1, "command": "probe", "run": shown, **facts, "train": asdict(coming)})
-        return
-    if settings.quiet:
-        print_line(str(run.path))
+    raw = {"schema_version", "trials", "timings", "tables", "workload"}  # they stay in `probe.json`
+    facts = record.model_dump(exclude=raw) if settings.as_json else {}
+    if print_for_script(settings, "probe", {"run": run.reference, **facts, "train": coming}, str(run.path)):
         return
     _show(record)
     print_line("")

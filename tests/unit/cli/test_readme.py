@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from pathlib import Path
 
 import click
 import pytest
 
-from dynbench.cli.main import COMMANDS
+from dynbench.cli.main import COMMANDS, load_command
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -26,7 +25,7 @@ def leaves(command: click.Command) -> list[click.Command]:
 def test_shared_options_are_those_of_the_commands_named(readme: str) -> None:
     text = (ROOT / readme).read_text(encoding="utf-8")
     everyone, _, some = text.partition("`-c`")[0].rpartition("`--json`")[2].partition(";")
-    takes = {name: [options(each) for each in leaves(import_module(COMMANDS[name][0]).command)] for name in COMMANDS}
+    takes = {name: [options(each) for each in leaves(load_command(name))] for name in COMMANDS}
 
     assert set(re.findall(r"`(\w+)`", some)) == {name for name, each in takes.items() if {"-c", "--set"} <= each[0]}
     for option in ("--json", *re.findall(r"`(-[\w-]+)`", everyone)):
