@@ -11,7 +11,7 @@ import click
 
 from dynbench.cli import assignment
 from dynbench.cli.options import Settings, common_options, name_options, table_option
-from dynbench.cli.output import print_for_script, print_line, print_result
+from dynbench.cli.output import print_for_script, print_line, print_lines, print_result
 from dynbench.cli.plugins import show_kinds
 from dynbench.errors import Interrupted, StorageError, UsageError, WorkerFailed
 
@@ -93,10 +93,7 @@ def command(
                 _show_rows(found.headers, [row.as_dict() for row in so_far.rows])
     pictures = [path for path in figures if path.suffix == ".png"]
     if not print_for_script(settings, "bench", {**result.as_dict(), "figures": pictures}, str(result.run.path)):
-        print_line("")
-        for line in found.said(result.rows):
-            print_line(line)
-        print_line(f"run      {result.run.path}")
+        print_lines("", *found.said(result.rows), f"run      {result.run.path}")
         if pictures:
             print_line(f"figures  {len(pictures)} in {result.run.figures_dir}")
 

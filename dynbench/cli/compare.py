@@ -63,7 +63,6 @@ def command(
     over: tuple[str, ...],
     save_recipe: str | None,
     resume: str | None,
-    launches: dict[str, object],
     question: str | None,
     strict: bool,
     fail_on: tuple[str, ...],
@@ -86,7 +85,7 @@ def command(
     if resume is not None:
         from dynbench.runs.store import RunStore
 
-        others = (recipe, *arms, *over, save_recipe, *launches.values(), question, *naming.values(), dry_run)
+        others = (recipe, *arms, *over, save_recipe, *settings.launches.values(), question, *naming.values(), dry_run)
         if settings.configures or any(others):
             raise UsageError(
                 "--resume goes on with the comparison's own recipe and settings and takes no others",
@@ -99,7 +98,7 @@ def command(
         from dynbench.experiment.compare import on_first_node
         from dynbench.experiment.preflight import check_startable, recipe_warnings
 
-        loaded, written = load(recipe, arms, over, launches, question, settings)
+        loaded, written = load(recipe, arms, over, question, settings)
         if on_first_node(loaded[0]):
             store.check_name(naming.get("name"), naming.get("replace", False))
         startable = [check_startable(each, store) for each in loaded]

@@ -43,7 +43,6 @@ def load(
     reference: str | None,
     arms: Sequence[str],
     over: Sequence[str],
-    launches: Mapping[str, object],
     question: str | None,
     settings: Settings,
 ) -> tuple[list[Recipe], dict[str, object]]:
@@ -58,7 +57,7 @@ def load(
     name, document = sweep_document(reference, config, arms, over, short=short, shared=settings.sets)
     if question is not None:
         document.mapping = {**document.mapping, "question": question}
-    recipes = resolve_cells(name, document, settings.overrides, settings.flags, launches, paths=True)
+    recipes = resolve_cells(name, document, settings.overrides, settings.flags, settings.launches, paths=True)
     return recipes, written_recipe(document, settings.overrides, settings.flags, recipes)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dynbench.cli.options import A_FILE, Decorator, Duration, Settings, common_options, config_options, option_group
-from dynbench.cli.output import print_for_script, print_line, print_table, refuse_existing, writing
+from dynbench.cli.output import print_for_script, print_line, print_lines, print_table, refuse_existing, writing
 from dynbench.errors import UsageError
 from dynbench.runs.atomic import write_bytes
 from dynbench.units import format_bytes
@@ -64,15 +64,14 @@ def export_lengths(settings: Settings, run: str | None, output: Path, force: boo
     save_lengths(trace.lengths, output)
     found = describe(trace.lengths)
     facts = {"path": output, "source": trace.source, "max_length": max_length, "lengths": found}
-    if print_for_script(settings, "data lengths", facts, str(output)):
-        return
-    print_line(str(output))
-    print_line(
-        f"{found.samples:,} lengths in the order of the data ({trace.source}): mean {found.mean:.1f}, "
-        f"p50 {found.p50:g}, max {found.max} tokens, cut to {max_length}; no text, no token, no label"
-    )
-    path = shlex.quote(str(output))
-    print_line(f"next  dynbench train --dataset lengths --data-path {path} --max-length {max_length}")
+    if not print_for_script(settings, "data lengths", facts, str(output)):
+        path = shlex.quote(str(output))
+        print_lines(
+            str(output),
+            f"{found.samples:,} lengths in the order of the data ({trace.source}): mean {found.mean:.1f}, "
+            f"p50 {found.p50:g}, max {found.max} tokens, cut to {max_length}; no text, no token, no label",
+            f"next  dynbench train --dataset lengths --data-path {path} --max-length {max_length}",
+        )
 
 
 @command.command(
@@ -96,11 +95,12 @@ def export_wikipedia(settings: Settings, output: Path, force: bool, megabytes: f
     with writing(output):
         articles, size = export(output, WikipediaOptions(megabytes=megabytes, edition=edition))
     facts = {"path": output, "source": f"hub:{REPOSITORY} {edition}", "articles": articles, "bytes": size}
-    if print_for_script(settings, "data wikipedia", facts, str(output)):
-        return
-    print_line(str(output))
-    print_line(f"{articles:,} articles of {REPOSITORY} {edition}, {size:,} bytes")
-    print_line(f"next  dynbench train --workload causal_lm --dataset json --data-path {shlex.quote(str(output))}")
+    if not print_for_script(settings, "data wikipedia", facts, str(output)):
+        print_lines(
+            str(output),
+            f"{articles:,} articles of {REPOSITORY} {edition}, {size:,} bytes",
+            f"next  dynbench train --workload causal_lm --dataset json --data-path {shlex.quote(str(output))}",
+        )
 
 
 @command.command(

@@ -50,16 +50,15 @@ def command(settings: Settings, recipe: str | None, strict: bool) -> None:
         "checks": _records(found),
         "recipe": None if recipe is None else {"name": recipe, "checks": _records(of_recipe)},
     }
-    if strict and warned and settings.as_json:
-        pass  # the error below prints the result
-    elif not print_for_script(settings, "doctor", result, warned):
+    failing = strict and bool(warned)  # the error prints the result as JSON then
+    if not (failing and settings.as_json) and not print_for_script(settings, "doctor", result, warned):
         print_pairs("environment", {key: brief(value) for key, value in facts.items() if value is not None})
         _show("", found)
         if recipe is not None:
             _show(f"recipe {recipe}", of_recipe)
         print_line("")
         print_line(f"{len(warned)} to look at: {', '.join(warned)}" if warned else "nothing stands in the way")
-    if strict and warned:
+    if failing:
         result = {"schema_version": 1, "command": "doctor", **result}
         raise ChecksFailed(f"checks that warn: {', '.join(warned)}", "The next steps are in the checks.", result=result)
 

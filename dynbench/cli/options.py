@@ -102,6 +102,7 @@ class Settings:
         verbosity: -1 under `-q`, 1 under `-v`, else 0.
         debug: `--debug` was given.
         form: what the result's table is printed as, by `--format`.
+        launches: key of `launches` to what its option was given, or None; empty for commands without these options.
     """
 
     config_path: Path | None = None
@@ -112,6 +113,7 @@ class Settings:
     verbosity: int = 0
     debug: bool = False
     form: Form = "table"
+    launches: Mapping[str, object] = field(default_factory=dict)
 
     def config(self, *, paths: bool = False, trains: bool = True) -> Config:
         """The configuration: flags over `--set` over the file over the defaults.
@@ -245,16 +247,8 @@ _LAUNCHES: dict[str, Decorator] = {
 }
 """By key of `launches`."""
 
-
-def launch_options(function: Callable[..., object]) -> Callable[..., object]:
-    """How many launches, and how; the callback receives `launches`, key to value or None."""
-
-    @functools.wraps(function)
-    def with_launches(**values: object) -> object:
-        launches = {key: values.pop(key) for key in _LAUNCHES}
-        return function(launches=launches, **values)
-
-    return option_group(*_LAUNCHES.values())(with_launches)
+launch_options = option_group(*_LAUNCHES.values())
+"""How many launches, and how."""
 
 
 class _FieldOption(click.Option):
@@ -382,4 +376,5 @@ def _take_settings(given: dict[str, Any]) -> Settings:
         verbosity=-1 if quiet else 1 if verbose else 0,
         debug=given.pop("debug"),
         form=given.pop("table_form", "table"),
+        launches={key: given.pop(key) for key in _LAUNCHES if key in given},
     )

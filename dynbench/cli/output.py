@@ -66,8 +66,7 @@ def print_for_script(
         short: what is printed under `-q`, in lines.
     """
     if not settings.as_json and settings.quiet:
-        for line in [short] if isinstance(short, str) else short:
-            print_line(line)
+        print_lines(*([short] if isinstance(short, str) else short))
     return printed_json(settings, command, content) or settings.quiet
 
 
@@ -102,6 +101,13 @@ def refuse_existing(path: Path, force: bool) -> None:
 def print_line(text: str) -> None:
     """Print one line of the result, never wrapped, so that paths can be copied."""
     _print(printable(text))
+
+
+def print_lines(*texts: str | None) -> None:
+    """Print lines of the result; None is left out."""
+    for text in texts:
+        if text is not None:
+            print_line(text)
 
 
 def print_result(

@@ -316,14 +316,14 @@ def print_facts(facts: dict[str, Any]) -> None:
 # Removed --------------------------------------------------------------------------------------------------------------
 
 
-def members_go_too(comparisons: Sequence[Run], members: int, silent: bool) -> bool:
+def members_go_too(comparisons: Sequence[Run], members: int, no_prompt: bool) -> bool:
     """Whether the runs of the comparisons go with them, asked on the terminal.
 
     Raises:
         UsageError: there is none, or it must not be asked.
     """
     names = " ".join(dict.fromkeys(run.label for run in comparisons))
-    if silent or not sys.stdin.isatty():
+    if no_prompt or not sys.stdin.isatty():
         raise UsageError(
             f"runs rm {names}: not said whether what was made for it goes too (runs: {members})",
             "Give --with-launches to remove them too, or --keep-launches to leave them.",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dynbench.cli.console import stderr
-from dynbench.cli.output import Columns, print_line, print_records
+from dynbench.cli.output import Columns, print_lines, print_records
 from dynbench.experiment.solve_run import Solution, flat
 from dynbench.plugins import POLICIES
 from dynbench.plugins.policies import plan_of
@@ -56,19 +56,15 @@ def print_solution(solution: Solution, figures: Sequence[Path], following: Seque
     results: list[Mapping[str, Any]] = [line.result for line in solution.lines]
     chosen = any(result["max_length"] is not None for result in results)
     for trace in solution.traces:
-        print_line(_describe(trace))
-        for note in _cut_notes(trace, chosen):
-            print_line(f"  {note}")
+        print_lines(_describe(trace), *(f"  {note}" for note in _cut_notes(trace, chosen)))
     best = [index for index, result in enumerate(results) if _is_best(result, results)]
     rows = [{**result, "mark": " *" if index in best else ""} for index, result in enumerate(results)]
     print_records(COLUMNS, rows, map(flat, results), keys=4, bold=best)
-    for note in (*_greedy_notes(results), *_steps_notes(solution), *_notes(results)):
-        print_line(note)
+    print_lines(*_greedy_notes(results), *_steps_notes(solution), *_notes(results))
     for text in _left_out(solution.skipped):
         stderr.print(text, soft_wrap=True)
-    print_line(f"Results: {solution.run.path}" + (f" ({len(figures)} figure files)" if figures else ""))
-    for text in following:
-        print_line(text)
+    count_figures = f" ({len(figures)} figure files)" if figures else ""
+    print_lines(f"Results: {solution.run.path}{count_figures}", *following)
 
 
 def gives_back_nothing(results: Sequence[Mapping[str, Any]]) -> bool:

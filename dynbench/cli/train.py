@@ -9,7 +9,7 @@ import click
 
 from dynbench.cli.next_command import next_command, setting_words
 from dynbench.cli.options import Settings, common_options, config_options, name_options
-from dynbench.cli.output import print_for_script, print_line, print_table, printed_json, show_warnings
+from dynbench.cli.output import print_for_script, print_line, print_lines, print_table, printed_json, show_warnings
 from dynbench.errors import RecordError
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def command(
 ) -> None:
     """Train a model on several ranks and record where every step's time goes."""
     flags = {"train.save_model": save_model, "train.tensorboard": tensorboard, "train.exposed": exposed}
-    for key, asked in flags.items():
-        if asked:
+    for key, given in flags.items():
+        if given:
             settings = settings.with_flag(key, True)
     config, store = settings.config(paths=True), settings.store()
     if dry_run:
@@ -89,12 +89,10 @@ def _show_plan(plan: LaunchPlan, settings: Settings) -> None:
     }
     if printed_json(settings, "train", facts):
         return
-    print_line(dump_config(config).rstrip())
-    for key, decision in plan.resolved.decisions.items():
-        print_line(f"# {key}: {decision['value']} ({decision['reason']})")
-    print_line("")
-    print_line(f"torchrun  {' '.join(environment)} {shlex.join(plan.command)}")
-    print_line(f"run       {plan.run_path}")
+    decided = (f"# {key}: {it['value']} ({it['reason']})" for key, it in plan.resolved.decisions.items())
+    print_lines(dump_config(config).rstrip(), *decided)
+    torchrun = f"torchrun  {' '.join(environment)} {shlex.join(plan.command)}"
+    print_lines("", torchrun, f"run       {plan.run_path}")
 
 
 SHARED = " Oversubscribed: there are more computing threads than cores, so that ranks wait for a core too."
@@ -117,8 +115,8 @@ def _show_result(result: TrainingResult, store: RunStore, settings: Settings) ->
         for table in metric_tables({run.label: summary, **beside}, {}):
             print_table(table.columns, table.rows)
         print_line(f"\n{LEGEND}{_origin_note(run)}{SHARED if summary['oversubscribed'] else ''}\n")
-        for word, sentence in read_data(run.env(), run.config().workload.max_length).lines():
-            print_line(f"{word:<9}{sentence}")
+        about = read_data(run.env(), run.config().workload.max_length).lines()
+        print_lines(*(f"{word:<9}{sentence}" for word, sentence in about))
     print_line(f"run      {run.path}")
     if silent is not None:
         print_line(f"beside   {silent.run.path}  (without communication)")
