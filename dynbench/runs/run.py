@@ -18,6 +18,16 @@ from dynbench.runs.status import Status, check_transition
 _LOCK = ".lock"
 
 
+class _Within:
+    """A path within a run folder, as an attribute of the run."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: Run, owner: type[Run]) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class Run:
     """A run folder.
@@ -28,40 +38,25 @@ class Run:
 
     path: Path
 
+    record_file = _Within("run.json")
+    """`run.json`."""
+    config_file = _Within("config.yaml")
+    """`config.yaml`: resolved, every default written out."""
+    env_file = _Within("env.json")
+    """`env.json`: provenance."""
+    ranks_dir = _Within("ranks")
+    """Where the ranks write their rows."""
+    logs_dir = _Within("logs")
+    """Where the ranks' output goes."""
+    figures_dir = _Within("figures")
+    """Where figures go, each with the numbers drawn."""
+    profiler_dir = _Within("profiler")
+    """Traces of profiled steps, and what their time went to."""
+
     @property
     def id(self) -> str:
         """The run's id."""
         return self.path.name
-
-    @property
-    def record_file(self) -> Path:
-        """`run.json`."""
-        return self.path / "run.json"
-
-    @property
-    def config_file(self) -> Path:
-        """`config.yaml`: resolved, every default written out."""
-        return self.path / "config.yaml"
-
-    @property
-    def env_file(self) -> Path:
-        """`env.json`: provenance."""
-        return self.path / "env.json"
-
-    @property
-    def ranks_dir(self) -> Path:
-        """Where the ranks write their rows."""
-        return self.path / "ranks"
-
-    @property
-    def logs_dir(self) -> Path:
-        """Where the ranks' output goes."""
-        return self.path / "logs"
-
-    @property
-    def figures_dir(self) -> Path:
-        """Where figures go, each with the numbers drawn."""
-        return self.path / "figures"
 
     def rank_file(self, rank: int) -> Path:
         """The rows of one rank."""
@@ -74,11 +69,6 @@ class Run:
     def held_file(self, rank: int) -> Path:
         """What one rank held in its first step; the launcher puts it into `env.json`."""
         return self.ranks_dir / f"held_{rank}.json"
-
-    @property
-    def profiler_dir(self) -> Path:
-        """Traces of profiled steps, and what their time went to."""
-        return self.path / "profiler"
 
     def profile_file(self, rank: int) -> Path:
         """What the time of one rank's profiled steps went to."""
