@@ -1,6 +1,6 @@
 """The checks of `dynbench doctor`: what would go wrong on this machine, and what to do about it.
 
-Adding one: a function from a `Settings` to a `Diagnosis`, under `@check("its name")`.
+Adding one: a function from a `Settings` to a `Diagnosis`, and one line in `CHECKS`.
 """
 
 from __future__ import annotations
@@ -83,21 +83,6 @@ def guarded(check: Callable[[], Diagnosis], hint: str = "") -> Diagnosis:
         return Diagnosis(False, seen, "Give this user the right to read it, or name another place.")
 
 
-CHECKS: dict[str, Callable[[Settings], Diagnosis]] = {}
-"""By name, in the order in which they are shown."""
-
-
-def check(name: str) -> Callable[[Callable[[Settings], Diagnosis]], Callable[[Settings], Diagnosis]]:
-    """Put a function among `CHECKS`."""
-
-    def add(function: Callable[[Settings], Diagnosis]) -> Callable[[Settings], Diagnosis]:
-        CHECKS[name] = function
-        return function
-
-    return add
-
-
-@check("python")
 def python(settings: Settings) -> Diagnosis:
     """The interpreter is one that dynbench is tried with."""
     first, *others, last = (".".join(map(str, version)) for version in TRIED_PYTHONS)
@@ -106,7 +91,6 @@ def python(settings: Settings) -> Diagnosis:
     return judged(sys.version_info[:2] in TRIED_PYTHONS, seen, hint)
 
 
-@check("packages")
 def packages(settings: Settings) -> Diagnosis:
     """Everything that dynbench needs is installed."""
     versions = provenance.package_versions()
@@ -117,7 +101,6 @@ def packages(settings: Settings) -> Diagnosis:
     return judged(not missing, seen, f"pip install {' '.join(missing)}")
 
 
-@check("torch")
 def torch_works(settings: Settings) -> Diagnosis:
     """Torch can be imported, and its kind of build."""
     try:
@@ -127,7 +110,6 @@ def torch_works(settings: Settings) -> Diagnosis:
     return Diagnosis(True, f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}")
 
 
-@check("devices")
 def devices(settings: Settings) -> Diagnosis:
     """GPUs that torch sees."""
     import torch
@@ -166,7 +148,6 @@ def without_gpus(build: str, cuda: str | None, listed: int) -> Diagnosis:
     return Diagnosis(False, f"no GPU can be used: {seen}", hint)
 
 
-@check("launcher")
 def launcher(settings: Settings) -> Diagnosis:
     """Torchrun and the communication backends are there."""
     import torch.distributed as dist
@@ -179,7 +160,6 @@ def launcher(settings: Settings) -> Diagnosis:
     return judged(backends["gloo"], seen, "Ranks on the CPU need gloo; install a torch build with it.")
 
 
-@check("communication")
 def communication(settings: Settings) -> Diagnosis:
     """Two ranks can meet over gloo and add up a tensor; with several GPUs there is NCCL."""
     import torch
@@ -225,7 +205,6 @@ def _all_reduce_fault() -> str:
     return problems[0] if problems else "no answer" if any(each.is_alive() for each in ranks) else ""
 
 
-@check("ports")
 def ports(settings: Settings) -> Diagnosis:
     """Processes of this machine can reach each other, as a launch does when its ranks meet."""
     try:
@@ -243,7 +222,6 @@ def ports(settings: Settings) -> Diagnosis:
     return Diagnosis(True, f"localhost can be reached (port {port}); {RENDEZVOUS_PORT}, for several nodes, is {state}")
 
 
-@check("threads")
 def threads(settings: Settings) -> Diagnosis:
     """Threads per rank, and room for the processes, threads and files of a launch."""
     cores = provenance.usable_cores()
@@ -270,7 +248,6 @@ def container_tasks() -> int | None:
         return None
 
 
-@check("triton")
 def triton(settings: Settings) -> Diagnosis:
     """Triton, for kernels of our own."""
     if find_spec("triton") is None:
@@ -280,7 +257,6 @@ def triton(settings: Settings) -> Diagnosis:
     return Diagnosis(True, f"triton {provenance.package_versions().get('triton')}, {how}")
 
 
-@check("cores")
 def cores(settings: Settings) -> Diagnosis:
     """Enough cores for the ranks that `train` starts on a CPU."""
     usable = provenance.usable_cores()
@@ -289,7 +265,6 @@ def cores(settings: Settings) -> Diagnosis:
     return judged(usable >= ranks, seen, "Ranks will take turns and their times mean little; use more cores.")
 
 
-@check("load")
 def load(settings: Settings) -> Diagnosis:
     """Nothing else computes."""
     usable, average = provenance.usable_cores(), os.getloadavg()[0]
@@ -298,7 +273,6 @@ def load(settings: Settings) -> Diagnosis:
     return judged(average <= limit, seen, "Something else is running and will disturb timings; wait, or stop it.")
 
 
-@check("governor")
 def governor(settings: Settings) -> Diagnosis:
     """The clock does not follow the load."""
     try:
@@ -310,7 +284,6 @@ def governor(settings: Settings) -> Diagnosis:
     return judged(fixed, seen, "cpupower frequency-set -g performance steadies timings.")
 
 
-@check("memory")
 def memory(settings: Settings) -> Diagnosis:
     """Enough memory for two ranks of the default model."""
     try:
@@ -323,7 +296,6 @@ def memory(settings: Settings) -> Diagnosis:
     return judged(available >= LEAST_MEMORY_MB, seen, "Free some, or use fewer ranks (--nproc 2).")
 
 
-@check("results")
 def results_folder(settings: Settings) -> Diagnosis:
     """The results folder can be written; nothing is left behind."""
     store = settings.store()
@@ -338,7 +310,6 @@ def results_folder(settings: Settings) -> Diagnosis:
         return Diagnosis(False, seen, "Name another with --results or DYNBENCH_RESULTS.")
 
 
-@check("disk")
 def disk(settings: Settings) -> Diagnosis:
     """Room for results."""
     free = shutil.disk_usage(_nearest_folder(settings.store().root)).free
@@ -347,7 +318,6 @@ def disk(settings: Settings) -> Diagnosis:
     return judged(free >= LEAST_DISK_BYTES, seen, hint)
 
 
-@check("data cache")
 def data_cache(settings: Settings) -> Diagnosis:
     """What tokenised data take of the disk."""
     from dynbench.config.schema import Workload
@@ -359,7 +329,6 @@ def data_cache(settings: Settings) -> Diagnosis:
     return judged(size <= free, seen, "dynbench data cache --older-than 4w --remove makes room.")
 
 
-@check("hub cache")
 def hub_cache(settings: Settings) -> Diagnosis:
     """What of the model hub is on this machine."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
@@ -372,7 +341,6 @@ def hub_cache(settings: Settings) -> Diagnosis:
     return Diagnosis(True, f"{folder}: {names}")
 
 
-@check("hub")
 def hub(settings: Settings) -> Diagnosis:
     """The model hub answers."""
     from huggingface_hub import constants
@@ -386,7 +354,6 @@ def hub(settings: Settings) -> Diagnosis:
     return judged(not reason, f"{constants.ENDPOINT} {f'does not answer: {reason}' if reason else 'answers'}", hint)
 
 
-@check("encoding")
 def text_encoding(settings: Settings) -> Diagnosis:
     """Text files and the terminal are UTF-8."""
     encoding = locale.getpreferredencoding(do_setlocale=False)
@@ -397,3 +364,27 @@ def text_encoding(settings: Settings) -> Diagnosis:
 def _nearest_folder(path: Path) -> Path:
     """The path, or its nearest parent that exists."""
     return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
+
+
+CHECKS: dict[str, Callable[[Settings], Diagnosis]] = {
+    "python": python,
+    "packages": packages,
+    "torch": torch_works,
+    "devices": devices,
+    "launcher": launcher,
+    "communication": communication,
+    "ports": ports,
+    "threads": threads,
+    "triton": triton,
+    "cores": cores,
+    "load": load,
+    "governor": governor,
+    "memory": memory,
+    "results": results_folder,
+    "disk": disk,
+    "data cache": data_cache,
+    "hub cache": hub_cache,
+    "hub": hub,
+    "encoding": text_encoding,
+}
+"""By name, in the order in which they are shown."""

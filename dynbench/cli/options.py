@@ -70,11 +70,6 @@ class Flag:
         """Its spellings and the parameter, as click takes them."""
         return (self.option, *self.aliases, self.parameter)
 
-    @property
-    def section(self) -> str:
-        """The section of its key."""
-        return self.key.partition(".")[0]
-
 
 def _read_flags() -> tuple[Flag, ...]:
     with Path(__file__).with_name("flags.csv").open(encoding="utf-8", newline="") as file:
@@ -313,7 +308,7 @@ def config_options(*sections: str, defaults: bool = True) -> Decorator:
         sections: sections and dotted keys.
         defaults: the help shows the schema's defaults; False where something else decides, like a recipe.
     """
-    chosen = [flag for flag in FLAGS if not sections or flag.key in sections or flag.section in sections]
+    chosen = [flag for flag in FLAGS if not sections or flag.key in sections or flag.key.partition(".")[0] in sections]
     return option_group(
         click.option(
             "-c",

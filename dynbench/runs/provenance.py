@@ -259,8 +259,12 @@ def memory_kills(root: Path = ROOT) -> int:
 
 def cpu_quota(root: Path = ROOT) -> float | None:
     """Cores' worth of CPU time that this process's groups allow; None when there is no limit."""
-    quotas = [limit / period for limit, period in (*_cpu_v2(root), *_cpu_v1(root)) if limit > 0 and period > 0]
-    return min(quotas, default=None)
+    limits = (
+        *(_text(group / "cpu.max").partition(" ")[::2] for group in _groups(root, "")),
+        *((_text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")) for group in _groups(root, "cpu")),
+    )
+    numbers = [(_whole(limit), _whole(period)) for limit, period in limits]
+    return min((limit / period for limit, period in numbers if limit and period), default=None)
 
 
 def _memory(root: Path) -> Iterator[tuple[int, int]]:
@@ -281,20 +285,6 @@ def _used(group: Path, name: str, cache: str) -> int:
     return max(0, (_number(group / name) or 0) - inactive)
 
 
-def _cpu_v2(root: Path) -> Iterator[tuple[int, int]]:
-    for group in _groups(root, ""):
-        limit, _, period = _text(group / "cpu.max").strip().partition(" ")
-        if limit.isdecimal() and period.isdecimal():
-            yield int(limit), int(period)
-
-
-def _cpu_v1(root: Path) -> Iterator[tuple[int, int]]:
-    for group in _groups(root, "cpu"):
-        limit, period = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
-        if limit is not None and period is not None:
-            yield limit, period
-
-
 def _groups(root: Path, controller: str) -> Iterator[Path]:
     """Folders of this process's group under a v1 controller and of all groups above it; v2 for the empty name."""
     for line in _text(root / "proc/self/cgroup").splitlines():
@@ -313,8 +303,12 @@ def _mount_names(controllers: str) -> tuple[str, ...]:
 
 
 def _number(path: Path) -> int | None:
-    text = _text(path).strip()
-    return int(text) if text.lstrip("-").isdecimal() else None
+    return _whole(_text(path))
+
+
+def _whole(text: str) -> int | None:
+    """The number from 0 on that a text is; None for any other, as `max` and -1 say that there is no limit."""
+    return int(text) if text.strip().isdecimal() else None
 
 
 def _text(path: Path) -> str:
