@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.options import A_FILE, Decorator, Duration, Settings, common_options, config_options, option_group
+from dynbench.cli.options import FILE_PATH, Decorator, Duration, Settings, common_options, config_options, option_group
 from dynbench.cli.output import print_for_script, print_line, print_lines, print_table, refuse_existing, writing
 from dynbench.errors import UsageError
 from dynbench.runs.atomic import write_bytes
@@ -29,7 +29,7 @@ DATASET_KEYS = (
 def _output_options(default: str, text: str) -> Decorator:
     """`-o --force`; the callback receives `output` and `force`."""
     return option_group(
-        click.option("-o", "--output", type=A_FILE, default=Path(default), show_default=True, help=text),
+        click.option("-o", "--output", type=FILE_PATH, default=Path(default), show_default=True, help=text),
         click.option("--force", is_flag=True, help="Overwrite the file."),
     )
 

@@ -227,7 +227,7 @@ def threads(settings: Settings) -> Diagnosis:
     cores = provenance.usable_cores()
     files, processes = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
     limits = {"open files (ulimit -n)": (files, LEAST_FILES), "processes (ulimit -u)": (processes, LEAST_PROCESSES)}
-    if (tasks := container_tasks()) is not None:
+    if (tasks := provenance.tasks_limit()) is not None:
         limits["processes of the container (pids.max)"] = (tasks, LEAST_PROCESSES)
     short = [
         f"{count} {what}, {least} wanted"
@@ -238,14 +238,6 @@ def threads(settings: Settings) -> Diagnosis:
     seen = f"launch.threads is cores over ranks: {max(1, cores // 2)} for each of 2 ranks on {cores} cores"
     seen += f", whatever OMP_NUM_THREADS={given} says" if given else ""
     return judged(not short, "; ".join([seen, *short]), "Raise the limit: ulimit -n 4096, or that of the container.")
-
-
-def container_tasks() -> int | None:
-    """Processes and threads that the container may have; None for no limit."""
-    try:
-        return int(Path("/sys/fs/cgroup/pids.max").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
 
 
 def triton(settings: Settings) -> Diagnosis:

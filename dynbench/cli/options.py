@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from dynbench.runs.store import RunStore
 
 _COMPRESS = "compress_config"
-A_FILE = click.Path(path_type=Path, dir_okay=False)
+FILE_PATH = click.Path(path_type=Path, dir_okay=False)
+"""Of options that name a file."""
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 
 
@@ -314,7 +315,7 @@ def config_options(*sections: str, defaults: bool = True) -> Decorator:
             "-c",
             "--config",
             "config_path",
-            type=A_FILE,
+            type=FILE_PATH,
             help="YAML file with the configuration.",
         ),
         click.option(

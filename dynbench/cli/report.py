@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dynbench.cli.next_command import next_command
-from dynbench.cli.options import A_FILE, Settings, common_options
+from dynbench.cli.options import FILE_PATH, Settings, common_options
 from dynbench.cli.output import print_for_script, print_line, writing
 from dynbench.errors import UsageError
 
@@ -32,7 +32,7 @@ Examples:
 @click.option("--lang", type=click.Choice(["en", "zh"]), default="en", help="Language.  [default: en]")
 @click.option("--format", "form", type=click.Choice(["md", "html"]), help="Else by the file's suffix, else md.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File, - for stdout; else in the run's folder.")
-@click.option("--template", type=A_FILE, help="A template of your own.")
+@click.option("--template", type=FILE_PATH, help="A template of your own.")
 @click.option("--solve", is_flag=True, help="First plan its own data offline: exact against greedy, costs, bounds.")
 @common_options
 def command(

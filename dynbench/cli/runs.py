@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.options import A_FILE, Settings, common_options, table_option
+from dynbench.cli.options import FILE_PATH, Settings, common_options, table_option
 from dynbench.cli.output import print_for_script, print_line
 from dynbench.errors import RunLookupError, UsageError
 from dynbench.runs.status import UNSUCCESSFUL
@@ -100,7 +100,7 @@ def show_run(settings: Settings, ref: str) -> None:
     epilog="Example: dynbench runs export runA runB -o base.zip",
 )
 @click.argument("refs", nargs=-1, required=True, metavar="REF...")
-@click.option("-o", "--output", type=A_FILE, required=True, help="The file, a zip.")
+@click.option("-o", "--output", type=FILE_PATH, required=True, help="The file, a zip.")
 @click.option("--arm", metavar="NAME", help="Of a comparison: this arm alone.")
 @common_options
 def export(settings: Settings, refs: Sequence[str], output: Path, arm: str | None) -> None:

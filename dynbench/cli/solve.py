@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 
 import click
 
-from dynbench.cli.options import A_FILE, Settings, common_options, config_options, name_options, table_option
+from dynbench.cli.options import FILE_PATH, Settings, common_options, config_options, name_options, table_option
 from dynbench.cli.output import Columns, print_for_script, print_records, writing
 from dynbench.errors import UsageError
 
@@ -68,8 +68,8 @@ def _names(context: click.Context, parameter: click.Parameter, text: str) -> tup
 @click.option("--second-column", help="Column with a second number per sample, whose cost is added [none].")
 @click.option("--from-run", metavar="RUN", help="Plan the data of a training run.")
 @click.option("--list", "list_only", is_flag=True, help="List the policies and stop.")
-@click.option("--csv", "csv_path", type=A_FILE, help="Write the lines here too.")
-@click.option("--write-trace", type=A_FILE, help="Write the lengths here too.")
+@click.option("--csv", "csv_path", type=FILE_PATH, help="Write the lines here too.")
+@click.option("--write-trace", type=FILE_PATH, help="Write the lengths here too.")
 @click.option("--no-figures", is_flag=True, help="Leave the figures out.")
 @config_options(
     *(f"workload.{key}" for key in DATASET_KEYS),

@@ -267,6 +267,11 @@ def cpu_quota(root: Path = ROOT) -> float | None:
     return min((limit / period for limit, period in numbers if limit and period), default=None)
 
 
+def tasks_limit(root: Path = ROOT) -> int | None:
+    """Processes and threads that the container may have; None for no limit."""
+    return _number(root / "sys/fs/cgroup/pids.max")
+
+
 def _memory(root: Path) -> Iterator[tuple[int, int]]:
     """Limit and use of every group that has a limit."""
     for group in _groups(root, ""):

@@ -14,6 +14,7 @@ import torch.distributed
 
 from dynbench.cli import health
 from dynbench.cli.options import Settings
+from dynbench.runs import provenance
 
 
 @pytest.fixture
@@ -82,14 +83,14 @@ def test_ports_that_are_closed_or_taken(settings: Settings, monkeypatch: pytest.
 
 
 def test_few_files_and_processes(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "container_tasks", lambda: None)
+    monkeypatch.setattr(provenance, "tasks_limit", lambda: None)
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert health.threads(settings).ok
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, 64))
     found = health.threads(settings)
     assert not found.ok and "64 open files (ulimit -n), 1024 wanted" in found.seen and "ulimit" in found.hint
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (4096, 4096))
-    monkeypatch.setattr(health, "container_tasks", lambda: 100)
+    monkeypatch.setattr(provenance, "tasks_limit", lambda: 100)
     assert "100 processes of the container" in health.threads(settings).seen
 
 
