@@ -21,7 +21,7 @@ from unit.engine.launching.test_toy_ranks import checked_at_once
 from unit.experiment.test_compare import RECIPE, FakeTraining
 
 from dynbench.bench import bench_run
-from dynbench.cli import tensorboard
+from dynbench.cli import trained
 from dynbench.cli.main import main
 from dynbench.config.schema import Workload
 from dynbench.engine.failure import record_failure
@@ -33,7 +33,7 @@ from dynbench.experiment.assignment import suite
 from dynbench.probe import prober
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.columns import COMM_COLUMNS, write_columns
-from dynbench.runs.profile_record import PROFILE_SCHEMA_VERSION, ProfileRow, RankProfile
+from dynbench.runs.records import PROFILE_SCHEMA_VERSION, ProfileRow, RankProfile
 from dynbench.runs.row_writer import Call, CallWriter
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -134,7 +134,7 @@ def _single_runs(tour: Tour, store: RunStore) -> None:
     tour.run("train", *TINY[:6], *epoch, "--name", "e", document="train --json")
     tour.run("train", *TINY, "--dry-run", document="train --dry-run --json")
     (store.resolve("t").path / "tensorboard").mkdir()
-    with mock.patch.multiple(tensorboard, serve=lambda *_: "http://localhost:6006/", wait_for_ctrl_c=lambda: None):
+    with mock.patch.multiple(trained, serve=lambda *_: "http://localhost:6006/", wait_for_ctrl_c=lambda: None):
         tour.run("tensorboard", "t", document="tensorboard --json")
     made = build_run(store, Fake(extra=STRATEGY, status="failed", steps_written=30), "strategy")
     write_columns(made.ranks_dir, COMM_COLUMNS)

@@ -9,7 +9,7 @@ from typing import Any
 
 from dynbench.analysis.measure import Summaries
 from dynbench.analysis.tables import Launches
-from dynbench.runs.profile_record import BY_ITSELF, COMMUNICATION, COMPUTE
+from dynbench.runs.records import BY_ITSELF, COMMUNICATION, COMPUTE
 
 Profile = Mapping[str, Any]
 """The `profile` of a summary, also of one that an earlier version wrote."""

@@ -8,8 +8,7 @@ from pathlib import Path
 from dynbench.analysis.merge import MergedRun
 from dynbench.config.digest import flatten
 from dynbench.errors import RecordError
-from dynbench.runs.atomic import write_json
-from dynbench.runs.json_text import load_json
+from dynbench.runs.atomic import load_json, write_json
 from dynbench.runs.probe_record import PROBE_FILE
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run

@@ -12,7 +12,7 @@ from dynbench.analysis.measure import ratio, total
 from dynbench.analysis.merge import MergedRun
 from dynbench.errors import RecordError
 from dynbench.runs.json_record import read_json
-from dynbench.runs.profile_record import (
+from dynbench.runs.records import (
     COMMUNICATION,
     PROFILE_SCHEMA_VERSION,
     ProfileRow,

@@ -29,7 +29,7 @@ from dynbench.engine.launching.launch_ranks import launch_ranks
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import DynbenchError, NothingFits, UsageError
 from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.cgroup import memory_kills
+from dynbench.runs.provenance import memory_kills
 from dynbench.runs.recorder import new_run, recorded, refuse_running
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.flags import gate_options, question_option
 from dynbench.cli.next_command import next_command
-from dynbench.cli.options import Settings, common_options, config_options, table_option
-from dynbench.cli.output import fits, print_json, print_line, print_results, print_table, show_warnings
+from dynbench.cli.options import Settings, common_options, config_options, gate_options, question_option, table_option
+from dynbench.cli.output import fits, print_json, print_line, print_lines, print_results, show_table, show_warnings
 from dynbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -147,8 +146,7 @@ def _analysis_settings(settings: Settings, again: Run | None) -> Analysis:
     from dynbench.config.situation import Situation
     from dynbench.config.unread import unread
 
-    given = settings.config_path is not None or settings.overrides or settings.flags
-    if again is None or given or not again.config_file.is_file():
+    if again is None or settings.configures or not again.config_file.is_file():
         config = settings.config()
         show_warnings(unread([Situation("analyze", config, config)]))
         return config.analysis
@@ -169,11 +167,8 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
     first = overview_table(report)
     tables = [*([first] if first else []), *metrics(report, fits), *further_tables(report)]
     print_results(tables, arm_records(report))
-    for note in rank_notes(report):
-        print_line(f"\n{note}")
-    for run in report.runs:
-        if run.partial:
-            print_line(f"\npartial: {run.label}: {'; '.join(run.lacks)}")
+    print_lines(*(f"\n{note}" for note in rank_notes(report)))
+    print_lines(*(f"\npartial: {run.label}: {'; '.join(run.lacks)}" for run in report.runs if run.partial))
     if report.question is not None:
         _show_comparisons(report, report.question)
     if len(report.runs) > 1 and not report.comparisons:
@@ -181,14 +176,12 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
     pairs = [pair.record() for pair in report.pairs]
     if ranked := RANKING.table(pairs):
         print_line("")
-        print_table(ranked.columns, ranked.rows, ranked.title, keys=ranked.keys)
+        show_table(ranked)
         print_line(held_jointly(pairs))
     print_line("")
     show_findings(report)
-    print_line(f"\nfigures  {report.folder.figures_dir}")
-    print_line(f"folder   {report.folder.path}")
-    for path in documents:
-        print_line(f"report   {path}")
+    print_lines(f"\nfigures  {report.folder.figures_dir}", f"folder   {report.folder.path}")
+    print_lines(*(f"report   {path}" for path in documents))
     if any(path.suffix == ".html" for path in documents):
         print_line("next     open the HTML report in a browser")
     else:
@@ -202,11 +195,9 @@ def _show_comparisons(report: Report, question: Question) -> None:
 
     print_line(f"\nquestion: {question.name}, {question.description}\n")
     for line, comparison in zip(verdict_lines(report.comparisons), report.comparisons, strict=True):
-        print_line(line)
-        for detail in _details(comparison, in_overview=len(report.arms) > SIDE_BY_SIDE):
-            print_line(f"  {detail}")
-    for line in verdict_legend(report):
-        print_line(f"({line})")
+        details = _details(comparison, in_overview=len(report.arms) > SIDE_BY_SIDE)
+        print_lines(line, *(f"  {detail}" for detail in details))
+    print_lines(*(f"({line})" for line in verdict_legend(report)))
 
 
 def _details(comparison: Comparison, in_overview: bool) -> Iterator[str]:
@@ -232,8 +223,7 @@ def show_verdicts(report: Report) -> None:
     """A line per comparison; without any, the folder."""
     from dynbench.analysis.page import verdict_lines
 
-    for line in verdict_lines(report.comparisons) or [str(report.folder.path)]:
-        print_line(line)
+    print_lines(*(verdict_lines(report.comparisons) or [str(report.folder.path)]))
 
 
 def show_findings(report: Report) -> None:
@@ -242,9 +232,6 @@ def show_findings(report: Report) -> None:
     for item in report.findings:
         alike.setdefault((item.severity, item.id, item.limit, item.hint), []).append(item.seen)
     for (severity, check, limit, hint), (first, *others) in alike.items():
-        print_line(f"{severity}: {check}: {first} (limit: {limit})")
-        for seen in others:
-            print_line(f"      {seen}")
-        print_line(f"      {hint}")
+        print_lines(f"{severity}: {check}: {first} (limit: {limit})", *(f"      {text}" for text in (*others, hint)))
     if not alike:
         print_line("checks: nothing found")

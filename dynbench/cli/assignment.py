@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from dynbench.cli.output import answered, print_line, print_result
+from dynbench.cli.output import print_for_script, print_line, print_result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,7 +65,7 @@ def run(settings: Settings, suite: Run, *, figures: bool) -> None:
             _show(found)
         raise
     found = answers(tables_of(suite, store))
-    if not answered(settings, "bench", as_dict(suite, found, paths), [str(path) for path in paths]):
+    if not print_for_script(settings, "bench", as_dict(suite, found, paths), [str(path) for path in paths]):
         _show(found)
         print_line("")
         for path in paths:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
 from dynbench.cli import assignment
 from dynbench.cli.options import Settings, common_options, name_options, table_option
-from dynbench.cli.output import answered, print_line, print_result
+from dynbench.cli.output import print_for_script, print_line, print_lines, print_result
 from dynbench.cli.plugins import show_kinds
-from dynbench.errors import DynbenchError, Interrupted, StorageError, UsageError, WorkerFailed
+from dynbench.errors import Interrupted, StorageError, UsageError, WorkerFailed
 
 if TYPE_CHECKING:
     from dynbench.bench.bench_run import BenchResult
@@ -28,8 +29,6 @@ Examples:
   dynbench bench assignment                  every question of the systems assignment, with a report
   dynbench bench --resume @latest:bench      measure what an interrupted run lacks
 """
-_GONE_ON_WITH = (Interrupted, StorageError, WorkerFailed)
-"""What may be otherwise the next time."""
 
 
 @click.command(epilog=EPILOG)
@@ -70,35 +69,31 @@ def command(
 
     if resume is None:
         run = _started(settings, benchmark, full, name, replace)
+    elif any((benchmark != "ls", full, settings.overrides, name, replace)):
+        raise UsageError(
+            "--resume goes on with the run's own benchmark and options and takes no others",
+            "Leave them out, or start a new run without --resume.",
+        )
     else:
-        run = _to_resume(settings, resume, (benchmark != "ls", full, settings.overrides, name, replace))
+        run = settings.store().resolve(resume)
     if holds_assignment(run):
-        try:
+        with _resumable(run):
             assignment.run(settings, run, figures=not no_figures)
-        except _GONE_ON_WITH as error:
-            error.hint = _go_on(error, run)
-            raise
         return
     found = read_benchmark(run)
     ended: list[BenchResult] = []
     try:
-        with working(settings.shows_progress, benchmark) as report:
+        with _resumable(run), working(settings.shows_progress, benchmark) as report:
             result = measure_bench(run, report=report, on_rows=ended.append)
             with named(result.run):
                 figures = [] if no_figures else draw_figures("bench", result.run, result.run.figures_dir)
-    except _GONE_ON_WITH as error:
-        error.hint = _go_on(error, run)
-        raise
     finally:  # also of what was measured until an error or a signal
         if not settings.as_json and not settings.quiet:
             for so_far in ended:
                 _show_rows(found.headers, [row.as_dict() for row in so_far.rows])
     pictures = [path for path in figures if path.suffix == ".png"]
-    if not answered(settings, "bench", {**result.as_dict(), "figures": pictures}, str(result.run.path)):
-        print_line("")
-        for line in found.said(result.rows):
-            print_line(line)
-        print_line(f"run      {result.run.path}")
+    if not print_for_script(settings, "bench", {**result.as_dict(), "figures": pictures}, str(result.run.path)):
+        print_lines("", *found.said(result.rows), f"run      {result.run.path}")
         if pictures:
             print_line(f"figures  {len(pictures)} in {result.run.figures_dir}")
 
@@ -118,27 +113,18 @@ def _started(settings: Settings, benchmark: str, full: bool, name: str | None, r
     return start_bench(benchmark, found, settings.store(), name=name, replace=replace)
 
 
-def _to_resume(settings: Settings, reference: str, others: Sequence[object]) -> Run:
-    """The run that is gone on with.
-
-    Raises:
-        UsageError: something else was asked for too.
-    """
-    if any(others):
-        raise UsageError(
-            "--resume goes on with the run's own benchmark and options and takes no others",
-            "Leave them out, or start a new run without --resume.",
-        )
-    return settings.store().resolve(reference)
-
-
-def _go_on(error: DynbenchError, run: Run) -> str:
-    """The error's hint with what goes on with the run, in place of what goes on with a part of it."""
+@contextmanager
+def _resumable(run: Run) -> Iterator[None]:
+    """What may be otherwise the next time has what goes on with the run as its hint, not what does with a part."""
     from dynbench.runs.store import results_option
 
-    advice = error.hint.partition("Go on with:")[0].strip()
-    command = f"dynbench bench --resume {shlex.quote(run.label)}{results_option(run.path.parent)}"
-    return f"{advice} Go on with: {command}".strip()
+    try:
+        yield
+    except (Interrupted, StorageError, WorkerFailed) as error:
+        advice = error.hint.partition("Go on with:")[0].strip()
+        command = f"dynbench bench --resume {shlex.quote(run.label)}{results_option(run.path.parent)}"
+        error.hint = f"{advice} Go on with: {command}".strip()
+        raise
 
 
 def _show_rows(headers: Mapping[str, str], rows: Sequence[Mapping[str, object]]) -> None:

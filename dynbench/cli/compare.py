@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from dynbench.cli.flags import gate_options, launch_options, question_option
-from dynbench.cli.options import Settings, common_options, config_options, name_options, table_option
+from dynbench.cli.options import (
+    Settings,
+    common_options,
+    config_options,
+    gate_options,
+    launch_options,
+    name_options,
+    question_option,
+    table_option,
+)
 from dynbench.cli.output import print_json, print_line, show_warnings
 from dynbench.errors import RunLookupError, UsageError
 
@@ -18,9 +26,8 @@ if TYPE_CHECKING:
     from dynbench.config.recipes import Recipe
     from dynbench.experiment.cells import CellsOutcome
     from dynbench.experiment.compare import Outcome
-    from dynbench.experiment.preflight import Startable
     from dynbench.runs.run import Run
-    from dynbench.runs.store import RunStore
+    from dynbench.runs.store import Naming, RunStore
 
 EPILOG = """\b
 Examples:
@@ -56,13 +63,11 @@ def command(
     over: tuple[str, ...],
     save_recipe: str | None,
     resume: str | None,
-    launches: dict[str, object],
     question: str | None,
     strict: bool,
     fail_on: tuple[str, ...],
     dry_run: bool,
-    name: str | None,
-    replace: bool,
+    **naming: Unpack[Naming],
 ) -> None:
     """Run the experiment of a RECIPE: a file, or the name of a shipped one (default: quickstart).
 
@@ -80,24 +85,32 @@ def command(
     if resume is not None:
         from dynbench.runs.store import RunStore
 
-        _refuse_with_resume(
-            (recipe, *arms, *over, save_recipe, *launches.values(), question, name, replace, dry_run), settings
-        )
+        others = (recipe, *arms, *over, save_recipe, *settings.launches.values(), question, *naming.values(), dry_run)
+        if settings.configures or any(others):
+            raise UsageError(
+                "--resume goes on with the comparison's own recipe and settings and takes no others",
+                "Leave them out, or start a new comparison without --resume.",
+            )
         comparison = _comparison(store, resume)
         store = RunStore.of(comparison)
     else:
         from dynbench.cli.compare_plan import load, save, show_plan, tell_alike
+        from dynbench.experiment.compare import on_first_node
+        from dynbench.experiment.preflight import check_startable, recipe_warnings
 
-        loaded, written = load(recipe, arms, over, launches, question, settings)
-        asked = _check(loaded, store, name, replace)
-        warnings = _warnings(loaded, store)
+        loaded, written = load(recipe, arms, over, question, settings)
+        if on_first_node(loaded[0]):
+            store.check_name(naming.get("name"), naming.get("replace", False))
+        startable = [check_startable(each, store) for each in loaded]
+        warnings = recipe_warnings(loaded, store)
+        show_warnings(warnings)
         if save_recipe is not None:
             save(written, loaded[0], save_recipe)
         if dry_run:
-            show_plan(loaded, asked, written, warnings, settings)
+            show_plan(loaded, startable, written, warnings, settings)
             return
         tell_alike(loaded, store)
-        comparison = _start(loaded, written, store, name, replace)
+        comparison = _start(loaded, written, store, **naming)
         comparison.update(warnings=warnings)
     outcome = _run(comparison, store, settings)
     if not settings.as_json:
@@ -122,92 +135,51 @@ def _comparison(store: RunStore, reference: str) -> Run:
     if command == "compare":
         return run
     option = results_option(store.root)
-    open_ones = [other for other, it in store.entries() if it.command == "compare" and it.status != "completed"]
     hint = f"dynbench compare RECIPE{option} starts one; a run is trained anew, dynbench train never goes on with one."
-    if open_ones:
-        hint = (
-            f"Not completed: {', '.join(f'--resume {shlex.quote(other.label)}{option}' for other in open_ones[-5:])}."
-        )
+    incomplete = [other for other, it in store.entries() if it.command == "compare" and it.status != "completed"]
+    if incomplete:
+        resumes = ", ".join(f"--resume {shlex.quote(other.label)}{option}" for other in incomplete[-5:])
+        hint = f"Not completed: {resumes}."
     raise RunLookupError(f"--resume {reference}: {run.label} is an entry of `{command}`, not a comparison", hint)
 
 
-def _start(
-    recipes: Sequence[Recipe], written: Mapping[str, object], store: RunStore, name: str | None, replace: bool
-) -> Run:
+def _start(recipes: Sequence[Recipe], written: Mapping[str, object], store: RunStore, **naming: Unpack[Naming]) -> Run:
     if len(recipes) == 1:
         from dynbench.experiment.compare import start_comparison
 
-        return start_comparison(recipes[0], store, name=name, replace=replace)
+        return start_comparison(recipes[0], store, **naming)
     from dynbench.config.recipe_file import recipe_yaml
     from dynbench.experiment.cells import start_cells
 
-    return start_cells(recipes, store, name=name, replace=replace, text=recipe_yaml(written))
-
-
-def _check(recipes: Sequence[Recipe], store: RunStore, name: str | None, replace: bool) -> list[Startable]:
-    from dynbench.experiment.compare import on_first_node
-    from dynbench.experiment.preflight import check_startable
-
-    if on_first_node(recipes[0]):
-        store.check_name(name, replace)
-    return [check_startable(recipe, store) for recipe in recipes]
-
-
-def _warnings(recipes: Sequence[Recipe], store: RunStore) -> list[str]:
-    from dynbench.experiment.preflight import recipe_warnings
-
-    warnings = recipe_warnings(recipes, store)
-    show_warnings(warnings)
-    return warnings
-
-
-def _refuse_with_resume(others: Sequence[object], settings: Settings) -> None:
-    if any((*others, settings.config_path, settings.overrides, settings.flags)):
-        raise UsageError(
-            "--resume goes on with the comparison's own recipe and settings and takes no others",
-            "Leave them out, or start a new comparison without --resume.",
-        )
+    return start_cells(recipes, store, text=recipe_yaml(written), **naming)
 
 
 def _run(comparison: Run, store: RunStore, settings: Settings) -> Outcome | CellsOutcome:
+    from dynbench.cli.console import compare_display, stderr
     from dynbench.experiment.cells import holds_cells, run_cells
-
-    if not holds_cells(comparison):
-        return _run_one(comparison, store, settings)
-
-    def run_cell(run: Run, which: str) -> Outcome:
-        if settings.shows_progress:
-            from dynbench.cli.console import stderr
-
-            stderr.print(f"comparison {which}", soft_wrap=True)
-        return _run_one(run, store, settings)
-
-    return run_cells(comparison, store, run_cell)
-
-
-def _run_one(comparison: Run, store: RunStore, settings: Settings) -> Outcome:
-    from dynbench.cli.progress import compare_display
     from dynbench.experiment.compare import run_comparison
 
-    with compare_display(settings.shows_progress) as display:
-        return run_comparison(comparison, store, display.on_progress, display.on_stage)
+    def run_one(run: Run, which: str = "") -> Outcome:
+        if which and settings.shows_progress:
+            stderr.print(f"comparison {which}", soft_wrap=True)
+        with compare_display(settings.shows_progress) as display:
+            return run_comparison(run, store, display.on_progress, display.on_stage)
+
+    return run_cells(comparison, store, run_one) if holds_cells(comparison) else run_one(comparison)
 
 
 def _show(outcome: Outcome | CellsOutcome, quiet: bool) -> None:
     """Table, verdicts and checks as `analyze` shows them, and where the reports are; of several, a line each."""
+    from dynbench.cli.analyze import show_report, show_verdicts
+    from dynbench.cli.compare_plan import show_cells
     from dynbench.experiment.compare import Outcome
 
     if isinstance(outcome, Outcome):
-        from dynbench.cli.analyze import show_report, show_verdicts
-
         if quiet:
             show_verdicts(outcome.analysed)
         else:
             show_report(outcome.analysed, outcome.reports)
-        return
-    if quiet:
+    elif quiet:
         print_line(str(outcome.run.path))
-        return
-    from dynbench.cli.compare_plan import show_cells
-
-    show_cells(outcome)
+    else:
+        show_cells(outcome)

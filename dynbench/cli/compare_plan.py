@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dynbench.analysis.record import ComparisonRecord
-from dynbench.cli.flags import FLAGS
 from dynbench.cli.next_command import next_command
-from dynbench.cli.options import Settings
-from dynbench.cli.output import print_json, print_line, print_result, writing
+from dynbench.cli.options import FLAGS, Settings
+from dynbench.cli.output import print_line, print_result, printed_json, writing
 from dynbench.config.recipe_file import recipe_yaml, sweep_document, written_recipe
 from dynbench.config.recipes import Recipe, dump_recipe, resolve_cells
 from dynbench.config.typed_text import short_keys
@@ -42,7 +42,6 @@ def load(
     reference: str | None,
     arms: Sequence[str],
     over: Sequence[str],
-    launches: Mapping[str, object],
     question: str | None,
     settings: Settings,
 ) -> tuple[list[Recipe], dict[str, object]]:
@@ -57,7 +56,7 @@ def load(
     name, document = sweep_document(reference, config, arms, over, short=short, shared=settings.sets)
     if question is not None:
         document.mapping = {**document.mapping, "question": question}
-    recipes = resolve_cells(name, document, settings.overrides, settings.flags, launches, paths=True)
+    recipes = resolve_cells(name, document, settings.overrides, settings.flags, settings.launches, paths=True)
     return recipes, written_recipe(document, settings.overrides, settings.flags, recipes)
 
 
@@ -115,19 +114,16 @@ def show_plan(
         ]
         content = plans[0] if len(plans) == 1 else {"cells": plans}
         about = {"estimated_s": expected.seconds if expected.known == expected.launches else None, "alike": alike}
-        facts = {"schema_version": 1, "command": "compare", "dry_run": True, "recipe_file": written}
-        print_json({**facts, **content, **about, "warnings": warnings})
+        facts = {"dry_run": True, "recipe_file": written, **content, **about, "warnings": warnings}
+        printed_json(settings, "compare", facts)
         return
     print_line(recipe_yaml(written).rstrip())
     if settings.verbosity > 0:
         for recipe in recipes:
             print_line("\n# in full:\n" + "\n".join(f"# {line}" for line in dump_recipe(recipe).splitlines()))
     print_line(f"\n# question: {startable[0].question.name}, {startable[0].question.description}")
-    for said in dict.fromkeys(map(_launches, planned)):
-        many = (
-            "" if len(recipes) == 1 else f"{len([1 for state in planned if _launches(state) == said])} comparisons of "
-        )
-        print_line(f"# {many}{said}")
+    for launches, count in Counter(map(_launches, planned)).items():
+        print_line(f"# {launches}" if len(recipes) == 1 else f"# {count} comparisons of {launches}")
     print_line(f"# {expected}")
 
 
@@ -141,14 +137,11 @@ def show_cells(outcome: CellsOutcome) -> None:
     """A table, and where the folders are."""
     results = outcome.run.path.parent
     kinds = {cell.comparison: _ranks(results, cell.comparison) for cell in outcome.cells}
-    lines = [
-        (cell, kinds[cell.comparison], found)
-        for cell, comparisons in zip(outcome.cells, outcome.comparisons, strict=True)
-        for found in comparisons
-    ]
-    columns = {title: show for title, show in COLUMNS.items() if any(show(found) is not None for *_, found in lines)}
+    lines = [(cell, found) for cell, many in zip(outcome.cells, outcome.comparisons, strict=True) for found in many]
+    columns = {title: show for title, show in COLUMNS.items() if any(show(found) is not None for _, found in lines)}
     rows, records = [], []
-    for cell, ranks, found in lines:
+    for cell, found in lines:
+        ranks = kinds[cell.comparison]
         low, high = found.interval or (None, None)
         facts = found.model_dump(include={"verdict", "level", "speedup"})
         further = {key: getattr(found, key) for key in RECORDED}

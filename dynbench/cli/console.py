@@ -1,27 +1,46 @@
-"""The terminal: its width and its tables, and what is told on the way while something takes long."""
+"""The terminal: its width and its tables, and what is said on the way while something takes long."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn, TextColumn
-from rich.table import Table
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from dynbench.table_text import printable, split_columns
+from dynbench.table_text import Table, numeric_columns, printable, split_columns
+from dynbench.units import format_ms
+
+if TYPE_CHECKING:
+    from dynbench.engine.launching.progress import OnProgress
+    from dynbench.engine.launching.progress import Progress as TrainingProgress
+    from dynbench.experiment.launches import CompareProgress
 
 PIPE_WIDTH = 200
 """Columns of a table that goes into a file or a pipe."""
 MOST_WIDTH = 10_000
 LONG_CELL = 30
 """Characters from which a cell of several words is a sentence, which may be wrapped."""
+LINES = 10
+"""Lines of a training's progress in all where there is no terminal."""
+BAR_WIDTH = 12
+"""Leaves room for the facts on 80 columns."""
 
 
 class _Console(Console):
@@ -49,6 +68,52 @@ def _console(to_stderr: bool, width: int | None = None) -> Console:
 
 stdout = _console(to_stderr=False)
 stderr = _console(to_stderr=True)
+
+# Tables ---------------------------------------------------------------------------------------------------------------
+
+
+def drawn(target: Console, table: Table, bold: Collection[int] = ()) -> Iterator[str]:
+    """A table as text for a console, see `output.show_table`; several below each other where it is too wide.
+
+    Args:
+        target: the console.
+        table: what is drawn; its title is not.
+        bold: positions of rows that stand out.
+    """
+    header, *cells = ([printable(cell) for cell in line] for line in (table.columns, *table.rows))
+    numeric = numeric_columns(len(header), cells)
+
+    def draw(chosen: Sequence[int]) -> RichTable:
+        made = RichTable(box=None, pad_edge=False)
+        for index in chosen:
+            column = [row[index] for row in cells]
+            wrapped = any(len(cell) > LONG_CELL and " " in cell for cell in column)
+            whole = max(Text(line).cell_len for text in (header[index], *column) for line in text.split("\n"))
+            made.add_column(
+                Text(header[index]),
+                justify="right" if numeric[index] else "left",
+                no_wrap=not wrapped,
+                min_width=None if wrapped else whole,
+            )
+        for position, row in enumerate(cells):
+            made.add_row(*(Text(row[index]) for index in chosen), style="bold" if position in bold else "")
+        return made
+
+    def least(chosen: Sequence[int]) -> int:
+        return target.measure(draw(chosen), options=target.options.update(width=MOST_WIDTH)).minimum
+
+    def fits(chosen: Sequence[int]) -> bool:
+        return not target.is_terminal or least(chosen) <= target.width
+
+    for number, chosen in enumerate(split_columns(len(header), table.keys, fits, table.beside)):
+        wide = least(chosen) > target.width
+        console = _console(to_stderr=target.stderr, width=least(chosen)) if wide else target
+        with console.capture() as captured:
+            console.print(draw(chosen))
+        yield ("\n" if number else "") + "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+# Progress -------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -102,56 +167,131 @@ def progress_bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[..., 
         yield partial(shown.update, shown.add_task(what, total=None, facts=""))
 
 
-def drawn(
-    target: Console,
-    columns: Sequence[str],
-    cells: Sequence[Sequence[str]],
-    numeric: Sequence[bool],
-    keys: int,
-    bold: Collection[int],
-    beside: Collection[int] = (),
-) -> Iterator[str]:
-    """A table as text for a console, see `output.print_table`; several below each other where it is too wide.
+class _Lines:
+    """Lines of progress on stderr, each once.
 
     Args:
-        target: the console.
-        columns: the header, of one line or more.
-        cells: row by row.
-        numeric: which columns hold numbers only.
-        keys: how many of the first columns tell the rows apart.
-        bold: positions of rows that stand out.
-        beside: positions of columns that never stand in another table than the one before them.
+        wanted: False prints nothing.
     """
 
-    def draw(chosen: Sequence[int]) -> Table:
-        table = Table(box=None, pad_edge=False)
-        for index in chosen:
-            column = [row[index] for row in cells]
-            wrapped = any(map(_is_long, column))
-            whole = max(Text(line).cell_len for text in (columns[index], *column) for line in text.split("\n"))
-            table.add_column(
-                Text(columns[index]),
-                justify="right" if numeric[index] else "left",
-                no_wrap=not wrapped,
-                min_width=None if wrapped else whole,
-            )
-        for position, row in enumerate(cells):
-            table.add_row(*(Text(row[index]) for index in chosen), style="bold" if position in bold else "")
-        return table
+    def __init__(self, wanted: bool = True) -> None:
+        self._wanted = wanted
+        self._marks: dict[str, object] = {}
+        self._epochs: Counter[tuple[int, int]] = Counter()
 
-    def least(chosen: Sequence[int]) -> int:
-        return target.measure(draw(chosen), options=target.options.update(width=MOST_WIDTH)).minimum
+    def changed(self, kind: str, mark: object, text: str) -> None:
+        """Print a text whose mark is another than the last of its kind; an empty one never."""
+        if text and self._marks.get(kind) != mark:
+            self._marks[kind] = mark
+            self._print(text)
 
-    def fits(chosen: Sequence[int]) -> bool:
-        return not target.is_terminal or least(chosen) <= target.width
+    def epochs(self, epochs: Sequence[Sequence[str]], names: Sequence[str] = (), launch: int = 0) -> None:
+        """Print the line of every epoch that ended since the last call.
 
-    for number, chosen in enumerate(split_columns(len(columns), keys, fits, beside)):
-        wide = least(chosen) > target.width
-        console = _console(to_stderr=target.stderr, width=least(chosen)) if wide else target
-        with console.capture() as captured:
-            console.print(draw(chosen))
-        yield ("\n" if number else "") + "\n".join(line.rstrip() for line in captured.get().splitlines())
+        Args:
+            epochs: of each run of a launch, its lines so far.
+            names: of the runs, to tell them apart; none for a run alone.
+            launch: number of the launch.
+        """
+        for place, lines in enumerate(epochs):
+            opening = f"{names[place]}  " if names else ""
+            for line in lines[self._epochs[launch, place] :]:
+                self._print(f"{opening}{line}")
+            self._epochs[launch, place] = len(lines)
+
+    def _print(self, text: str) -> None:
+        if self._wanted:
+            stderr.print(text, soft_wrap=True)
 
 
-def _is_long(cell: str) -> bool:
-    return len(cell) > LONG_CELL and " " in cell
+@contextmanager
+def progress_display(wanted: bool) -> Iterator[OnProgress | None]:
+    """What to call with the progress of a training; None when none is wanted."""
+    lines = _Lines()
+
+    def show_line(progress: TrainingProgress) -> None:
+        lines.epochs(progress.epochs)
+        lines.changed("preparing", progress.preparing, progress.preparing)
+        text = f"{progress.place}  {progress.elapsed_s:.0f} s  {describe(progress)}"
+        lines.changed("steps", progress.steps_done * LINES // progress.total_steps, text.rstrip())
+
+    if not wanted:
+        yield None
+    elif not stderr.is_terminal:
+        yield show_line
+    else:
+        columns = BarColumn(bar_width=BAR_WIDTH), MofNCompleteColumn(), TimeRemainingColumn(compact=True)
+        with progress_bar("starting ranks", *columns) as update:
+
+            def show_bar(progress: TrainingProgress) -> None:
+                lines.epochs(progress.epochs)
+                update(
+                    description=_doing(progress),
+                    completed=max(0, progress.steps_done - progress.warmup_steps),
+                    total=progress.total_steps - progress.warmup_steps,
+                    facts=describe(progress),
+                )
+
+            yield show_bar
+
+
+def _doing(progress: TrainingProgress) -> str:
+    if not progress.steps_done:
+        return progress.preparing or "starting ranks"
+    return progress.place if progress.steps_done < progress.warmup_steps else "training"
+
+
+def describe(progress: TrainingProgress) -> str:
+    """Loss, throughput and imbalance (longest over mean compute of the ranks), as far as they are known."""
+    parts = []
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.3f}")
+    if progress.tokens_per_s is not None:
+        parts.append(f"{progress.tokens_per_s:,.0f} {progress.unit}/s")
+    if progress.imbalance is not None:
+        parts.append(f"imbalance {progress.imbalance:.2f}")
+    return "  ".join(parts)
+
+
+class CompareDisplay:
+    """Shows the launches of a comparison and what follows them; see `compare_display`.
+
+    Args:
+        lines: where lines go.
+        update: of a bar, see `progress_bar`; None where there is none.
+    """
+
+    def __init__(self, lines: _Lines, update: Callable[..., None] | None = None) -> None:
+        self._lines, self._update = lines, update
+
+    def on_progress(self, progress: CompareProgress) -> None:
+        """A launch began or went on."""
+        arms, done = progress.arms, progress.done
+        self._lines.epochs(progress.epochs, [f"{one.arm} #{one.block + 1}" for one in arms], done)
+        who = arms[0].arm if len(arms) == 1 else f"{len(arms)} arms in turns"
+        title = f"launch {done + 1}/{progress.total}  {who} #{arms[0].block + 1}"
+        left = "" if progress.eta_s is None else f"about {format_ms(1000 * round(progress.eta_s))} left"
+        if self._update is None:
+            self._lines.changed("launch", done, f"{title}  {left}".rstrip())
+            return
+        fraction = progress.steps_done / progress.total_steps
+        doing = f"{fraction:.0%} of its steps" if progress.steps_done else "starting ranks"
+        facts = f"{doing}  {left}".rstrip()
+        self._update(description=title, completed=done + fraction, total=progress.total, facts=facts)
+
+    def on_stage(self, text: str) -> None:
+        """Something after the launches began."""
+        if self._update is None:
+            self._lines.changed("stage", text.partition(" ")[0], text)
+        else:
+            self._update(description=text, completed=1, total=1, facts="")
+
+
+@contextmanager
+def compare_display(wanted: bool) -> Iterator[CompareDisplay]:
+    """A display for stderr as it is; one that shows nothing when none is wanted."""
+    if wanted and stderr.is_terminal:
+        with progress_bar("starting", BarColumn(), TimeElapsedColumn()) as update:
+            yield CompareDisplay(_Lines(), update)
+    else:
+        yield CompareDisplay(_Lines(wanted))

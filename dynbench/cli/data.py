@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.flags import Duration
-from dynbench.cli.options import Settings, common_options, config_options
-from dynbench.cli.output import answered, print_line, print_table, refuse_existing, writing
+from dynbench.cli.options import FILE_PATH, Decorator, Duration, Settings, common_options, config_options, option_group
+from dynbench.cli.output import print_for_script, print_line, print_lines, print_table, refuse_existing, writing
 from dynbench.errors import UsageError
 from dynbench.runs.atomic import write_bytes
 from dynbench.units import format_bytes
@@ -28,15 +26,12 @@ DATASET_KEYS = (
 )
 
 
-def _output_options(default: str, text: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
+def _output_options(default: str, text: str) -> Decorator:
     """`-o --force`; the callback receives `output` and `force`."""
-
-    def add(function: Callable[..., object]) -> Callable[..., object]:
-        kind = click.Path(path_type=Path, dir_okay=False)
-        function = click.option("--force", is_flag=True, help="Overwrite the file.")(function)
-        return click.option("-o", "--output", type=kind, default=Path(default), show_default=True, help=text)(function)
-
-    return add
+    return option_group(
+        click.option("-o", "--output", type=FILE_PATH, default=Path(default), show_default=True, help=text),
+        click.option("--force", is_flag=True, help="Overwrite the file."),
+    )
 
 
 @click.group()
@@ -69,15 +64,14 @@ def export_lengths(settings: Settings, run: str | None, output: Path, force: boo
     save_lengths(trace.lengths, output)
     found = describe(trace.lengths)
     facts = {"path": output, "source": trace.source, "max_length": max_length, "lengths": found}
-    if answered(settings, "data lengths", facts, str(output)):
-        return
-    print_line(str(output))
-    print_line(
-        f"{found.samples:,} lengths in the order of the data ({trace.source}): mean {found.mean:.1f}, "
-        f"p50 {found.p50:g}, max {found.max} tokens, cut to {max_length}; no text, no token, no label"
-    )
-    path = shlex.quote(str(output))
-    print_line(f"next  dynbench train --dataset lengths --data-path {path} --max-length {max_length}")
+    if not print_for_script(settings, "data lengths", facts, str(output)):
+        path = shlex.quote(str(output))
+        print_lines(
+            str(output),
+            f"{found.samples:,} lengths in the order of the data ({trace.source}): mean {found.mean:.1f}, "
+            f"p50 {found.p50:g}, max {found.max} tokens, cut to {max_length}; no text, no token, no label",
+            f"next  dynbench train --dataset lengths --data-path {path} --max-length {max_length}",
+        )
 
 
 @command.command(
@@ -101,11 +95,12 @@ def export_wikipedia(settings: Settings, output: Path, force: bool, megabytes: f
     with writing(output):
         articles, size = export(output, WikipediaOptions(megabytes=megabytes, edition=edition))
     facts = {"path": output, "source": f"hub:{REPOSITORY} {edition}", "articles": articles, "bytes": size}
-    if answered(settings, "data wikipedia", facts, str(output)):
-        return
-    print_line(str(output))
-    print_line(f"{articles:,} articles of {REPOSITORY} {edition}, {size:,} bytes")
-    print_line(f"next  dynbench train --workload causal_lm --dataset json --data-path {shlex.quote(str(output))}")
+    if not print_for_script(settings, "data wikipedia", facts, str(output)):
+        print_lines(
+            str(output),
+            f"{articles:,} articles of {REPOSITORY} {edition}, {size:,} bytes",
+            f"next  dynbench train --workload causal_lm --dataset json --data-path {shlex.quote(str(output))}",
+        )
 
 
 @command.command(
@@ -139,7 +134,7 @@ def show_cache(settings: Settings, older_than: float | None, remove: bool, folde
     ]
     total = sum(kept.size for kept in chosen)
     facts = {"folder": place, "removed": remove, "bytes": total, "entries": entries}
-    if answered(settings, "data cache", facts, [str(kept.path) for kept in chosen]):
+    if print_for_script(settings, "data cache", facts, [str(kept.path) for kept in chosen]):
         return
     if chosen:
         rows = [(kept.path.name, format_bytes(kept.size), f"{(now - kept.used) / 86_400:.1f}") for kept in chosen]
@@ -172,7 +167,7 @@ def _trace(settings: Settings, run: str | None) -> tuple[Trace, int]:
     if run is None:
         config = settings.config(trains=False)
         return training_trace(config), config.workload.max_length
-    if settings.flags or settings.overrides or settings.config_path:
+    if settings.configures:
         raise UsageError(
             f"data lengths {run}: a run, and settings beside it",
             "Name a run, which has its own, or a data set.",

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from dynbench.cli.options import Settings, common_options
-from dynbench.cli.output import answered, print_records
+from dynbench.cli.output import print_for_script, print_records
 
 FOLDER = Path(__file__).parents[1] / "guides"
 
@@ -26,13 +26,13 @@ def command(settings: Settings, name: str | None) -> None:
     paths = {path.stem: path for path in sorted(FOLDER.glob("*.md"))}
     if name is None:
         guides = [{"name": stem, "title": _title(path)} for stem, path in paths.items()]
-        if not answered(settings, "guide", {"guides": guides}, paths):
+        if not print_for_script(settings, "guide", {"guides": guides}, paths):
             print_records({"guide": "name", "what it is about": "title"}, guides)
         return
     if name not in paths:
         raise UsageError(f"{name!r} is no guide. {did_you_mean(name, paths)}", f"Known: {', '.join(paths)}.")
     text = paths[name].read_text(encoding="utf-8")
-    if not answered(settings, "guide", {"name": name, "path": paths[name], "text": text}, str(paths[name])):
+    if not print_for_script(settings, "guide", {"name": name, "path": paths[name], "text": text}, str(paths[name])):
         _show(text)
 
 

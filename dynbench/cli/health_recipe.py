@@ -1,20 +1,24 @@
-"""The checks of `dynbench doctor RECIPE`: what of this machine the recipe needs, each by itself."""
+"""The checks of `dynbench doctor RECIPE`: what of this machine the recipe needs, each by itself.
+
+Adding one: a function from a `Target` to a `Diagnosis`, and one line in `RECIPE_CHECKS`.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynbench.cli.diagnosis import Diagnosis, guarded, judged
+from dynbench.cli.health import Diagnosis, guarded, judged
 from dynbench.cli.options import Settings
 from dynbench.config.layers import load_mapping
 from dynbench.config.paths import BPE_VOCABULARY, BYTES, TORCH_WEIGHTS, VOCABULARY, path_problems
 from dynbench.config.recipes import find_recipe, resolve_cells
-from dynbench.errors import ConfigError, DynbenchError, HubError
+from dynbench.errors import DynbenchError, HubError
 from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS, options_of
 from dynbench.plugins.datasets import FileOptions
 from dynbench.runs import provenance
@@ -27,7 +31,26 @@ if TYPE_CHECKING:
 EXTRA = {"prtpy": "dynbench[peers]", "tensorboard": "dynbench[tensorboard]", "triton": "dynbench[triton]"}
 """Package to what installs it with the versions that dynbench knows."""
 
-_TIME = re.compile(r"(?m)^# Time: (.*(?:\n#  *\S.*)*?)(?=\n# \w+:|\n(?!#))")
+
+@dataclass(frozen=True)
+class Target:
+    """What is checked.
+
+    Attributes:
+        recipes: the comparisons of the recipe.
+        settings: where runs are.
+    """
+
+    recipes: Sequence[Recipe]
+    settings: Settings
+
+    @property
+    def arms(self) -> list[tuple[str, Config]]:
+        """Name and configuration of the arms of all comparisons."""
+        return [arm for recipe in self.recipes for arm in recipe.arms.items()]
+
+
+Check = Callable[[Target], Diagnosis]
 
 
 def recipe_checks(reference: str, settings: Settings) -> dict[str, Diagnosis]:
@@ -41,75 +64,68 @@ def recipe_checks(reference: str, settings: Settings) -> dict[str, Diagnosis]:
         UsageError: no such recipe.
     """
     file = find_recipe(reference)
-    try:
-        recipes = resolve_cells(file.stem, load_mapping(file), settings.overrides)
-    except ConfigError as error:
-        return {"recipe": _failed(error, f"Mend {file}.")}
-    arms = {name: config for recipe in recipes for name, config in recipe.arms.items()}
-    every = [config for recipe in recipes for config in recipe.arms.values()]
-    launches = sum(recipe.launches.planned for recipe in recipes)
-    seen = f"{file}: {_counted(len(recipes), 'comparison')}, {_counted(len(arms), 'arm')}, {launches} launches of each"
-    weights = _tried(lambda: _weights(every))
-    return {
-        "recipe": Diagnosis(True, seen),
-        "files": _tried(lambda: _files(every)),
-        "layout": _tried(lambda: _layout(every)),
-        "weights": weights,
-        "packages": _packages(every),
-        "ranks": _tried(lambda: _ranks(recipes, settings)),
-        "start": _tried(lambda: _start(recipes, settings, weights)),
-        "time": _tried(lambda: stated_time(file)),
-    }
+    recipes: list[Recipe] = []
+
+    def read() -> Diagnosis:
+        recipes.extend(resolve_cells(file.stem, load_mapping(file), settings.overrides))
+        arms = {name for recipe in recipes for name in recipe.arms}
+        counts = f"{_counted(len(recipes), 'comparison')}, {_counted(len(arms), 'arm')}"
+        launches = sum(recipe.launches.planned for recipe in recipes)
+        return Diagnosis(True, f"{file}: {counts}, {launches} launches of each")
+
+    found, target = {"recipe": guarded(read, f"Mend {file}.")}, Target(recipes, settings)
+    return found | {name: _tried(check, target, hint) for name, (check, hint) in RECIPE_CHECKS.items() if recipes}
 
 
-def _tried(check: Callable[[], Diagnosis]) -> Diagnosis:
+def _tried(check: Check, target: Target, hint: str) -> Diagnosis:
     """As `guarded`; what cannot be used as a path, which `files` names, is seen by whoever meets it."""
     try:
-        return guarded(check)
+        return guarded(partial(check, target), hint)
     except (RuntimeError, ValueError) as error:
         return Diagnosis(False, str(error), "Mend what `files` names.")
 
 
-def _files(configs: Sequence[Config]) -> Diagnosis:
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def files(target: Target) -> Diagnosis:
     """The files and folders that the arms name are there."""
-    problems = list(dict.fromkeys(line for config in configs for line in path_problems(config)))
-    if problems:
-        return Diagnosis(False, "; ".join(problems), "Put the file there, or name another with --set KEY=PATH.")
-    named = dict.fromkeys(path for config in configs for path in _named_files(config))
-    return Diagnosis(True, ", ".join(named) or "none needed")
+    problems = dict.fromkeys(line for _, config in target.arms for line in path_problems(config))
+    named = dict.fromkeys(
+        path
+        for _, config in target.arms
+        if DATASETS[config.workload.dataset].of_files
+        for _, path in options_of(config.workload, FileOptions)
+        if path is not None
+    )
+    seen = "; ".join(problems) or ", ".join(named) or "none needed"
+    return judged(not problems, seen, "Put the file there, or name another with --set KEY=PATH.")
 
 
-def _named_files(config: Config) -> Iterator[str]:
-    if DATASETS[config.workload.dataset].of_files:
-        yield from (path for _, path in options_of(config.workload, FileOptions) if path is not None)
-
-
-def _layout(configs: Sequence[Config]) -> Diagnosis:
+def layout(target: Target) -> Diagnosis:
     """What is in the files and folders is what the data set reads."""
     from dynbench.workloads.inputs import check_inputs, read_files
 
     found = []
-    for config in {config.workload.model_dump_json(): config for config in configs}.values():
+    for config in {config.workload.model_dump_json(): config for _, config in target.arms}.values():
         try:
-            try:
-                splits = check_inputs(config)
-            except HubError:  # `_weights` tells what cannot be fetched
-                splits = read_files(config)
-        except DynbenchError as error:
-            return _failed(error, "Mend the file, or name another.")
+            splits = check_inputs(config)
+        except HubError:  # `weights` tells what cannot be fetched
+            splits = read_files(config)
         if splits is not None:
             found.append(f"{splits.train.source}: {len(splits.train):,} samples")
     return Diagnosis(True, "; ".join(dict.fromkeys(found)) or "nothing to read before the ranks do")
 
 
-def _weights(configs: Sequence[Config]) -> Diagnosis:
+def weights(target: Target) -> Diagnosis:
     """Models and tokenizers that are loaded are in a folder, in the hub's cache, or can be fetched."""
     from huggingface_hub import constants
 
     from dynbench.workloads.hub import CONNECT_TIMEOUT_S, why_unreachable
 
-    names = dict.fromkeys(name for config in configs for name in _loaded(config))
-    data = dict.fromkeys(name for config in configs for name in _repositories(config))
+    names = dict.fromkeys(name for _, config in target.arms for name in _loaded(config))
+    data = dict.fromkeys(name for _, config in target.arms for name in _repositories(config))
     if not names and not data:
         return Diagnosis(True, "none needed: weights are drawn, no tokenizer is loaded, no data are fetched")
     absent = [name for name in names if not Path(name).expanduser().exists() and not _is_cached(name)]
@@ -154,10 +170,10 @@ def _loaded(config: Config) -> Iterator[str]:
         yield name
 
 
-def _packages(configs: Sequence[Config]) -> Diagnosis:
+def packages(target: Target) -> Diagnosis:
     """Everything that the chosen plug-ins need is installed."""
     missing: dict[str, str] = {}
-    for config in configs:
+    for _, config in target.arms:
         for entry in _entries(config):
             if entry is not None and entry.missing is not None:
                 missing[str(entry.needs)] = entry.name
@@ -176,66 +192,49 @@ def _entries(config: Config) -> Iterator[Entry | None]:
     yield COMPRESSORS.get(config.compress.name)
 
 
-def _ranks(recipes: Sequence[Recipe], settings: Settings) -> Diagnosis:
+def ranks(target: Target) -> Diagnosis:
     """The machine has what every arm's ranks ask for, and a core for each of their threads."""
     from dynbench.engine.launching.resolve import resolve, this_machine
 
     counts: dict[str, None] = {}
     crowded: dict[str, list[str]] = {}
     cores = provenance.usable_cores()
-    for name, asked in _arms(recipes):
+    for name, wanted in target.arms:
         try:
-            config = resolve(asked, this_machine(), settings.store()).config
+            launch = resolve(wanted, this_machine(), target.settings.store()).config.launch
         except DynbenchError as error:
-            return _failed(error, "Choose other ranks: --nproc, --world-size, --device.", f"arm {name}: ")
-        launch = config.launch
+            error.message = f"arm {name}: {error.message}"
+            raise
         here = launch.nproc if isinstance(launch.nproc, int) else 1
         kind = "virtual ranks" if launch.launcher == "virtual" else f"ranks on {launch.device}"
         counts[f"{launch.world_size or here * launch.nnodes} {kind}"] = None
         threads = here * (launch.threads if isinstance(launch.threads, int) else 1)
         if launch.device == "cpu" and launch.launcher != "virtual" and threads > cores:
             crowded.setdefault(f"{here} ranks compute in {threads} threads on {cores} cores", []).append(name)
-    if crowded:
-        hint = (
-            "They wait for a core as well as for each other, and are marked oversubscribed; use fewer (launch.nproc)."
-        )
-        seen = "; ".join(f"{what}: {', '.join(dict.fromkeys(arms))}" for what, arms in crowded.items())
-        return Diagnosis(False, seen, hint)
-    return Diagnosis(True, ", ".join(counts))
+    seen = "; ".join(f"{what}: {', '.join(dict.fromkeys(arms))}" for what, arms in crowded.items())
+    hint = "They wait for a core as well as for each other, and are marked oversubscribed; use fewer (launch.nproc)."
+    return judged(not crowded, seen or ", ".join(counts), hint)
 
 
-def _start(recipes: Sequence[Recipe], settings: Settings, weights: Diagnosis) -> Diagnosis:
+def start(target: Target) -> Diagnosis:
     """A launch would begin: arms can be compared and planned, batches taken, and what they load is to be had."""
     from dynbench.experiment.preflight import check_startable
 
-    questions: dict[str, None] = {}
-    for recipe in recipes:
-        try:
-            questions[check_startable(recipe, settings.store()).question.name] = None
-        except DynbenchError as error:
-            return _failed(error, "dynbench compare RECIPE --dry-run says the same.")
+    store = target.settings.store()
+    questions = dict.fromkeys(check_startable(recipe, store).question.name for recipe in target.recipes)
     asks = f"asks: {', '.join(questions)}"
-    if not weights.ok:
-        return Diagnosis(False, f"would end where the ranks load what is not here (weights); {asks}", weights.hint)
+    loads = _tried(weights, target, "")
+    if not loads.ok:
+        return Diagnosis(False, f"would end where the ranks load what is not here (weights); {asks}", loads.hint)
     return Diagnosis(True, f"can begin; {asks}")
 
 
-def stated_time(file: Path) -> Diagnosis:
-    """What the recipe's file says of its time."""
-    said = _TIME.search(file.read_text(encoding="utf-8"))
-    if said is None:
-        return Diagnosis(True, "not known before it ran once", "A first run of --steps 10 --launches 2 tells it.")
-    return Diagnosis(True, f"the recipe says: {' '.join(said[1].replace(chr(10) + '#', ' ').split())}")
-
-
-def _arms(recipes: Sequence[Recipe]) -> Iterator[tuple[str, Config]]:
-    for recipe in recipes:
-        yield from recipe.arms.items()
-
-
-def _failed(error: DynbenchError, hint: str, opening: str = "") -> Diagnosis:
-    return Diagnosis(False, opening + "; ".join(error.message.splitlines()), error.hint or hint)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
+RECIPE_CHECKS: dict[str, tuple[Check, str]] = {
+    "files": (files, ""),
+    "layout": (layout, "Mend the file, or name another."),
+    "weights": (weights, ""),
+    "packages": (packages, ""),
+    "ranks": (ranks, "Choose other ranks: --nproc, --world-size, --device."),
+    "start": (start, "dynbench compare RECIPE --dry-run says the same."),
+}
+"""Name to check, and the next step where an error that ends it names none."""

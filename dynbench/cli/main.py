@@ -6,8 +6,6 @@ import io
 import os
 import signal
 import sys
-import tempfile
-import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -37,19 +35,22 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("dynbench.cli.report", "Fill the report template from a run or comparison."),
     "compare": ("dynbench.cli.compare", "A whole experiment: launches in a balanced order, analysis, report."),
     "bench": ("dynbench.cli.bench", "Micro-benchmarks: collectives, attention, a model's step."),
-    "eval": ("dynbench.cli.eval", "Loss and perplexity, or accuracy, of a saved model."),
-    "generate": ("dynbench.cli.generate", "Text from a saved language model."),
-    "tensorboard": ("dynbench.cli.tensorboard", "TensorBoard on the scalars that `train --tensorboard` wrote."),
+    "eval": ("dynbench.cli.trained:evaluate", "Loss and perplexity, or accuracy, of a saved model."),
+    "generate": ("dynbench.cli.trained:generate", "Text from a saved language model."),
+    "tensorboard": ("dynbench.cli.trained:tensorboard", "TensorBoard on the scalars that `train --tensorboard` wrote."),
     "data": ("dynbench.cli.data", "Lengths of a data set, to share them without its text; articles."),
     "runs": ("dynbench.cli.runs", "List, show, export and remove runs."),
     "recipes": ("dynbench.cli.recipes", "List, show and copy the recipes of `compare`."),
-    "sync": ("dynbench.cli.sync", "List the synchronisation strategies; check them against one process."),
-    "compress": ("dynbench.cli.compress", "List the compressors of gradients: what they send, and how."),
-    "plugins": ("dynbench.cli.plugins", "What can be chosen, and with which options."),
+    "sync": ("dynbench.cli.plugins:sync", "List the synchronisation strategies; check them against one process."),
+    "compress": ("dynbench.cli.plugins:compress", "List the compressors of gradients: what they send, and how."),
+    "plugins": ("dynbench.cli.plugins:plugins", "What can be chosen, and with which options."),
     "guide": ("dynbench.cli.guide", "The guides: verdicts, policies, synchronisation, own loops and more."),
     "doctor": ("dynbench.cli.doctor", "What works on this machine, what would go wrong, what a recipe needs."),
 }
-"""Command to module and short help: `--help` reads this table and imports no command."""
+"""Command to its place and short help: `--help` reads this table and imports no command.
+
+The place is `module` for its `command`, or `module:attribute`.
+"""
 
 GROUPS = ("data", "runs", "recipes", "sync", "compress")
 """Commands with commands of their own."""
@@ -67,6 +68,13 @@ Exit codes:
 """
 
 
+def load_command(name: str) -> click.Command:
+    """A command of the table, imported now."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    command: click.Command = getattr(import_module(module), attribute or "command")
+    return command
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported when they run, not when they are listed."""
 
@@ -76,10 +84,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, imported now."""
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = import_module(COMMANDS[cmd_name][0]).command
-        return command
+        return load_command(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -190,6 +195,9 @@ def _message(error: click.ClickException) -> str:
 
 def _keep_traceback(given: Sequence[str], bug: BugError) -> None:
     """The traceback of the exception at hand goes to stderr under `--debug`, else to a file that the hint names."""
+    import tempfile
+    import traceback
+
     if "--debug" in given:
         traceback.print_exc()
         hint = "This is a bug in dynbench; the traceback is above."
@@ -213,6 +221,8 @@ def _of_plugin(given: Sequence[str], error: BaseException) -> DynbenchError | No
     if place is None:
         return None
     if "--debug" in given:
+        import traceback
+
         traceback.print_exc()
     hint = f"The error comes from the code of a plug-in ({outside.VARIABLE}); --debug prints the traceback."
     return UsageError(f"{place}: {meaning.message}", hint)

@@ -33,8 +33,8 @@ def setting_words(command: Command, wanted: Config, file: Path | None = None) ->
         wanted: the configuration.
         file: what was given with `-c`; it is given again, with what differs from it.
     """
-    from dynbench.cli.flags import FLAGS
     from dynbench.cli.main import COMMANDS
+    from dynbench.cli.options import FLAGS
     from dynbench.config.digest import differences
     from dynbench.config.effects import EFFECTS
     from dynbench.config.schema import Config

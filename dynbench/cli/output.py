@@ -14,13 +14,15 @@ import click
 
 from dynbench.errors import UsageError
 from dynbench.runs.atomic import jsonable
-from dynbench.table_text import Table, csv_text, numeric_columns, printable
+from dynbench.table_text import Table, csv_text, printable
 
 if TYPE_CHECKING:
     from dynbench.cli.options import Settings
 
 Form = Literal["table", "md", "csv"]
 """What a result's table is printed as."""
+Columns = Mapping[str, str | Callable[[Mapping[str, Any]], object]]
+"""The columns of a table: header for people to the key of a row, or to what makes the cell of it."""
 _form: Form = "table"
 _tells = True
 
@@ -52,7 +54,9 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(jsonable(value), allow_nan=False))
 
 
-def answered(settings: Settings, command: str, content: Mapping[str, object], short: str | Iterable[str] = ()) -> bool:
+def print_for_script(
+    settings: Settings, command: str, content: Mapping[str, object], short: str | Iterable[str] = ()
+) -> bool:
     """Print a result for a program where that is asked for; False where it is left to be shown to people.
 
     Args:
@@ -61,12 +65,16 @@ def answered(settings: Settings, command: str, content: Mapping[str, object], sh
         content: of the object under `--json`.
         short: what is printed under `-q`, in lines.
     """
+    if not settings.as_json and settings.quiet:
+        print_lines(*([short] if isinstance(short, str) else short))
+    return printed_json(settings, command, content) or settings.quiet
+
+
+def printed_json(settings: Settings, command: str, content: Mapping[str, object]) -> bool:
+    """Print a result as JSON where that is asked for; False where it is left to be shown otherwise."""
     if settings.as_json:
         print_json({"schema_version": 1, "command": command, **content})
-    elif settings.quiet:
-        for line in [short] if isinstance(short, str) else short:
-            print_line(line)
-    return settings.as_json or settings.quiet
+    return settings.as_json
 
 
 @contextmanager
@@ -95,6 +103,13 @@ def print_line(text: str) -> None:
     _print(printable(text))
 
 
+def print_lines(*texts: str | None) -> None:
+    """Print lines of the result; None is left out."""
+    for text in texts:
+        if text is not None:
+            print_line(text)
+
+
 def print_result(
     columns: Sequence[str],
     rows: Iterable[Sequence[object]],
@@ -112,21 +127,11 @@ def print_result(
         keys: as `print_table` takes it.
         bold: as `print_table` takes it.
     """
-    if _form == "table":
-        print_table(columns, rows, keys=keys, bold=bold)
-    elif _form == "csv":
-        click.echo(csv_text(records), nl=False)
-    else:
-        click.echo(Table(columns, _texts(rows)).markdown())
+    print_results([Table(columns, _texts(rows), keys=keys)], records, bold)
 
 
-def print_results(tables: Sequence[Table], records: Iterable[Mapping[str, object]]) -> None:
-    """Print the tables that together are a command's result, as `print_result` does one.
-
-    Args:
-        tables: for people.
-        records: for programs, as CSV.
-    """
+def print_results(tables: Sequence[Table], records: Iterable[Mapping[str, object]], bold: Collection[int] = ()) -> None:
+    """Print the tables that together are a command's result, as `print_result` does one."""
     if _form == "csv":
         click.echo(csv_text(records), nl=False)
     elif _form == "md":
@@ -135,7 +140,62 @@ def print_results(tables: Sequence[Table], records: Iterable[Mapping[str, object
         for number, table in enumerate(tables):
             if number:
                 _print("")
-            print_table(table.columns, table.rows, table.title or None, keys=table.keys, beside=table.beside)
+            show_table(table, bold)
+
+
+def print_records(
+    columns: Columns,
+    rows: Sequence[Mapping[str, Any]],
+    records: Iterable[Mapping[str, object]] | None = None,
+    *,
+    keys: int = 1,
+    bold: Collection[int] = (),
+) -> None:
+    """Print rows as `print_result` does.
+
+    Args:
+        columns: what the cells are made of.
+        rows: what they are made from.
+        records: for programs; the rows themselves when None.
+        keys: as `print_table` takes it.
+        bold: as `print_table` takes it.
+    """
+    cells = [[row[cell] if isinstance(cell, str) else cell(row) for cell in columns.values()] for row in rows]
+    print_result(list(columns), cells, rows if records is None else records, keys=keys, bold=bold)
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    title: str = "",
+    *,
+    keys: int = 1,
+    bold: Collection[int] = (),
+) -> None:
+    """Print a table; see `show_table`.
+
+    Args:
+        columns: the header.
+        rows: cells; None is empty.
+        title: a line above; empty for none.
+        keys: how many of the first columns tell the rows apart.
+        bold: positions of rows that stand out.
+    """
+    show_table(Table(columns, _texts(rows), title, keys=keys), bold)
+
+
+def show_table(table: Table, bold: Collection[int] = ()) -> None:
+    """Print a table; columns that hold numbers only are aligned to the right.
+
+    On a terminal too narrow for it, whole columns go below as a further table that opens with the same keys: no cell is
+    cut or broken, only sentences are wrapped.
+    """
+    from dynbench.cli.console import drawn, stderr, stdout
+
+    if table.title:
+        _print(printable(table.title))
+    for text in drawn(stdout if _form == "table" else stderr, table, bold):
+        _print(text)
 
 
 def fits(table: Table) -> bool:
@@ -154,58 +214,8 @@ def fits(table: Table) -> bool:
     return narrowest + sum(2 + width for width in others) <= stdout.width
 
 
-def print_records(
-    columns: Mapping[str, str | Callable[[Mapping[str, Any]], object]],
-    records: Sequence[Mapping[str, object]],
-    *,
-    keys: int = 1,
-) -> None:
-    """Print records as `print_result` does.
-
-    Args:
-        columns: header for people to the key of the record, or to what makes the cell of it.
-        records: for programs.
-        keys: as `print_table` takes it.
-    """
-    rows = [[row[cell] if isinstance(cell, str) else cell(row) for cell in columns.values()] for row in records]
-    print_result(list(columns), rows, records, keys=keys)
-
-
-def print_table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    title: str | None = None,
-    *,
-    keys: int = 1,
-    bold: Collection[int] = (),
-    beside: Collection[int] = (),
-) -> None:
-    """Print a table; columns that hold numbers only are aligned to the right.
-
-    On a terminal too narrow for it, whole columns go below as a further table that opens with the same keys: no cell is
-    cut or broken, only sentences are wrapped.
-
-    Args:
-        columns: the header.
-        rows: cells; None is empty.
-        title: a line above.
-        keys: how many of the first columns tell the rows apart.
-        bold: positions of rows that stand out.
-        beside: positions of columns that stay with the one before them.
-    """
-    from dynbench.cli.console import drawn, stderr, stdout
-
-    if title is not None:
-        _print(printable(title))
-    cells = _texts(rows)
-    target = stdout if _form == "table" else stderr
-    header = [printable(column) for column in columns]
-    for text in drawn(target, header, cells, numeric_columns(len(columns), cells), keys, bold, beside):
-        _print(text)
-
-
 def _texts(rows: Iterable[Sequence[object]]) -> list[list[str]]:
-    return [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    return [["" if cell is None else str(cell) for cell in row] for row in rows]
 
 
 def print_pairs(title: str, pairs: Mapping[str, object]) -> None:

@@ -1,21 +1,28 @@
-"""`dynbench plugins`: what can be chosen, and with which options."""
+"""`dynbench plugins`, `sync` and `compress`: what can be chosen, with which options; strategies checked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import closing
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dynbench.cli.options import Settings, common_options, table_option
-from dynbench.cli.output import answered, print_result
+from dynbench.cli.output import Columns, print_for_script, print_line, print_records
+
+if TYPE_CHECKING:
+    from dynbench.engine.launching.toy_ranks import Checked
+
+LINE_EVERY_S = 2.0
 
 
 @click.command(epilog="\b\nExamples:\n  dynbench plugins\n  dynbench plugins strategies\n")
 @click.argument("kind", required=False)
 @table_option
 @common_options
-def command(settings: Settings, kind: str | None) -> None:
+def plugins(settings: Settings, kind: str | None) -> None:
     """What can be chosen, a line each, with its options, which are set by --set.
 
     KIND is one of policies, strategies, compressors, workloads, datasets and benchmarks; all are listed without. Those
@@ -34,22 +41,32 @@ def show_kinds(
 ) -> None:
     """Show the plug-ins of some kinds, and lines like theirs beside them, as what a command found."""
     found = [*(line for kind in kinds for line in listed(kind)), *beside]
-    if not answered(settings, command, {"plugins": found}, [line["name"] for line in found]):
-        cells = [
-            (line["kind"], line["name"], line["summary"], ", ".join(option["key"] for option in line["options"]))
-            for line in found
-        ]
-        flat = [flat_options(line) for line in found]
-        print_result(("kind", "name", "what it is", "options (--set)"), cells, flat, keys=2)
+    _show_listed(settings, command, found, {"kind": "kind", "name": "name", "what it is": "summary"}, keys=2)
 
 
-def flat_options(line: Mapping[str, Any]) -> dict[str, object]:
-    """A line of `listed` for CSV: the keys of its options in one cell."""
-    return {**line, "options": " ".join(option["key"] for option in line["options"])}
+def _show_listed(
+    settings: Settings,
+    command: str,
+    found: Sequence[Mapping[str, Any]],
+    columns: Columns,
+    *,
+    key: str = "plugins",
+    keys: int = 1,
+) -> None:
+    """Show lines of `listed` under columns and their options; for CSV the keys of the options are one cell."""
+    if not print_for_script(settings, command, {key: found}, [line["name"] for line in found]):
+        flat = [{**line, "options": " ".join(option["key"] for option in line["options"])} for line in found]
+        options: Columns = {"options (--set)": lambda line: ", ".join(line["options"].split())}
+        print_records({**columns, **options}, flat, keys=keys)
 
 
-def listed(kind: str) -> list[dict[str, Any]]:
-    """The plug-ins of a kind, as `--json` prints them."""
+def listed(kind: str, **facts: str) -> list[dict[str, Any]]:
+    """The plug-ins of a kind, as `--json` prints them.
+
+    Args:
+        kind: of `KINDS`.
+        facts: further keys, to the attribute of the entry that each shows.
+    """
     from dynbench.config.describe import describe
     from dynbench.plugins import KINDS
     from dynbench.runs.atomic import jsonable
@@ -71,6 +88,111 @@ def listed(kind: str) -> list[dict[str, Any]]:
                 }
                 for option, info in entry.options.model_fields.items()
             ],
+            **{key: getattr(entry, attribute) for key, attribute in facts.items()},
         }
         for name, entry in registry.items()
     ]
+
+
+@click.group()
+def compress() -> None:
+    """List the compressors of `train --compress`."""
+
+
+@compress.command("ls", epilog="Example: dynbench compress ls")
+@table_option
+@common_options
+def list_compressors(settings: Settings) -> None:
+    """All compressors: what they send by which collectives, and their options, which are set by --set."""
+    same = {key: key for key in ("paper", "variant", "bias", "collectives", "extra", "indices")}
+    found = listed("compressors", **same, error_feedback="feedback")
+    columns = {
+        "name": "name",
+        "what it is": "summary",
+        "biased": "bias",
+        "collectives": "collectives",
+        "beside them": "extra",
+        "indices": "indices",
+        "paper": "paper",
+    }
+    _show_listed(settings, "compress ls", found, columns, key="compressors")
+
+
+@click.group()
+def sync() -> None:
+    """List the strategies of `train --sync`, and check that they train what one process does."""
+
+
+@sync.command(
+    "ls", epilog="\b\nExamples:\n  dynbench sync ls\n  dynbench train --sync bucketed --set sync.bucket_mb=10"
+)
+@table_option
+@common_options
+def list_strategies(settings: Settings) -> None:
+    """All strategies, what they train, and their options."""
+    found = listed("strategies", trains="trains", exact="exact", servers="servers", virtual="virtual")
+    _show_listed(settings, "sync ls", found, {"strategy": "name", "what it is": "summary", "trains": _trains})
+
+
+def _trains(line: Mapping[str, Any]) -> str:
+    """What becomes of the model, beside one process on the whole batch."""
+    if not line["trains"]:
+        return "nothing"
+    return "as one process" if line["exact"] else "something else"
+
+
+@sync.command("check", epilog="\b\nExamples:\n  dynbench sync check\n  dynbench sync check bucketed --ranks 4")
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option("--ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Ranks that train.")
+@table_option
+@common_options
+def check(settings: Settings, names: tuple[str, ...], ranks: int) -> None:
+    """Train a toy on random data with the strategies NAME, or all, and compare its weights with one process's.
+
+    The ranks are processes on this machine's CPU. Exact strategies differ by rounding in double precision alone; one
+    that differs by more makes the command end with exit code 6.
+    """
+    from dynbench.cli.console import working
+    from dynbench.engine.launching.toy_ranks import OPTIMIZERS, check_strategies
+    from dynbench.errors import ChecksFailed
+    from dynbench.plugins import STRATEGIES
+
+    found: list[Checked] = []
+    chosen = list(dict.fromkeys(names)) or list(STRATEGIES)
+    total = len(chosen) * len(OPTIMIZERS)
+    with (
+        working(settings.shows_progress, "starting ranks", line_every_s=LINE_EVERY_S) as report,
+        closing(check_strategies(chosen, ranks)) as checking,
+    ):
+        for checked in checking:
+            found.append(checked)
+            report(f"{len(found)} of {total}: {checked.strategy}, {checked.optimizer}")
+    rows = [asdict(each) for each in found]
+    if failed := list(dict.fromkeys(each.strategy for each in found if not each.passed)):
+        if not settings.as_json:
+            _show_checked(rows)
+        raise ChecksFailed(
+            f"sync check: {', '.join(failed)} trained other weights than one process",
+            "This is a bug of the strategy.",
+            result={"schema_version": 1, "command": "sync check", "checked": rows},
+        )
+    short = [f"{each.strategy} {each.optimizer} {each.difference:.3g}" for each in found]
+    if not print_for_script(settings, "sync check", {"checked": rows}, short):
+        _show_checked(rows)
+
+
+def _show_checked(rows: Sequence[Mapping[str, Any]]) -> None:
+    columns: Columns = {
+        "strategy": "strategy",
+        "optimizer": "optimizer",
+        "ranks": "ranks",
+        "largest difference": lambda row: f"{row['difference']:.3g}",
+        "of": "tensor",
+        "as one process": lambda row: "not promised" if not row["exact"] else "yes" if row["passed"] else "NO",
+    }
+    print_records(columns, rows)
+    exact = [row for row in rows if row["exact"]]
+    print_line(
+        f"\n{sum(row['passed'] for row in exact)} of {len(exact)} runs of {len({row['strategy'] for row in exact})} "
+        "exact strategies train what one process does, but for rounding"
+    )

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from dynbench.cli.next_command import next_command, setting_words
 from dynbench.cli.options import Settings, common_options, config_options, name_options, table_option
-from dynbench.cli.output import print_json, print_line, print_records, print_table
+from dynbench.cli.output import print_for_script, print_line, print_lines, print_records, print_table
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Config
     from dynbench.experiment.training import NextTraining
     from dynbench.runs.probe_record import ProbeRecord
     from dynbench.runs.run import Run
+    from dynbench.runs.store import Naming
 
 
 @click.command(
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @config_options("workload", "sync", "train", "launch", "probe")
 @table_option
 @common_options
-def command(settings: Settings, name: str | None, replace: bool) -> None:
+def command(settings: Settings, **naming: Unpack[Naming]) -> None:
     """Find the largest micro-batch of every rank and length, and fit a cost model of the training step."""
     from dynbench.cli.console import working
     from dynbench.experiment.training import next_training
@@ -37,24 +37,18 @@ def command(settings: Settings, name: str | None, replace: bool) -> None:
 
     with working(settings.shows_progress, "probing") as report:
         config = settings.config(paths=True)
-        run = run_probe(config, settings.store(), report=report, name=name, replace=replace, asked=config)
+        run = run_probe(config, settings.store(), report=report, asked=config, **naming)
         with named(run):
             report("checking the run to come")
             coming = next_training(config, run, settings.store())
     record = read_probe(run.path)
-    if settings.as_json:  # the raw trials stay in `probe.json`
-        facts = record.model_dump(exclude={"schema_version", "trials", "timings", "tables", "workload"})
-        shown = {"id": run.id, "name": name, "path": run.path, "status": run.status}
-        print_json({"schema_version": 1, "command": "probe", "run": shown, **facts, "train": asdict(coming)})
-        return
-    if settings.quiet:
-        print_line(str(run.path))
+    raw = {"schema_version", "trials", "timings", "tables", "workload"}  # they stay in `probe.json`
+    facts = record.model_dump(exclude=raw) if settings.as_json else {}
+    if print_for_script(settings, "probe", {"run": run.reference, **facts, "train": coming}, str(run.path)):
         return
     _show(record)
-    print_line("")
-    print_line(f"run      {run.path}")
-    for line in _next_lines(coming, config, run, settings):
-        print_line(line)
+    print_lines("", f"run      {run.path}")
+    print_lines(*_next_lines(coming, config, run, settings))
 
 
 def next_settings(config: Config, run: Run) -> dict[str, object]:
@@ -88,9 +82,11 @@ def _show(record: ProbeRecord) -> None:
         {
             "rank": "rank",
             "tokens": "length_tokens",
-            "largest micro-batch": lambda row: _known(row["max_batch_samples"], "no limit found"),
+            "largest micro-batch": lambda row: (
+                "no limit found" if row["max_batch_samples"] is None else row["max_batch_samples"]
+            ),
             "passed": "tested_ok_samples",
-            "failed": lambda row: _known(row["tested_fail_samples"], "none"),
+            "failed": lambda row: "none" if (least := row["tested_fail_samples"]) is None else least,
             "peak MB of what passed": lambda row: "" if row["peak_mem_mb"] is None else f"{row['peak_mem_mb']:,.0f}",
         },
         [
@@ -106,35 +102,18 @@ def _show(record: ProbeRecord) -> None:
         ],
         keys=2,
     )
-    if record.assumes is not None:
-        print_line(f"capacities of {record.assumes}; what is received and evaluated comes on top")
-    if record.server_mb is not None:
-        print_line("the ranks above are the workers, counted from 0")
-        print_line(f"a server holds {record.server_mb:,.0f} MB of parameters, gradients and optimizer state")
-    for note in _notes(record):
-        print_line(note)
-    if record.memory_model is not None:
-        memory = record.memory_model
-        print_line(
-            f"memory model: mean error {memory.mape:.1%}; with padded tokens alone: {memory.tokens_only_mape:.1%}"
-        )
-    if record.soak is not None:
-        outcome = "passed" if record.soak.ok else "FAILED"
-        shrunk = f" after lowering the capacities {record.soak.shrunk} times" if record.soak.shrunk else ""
-        peak = "" if record.soak.peak_mem_mb is None else f", peak {record.soak.peak_mem_mb:,.0f} MB"
-        fewer = record.soak.global_batch not in (None, record.global_batch)
-        batch = f" at a global batch of {record.soak.global_batch}, the largest that fits," if fewer else ""
-        print_line(f"soak: {record.soak.steps} steps of the plan{batch} {outcome}{shrunk}{peak}")
+    print_lines(*_notes(record))
     _show_cost(record)
-    _show_prediction(record)
-
-
-def _known(value: object, otherwise: str) -> object:
-    return otherwise if value is None else value
+    print_lines(*_prediction(record))
 
 
 def _notes(record: ProbeRecord) -> Iterator[str]:
-    """What the table's columns are of."""
+    """What the table's columns are of, and what else was found of memory."""
+    if record.assumes is not None:
+        yield f"capacities of {record.assumes}; what is received and evaluated comes on top"
+    if record.server_mb is not None:
+        yield "the ranks above are the workers, counted from 0"
+        yield f"a server holds {record.server_mb:,.0f} MB of parameters, gradients and optimizer state"
     if record.memory_limit_mb is not None and record.capacity:
         yield "passed, failed: two steps of this shape alone; peak: resident memory of the process, libraries included"
     beyond = [
@@ -142,17 +121,26 @@ def _notes(record: ProbeRecord) -> Iterator[str]:
     ]
     if beyond:
         yield "a peak above the limit: recorded by a version whose limit left out the pages of libraries; probe again"
-    for row in record.capacity if record.soak is not None and record.soak.shrunk else ():
+    soak, memory = record.soak, record.memory_model
+    for row in record.capacity if soak is not None and soak.shrunk else ():
         if row.tested_fail is not None and row.tested_fail <= row.tested_ok:
             yield (
                 f"rank {row.rank}, {row.length} tokens: {row.tested_fail} samples passed alone and failed in the soak; "
                 f"{row.max_batch} are left, a margin of {1 - row.max_batch / row.tested_ok:.0%}"
             )
-    if record.soak is not None and record.soak.shrunk:
+    if soak is not None and soak.shrunk:
         yield (
             "the soak lowered the largest micro-batch below what passed alone: steps of other shapes leave freed "
             "memory in pieces, which the process keeps"
         )
+    if memory is not None:
+        yield f"memory model: mean error {memory.mape:.1%}; with padded tokens alone: {memory.tokens_only_mape:.1%}"
+    if soak is not None:
+        shrunk = f" after lowering the capacities {soak.shrunk} times" if soak.shrunk else ""
+        peak = "" if soak.peak_mem_mb is None else f", peak {soak.peak_mem_mb:,.0f} MB"
+        fewer = soak.global_batch not in (None, record.global_batch)
+        batch = f" at a global batch of {soak.global_batch}, the largest that fits," if fewer else ""
+        yield f"soak: {soak.steps} steps of the plan{batch} {'passed' if soak.ok else 'FAILED'}{shrunk}{peak}"
 
 
 def _show_cost(record: ProbeRecord) -> None:
@@ -181,23 +169,23 @@ def _show_cost(record: ProbeRecord) -> None:
         print_line(f"relative speed of the ranks: {', '.join(f'{speed:.2f}' for speed in record.speeds)}")
 
 
-def _show_prediction(record: ProbeRecord) -> None:
-    print_line("")
+def _prediction(record: ProbeRecord) -> Iterator[str]:
+    yield ""
     known = {policy: speedup for policy, speedup in record.predicted_speedup.items() if speedup is not None}
     if not known:
-        print_line("no prediction: static cannot be planned with these capacities and this global batch")
+        yield "no prediction: static cannot be planned with these capacities and this global batch"
         return
     gains = ", ".join(f"{policy} {speedup:.2f}x" for policy, speedup in known.items())
-    print_line(f"predicted speedup over static at B={record.global_batch}, G={record.world_size}: {gains}")
+    yield f"predicted speedup over static at B={record.global_batch}, G={record.world_size}: {gains}"
     if not record.break_even_tried:
-        print_line(f"from which batch on it pays is not known: the data hold no batch for {record.world_size} ranks")
+        yield f"from which batch on it pays is not known: the data hold no batch for {record.world_size} ranks"
     elif record.break_even_batch is None:
         first, last = record.break_even_tried[0], record.break_even_tried[-1]
-        print_line(
+        yield (
             f"no global batch tried, from {first:,} doubled up to {last:,}, is predicted to gain more than the noise "
             "threshold: do not schedule"
         )
     elif record.break_even_batch > record.global_batch:
-        print_line(f"at this batch the launch overhead hides the gain; it pays from B={record.break_even_batch} on")
+        yield f"at this batch the launch overhead hides the gain; it pays from B={record.break_even_batch} on"
     else:
-        print_line(f"scheduling pays from a global batch of {record.break_even_batch} on")
+        yield f"scheduling pays from a global batch of {record.break_even_batch} on"

@@ -8,7 +8,7 @@ import click
 
 from dynbench.cli.next_command import next_command
 from dynbench.cli.options import Settings, common_options, table_option
-from dynbench.cli.output import answered, print_json, print_line, print_records, refuse_existing, writing
+from dynbench.cli.output import print_for_script, print_line, print_records, printed_json, refuse_existing, writing
 from dynbench.table_text import printable
 
 
@@ -27,12 +27,12 @@ def list_recipes(settings: Settings) -> None:
     """All shipped recipes."""
     from dynbench.config.recipes import list_recipes, load_recipe
 
-    found = [(name, path, load_recipe(path)) for name, path in list_recipes().items()]
     rows = [
         {"name": name, "path": path, "description": recipe.description, "arms": list(recipe.arms)}
-        for name, path, recipe in found
+        for name, path in list_recipes().items()
+        for recipe in [load_recipe(path)]
     ]
-    if not answered(settings, "recipes ls", {"recipes": rows}, [name for name, _, _ in found]):
+    if not print_for_script(settings, "recipes ls", {"recipes": rows}, [str(row["name"]) for row in rows]):
         print_records({"recipe": "name", "what it does": "description"}, rows)
 
 
@@ -46,9 +46,7 @@ def show_recipe(settings: Settings, name: str) -> None:
 
     path = find_recipe(name)
     text = yaml_text(path)
-    if settings.as_json:
-        print_json({"schema_version": 1, "command": "recipes show", "path": path, "text": text})
-    else:
+    if not printed_json(settings, "recipes show", {"path": path, "text": text}):
         click.echo(printable(text), nl=False)
 
 
@@ -68,6 +66,6 @@ def copy_recipe(settings: Settings, name: str, target: Path, force: bool) -> Non
     refuse_existing(path, force)
     with writing(path):
         path.write_text(text, encoding="utf-8")
-    if not answered(settings, "recipes cp", {"source": source, "path": path}, str(path)):
+    if not print_for_script(settings, "recipes cp", {"source": source, "path": path}, str(path)):
         print_line(str(path))
         print_line(f"next  {next_command('compare', str(path), root=settings.store().root)}")

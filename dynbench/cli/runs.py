@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.options import Settings, common_options, table_option
-from dynbench.cli.output import answered, print_line, print_result
+from dynbench.cli.options import FILE_PATH, Settings, common_options, table_option
+from dynbench.cli.output import print_for_script, print_line
 from dynbench.errors import RunLookupError, UsageError
 from dynbench.runs.status import UNSUCCESSFUL
 
 if TYPE_CHECKING:
-    from dynbench.runs.run import Run
     from dynbench.runs.store import RunStore
 
 _log = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ def command() -> None:
 
 
 @command.command("ls", epilog=LS_EPILOG)
-@click.option("--command", "commands", metavar="NAME,…", help="What made it: train, solve, probe, compare, analyze.")
+@click.option("--command", metavar="NAME,…", help="What made it: train, solve, probe, compare, analyze.")
 @click.option("--status", metavar="STATUS,…", help="Where it stands: completed, failed, running, lost, …")
 @click.option("--name", metavar="GLOB", help="Names that fit, like 'static-*'.")
 @click.option("--since", metavar="AGE|DATE", help="Made within 2d (m, h, d, w), or since 2026-11-20.")
@@ -57,36 +56,27 @@ def command() -> None:
 @table_option
 @common_options
 def list_runs(
-    settings: Settings,
-    commands: str | None,
-    status: str | None,
-    name: str | None,
-    since: str | None,
-    dataset: str | None,
-    policy: str | None,
-    limit: int | None,
-    launches: bool,
+    settings: Settings, name: str | None, since: str | None, limit: int | None, launches: bool, **exact: str | None
 ) -> None:
     """Runs, oldest first; what was made for a comparison is counted in its line.
 
     A run is listed by itself where its comparison is not among those found.
     """
-    from dynbench.cli.runs_ls import Wanted, chosen, moment, rows_of, statuses, table, words
+    from dynbench.cli.runs_show import chosen, entry_rows, matching, print_entries
 
-    exact = {"command": words(commands), "status": statuses(status), "dataset": words(dataset), "policy": words(policy)}
-    wanted = Wanted(exact, name, moment(since))
+    matches = matching(exact, name, since)
     store = settings.store()
-    every = rows_of(store.entries())
-    rows = chosen(every, wanted, limit)
-    if answered(settings, "runs ls", {"results": store.root, "runs": rows}, [str(row["id"]) for row in rows]):
+    every = entry_rows(store.entries())
+    rows = chosen([row for row in every if matches(row)], limit)
+    if print_for_script(settings, "runs ls", {"results": store.root, "runs": rows}, [str(row["id"]) for row in rows]):
         pass
     elif rows:
-        print_result(*table(every, rows, launches), rows)
+        print_entries(every, rows, launches)
     elif every:
         print_line(f"None of the {len(every)} runs in {store.root} is so. `dynbench runs ls` lists them.")
     else:
         print_line(f"No runs in {store.root}. `dynbench train --name NAME` makes one.")
-    _tell_strangers(store)
+    _warn_of_strangers(store)
 
 
 @command.command(
@@ -100,7 +90,7 @@ def show_run(settings: Settings, ref: str) -> None:
 
     run = settings.store().resolve(ref)
     shown = facts_of(run)
-    if not answered(settings, "runs show", shown, str(run.path)):
+    if not print_for_script(settings, "runs show", shown, str(run.path)):
         print_facts(shown)
 
 
@@ -110,7 +100,7 @@ def show_run(settings: Settings, ref: str) -> None:
     epilog="Example: dynbench runs export runA runB -o base.zip",
 )
 @click.argument("refs", nargs=-1, required=True, metavar="REF...")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The file, a zip.")
+@click.option("-o", "--output", type=FILE_PATH, required=True, help="The file, a zip.")
 @click.option("--arm", metavar="NAME", help="Of a comparison: this arm alone.")
 @common_options
 def export(settings: Settings, refs: Sequence[str], output: Path, arm: str | None) -> None:
@@ -121,7 +111,7 @@ def export(settings: Settings, refs: Sequence[str], output: Path, arm: str | Non
     from dynbench.analysis.selection import export_runs
 
     runs, of_one_arm = export_runs(refs, settings.store(), output, arm)
-    if not answered(settings, "runs export", {"runs": [run.id for run in runs], "path": output}, str(output)):
+    if not print_for_script(settings, "runs export", {"runs": [run.id for run in runs], "path": output}, str(output)):
         print_line(str(output))
         if traced := [run.label for run in runs if any(run.profiler_dir.glob("*.trace.json"))]:
             print_line(f"left out: profilers' traces of {', '.join(traced)}; they stay in their folders' profiler/")
@@ -157,43 +147,46 @@ def remove_runs(
     offline plans), which has to be said; of these, what another comparison or run reads stays. --failed leaves the
     completed launches of a comparison that failed, unless --with-launches is given.
     """
-    from dynbench.cli.runs_show import remove
+    from dynbench.cli.runs_show import confirm_removal, members_go_too, show_removal
+    from dynbench.runs.lookup import Removal, plan_removal, size_of
+    from dynbench.runs.run import current_status
 
     if not refs and not failed:
         raise UsageError("runs rm: no run named", "Name runs, or give --failed.")
     store = settings.store()
-    named = _named(store, refs)
-    unsuccessful = _unsuccessful(store) if failed else []
-    remove(settings, store, named, unsuccessful, launches=launches, force=force, yes=yes, dry_run=dry_run)
+    if path := next((ref for ref in refs if os.sep in ref), None):
+        raise RunLookupError(
+            f"runs rm {path!r}: is a path", f"Name runs of {store.root} by id or name; dynbench runs ls lists them."
+        )
+    named = [store.resolve(ref, read=False) for ref in refs]
+    runs = {run.path: run for run in named}
+    if failed:
+        strange = {path for path, _ in _warn_of_strangers(store)}
+        ended = [run for run, record in store.entries() if current_status(record) in UNSUCCESSFUL]
+        runs |= {run.path: run for run in ended if run.path not in strange}
+    for run in runs.values():
+        store.check_removable(run, force)
+    wanted = list(runs.values())
+    removal = plan_removal(store.root, wanted, wanted if launches else named, store.entries())
+    if removal.members and launches is None:
+        launches = members_go_too(named, len(removal.members), yes or dry_run)
+    if not launches:
+        removal = Removal(wanted, (), ())
+    going = [*removal.members, *removal.runs]
+    for run in removal.members:
+        store.check_removable(run, force)
+    if going and not yes and not dry_run:
+        confirm_removal(going)
+    sizes = {run: size_of(run) for run in going}
+    if not dry_run:
+        for run in going:
+            store.remove(run, force=force)
+    show_removal(settings, removal, sizes, dry_run)
 
 
-def _named(store: RunStore, refs: Sequence[str]) -> list[Run]:
-    """The runs that references mean.
-
-    Raises:
-        RunLookupError: a reference that means nothing, or a path.
-    """
-    for ref in refs:
-        if os.sep in ref:
-            raise RunLookupError(
-                f"runs rm {ref!r}: is a path", f"Name runs of {store.root} by id or name; dynbench runs ls lists them."
-            )
-    return [store.resolve(ref, read=False) for ref in refs]
-
-
-def _unsuccessful(store: RunStore) -> list[Run]:
-    """The runs of the registry that ended early."""
-    from dynbench.runs.run import current_status
-
-    strange = {path for path, _ in _tell_strangers(store)}
-    return [
-        run for run, record in store.entries() if current_status(record) in UNSUCCESSFUL and run.path not in strange
-    ]
-
-
-def _tell_strangers(store: RunStore) -> list[tuple[Path, str]]:
+def _warn_of_strangers(store: RunStore) -> list[tuple[Path, str]]:
     """Folders of the results folder that are nobody's to touch; those that look like a run are told on stderr."""
-    from dynbench.runs.foreign import strangers
+    from dynbench.runs.lookup import strangers
     from dynbench.runs.names import slug_of
 
     found = strangers(store.root)

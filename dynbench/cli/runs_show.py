@@ -1,27 +1,33 @@
-"""One run shown, and runs removed."""
+"""What `dynbench runs` does: entries of the registry listed, one shown, some removed."""
 
 from __future__ import annotations
 
 import logging
 import shlex
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from typing import Any
 
 import click
 
 from dynbench.cli.next_command import next_command
 from dynbench.cli.options import Settings
-from dynbench.cli.output import answered, brief, print_line, print_pairs
+from dynbench.cli.output import Columns, brief, print_for_script, print_line, print_pairs, print_records
 from dynbench.config.digest import differences
+from dynbench.config.rules import known_world_size
 from dynbench.config.schema import Config
-from dynbench.errors import RecordError, UsageError
-from dynbench.runs.lookup import Removal, plan_removal, size_of
+from dynbench.errors import RecordError, UsageError, did_you_mean
+from dynbench.runs.lookup import Entries, Removal, groups_of
 from dynbench.runs.run import Run, current_status, duration_s
+from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 from dynbench.table_text import printable
-from dynbench.units import format_bytes, format_ms
+from dynbench.units import format_bytes, format_ms, parse_duration_s
 
+Row = dict[str, Any]
 _log = logging.getLogger(__name__)
 OF_ITS_COMPARISONS = "that of its comparisons; dynbench runs show says it of each"
 OF_ITS_RUNS = "that of its runs; dynbench runs show says it of each"
@@ -32,6 +38,164 @@ def shown_duration(seconds: object) -> str:
     return format_ms(seconds * 1000) if isinstance(seconds, int | float) else ""
 
 
+# Listed ---------------------------------------------------------------------------------------------------------------
+
+
+def matching(exact: Mapping[str, str | None], name: str | None, since: str | None) -> Callable[[Row], bool]:
+    """Whether an entry is wanted, by the options of `runs ls`; an option that is not given lets all through.
+
+    Args:
+        exact: key of a row to the values that it may have, separated by commas.
+        name: pattern of the name, as of a shell.
+        since: earliest time of creation; see `_moment`.
+
+    Raises:
+        UsageError: a status that is none, or a time that is none.
+    """
+    wanted = {key: [word.strip() for word in (text or "").split(",") if word.strip()] for key, text in exact.items()}
+    for word in wanted.get("status", ()):
+        if word not in tuple(Status):
+            raise UsageError(
+                f"--status: {word!r} is no status. {did_you_mean(word, tuple(Status))}".rstrip(),
+                f"Known: {', '.join(Status)}.",
+            )
+    begin = None if since is None else _moment(since)
+    return lambda row: (
+        all(not values or row[key] in values for key, values in wanted.items())
+        and (name is None or fnmatchcase(str(row["name"] or ""), name))
+        and (begin is None or datetime.fromisoformat(str(row["created"])) >= begin)
+    )
+
+
+def _moment(text: str) -> datetime:
+    """The time that `--since` means: an age like `2d`, or a date or time of this machine's zone.
+
+    Raises:
+        UsageError: neither.
+    """
+    try:
+        if text[-1:].isalpha():
+            return datetime.now(UTC) - timedelta(seconds=parse_duration_s(text))
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"--since {text}: is neither an age nor a date",
+            "Give an age in minutes, hours, days or weeks (90m, 12h, 2d, 1w), or a date: 2026-11-20, 2026-11-20T14:30.",
+        ) from None
+
+
+def entry_rows(entries: Entries) -> list[Row]:
+    """All entries, oldest first, each with its group and, of a comparison, with what was made for it."""
+    groups = groups_of(entries)
+    members: dict[str, list[str]] = {}
+    for run, _ in entries:
+        if run.id in groups:
+            members.setdefault(groups[run.id], []).append(run.id)
+    return [
+        {
+            "id": run.id,
+            "name": record.name,
+            "command": record.command,
+            "status": str(current_status(record)),
+            "created": record.created,
+            "duration_s": duration_s(record),
+            **_settings_of(run, record.command),
+            "path": run.path,
+            "group": groups.get(run.id),
+            "members": members.get(run.id, []),
+        }
+        for run, record in entries
+    ]
+
+
+def _settings_of(run: Run, command: str) -> Row:
+    """What the configuration tells; null where it does not.
+
+    Solves and benchmarks have settings of their own, with several policies, ranks or batches.
+    """
+    unknown = dict.fromkeys(("policy", "dataset", "world_size", "global_batch"))
+    if command in ("solve", "bench"):
+        return unknown
+    try:
+        config = run.config()
+    except RecordError:
+        return unknown
+    known = config.plan_name, config.workload.dataset, known_world_size(config), config.train.global_batch
+    return dict(zip(unknown, known, strict=True))
+
+
+def chosen(rows: Sequence[Row], limit: int | None) -> list[Row]:
+    """At most the newest `limit` of the rows, oldest first; a comparison and what was made for it count as one."""
+    by_id = {row["id"]: row for row in rows}
+
+    def top(row: Row) -> object:
+        while row["group"] in by_id:
+            row = by_id[row["group"]]
+        return row["id"]
+
+    tops = [row["id"] for row in _tops(rows)][-(limit or 0) :]
+    return [row for row in rows if top(row) in tops]
+
+
+def _tops(rows: Sequence[Row]) -> list[Row]:
+    """The rows whose comparison is not among them."""
+    ids = {row["id"] for row in rows}
+    return [row for row in rows if row["group"] not in ids]
+
+
+ENTRY_COLUMNS: Columns = {
+    "id": "shown",
+    "name": "name",
+    "command": "command",
+    "status": "status",
+    "runs": "counts",
+    "comparison": "comparison",
+    "created": lambda row: datetime.fromisoformat(row["created"]).astimezone().strftime("%Y-%m-%d %H:%M"),
+    "duration": lambda row: shown_duration(row["duration_s"]),
+    "policy": "policy",
+    "G": "world_size",
+    "B": "global_batch",
+}
+
+
+def print_entries(every: Sequence[Row], rows: Sequence[Row], unfold: bool) -> None:
+    """Print a line per entry: a comparison counts what was made for it, or has it indented below.
+
+    What was made for a comparison that is not shown stands by itself and names it.
+
+    Args:
+        every: all of the registry.
+        rows: those to be listed.
+        unfold: list what was made for a comparison below it.
+    """
+    by_id = {row["id"]: row for row in every}
+    lines: list[Row] = []
+
+    def add(row: Row, depth: int) -> None:
+        group = by_id.get(row["group"], {}).get("name") or row["group"]
+        counts = _counted([by_id[member] for member in row["members"]])
+        facts = {"shown": "  " * depth + row["id"], "counts": counts, "comparison": None if depth else group}
+        lines.append({**row, **facts})
+        if unfold:
+            for member in rows:
+                if member["group"] == row["id"]:
+                    add(member, depth + 1)
+
+    for row in _tops(rows):
+        add(row, 0)
+    unused = {key for key in ("counts", "comparison") if not any(line[key] for line in lines)}
+    print_records({title: cell for title, cell in ENTRY_COLUMNS.items() if cell not in unused}, lines, rows)
+
+
+def _counted(members: Sequence[Row]) -> str:
+    """How many runs, and how many of them did not complete: `45, 1 failed`."""
+    others = Counter(str(row["status"]) for row in members if row["status"] != "completed")
+    return ", ".join([str(len(members)), *(f"{count} {status}" for status, count in others.items())]) if members else ""
+
+
+# Shown ----------------------------------------------------------------------------------------------------------------
+
+
 def facts_of(run: Run) -> dict[str, Any]:
     """Everything that a run folder says about itself; parts that cannot be read say why instead."""
     record = run.record()
@@ -39,30 +203,37 @@ def facts_of(run: Run) -> dict[str, Any]:
         "run": record.as_dict() | {"status": current_status(record), "path": run.path, "duration_s": duration_s(record)}
     }
     facts |= _comparison_facts(run)
-    gathers = record.command in ("analyze", "compare")
-    try:
-        facts["config_differences"] = {
-            key: {"default": default, "value": value}
-            for key, (default, value) in differences(Config(), run.config()).items()
-        }
-    except RecordError as error:
-        facts["config_differences"], facts["config_error"] = None, error.message
-        if "cells" in facts:
-            facts["config_error"] = OF_ITS_COMPARISONS
-        elif gathers:
-            facts["config_error"] = OF_ITS_RUNS
-    try:
-        facts["env"] = run.env()
-    except RecordError as error:
-        facts["env"], facts["env_error"] = None, error.message
-        if gathers:
-            facts["env_error"] = OF_ITS_RUNS
+    of_runs = OF_ITS_RUNS if record.command in ("analyze", "compare") else None
+    of_config = OF_ITS_COMPARISONS if "cells" in facts else of_runs
+    facts |= _readable("config_differences", "config_error", lambda: _differences(run.config()), of_config)
+    facts |= _readable("env", "env_error", run.env, of_runs)
     facts["files"] = [
         {"path": str(path.relative_to(run.path)), "bytes": path.stat().st_size}
         for path in sorted(run.path.rglob("*"))
         if path.is_file() and not path.name.startswith(".")
     ]
     return facts
+
+
+def _differences(config: Config) -> dict[str, object]:
+    """Key to default and value, where a configuration leaves the defaults."""
+    found = differences(Config(), config)
+    return {key: {"default": default, "value": value} for key, (default, value) in found.items()}
+
+
+def _readable(key: str, error_key: str, read: Callable[[], object], otherwise: str | None) -> dict[str, object]:
+    """What is read under its key; where that cannot be, null, and why under the other key.
+
+    Args:
+        key: of what is read.
+        error_key: of the reason.
+        read: reads it, or raises `RecordError`.
+        otherwise: the reason that is given in place of the error's message; None for that.
+    """
+    try:
+        return {key: read()}
+    except RecordError as error:
+        return {key: None, error_key: otherwise or error.message}
 
 
 def _comparison_facts(run: Run) -> dict[str, object]:
@@ -94,27 +265,25 @@ def _cells_facts(run: Run) -> dict[str, object]:
     """The comparisons that a folder is over, each with what sets it apart and how it stands."""
     from dynbench.experiment.cells import read_cells  # with all of analysis
 
-    store = RunStore(run.path.parent)
-    cells = [(cell, store.root / cell.comparison) for cell in read_cells(run).cells]
-    states = [store.resolve(cell.comparison).status if path.is_dir() else "removed" for cell, path in cells]
-    open_ones = any(state != "completed" for state in states)
-    words = ("compare", "--resume", run.label) if open_ones else ("report", cells[0][0].comparison)
-    return {
-        "cells": [
-            {"settings": cell.settings, "comparison": cell.comparison, "status": state}
-            for (cell, _), state in zip(cells, states, strict=True)
-        ],
-        "next": next_command(*words, root=store.root),
-    }
+    store = RunStore.of(run)
+
+    def state(comparison: str) -> str:
+        return store.resolve(comparison).status if (store.root / comparison).is_dir() else "removed"
+
+    cells = [
+        {"settings": cell.settings, "comparison": cell.comparison, "status": state(cell.comparison)}
+        for cell in read_cells(run).cells
+    ]
+    completed = all(cell["status"] == "completed" for cell in cells)
+    words = ("report", str(cells[0]["comparison"])) if completed else ("compare", "--resume", run.label)
+    return {"cells": cells, "next": next_command(*words, root=store.root)}
 
 
 def print_facts(facts: dict[str, Any]) -> None:
     """Print what `facts_of` found."""
     run = facts["run"]
-    failure = run.pop("failure")
-    warnings = run.pop("warnings")
-    run["argv"] = shlex.join(run["argv"])
-    run["duration_s"] = shown_duration(run["duration_s"])
+    failure, warnings = run.pop("failure"), run.pop("warnings")
+    run |= {"argv": shlex.join(run["argv"]), "duration_s": shown_duration(run["duration_s"])}
     print_pairs("run", {key.removesuffix("_s"): value for key, value in run.items() if value not in (None, "")})
     if failure:
         print_pairs("failure", {key: value for key, value in failure.items() if value is not None})
@@ -135,9 +304,8 @@ def print_facts(facts: dict[str, Any]) -> None:
     else:
         print_line(f"configuration: {facts['config_error']}")
     if facts["env"] is not None:
-        print_pairs(
-            "environment", {key: brief(value) for key, value in facts["env"].items() if value not in (None, {}, "")}
-        )
+        known = {key: brief(value) for key, value in facts["env"].items() if value not in (None, {}, "")}
+        print_pairs("environment", known)
     else:
         print_line(f"environment: {facts['env_error']}")
     print_pairs("files", {item["path"]: format_bytes(item["bytes"]) for item in facts["files"]})
@@ -145,61 +313,17 @@ def print_facts(facts: dict[str, Any]) -> None:
         print_line(f"next  {facts['next']}")
 
 
-def remove(
-    settings: Settings,
-    store: RunStore,
-    named: Sequence[Run],
-    unsuccessful: Sequence[Run],
-    *,
-    launches: bool | None,
-    force: bool,
-    yes: bool,
-    dry_run: bool,
-) -> None:
-    """Remove runs, and what was made for the comparisons among them where that is wanted; all of it or nothing.
-
-    Args:
-        settings: how to print.
-        store: their registry.
-        named: runs that were named; of a comparison among them it has to be said what becomes of its runs.
-        unsuccessful: runs that ended early; what was made for a comparison among them stays unless `launches`.
-        launches: remove what was made for comparisons, or leave it; None asks.
-        force: also running ones.
-        yes: do not ask.
-        dry_run: only say what would go.
-
-    Raises:
-        RunLookupError: one of them cannot go, as `RunStore.check_removable`.
-        UsageError: what has to be said was not, and cannot be asked for; or a folder cannot be deleted.
-    """
-    runs = list({run.path: run for run in (*named, *unsuccessful)}.values())
-    for run in runs:
-        store.check_removable(run, force)
-    removal = plan_removal(store.root, runs, runs if launches else named, store.entries())
-    if removal.members and launches is None:
-        launches = _asked(named, len(removal.members), yes or dry_run)
-    if not launches:
-        removal = Removal(runs, (), ())
-    going = [*removal.members, *removal.runs]
-    for run in going:
-        store.check_removable(run, force)
-    if going and not yes and not dry_run:
-        _confirm(going)
-    sizes = {run.id: size_of(run) for run in going}
-    if not dry_run:
-        for run in going:
-            store.remove(run, force=force)
-    _tell(settings, removal, going, sizes, dry_run)
+# Removed --------------------------------------------------------------------------------------------------------------
 
 
-def _asked(comparisons: Sequence[Run], members: int, silent: bool) -> bool:
+def members_go_too(comparisons: Sequence[Run], members: int, no_prompt: bool) -> bool:
     """Whether the runs of the comparisons go with them, asked on the terminal.
 
     Raises:
         UsageError: there is none, or it must not be asked.
     """
     names = " ".join(dict.fromkeys(run.label for run in comparisons))
-    if silent or not sys.stdin.isatty():
+    if no_prompt or not sys.stdin.isatty():
         raise UsageError(
             f"runs rm {names}: not said whether what was made for it goes too (runs: {members})",
             "Give --with-launches to remove them too, or --keep-launches to leave them.",
@@ -207,7 +331,12 @@ def _asked(comparisons: Sequence[Run], members: int, silent: bool) -> bool:
     return click.confirm(f"Made for {names}, runs: {members}. Remove them too?", err=True)
 
 
-def _confirm(runs: Sequence[Run]) -> None:
+def confirm_removal(runs: Sequence[Run]) -> None:
+    """Ask on the terminal; ends the command where the answer is no.
+
+    Raises:
+        UsageError: there is none.
+    """
     if not sys.stdin.isatty():
         raise UsageError("runs rm: cannot ask, as the input is not a terminal", "Give --yes to remove without asking.")
     for run in runs:
@@ -215,21 +344,29 @@ def _confirm(runs: Sequence[Run]) -> None:
     click.confirm(f"Remove {len(runs)} run{'s' if len(runs) > 1 else ''}?", abort=True, err=True)
 
 
-def _tell(settings: Settings, removal: Removal, going: Sequence[Run], sizes: dict[str, int], dry_run: bool) -> None:
+def show_removal(settings: Settings, removal: Removal, sizes: Mapping[Run, int], dry_run: bool) -> None:
+    """Say what went, or would go.
+
+    Args:
+        settings: how.
+        removal: what was planned.
+        sizes: the runs that go, to their bytes.
+        dry_run: nothing went.
+    """
     facts = {
         "dry_run": dry_run,
-        "removed": [run.id for run in going],
+        "removed": [run.id for run in sizes],
         "bytes": sum(sizes.values()),
         "kept": [{"id": kept.run.id, "used_by": kept.used_by} for kept in removal.kept],
     }
-    if answered(settings, "runs rm", facts, [str(run.path) for run in going]):
+    if print_for_script(settings, "runs rm", facts, [str(run.path) for run in sizes]):
         return
     word = "would remove" if dry_run else "removed"
-    for run in going:
-        print_line(f"{word} {run.path}  {format_bytes(sizes[run.id])}")
+    for run, size in sizes.items():
+        print_line(f"{word} {run.path}  {format_bytes(size)}")
     for kept in removal.kept:
         print_line(f"kept {kept.run.path}: {kept.used_by} reads it")
-    if not going:
+    if not sizes:
         print_line("Nothing to remove.")
-    elif len(going) > 1:
-        print_line(f"{word} {len(going)} runs, {format_bytes(sum(sizes.values()))}")
+    elif len(sizes) > 1:
+        print_line(f"{word} {len(sizes)} runs, {format_bytes(sum(sizes.values()))}")

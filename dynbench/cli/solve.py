@@ -6,17 +6,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import click
 
-from dynbench.cli.options import Settings, common_options, config_options, name_options, table_option
-from dynbench.cli.output import answered, print_result, writing
+from dynbench.cli.options import FILE_PATH, Settings, common_options, config_options, name_options, table_option
+from dynbench.cli.output import Columns, print_for_script, print_records, writing
 from dynbench.errors import UsageError
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Config
     from dynbench.experiment.solve_run import Solution
+    from dynbench.runs.store import Naming
     from dynbench.schedule.traces import Trace
 
 DATASETS = ("embedded",)
@@ -67,8 +68,8 @@ def _names(context: click.Context, parameter: click.Parameter, text: str) -> tup
 @click.option("--second-column", help="Column with a second number per sample, whose cost is added [none].")
 @click.option("--from-run", metavar="RUN", help="Plan the data of a training run.")
 @click.option("--list", "list_only", is_flag=True, help="List the policies and stop.")
-@click.option("--csv", "csv_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the lines here too.")
-@click.option("--write-trace", type=click.Path(path_type=Path, dir_okay=False), help="Write the lengths here too.")
+@click.option("--csv", "csv_path", type=FILE_PATH, help="Write the lines here too.")
+@click.option("--write-trace", type=FILE_PATH, help="Write the lengths here too.")
 @click.option("--no-figures", is_flag=True, help="Leave the figures out.")
 @config_options(
     *(f"workload.{key}" for key in DATASET_KEYS),
@@ -98,8 +99,7 @@ def command(
     csv_path: Path | None,
     write_trace: Path | None,
     no_figures: bool,
-    name: str | None,
-    replace: bool,
+    **naming: Unpack[Naming],
 ) -> None:
     """Plan length traces offline: what static scheduling wastes, what each policy gives back, and the bound.
 
@@ -108,7 +108,7 @@ def command(
     """
     if list_only:
         return _list_policies(settings)
-    from dynbench.experiment.solve_run import SolveOptions, run_solve
+    from dynbench.experiment.solve_run import SolveOptions, flat, run_solve, write_csv
     from dynbench.schedule.solve import DEFAULT_WINDOW
 
     config = settings.config(trains=False)
@@ -139,17 +139,11 @@ def command(
     second = any(trace.second is not None for trace in loaded)
     warnings = _unread(settings, config, traces, from_run, policies, second)
     with working(settings.shows_progress, after_s=PATIENCE_S, line_every_s=math.inf) as tell:
-        solution = run_solve(
-            config,
-            options,
-            settings.store(),
-            name=name,
-            replace=replace,
-            on_outcome=progress_on(tell),
-            warnings=warnings,
-        )
+        update = progress_on(tell)
+        solution = run_solve(config, options, settings.store(), on_outcome=update, warnings=warnings, **naming)
     if csv_path is not None:
-        _write_csv(solution, csv_path)
+        with writing(f"--csv {csv_path}", "Name a writable folder."):
+            write_csv(csv_path, [flat(line.result) for line in solution.lines])
     _show(settings, config, solution, draw=not no_figures)
     return None
 
@@ -162,14 +156,13 @@ def _in_their_layout(settings: Settings, config: Config, policies: Sequence[str]
     """
     from dynbench.plugins.policies import named_plan, plan_of
 
-    named = {plan_of(name)[1] for name in policies or ()}
-    if len(named) != 1 or named == {"padded"}:
+    layouts = {plan_of(name)[1] for name in policies or ()}
+    if len(layouts) != 1 or layouts == {"padded"}:
         return settings
-    (meant,) = named
     given = config.workload.layout if "layout" in config.workload.model_fields_set else None
     for name in policies or ():
         named_plan(name, given)
-    return settings.with_flag("workload.layout", meant)
+    return settings.with_flag("workload.layout", *layouts)
 
 
 def _load(
@@ -200,13 +193,11 @@ def _load(
             raise UsageError("--second-column: a run plans with its own", "Leave it out, or name a trace file.")
     if not loaded:
         loaded = [load_trace(name, None, second_column) for name in BUILT_IN]
-    seen: dict[str, int] = {}
-    named = []
-    for trace in loaded:
-        count = seen[trace.name] = seen.get(trace.name, 0) + 1
-        renamed = trace if count == 1 else replace(trace, name=f"{trace.name}#{count}")
-        named.append(renamed.cut(max_length))
-    return named
+    names = [trace.name for trace in loaded]
+    for place, name in enumerate(names):
+        if (count := names[: place + 1].count(name)) > 1:
+            loaded[place] = replace(loaded[place], name=f"{name}#{count}")
+    return [trace.cut(max_length) for trace in loaded]
 
 
 def _names_data(settings: Settings, specs: Sequence[str], from_run: str | None) -> bool:
@@ -267,13 +258,6 @@ def _write_trace(traces: Sequence[Trace], path: Path) -> None:
     save_lengths(traces[0].lengths, path)
 
 
-def _write_csv(solution: Solution, path: Path) -> None:
-    from dynbench.experiment.solve_run import flat, write_csv
-
-    with writing(f"--csv {path}", "Name a writable folder."):
-        write_csv(path, [flat(line.result) for line in solution.lines])
-
-
 def _show(settings: Settings, config: Config, solution: Solution, draw: bool) -> None:
     from dynbench.cli.solve_next import next_lines
     from dynbench.cli.solve_view import print_solution
@@ -285,34 +269,27 @@ def _show(settings: Settings, config: Config, solution: Solution, draw: bool) ->
 
         with named(solution.run):
             figures = draw_figures("solve", solution.run, solution.run.figures_dir)
-    run = solution.run
     facts = {
-        "run": {"id": run.id, "name": run.name, "path": run.path, "status": run.status},
+        "run": solution.run.reference,
         "results": [line.result for line in solution.lines],
         "skipped": solution.skipped,
         "figures": figures,
     }
-    if not answered(settings, "solve", facts, str(run.path)):
+    if not print_for_script(settings, "solve", facts, str(solution.run.path)):
         print_solution(solution, figures, next_lines(solution, config, settings))
 
 
 def _list_policies(settings: Settings) -> None:
     from dynbench.plugins import POLICIES
 
-    policies = [
-        {
-            "name": name,
-            "summary": entry.summary,
-            "layouts": entry.layouts,
-            "in_train": entry.in_train,
-            "missing": entry.missing,
-        }
-        for name, entry in POLICIES.items()
-    ]
-    if answered(settings, "solve", {"policies": policies}, POLICIES):
-        return
-    rows = [
-        (name, entry.summary, ", ".join(entry.layouts), "train, solve" if entry.in_train else "solve", entry.missing)
-        for name, entry in POLICIES.items()
-    ]
-    print_result(("policy", "what it does", "layouts", "runs in", ""), rows, policies)
+    keys = ("summary", "layouts", "in_train", "missing")
+    policies = [{"name": name, **{key: getattr(entry, key) for key in keys}} for name, entry in POLICIES.items()]
+    columns: Columns = {
+        "policy": "name",
+        "what it does": "summary",
+        "layouts": lambda row: ", ".join(row["layouts"]),
+        "runs in": lambda row: "train, solve" if row["in_train"] else "solve",
+        "": "missing",
+    }
+    if not print_for_script(settings, "solve", {"policies": policies}, POLICIES):
+        print_records(columns, policies)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from dynbench.cli.console import stderr
-from dynbench.cli.output import print_line, print_result
+from dynbench.cli.output import Columns, print_lines, print_records
 from dynbench.experiment.solve_run import Solution, flat
 from dynbench.plugins import POLICIES
 from dynbench.plugins.policies import plan_of
@@ -23,14 +24,8 @@ SPREAD_LIMIT = 1.5
 """Steps whose mean lengths are spread more than this many times random batches' are sorted, not random."""
 LEAST_GAIN = 1.005
 """A plan no more than half a percent better than static's, shown as 1.00x, is not worth a recommendation."""
-COLUMNS = (
-    "trace", "G", "B", "policy", "max cost", "vs static", "bound", "gap", "padding", "samples/rank", "lost/rep./cut",
-    "spread", "plan ms", "exact",
-)  # fmt: skip
 ESTIMATE = "~"
 """Before a cost that was not measured on micro-batches of the line's layout."""
-KEYS = 4
-"""Of them those that say which line it is."""
 ALIKE = {
     "tokens_sq": "tokens_sq has the same least maximum as tokens at one micro-batch per rank; tie-breaks differ.",
     "measured": "measured has the same least maximum as attention with a = gamma/beta at one micro-batch per rank.",
@@ -61,19 +56,15 @@ def print_solution(solution: Solution, figures: Sequence[Path], following: Seque
     results: list[Mapping[str, Any]] = [line.result for line in solution.lines]
     chosen = any(result["max_length"] is not None for result in results)
     for trace in solution.traces:
-        print_line(_describe(trace))
-        for note in _cut_notes(trace, chosen):
-            print_line(f"  {note}")
+        print_lines(_describe(trace), *(f"  {note}" for note in _cut_notes(trace, chosen)))
     best = [index for index, result in enumerate(results) if _is_best(result, results)]
-    rows = [_cells(result, results) for result in results]
-    print_result(COLUMNS, rows, map(flat, results), keys=KEYS, bold=best)
-    for note in (*_greedy_notes(results), *_steps_notes(solution), *_notes(results)):
-        print_line(note)
+    rows = [{**result, "mark": " *" if index in best else ""} for index, result in enumerate(results)]
+    print_records(COLUMNS, rows, map(flat, results), keys=4, bold=best)
+    print_lines(*_greedy_notes(results), *_steps_notes(solution), *_notes(results))
     for text in _left_out(solution.skipped):
         stderr.print(text, soft_wrap=True)
-    print_line(f"Results: {solution.run.path}" + (f" ({len(figures)} figure files)" if figures else ""))
-    for text in following:
-        print_line(text)
+    count_figures = f" ({len(figures)} figure files)" if figures else ""
+    print_lines(f"Results: {solution.run.path}{count_figures}", *following)
 
 
 def gives_back_nothing(results: Sequence[Mapping[str, Any]]) -> bool:
@@ -118,13 +109,10 @@ def _cut_notes(trace: Trace, chosen: bool) -> list[str]:
     return notes
 
 
-def _group(result: Mapping[str, Any]) -> tuple[object, ...]:
-    return result["trace"], result["world_size"]
-
-
 def _is_best(result: Mapping[str, Any], results: Iterable[Mapping[str, Any]]) -> bool:
     """The most given back, if anything is, among policies that can train and leave the batches random."""
-    rivals = [r for r in results if _group(r) == _group(result) and _counts(r) and _gains(r)]
+    line = itemgetter("trace", "world_size")
+    rivals = [r for r in results if line(r) == line(result) and _counts(r) and _gains(r)]
     return bool(rivals) and result is max(rivals, key=lambda r: r["speedup_vs_static"] or 0.0)
 
 
@@ -140,30 +128,35 @@ def _counts(result: Mapping[str, Any]) -> bool:
 
 
 def _trains(result: Mapping[str, Any]) -> bool:
-    policy, _ = plan_of(result["policy"])
-    return POLICIES[policy].in_train
+    return POLICIES[plan_of(result["policy"])[0]].in_train
 
 
-def _cells(result: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> list[str]:
-    local, spread, speedup = result["local_batch"], result["step_length_spread"], result["speedup_vs_static"]
-    about = ESTIMATE if cost_is_estimated(result) else ""
+def _speedup(result: Mapping[str, Any]) -> str:
+    speedup = result["speedup_vs_static"]
+    return "-" if speedup is None else f"{ESTIMATE if speedup_is_estimated(result) else ''}{speedup:.2f}x"
+
+
+def _samples(result: Mapping[str, Any]) -> str:
     violations = f" ({result['capacity_violations']:,} over capacity)" if result["capacity_violations"] else ""
-    return [
-        str(result["trace"]),
-        str(result["world_size"]),
-        f"{result['global_batch']:,}",
-        f"{result['policy']}{_window(result)}{' *' if _is_best(result, results) else ''}",
-        about + format_count(round(result["mean_max_cost"], 3)),
-        "-" if speedup is None else f"{ESTIMATE if speedup_is_estimated(result) else ''}{speedup:.2f}x",
-        format_count(round(result["mean_bound"], 3)),
-        f"{result['gap_to_bound']:.1%}",
-        f"{result['padding_ratio']:.2f}",
-        f"{local['min']}-{local['max']}{violations}",
-        "/".join(map(format_count, result["epoch_samples"].values())),
-        "-" if spread is None else f"{spread:.2f}",
-        f"{result['plan_ms']['p50']:.3g}",
-        {"both": "both", "maximum": "maximum", "none": "no"}[result["exact"]],
-    ]
+    return f"{result['local_batch']['min']}-{result['local_batch']['max']}{violations}"
+
+
+COLUMNS: Columns = {
+    "trace": "trace",
+    "G": "world_size",
+    "B": lambda row: f"{row['global_batch']:,}",
+    "policy": lambda row: f"{row['policy']}{_window(row)}{row['mark']}",
+    "max cost": lambda row: f"{ESTIMATE * cost_is_estimated(row)}{format_count(round(row['mean_max_cost'], 3))}",
+    "vs static": _speedup,
+    "bound": lambda row: format_count(round(row["mean_bound"], 3)),
+    "gap": lambda row: f"{row['gap_to_bound']:.1%}",
+    "padding": lambda row: f"{row['padding_ratio']:.2f}",
+    "samples/rank": _samples,
+    "lost/rep./cut": lambda row: "/".join(map(format_count, row["epoch_samples"].values())),
+    "spread": lambda row: "-" if row["step_length_spread"] is None else f"{row['step_length_spread']:.2f}",
+    "plan ms": lambda row: f"{row['plan_ms']['p50']:.3g}",
+    "exact": lambda row: "no" if row["exact"] == "none" else row["exact"],
+}
 
 
 def _greedy_notes(results: Sequence[Mapping[str, Any]]) -> list[str]:

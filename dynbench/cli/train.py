@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from dynbench.cli.next_command import next_command, setting_words
 from dynbench.cli.options import Settings, common_options, config_options, name_options
-from dynbench.cli.output import answered, print_json, print_line, print_table, show_warnings
+from dynbench.cli.output import print_for_script, print_line, print_lines, print_table, printed_json, show_warnings
 from dynbench.errors import RecordError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dynbench.engine.launching.run_launch import LaunchPlan
     from dynbench.experiment.training import TrainingResult
     from dynbench.runs.run import Run
-    from dynbench.runs.store import RunStore
+    from dynbench.runs.store import Naming, RunStore
 
 _SECTIONS = ("workload", "schedule", "sync", "compress", "train", "launch", "probe.run")
 
@@ -39,18 +39,17 @@ _SECTIONS = ("workload", "schedule", "sync", "compress", "train", "launch", "pro
 @common_options
 def command(
     settings: Settings,
-    name: str | None,
-    replace: bool,
     dry_run: bool,
     no_figures: bool,
     save_model: bool,
     tensorboard: bool,
     exposed: bool,
+    **naming: Unpack[Naming],
 ) -> None:
     """Train a model on several ranks and record where every step's time goes."""
     flags = {"train.save_model": save_model, "train.tensorboard": tensorboard, "train.exposed": exposed}
-    for key, asked in flags.items():
-        if asked:
+    for key, given in flags.items():
+        if given:
             settings = settings.with_flag(key, True)
     config, store = settings.config(paths=True), settings.store()
     if dry_run:
@@ -59,18 +58,16 @@ def command(
         if config.train.exposed:
             from dynbench.experiment.training import one_with_silent
 
-            (_, (silent, beside)), _ = one_with_silent(config, {"name": name, "replace": replace}, store)
+            (_, (silent, beside)), _ = one_with_silent(config, naming, store)
             plan_launch(silent, store, **beside)  # what cannot work of the one beside it
-        _show_plan(plan_launch(config, store, name=name, replace=replace, asked=config), settings)
+        _show_plan(plan_launch(config, store, asked=config, **naming), settings)
         return
 
-    from dynbench.cli.progress import progress_display
+    from dynbench.cli.console import progress_display
     from dynbench.experiment.training import run_training
 
     with progress_display(settings.shows_progress) as on_progress:
-        result = run_training(
-            config, store, name=name, replace=replace, on_progress=on_progress, figures=not no_figures
-        )
+        result = run_training(config, store, on_progress=on_progress, figures=not no_figures, **naming)
     if result is not None:
         _show_result(result, store, settings)
 
@@ -81,24 +78,21 @@ def _show_plan(plan: LaunchPlan, settings: Settings) -> None:
     show_warnings(plan.warnings)
     config = plan.resolved.config
     environment = [f"{key}={value}" for key, value in plan.environment.items()]
-    if settings.as_json:
-        facts = {
-            "dry_run": True,
-            "config": config.model_dump(mode="json"),
-            "decisions": plan.resolved.decisions,
-            "torchrun": list(plan.command),
-            "environment": plan.environment,
-            "run_path": plan.run_path,
-            "warnings": plan.warnings,
-        }
-        print_json({"schema_version": 1, "command": "train", **facts})
+    facts = {
+        "dry_run": True,
+        "config": config.model_dump(mode="json"),
+        "decisions": plan.resolved.decisions,
+        "torchrun": list(plan.command),
+        "environment": plan.environment,
+        "run_path": plan.run_path,
+        "warnings": plan.warnings,
+    }
+    if printed_json(settings, "train", facts):
         return
-    print_line(dump_config(config).rstrip())
-    for key, decision in plan.resolved.decisions.items():
-        print_line(f"# {key}: {decision['value']} ({decision['reason']})")
-    print_line("")
-    print_line(f"torchrun  {' '.join(environment)} {shlex.join(plan.command)}")
-    print_line(f"run       {plan.run_path}")
+    decided = (f"# {key}: {it['value']} ({it['reason']})" for key, it in plan.resolved.decisions.items())
+    print_lines(dump_config(config).rstrip(), *decided)
+    torchrun = f"torchrun  {' '.join(environment)} {shlex.join(plan.command)}"
+    print_lines("", torchrun, f"run       {plan.run_path}")
 
 
 SHARED = " Oversubscribed: there are more computing threads than cores, so that ranks wait for a core too."
@@ -109,22 +103,20 @@ def _show_result(result: TrainingResult, store: RunStore, settings: Settings) ->
     from dynbench.analysis.table_specs import metric_tables
     from dynbench.analysis.tables import LEGEND
 
-    run, summary = result.run, result.summary
-    record, figures = run.record(), [path for path in result.figures if path.suffix == ".png"]
-    shown = {"id": run.id, "name": record.name, "path": run.path, "status": record.status}
-    facts: dict[str, object] = {"run": shown, "summary": summary, "figures": figures}
-    silent = result.silent
+    run, summary, silent = result.run, result.summary, result.silent
+    figures = [path for path in result.figures if path.suffix == ".png"]
+    facts: dict[str, object] = {"run": run.reference, "summary": summary, "figures": figures}
     if silent is not None:
-        facts["silent"] = {"id": silent.run.id, "name": silent.run.record().name, "path": silent.run.path}
-    if answered(settings, "train", facts, str(run.path)):
+        facts["silent"] = {"id": silent.run.id, "name": silent.run.name, "path": silent.run.path}
+    if print_for_script(settings, "train", facts, str(run.path)):
         return
     if summary is not None:
         beside = {} if silent is None or silent.summary is None else {silent.run.label: silent.summary}
         for table in metric_tables({run.label: summary, **beside}, {}):
             print_table(table.columns, table.rows)
         print_line(f"\n{LEGEND}{_origin_note(run)}{SHARED if summary['oversubscribed'] else ''}\n")
-        for word, sentence in read_data(run.env(), run.config().workload.max_length).lines():
-            print_line(f"{word:<9}{sentence}")
+        about = read_data(run.env(), run.config().workload.max_length).lines()
+        print_lines(*(f"{word:<9}{sentence}" for word, sentence in about))
     print_line(f"run      {run.path}")
     if silent is not None:
         print_line(f"beside   {silent.run.path}  (without communication)")

@@ -11,7 +11,7 @@ import numpy as np
 
 from dynbench.engine.planning import find_run, load_probe
 from dynbench.errors import UsageError
-from dynbench.runs.json_text import load_json
+from dynbench.runs.atomic import load_json
 from dynbench.runs.phrase import Phrase
 from dynbench.runs.store import RunStore
 

@@ -10,7 +10,7 @@ from dynbench.config.digest import changed, flatten
 from dynbench.config.image_rules import has_lengths
 from dynbench.config.schema import Config
 from dynbench.errors import DataError, UsageError
-from dynbench.runs.lengths_file import read_lengths
+from dynbench.runs.row_writer import read_lengths
 from dynbench.runs.run import Run
 from dynbench.schedule.traces import Trace
 

@@ -26,8 +26,7 @@ from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Resolved
 from dynbench.engine.launching.torchrun import thread_environment
 from dynbench.errors import NothingFits, UsageError, WorkerFailed
-from dynbench.runs.cgroup import ROOT
-from dynbench.runs.provenance import memory_mb
+from dynbench.runs.provenance import ROOT, memory_mb
 from dynbench.signals import held_back
 from dynbench.units import BYTES_PER_MB, parse_bytes
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dynbench.runs.atomic import write_json
-from dynbench.runs.json_text import load_json
+from dynbench.runs.atomic import load_json, write_json
 from dynbench.runs.records import COLUMNS
 
 _log = logging.getLogger(__name__)
@@ -125,10 +124,7 @@ def write_columns(folder: Path, columns: Sequence[Column]) -> None:
     names = [*COLUMNS, *(column.name for column in columns)]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"columns declared twice: {', '.join(sorted(twice))}")
-    write_json(
-        folder / COLUMNS_FILE,
-        {"schema_version": COLUMNS_SCHEMA_VERSION, "columns": [asdict(column) for column in columns]},
-    )
+    write_json(folder / COLUMNS_FILE, {"schema_version": COLUMNS_SCHEMA_VERSION, "columns": columns})
 
 
 def read_columns(folder: Path) -> dict[str, Column]:

@@ -27,10 +27,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dynbench import __version__
 from dynbench.errors import RecordError, RunLookupError, UsageError
-from dynbench.runs.atomic import jsonable, replacing
+from dynbench.runs.atomic import MOST_DEPTH, jsonable, load_json, replacing
 from dynbench.runs.columns import COLUMNS_FILE
 from dynbench.runs.json_record import check_version
-from dynbench.runs.json_text import MOST_DEPTH, depth_of
 from dynbench.runs.names import check_spelling
 from dynbench.runs.probe_record import PROBE_FILE
 from dynbench.runs.run import Run
@@ -253,19 +252,17 @@ def _checked_run(path: Path, root: Path, run_id: str) -> Run:
 
 def _check_nesting(path: Path, record: Path, name: str) -> None:
     """Refuses records that would take all of the time or the stack to read: nested deeply, or YAML with aliases."""
-    depth = 0
     try:
-        text = record.read_text(encoding="utf-8")
         if record.suffix == ".json":
-            depth = depth_of(json.loads(text))
-        for event in yaml.parse(text) if record.suffix == ".yaml" else ():
+            load_json(record)
+            return
+        depth = 0
+        for event in yaml.parse(record.read_text(encoding="utf-8")):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MOST_DEPTH or isinstance(event, yaml.AliasEvent):
-                raise _refused(path, f"{name} is nested more than {MOST_DEPTH} levels deep, or refers to itself")
+                raise ValueError(f"nested more than {MOST_DEPTH} levels deep, or refers to itself")
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise _refused(path, f"{name} cannot be read ({type(error).__name__})") from error
-    if depth > MOST_DEPTH:
-        raise _refused(path, f"{name} is nested more than {MOST_DEPTH} levels deep")
+        raise _refused(path, f"{name} cannot be read ({str(error).partition(chr(10))[0]})") from error
 
 
 def _refused(path: Path, reason: str) -> RecordError:

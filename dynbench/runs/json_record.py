@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from dynbench.errors import RecordError
-from dynbench.runs.json_text import load_json
+from dynbench.runs.atomic import load_json
 
 T = TypeVar("T")
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)

@@ -11,15 +11,14 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from dynbench import __version__
 from dynbench.config.digest import config_digest
 from dynbench.config.schema import Config
 from dynbench.plugins.outside import digests
-from dynbench.runs.cgroup import ROOT, cpu_quota, memory_available_bytes, memory_limit_bytes
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run_record import host_name, now
 from dynbench.units import mb
@@ -32,6 +31,10 @@ FAMILIES = (
 )
 """With `VARIABLES`, the only environment variables recorded: those that change speed or results, by name or by how
 their names begin, none that hold a secret."""
+
+ROOT = Path("/")
+UNLIMITED_BYTES = 2**60
+"""v1 says "no limit" by a number near 2**63."""
 
 _SOURCE = Path(__file__).resolve().parent.parent
 _GIT_TIMEOUT_S = 5
@@ -221,6 +224,104 @@ def container() -> str | None:
         if variable in os.environ:
             return kind
     return None
+
+
+# Control groups -------------------------------------------------------------------------------------------------------
+#
+# What those of this process allow, cgroup v1 and v2: a container has less than its machine. A group's limits hold
+# together with those of all groups above it. Paths are those of the kernel's documentation, admin-guide/cgroup-v1 and
+# cgroup-v2. Inside a container without a cgroup namespace, a group's path is the host's and does not exist below the
+# mount; the mount itself is then the container's group.
+
+
+def memory_limit_bytes(root: Path = ROOT) -> int | None:
+    """The least memory limit over this process's groups, bytes; None where there is none.
+
+    Args:
+        root: where `/proc` and `/sys` are.
+    """
+    return min((limit for limit, _ in _memory(root)), default=None)
+
+
+def memory_available_bytes(root: Path = ROOT) -> int | None:
+    """What may still be taken within the limits, bytes; None where there is no limit.
+
+    The page cache that the kernel would give back first (inactive files) counts as free, as it does in `MemAvailable`.
+    """
+    return min((max(0, limit - used) for limit, used in _memory(root)), default=None)
+
+
+def memory_kills(root: Path = ROOT) -> int:
+    """Processes that the kernel has killed for memory since it began, of any group; 0 where it does not tell."""
+    lines = _text(root / "proc/vmstat").splitlines()
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == ["oom_kill"]), 0)
+
+
+def cpu_quota(root: Path = ROOT) -> float | None:
+    """Cores' worth of CPU time that this process's groups allow; None when there is no limit."""
+    limits = (
+        *(_text(group / "cpu.max").partition(" ")[::2] for group in _groups(root, "")),
+        *((_text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")) for group in _groups(root, "cpu")),
+    )
+    numbers = [(_whole(limit), _whole(period)) for limit, period in limits]
+    return min((limit / period for limit, period in numbers if limit and period), default=None)
+
+
+def tasks_limit(root: Path = ROOT) -> int | None:
+    """Processes and threads that the container may have; None for no limit."""
+    return _number(root / "sys/fs/cgroup/pids.max")
+
+
+def _memory(root: Path) -> Iterator[tuple[int, int]]:
+    """Limit and use of every group that has a limit."""
+    for group in _groups(root, ""):
+        limits = [limit for name in ("memory.max", "memory.high") if (limit := _number(group / name)) is not None]
+        if limits:
+            yield min(limits), _used(group, "memory.current", "inactive_file")
+    for group in _groups(root, "memory"):
+        limit = _number(group / "memory.limit_in_bytes")
+        if limit is not None and limit < UNLIMITED_BYTES:
+            yield limit, _used(group, "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _used(group: Path, name: str, cache: str) -> int:
+    lines = _text(group / "memory.stat").splitlines()
+    inactive = next((int(line.split()[1]) for line in lines if line.split()[:1] == [cache]), 0)
+    return max(0, (_number(group / name) or 0) - inactive)
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of this process's group under a v1 controller and of all groups above it; v2 for the empty name."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if controller not in controllers.split(","):
+            continue
+        mounts = root / "sys/fs/cgroup"
+        mount = next((mounts / name for name in _mount_names(controllers) if (mounts / name).is_dir()), mounts)
+        inner = PurePosixPath(path.lstrip("/"))
+        for part in [PurePosixPath()] if ".." in inner.parts else [inner, *inner.parents]:
+            yield mount / part
+
+
+def _mount_names(controllers: str) -> tuple[str, ...]:
+    return (controllers, *controllers.split(",")) if controllers else ("unified",)
+
+
+def _number(path: Path) -> int | None:
+    return _whole(_text(path))
+
+
+def _whole(text: str) -> int | None:
+    """The number from 0 on that a text is; None for any other, as `max` and -1 say that there is no limit."""
+    return int(text) if text.strip().isdecimal() else None
+
+
+def _text(path: Path) -> str:
+    """The file's text; empty where there is no such file or it may not be read."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
 
 
 FACTS: dict[str, Callable[[], object]] = {

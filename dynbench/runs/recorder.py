@@ -57,6 +57,8 @@ class Recording:
     """Whether its end is recorded here; False where another node's launcher does it."""
     warnings: list[str] = field(default_factory=list)
     """What the record is to say beside the warnings that it has, at whatever end."""
+    at_its_end: bool = False
+    """Whether its results are written when it ends, so that a signal before that leaves none."""
     ended_by: str | None = None
     """Where another arm of its launch ended it: what is to be said of that."""
 
@@ -131,8 +133,8 @@ def recorded(run: Run, *, at_its_end: bool = False) -> Iterator[Recording]:
         DynbenchError: what ended it, with the run's folder where it names no other; a signal is an `Interrupted`, a
             full disk a `StorageError`, and what is no error of the user's a `BugError` with that as its cause.
     """
-    recording = Recording(run)
-    with handled(terminate, where_unhandled=True), _told_if_lost(at_its_end), _bad_end_recorded(recording):
+    recording = Recording(run, at_its_end=at_its_end)
+    with handled(terminate, where_unhandled=True), _bad_end_recorded(recording):
         try:
             run.update(status=Status.RUNNING)
         except UsageError:  # another process has begun meanwhile, and records how it ends
@@ -144,22 +146,12 @@ def recorded(run: Run, *, at_its_end: bool = False) -> Iterator[Recording]:
 
 
 @contextmanager
-def _told_if_lost(at_its_end: bool) -> Iterator[None]:
-    try:
-        yield
-    except Interrupted as stopped:
-        if at_its_end:
-            stopped.hint = stopped.hint or "What it had found is not kept: started again, it begins anew."
-        raise
-
-
-@contextmanager
 def named(run: Run) -> Iterator[None]:
     """What ends the work inside, on a run that has ended, names its folder too."""
     try:
         yield
     except BaseException as error:
-        _raise_for(run, error)
+        _raise_for(run, error, told(error))
 
 
 @contextmanager
@@ -167,17 +159,19 @@ def _bad_end_recorded(recording: Recording) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        meaning = told(error)
+        if recording.at_its_end and isinstance(meaning, Interrupted):
+            meaning.hint = meaning.hint or "What it had found is not kept: started again, it begins anew."
         with handled(signal.SIG_IGN):
             try:
-                _record(recording, **_ending(told(error), recording))
+                _record(recording, **_ending(meaning, recording))
             except (OSError, RecordError) as unwritten:
                 _log.warning("%s: how it ended cannot be recorded: %s", recording.run.path, unwritten)
-        _raise_for(recording.run, error)
+        _raise_for(recording.run, error, meaning)
 
 
-def _raise_for(run: Run, error: BaseException) -> None:
+def _raise_for(run: Run, error: BaseException, meaning: DynbenchError) -> None:
     """Raise what an error means to the user, with the run's folder where it names no other."""
-    meaning = told(error)
     meaning.run_path = meaning.run_path or run.path
     if meaning is error:
         raise error

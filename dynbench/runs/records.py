@@ -99,3 +99,42 @@ def mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))
+
+
+PROFILE_SCHEMA_VERSION = 1
+COMMUNICATION, COMPUTE = "communication", "compute"
+"""Operations of a row that are none of the wire: all of these together, and what computes."""
+BY_ITSELF = "past the wire"
+"""Communication that no operation of the wire began."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
+    """An operation in a phase, per step."""
+
+    phase: str
+    """forward, backward (up to the gradients' meeting), optimizer, or other."""
+    operation: str
+    """Of the wire; `communication` for all of them, `past the wire` for what it did not begin, or `compute`."""
+    calls: float
+    """How often it was under way."""
+    ms: float
+    """Time in which it was, overlapping ones once."""
+    share: float
+    """Of the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankProfile:
+    """A rank's profiled steps."""
+
+    rank: int
+    """The rank."""
+    first_step: int
+    """The first one profiled."""
+    steps: int
+    """Their number."""
+    step_ms: float
+    """How long a step was, profiled."""
+    rows: list[ProfileRow]
+    """What its time went to."""

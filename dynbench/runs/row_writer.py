@@ -1,6 +1,6 @@
-"""A rank's rows and the times of its calls, as they are written.
+"""What stands beside a run's record in its `ranks` folder: rows, the times of calls, the lengths trained on.
 
-Rows say how long a step's calls took, these files when each was under way, so that waiting is told from transfer.
+Rows say how long a step's calls took, `calls` files when each was under way, so that waiting is told from transfer.
 """
 
 from __future__ import annotations
@@ -8,11 +8,21 @@ from __future__ import annotations
 import csv
 import io
 import os
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
+from dynbench.errors import RecordError
 from dynbench.runs.records import COLUMNS, StepRow
+
+if TYPE_CHECKING:
+    from dynbench.runs.run import Run
 
 MOST_CALLS = 500_000
 """Kept of a rank, about 30 MB; the steps after that have none."""
@@ -60,6 +70,12 @@ class LineFile:
             os.close(self._descriptor)
             self._descriptor = -1
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _append(self, data: bytes) -> None:
         view = memoryview(data)
         try:
@@ -70,7 +86,7 @@ class LineFile:
             raise
 
 
-class RowWriter:
+class RowWriter(LineFile):
     """Appends rows to the file of a rank.
 
     Args:
@@ -91,7 +107,7 @@ class RowWriter:
         self.columns = (*COLUMNS, *extra)
         self._extra = tuple(extra)
         self._also = also
-        self._file = LineFile(path, self.columns)
+        super().__init__(path, self.columns)
 
     def write(self, row: StepRow, extra: Mapping[str, object] | None = None) -> None:
         """Append one row.
@@ -105,18 +121,8 @@ class RowWriter:
             OSError: the disk is full.
         """
         values = extra or {}
-        self._file.append((*astuple(row), *(values[column] for column in self._extra)))
+        self.append((*astuple(row), *(values[column] for column in self._extra)))
         self._also(row, values)
-
-    def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        self._file.close()
-
-    def __enter__(self) -> RowWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _lines(rows: Iterable[Iterable[object]]) -> bytes:
@@ -147,7 +153,7 @@ class Call:
 CALL_COLUMNS = ("step", *(field.name for field in fields(Call)))
 
 
-class CallWriter:
+class CallWriter(LineFile):
     """Appends the calls of each step, as long as they are not too many.
 
     Args:
@@ -159,7 +165,7 @@ class CallWriter:
     """
 
     def __init__(self, path: Path, most: int = MOST_CALLS) -> None:
-        self._file = LineFile(path, CALL_COLUMNS)
+        super().__init__(path, CALL_COLUMNS)
         self._left = most
 
     def write(self, step: int, calls: Sequence[Call]) -> None:
@@ -170,14 +176,47 @@ class CallWriter:
         """
         self._left = self._left - len(calls) if len(calls) <= self._left else -1
         if calls and self._left >= 0:
-            self._file.append(*((step, *astuple(call)) for call in calls))
+            self.append(*((step, *astuple(call)) for call in calls))
 
-    def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        self._file.close()
 
-    def __enter__(self) -> CallWriter:
-        return self
+LENGTHS_FILE = "lengths.npz"
+"""Beside the rows of the ranks."""
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+
+@dataclass(frozen=True)
+class KeptLengths:
+    """What plans are made from.
+
+    Args:
+        lengths: tokens of every training sample, shape [N].
+        positions: longest padded sample that the model takes, tokens; None for any.
+    """
+
+    lengths: NDArray[np.int64]
+    positions: int | None
+
+
+def write_lengths(run: Run, lengths: NDArray[np.int64], positions: int | None) -> None:
+    """Keep the lengths of the training samples."""
+    np.savez_compressed(run.ranks_dir / LENGTHS_FILE, lengths=lengths, positions=np.int64(positions or 0))
+
+
+def read_lengths(run: Run) -> KeptLengths:
+    """The lengths that a run kept.
+
+    Raises:
+        RecordError: it kept none, or the file cannot be read.
+    """
+    path = run.ranks_dir / LENGTHS_FILE
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            lengths, positions = np.asarray(arrays["lengths"], dtype=np.int64), int(arrays["positions"])
+    except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        reason = "it ended before its data was known" if isinstance(error, FileNotFoundError) else str(error)
+        raise RecordError(
+            f"{path}: the lengths that {run.label} trained on cannot be read: {reason}",
+            "Its workload's own code knows them: dynbench solve --workload NAME.",
+        ) from None
+    if lengths.ndim != 1 or not len(lengths) or lengths.min() < 1:
+        raise RecordError(f"{path}: holds no lengths of at least one token", "Train again.")
+    return KeptLengths(lengths, positions or None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -11,13 +10,22 @@ from dynbench.config.layers import load_mapping, validate_config
 from dynbench.config.schema import Config
 from dynbench.errors import ConfigError, RecordError, UsageError
 from dynbench.plugins.outside import VARIABLE, digests
-from dynbench.runs.atomic import locked, release, reserve, write_json
+from dynbench.runs.atomic import is_special, locked, release, reserve, write_json
 from dynbench.runs.json_record import read_json
-from dynbench.runs.json_text import is_special
-from dynbench.runs.run_record import RunRecord, changed, host_name, is_gone, now, read_record, start_mark
+from dynbench.runs.run_record import RunRecord, changed, is_gone, now, read_record, this_process
 from dynbench.runs.status import Status, check_transition
 
 _LOCK = ".lock"
+
+
+class _Within:
+    """A path within a run folder, as an attribute of the run."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: Run, owner: type[Run]) -> Path:
+        return run.path / self._name
 
 
 @dataclass(frozen=True)
@@ -30,40 +38,25 @@ class Run:
 
     path: Path
 
+    record_file = _Within("run.json")
+    """`run.json`."""
+    config_file = _Within("config.yaml")
+    """`config.yaml`: resolved, every default written out."""
+    env_file = _Within("env.json")
+    """`env.json`: provenance."""
+    ranks_dir = _Within("ranks")
+    """Where the ranks write their rows."""
+    logs_dir = _Within("logs")
+    """Where the ranks' output goes."""
+    figures_dir = _Within("figures")
+    """Where figures go, each with the numbers drawn."""
+    profiler_dir = _Within("profiler")
+    """Traces of profiled steps, and what their time went to."""
+
     @property
     def id(self) -> str:
         """The run's id."""
         return self.path.name
-
-    @property
-    def record_file(self) -> Path:
-        """`run.json`."""
-        return self.path / "run.json"
-
-    @property
-    def config_file(self) -> Path:
-        """`config.yaml`: resolved, every default written out."""
-        return self.path / "config.yaml"
-
-    @property
-    def env_file(self) -> Path:
-        """`env.json`: provenance."""
-        return self.path / "env.json"
-
-    @property
-    def ranks_dir(self) -> Path:
-        """Where the ranks write their rows."""
-        return self.path / "ranks"
-
-    @property
-    def logs_dir(self) -> Path:
-        """Where the ranks' output goes."""
-        return self.path / "logs"
-
-    @property
-    def figures_dir(self) -> Path:
-        """Where figures go, each with the numbers drawn."""
-        return self.path / "figures"
 
     def rank_file(self, rank: int) -> Path:
         """The rows of one rank."""
@@ -76,11 +69,6 @@ class Run:
     def held_file(self, rank: int) -> Path:
         """What one rank held in its first step; the launcher puts it into `env.json`."""
         return self.ranks_dir / f"held_{rank}.json"
-
-    @property
-    def profiler_dir(self) -> Path:
-        """Traces of profiled steps, and what their time went to."""
-        return self.path / "profiler"
 
     def profile_file(self, rank: int) -> Path:
         """What the time of one rank's profiled steps went to."""
@@ -108,6 +96,12 @@ class Run:
     def status(self) -> Status:
         """The recorded status, or `lost` when the run is unfinished and its process is gone."""
         return current_status(self.record())
+
+    @property
+    def reference(self) -> dict[str, object]:
+        """How `--json` names it: id, name, path and status."""
+        record = self.record()
+        return {"id": self.id, "name": record.name, "path": self.path, "status": current_status(record)}
 
     def update(self, **changes: object) -> RunRecord:
         """Replace fields of the record, atomically; what another process changes meanwhile is kept.
@@ -179,9 +173,7 @@ class Run:
 def _following(status: Status) -> dict[str, object]:
     """The fields that change with a status."""
     if status is Status.RUNNING:
-        pid = os.getpid()
-        owner = {"host": host_name(), "pid": pid, "pid_start": start_mark(pid)}
-        return {"started": now(), "ended": None, "exit_code": None, "failure": None, **owner}
+        return {"started": now(), "ended": None, "exit_code": None, "failure": None, **this_process()}
     return {"ended": now()} if status.is_over else {}
 
 
@@ -206,7 +198,7 @@ def refuse_owned(record: RunRecord) -> None:
 
 
 def _is_ours(record: RunRecord) -> bool:
-    return (record.host, record.pid, record.pid_start) == (host_name(), os.getpid(), start_mark(os.getpid()))
+    return {"host": record.host, "pid": record.pid, "pid_start": record.pid_start} == this_process()
 
 
 def duration_s(record: RunRecord) -> float | None:

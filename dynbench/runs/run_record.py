@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, TypeAdapter
 
@@ -39,6 +39,12 @@ def start_mark(pid: int) -> str | None:
     if fields[0] in ("Z", "X"):
         return None
     return f"{_boot_id()}:{fields[19]}"
+
+
+def this_process() -> dict[str, Any]:
+    """`host`, `pid` and `pid_start` of a record that this process works on."""
+    pid = os.getpid()
+    return {"host": host_name(), "pid": pid, "pid_start": start_mark(pid)}
 
 
 def is_gone(host: str, pid: int, mark: str | None) -> bool:

@@ -17,11 +17,10 @@ from typing import TypedDict
 from dynbench import __version__
 from dynbench.errors import RecordError, RunLookupError, UsageError
 from dynbench.runs.atomic import locked, write_json
-from dynbench.runs.foreign import why_foreign
-from dynbench.runs.lookup import Entries, Runs, check_own_files, resolve_ref
+from dynbench.runs.lookup import Entries, Runs, check_own_files, resolve_ref, why_foreign
 from dynbench.runs.names import check_spelling, new_id
 from dynbench.runs.run import Run
-from dynbench.runs.run_record import RunRecord, host_name, now, start_mark
+from dynbench.runs.run_record import RunRecord, now, this_process
 from dynbench.runs.status import Status
 
 _LOCK = ".lock"
@@ -102,16 +101,13 @@ class RunStore:
     def _fill(self, run: Run, command: str, name: str | None, argv: list[str]) -> None:
         for folder in (run.ranks_dir, run.logs_dir):
             folder.mkdir()
-        pid = os.getpid()
         record = RunRecord(
             id=run.id,
             name=name,
             command=command,
             status=Status.CREATED,
             created=now(),
-            host=host_name(),
-            pid=pid,
-            pid_start=start_mark(pid),
+            **this_process(),
             version=__version__,
             argv=argv,
             group=self.group,

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity
 
 from dynbench.engine.rank.timers import WITHIN
 from dynbench.runs.atomic import write_json
-from dynbench.runs.profile_record import (
+from dynbench.runs.records import (
     BY_ITSELF,
     COMMUNICATION,
     COMPUTE,

@@ -22,8 +22,8 @@ from dynbench.engine.rank.exchange import gather_objects
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.runs.atomic import write_json
-from dynbench.runs.lengths_file import write_lengths
 from dynbench.runs.records import StepRow
+from dynbench.runs.row_writer import write_lengths
 from dynbench.runs.run import Run
 from dynbench.schedule.plan import IntArray
 from dynbench.units import mb

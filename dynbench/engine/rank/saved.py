@@ -20,7 +20,7 @@ from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.errors import DataError, RecordError, UsageError
 from dynbench.plugins import DATASETS, WORKLOADS, options_of
 from dynbench.plugins.datasets import FileOptions
-from dynbench.runs.json_text import load_json
+from dynbench.runs.atomic import load_json
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.sync.local import Local

@@ -21,7 +21,7 @@ from dynbench.config.schema import Analysis
 from dynbench.plugins import STRATEGIES
 from dynbench.runs.atomic import write_json
 from dynbench.runs.phrase import texts
-from dynbench.runs.profile_record import PROFILE_SCHEMA_VERSION, ProfileRow, RankProfile
+from dynbench.runs.records import PROFILE_SCHEMA_VERSION, ProfileRow, RankProfile
 from dynbench.runs.run import Run
 
 Make = Callable[..., Run]

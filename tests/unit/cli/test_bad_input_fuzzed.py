@@ -83,8 +83,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **_: Path(path).write_bytes(b"\x89PNG"))
         patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         patch.setattr("dynbench.cli.health.CHECKS", {})
-        patch.setattr("dynbench.cli.tensorboard.serve", lambda *_: "http://localhost")
-        patch.setattr("dynbench.cli.tensorboard.wait_for_ctrl_c", lambda: None)
+        patch.setattr("dynbench.cli.trained.serve", lambda *_: "http://localhost")
+        patch.setattr("dynbench.cli.trained.wait_for_ctrl_c", lambda: None)
         yield folder
 
 

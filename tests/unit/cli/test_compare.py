@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from dynbench.cli.console import compare_display
 from dynbench.cli.main import main
-from dynbench.cli.progress import compare_display
 from dynbench.config.schema import Config
 from dynbench.errors import UsageError
 from dynbench.experiment import launches, preflight

@@ -71,7 +71,7 @@ def test_what_the_system_denies_a_check_ends_no_other(
 
 def test_results_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    finding = health.results_folder(Settings(results=tmp_path / "file"))
+    finding = health.guarded(lambda: health.results_folder(Settings(results=tmp_path / "file")))
     assert not finding.ok
     assert "--results" in finding.hint
 
@@ -142,7 +142,7 @@ def test_driver_and_build_are_named_where_they_do_not_fit(
         return driver
 
     monkeypatch.setattr(provenance, "nvidia_driver", known)
-    found = health._without_gpus(build, cuda, listed)
+    found = health.without_gpus(build, cuda, listed)
     assert said in found.seen
     assert found.ok == (driver is None and not listed)
     assert found.ok or ("TORCH_INDEX=" in found.hint and "13.x from driver 580" in found.hint)

@@ -15,8 +15,7 @@ from dynbench.runs import provenance
 Output = pytest.CaptureFixture[str]
 RECIPE = """\
 # Goal: a test.
-# Time: a minute on 2 cores,
-#   or two.
+# Time: a minute on 2 cores.
 # Expect: nothing.
 description: two arms
 settings:
@@ -67,11 +66,10 @@ def failing(found: dict[str, dict[str, object]]) -> list[str]:
 def test_one_that_can_begin(capsys: Output, here: Path) -> None:
     found = checks(capsys)
     assert failing(found) == []
-    assert list(found) == ["recipe", "files", "layout", "weights", "packages", "ranks", "start", "time"]
+    assert list(found) == ["recipe", "files", "layout", "weights", "packages", "ranks", "start"]
     assert found["recipe"]["seen"] == "own.yaml: 1 comparison, 2 arms, 2 launches of each"
     assert found["ranks"]["seen"] == "2 ranks on cpu"
     assert found["start"]["seen"] == "can begin; asks: schedule"
-    assert found["time"]["seen"] == "the recipe says: a minute on 2 cores, or two."
     assert not (here / "results").exists()
 
 
@@ -153,7 +151,7 @@ def test_weights_and_data_that_only_the_hub_has(capsys: Output, monkeypatch: pyt
 @pytest.mark.parametrize("model", ["m" * 300, "~nobody-of-this-name/model"])
 def test_weights_that_cannot_be_looked_at_end_no_other_check(capsys: Output, model: str) -> None:
     found = checks(capsys, f"dataset: embedded, weights: pretrained, model: {model}")
-    assert {"files", "weights"} <= set(failing(found)) and list(found)[-1] == "time"
+    assert {"files", "weights"} <= set(failing(found)) and list(found)[-1] == "start"
 
 
 def test_a_recipe_with_mistakes_says_them_all(capsys: Output) -> None:

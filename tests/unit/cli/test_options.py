@@ -8,8 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from dynbench.cli import options
-from dynbench.cli.flags import FLAGS
-from dynbench.cli.options import Settings, common_options, config_options, name_options
+from dynbench.cli.options import FLAGS, Settings, common_options, config_options, name_options
 from dynbench.config import describe
 from dynbench.errors import ConfigError
 

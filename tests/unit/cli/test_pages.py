@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from pathlib import Path
 
 import click
 import pytest
 from pages import GUIDES, PAGES, READMES, ROOT, commands, read
 
-from dynbench.cli.main import COMMANDS, group
+from dynbench.cli.main import COMMANDS, group, load_command
 
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([\w-]*))?\)")
 
@@ -71,7 +70,7 @@ def test_a_readme_fits_and_maps_every_guide(readme: str) -> None:
 def test_shared_options_are_those_of_the_commands_named() -> None:
     text = read("dynbench/guides/files.md").partition("## What commands print")[2]
     everyone, _, some = text.partition("`-c`")[0].rpartition("`--json`")[2].partition(";")
-    takes = {name: [options(each) for each in leaves(import_module(COMMANDS[name][0]).command)] for name in COMMANDS}
+    takes = {name: [options(each) for each in leaves(load_command(name))] for name in COMMANDS}
 
     assert set(re.findall(r"`(\w+)`", some)) == {name for name, each in takes.items() if {"-c", "--set"} <= each[0]}
     for option in ("--json", *re.findall(r"`(-[\w-]+)`", everyone)):

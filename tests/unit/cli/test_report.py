@@ -105,7 +105,7 @@ def test_a_folder_that_cannot_be_written_is_named(
     def refuse(path: Path, *_: object) -> None:
         raise OSError(30, "Read-only file system", str(path))
 
-    monkeypatch.setattr("dynbench.experiment.reporting.write_text", refuse)
+    monkeypatch.setattr("dynbench.runs.atomic.write_text", refuse)
     assert main(["report", "--results", str(results)]) == 2
 
     assert "report.en.md: cannot be written: Read-only file system" in capsys.readouterr().err

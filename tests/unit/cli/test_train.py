@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dynbench.cli.console import describe, progress_display
 from dynbench.cli.main import main
-from dynbench.cli.progress import describe, progress_display
 from dynbench.cli.train import analysis_command
 from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recipe_files import load_cells
 
-from dynbench.cli.flags import FLAGS
+from dynbench.cli.options import FLAGS
 from dynbench.config.describe import all_keys
 from dynbench.config.layers import load_config
 from dynbench.config.recipe_file import recipe_yaml, sweep_document, written_recipe

@@ -26,7 +26,7 @@ from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.plugins import POLICIES, WORKLOADS
 from dynbench.probe.trial import TrialStep
-from dynbench.runs.lengths_file import LENGTHS_FILE
+from dynbench.runs.row_writer import LENGTHS_FILE
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.planner import Planner

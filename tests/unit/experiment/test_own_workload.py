@@ -24,9 +24,8 @@ from dynbench.experiment.trace_sources import dataset_trace, run_trace, trained_
 from dynbench.plugins import WORKLOADS
 from dynbench.report import LANGUAGES
 from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.lengths_file import LENGTHS_FILE, write_lengths
 from dynbench.runs.records import StepRow, work_hash
-from dynbench.runs.row_writer import RowWriter
+from dynbench.runs.row_writer import LENGTHS_FILE, RowWriter, write_lengths
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore

@@ -278,8 +278,8 @@ def test_a_class_stands_in_the_file_that_registers_it(tmp_path: Path, first: str
     (tmp_path / "mine.py").write_text(TOGETHER, encoding="utf-8")
     code = f"""
 {first}
-from dynbench.cli.plugins import command
-command(["--json"], standalone_mode=False)
+from dynbench.cli.plugins import plugins
+plugins(["--json"], standalone_mode=False)
 from dynbench.plugins import KINDS, STRATEGIES
 assert all(registry["mine"].load() for _, registry in KINDS.values() if registry.key)
 assert STRATEGIES["mine"].load()(None, object()).settings.name == "ddp"

@@ -13,7 +13,7 @@ from dynbench.cli.main import main
 from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
 from dynbench.errors import RecordError
-from dynbench.runs.json_text import load_json
+from dynbench.runs.atomic import load_json
 from dynbench.runs.lookup import check_own_files
 from dynbench.runs.names import is_part
 from dynbench.runs.run import Run

@@ -16,7 +16,7 @@ import pytest
 from dynbench.errors import RunLookupError, UsageError
 from dynbench.runs import run as run_module
 from dynbench.runs import store as store_module
-from dynbench.runs.foreign import strangers
+from dynbench.runs.lookup import strangers
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import RunRecord
 from dynbench.runs.status import Status

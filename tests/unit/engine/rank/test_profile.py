@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from dynbench.engine.rank.profile import profiled_steps, table_of
-from dynbench.runs.profile_record import ProfileRow
+from dynbench.runs.records import ProfileRow
 
 
 def event(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dynbench.errors import RecordError
-from dynbench.runs.lengths_file import LENGTHS_FILE, read_lengths, write_lengths
+from dynbench.runs.row_writer import LENGTHS_FILE, read_lengths, write_lengths
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 

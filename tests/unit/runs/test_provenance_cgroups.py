@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from dynbench.probe.children import RESERVE, default_cpu_limit_bytes
-from dynbench.runs.cgroup import cpu_quota, memory_available_bytes, memory_kills, memory_limit_bytes
-from dynbench.runs.provenance import memory_mb
+from dynbench.runs.provenance import cpu_quota, memory_available_bytes, memory_kills, memory_limit_bytes, memory_mb
 
 MB = 1_000_000
 V2, V1 = "sys/fs/cgroup", "sys/fs/cgroup/memory"

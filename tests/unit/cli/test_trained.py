@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from dynbench.cli import tensorboard as module
+from dynbench.cli import trained as module
 from dynbench.cli.main import main
 from dynbench.engine.rank import scalars
 from dynbench.errors import Terminated
