@@ -31,10 +31,10 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.sandbox import SandboxedEnvironment
 
-from dynbench.analysis.tables import format_interval, format_ratio, format_value
 from dynbench.config.yaml_strict import Mapping as YamlMapping
 from dynbench.config.yaml_strict import parse_yaml
 from dynbench.errors import UsageError, did_you_mean
+from dynbench.table_text import format_interval, format_ratio, format_value
 from dynbench.units import mb, mib
 
 LANGUAGES = ("en", "zh")

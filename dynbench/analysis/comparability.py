@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from dynbench.analysis.merge import MergedRun
-from dynbench.analysis.questions import DEFAULT
-from dynbench.analysis.questions.base import ALWAYS, Differences, Question, with_ranks, with_samples, within
-from dynbench.analysis.questions.levers import QUESTION as LEVERS
-from dynbench.analysis.questions.scaling import DEVICES
-from dynbench.analysis.run_facts import section
+from dynbench.analysis.question import ALWAYS, DEVICES, Differences, Question, with_ranks, with_samples, within
+from dynbench.analysis.questions import DEFAULT, LEVERS
+from dynbench.analysis.run_facts import device_names, fact, section
 from dynbench.config.digest import NOT_IDENTITY
 from dynbench.config.digest import differences as config_differences
 from dynbench.config.ranks import Ranks
@@ -158,23 +156,6 @@ def describe(differences: Differences) -> Phrase:
         ", ",
         (Phrase.of("difference", key=key, first=_word(a), second=_word(b)) for key, (a, b) in differences.items()),
     )
-
-
-def fact(env: Mapping[str, object], key: str) -> object:
-    """The value at a dotted path of env.json, None where it is unknown."""
-    value: object = env
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
-
-
-def device_names(env: Mapping[str, object], first: int = 0) -> tuple[str, ...] | None:
-    """Names of the accelerators of ranks from `first` on, in order; None where there are none or they are unknown."""
-    devices = fact(env, "devices.ranks")
-    if not isinstance(devices, list):
-        return None
-    names = [device.get("name") for device in devices[first:] if isinstance(device, Mapping)]
-    return tuple(str(name) for name in names) if any(names) else None
 
 
 def _word(value: object) -> str:

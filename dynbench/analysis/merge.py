@@ -49,8 +49,8 @@ class MergedRun:
         run: where it comes from.
         facts: its configuration, environment and status.
         steps: one row per complete step in order of step, warm-up included, of the workers' rows alone; columns are in
-            `steps.step_table`, and `block` of `blocks.number_blocks`.
-        blocks: one row per contiguous block of measured steps, with its time; columns are in `blocks.block_times`.
+            `steps.step_table`, and `block` of `steps.number_blocks`.
+        blocks: one row per contiguous block of measured steps, with its time; columns are in `steps.block_times`.
         rows: rows of all ranks that could be read, warm-up included.
         ranks: ranks whose file can be used.
         missing_ranks: ranks that were launched and have no usable row.
@@ -58,7 +58,8 @@ class MergedRun:
         torn_lines: lines of rank files that were dropped.
         notes: what was wrong with which file.
         evaluations: step, loss, accuracy or perplexity, samples of every evaluation, in order of step.
-        calls: when the collectives of every rank were under way, see `calls.read_calls`; None where that was not kept.
+        calls: when the collectives of every rank were under way, see `rank_files.read_calls`; None where that was not
+            kept.
         ideal_ms: what the work of its measured steps takes at least, as arms of the same work show (`recovery`);
             None where no arms are compared, nan where they do not share the work.
     """

@@ -23,9 +23,9 @@ import numpy as np
 import polars as pl
 
 from dynbench.analysis.arms import Arm
-from dynbench.analysis.compute_fit import FloatArray
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.stats import CONSISTENCY, theil_sen
+from dynbench.analysis.waste import FloatArray
 from dynbench.units import Unit
 
 MOST_STEPS = 500

@@ -217,13 +217,13 @@ class Operation(TypedDict):
     """all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, send or receive."""
     calls: float
     """How often."""
-    ms: Annotated[float, Unit("ms")]
+    ms: float
     """Sum over calls of the time each was under way."""
     wait_ms: float | None
     """Of that, until the last rank had called; null where that of some rank is not known."""
     transfer_ms: float | None
     """The rest of that time."""
-    bytes: Annotated[float, Unit("bytes")]
+    bytes: float
     """Sent, by the formula."""
     gb_per_s: Annotated[float | None, Unit("GB/s")]
     """Sent over the time of the transfer; null of receives."""

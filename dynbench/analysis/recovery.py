@@ -10,11 +10,11 @@ from statistics import fmean
 import numpy as np
 
 from dynbench.analysis.arms import Arm, Pair, pair_launches
-from dynbench.analysis.compute_fit import compute_rows, fit_compute, relative_speeds
 from dynbench.analysis.levels import comparison_level
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.record import Level
+from dynbench.analysis.waste import compute_rows, fit_compute, relative_speeds
 from dynbench.runs.phrase import Phrase
 
 FIT_ERROR = 0.05

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from dynbench.analysis.arms import Arm, pair_launches
-from dynbench.analysis.crowding import oversubscribed
+from dynbench.analysis.arms import Arm, pair_launches, seconds_per_unit, speedup_of
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.metrics import means
-from dynbench.analysis.questions.base import Unit
+from dynbench.analysis.question import Unit
 from dynbench.analysis.record import Kind, ScalingRecord
-from dynbench.analysis.speedup import seconds_per_unit, speedup_of
+from dynbench.analysis.run_facts import oversubscribed
 from dynbench.analysis.stats import Ratio
 from dynbench.units import mb
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dynbench.analysis.questions.base import within
+from dynbench.analysis.question import within
 from dynbench.config.digest import differences
 from dynbench.config.image_rules import ahead
 from dynbench.config.launches import Launches, odd_number

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from dynbench.analysis.bottlenecks import Bottleneck, bottlenecks
 from dynbench.analysis.buckets import (
     EXPLAINS,
     BucketFit,
@@ -20,9 +19,9 @@ from dynbench.analysis.buckets import (
     nearest,
     sizes_differ,
 )
-from dynbench.analysis.measure import lookup
+from dynbench.analysis.measure import Launches, lookup
 from dynbench.analysis.metrics import workers_of
-from dynbench.analysis.tables import Launches
+from dynbench.analysis.profile import Bottleneck, bottlenecks
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.subject import Subject, mean_of, whole
 from dynbench.units import mb

@@ -9,14 +9,13 @@ from typing import TypeVar, cast
 
 from pydantic import BaseModel
 
-from dynbench.analysis.questions.base import Question
+from dynbench.analysis.question import Question
 from dynbench.analysis.record import ComparisonRecord
-from dynbench.analysis.tables import format_interval, format_ratio
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.subject import Subject
 from dynbench.report import NBSP, number, percent
 from dynbench.runs.phrase import Phrase
-from dynbench.table_text import printable
+from dynbench.table_text import format_interval, format_ratio, printable
 
 __all__ = [
     "NBSP",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dynbench.analysis.crowding import MARK
 from dynbench.analysis.finding import Finding
-from dynbench.analysis.questions.base import TOKENS
+from dynbench.analysis.question import TOKENS
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.recovery import Recovery
+from dynbench.analysis.run_facts import MARK
 from dynbench.experiment.report_formats import NBSP
 from dynbench.experiment.subject import Json, Subject
 from dynbench.report import Template, TemplateError

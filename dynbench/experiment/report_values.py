@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dynbench import __version__
+from dynbench.analysis.comparison_tables import families
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.metrics import workers_of
-from dynbench.analysis.ranking import families
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis

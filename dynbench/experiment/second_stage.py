@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dynbench.analysis.arms import named_arms, pair_launches
+from dynbench.analysis.arms import log_ratios, named_arms, pair_launches
 from dynbench.analysis.comparability import all_differences
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.questions import find_question
-from dynbench.analysis.speedup import log_ratios
-from dynbench.analysis.two_stage import Plan, plan_launches
+from dynbench.analysis.stats import Plan, plan_launches
 from dynbench.config.launches import MOST_LAUNCHES, Launches
 from dynbench.config.recipes import Recipe
 from dynbench.experiment.state import CompareState

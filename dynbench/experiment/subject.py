@@ -10,11 +10,9 @@ from pathlib import Path
 
 from dynbench.analysis.figures.plans import CELLS_FILE
 from dynbench.analysis.finding import Finding
-from dynbench.analysis.kept import RUNS_FILE, keep_probe, named_probes
-from dynbench.analysis.measure import lookup
-from dynbench.analysis.metrics import mean
+from dynbench.analysis.measure import mean_over
+from dynbench.analysis.question import Question
 from dynbench.analysis.questions import DEFAULT, question_named
-from dynbench.analysis.questions.base import Question
 from dynbench.analysis.record import (
     COMPARISON_FILE,
     ComparisonRecord,
@@ -23,6 +21,7 @@ from dynbench.analysis.record import (
     ScalingRecord,
     read_analysis,
 )
+from dynbench.analysis.selection import RUNS_FILE, keep_probe, named_probes
 from dynbench.analysis.summary import CHECKS_FILE, read_checks, summarise
 from dynbench.config.digest import flatten
 from dynbench.errors import RecordError, RunLookupError
@@ -143,8 +142,7 @@ def mean_of(members: Sequence[Member], key: str) -> float | None:
 
     Where every run is partial, over those.
     """
-    values = [value for member in whole(members) if (value := lookup(member.summary, key)) is not None]
-    return mean(key, values) if values else None
+    return mean_over([member.summary for member in whole(members)], key, of_known=True)
 
 
 def whole(members: Sequence[Member]) -> Sequence[Member]:

@@ -8,17 +8,16 @@ from statistics import fmean
 import numpy as np
 import polars as pl
 
+from dynbench.analysis.arms import seconds_per_unit
 from dynbench.analysis.communication import compression_of, timed_ms
+from dynbench.analysis.evaluations import reached
 from dynbench.analysis.figures.charts import Bars, Panel, Part, bar_figure, draw_marks, plain_ticks, wide
 from dynbench.analysis.figures.steps import over_steps
 from dynbench.analysis.figures.style import COLORS, FAINT_INK, Drawing, new_figure, smoothing_window
 from dynbench.analysis.figures.views import Arms, ArmView, arm_figure, arm_looks, caption, over_launches
-from dynbench.analysis.link_model import SPEEDS_GBPS, predicted_ms
-from dynbench.analysis.links import faster_gbps
+from dynbench.analysis.links import SPEEDS_GBPS, faster_gbps, predicted_ms
 from dynbench.analysis.measures import communication_of
 from dynbench.analysis.merge import PARQUET, MergedRun
-from dynbench.analysis.speedup import seconds_per_unit
-from dynbench.analysis.targets import reached
 from dynbench.units import mb
 
 PARTS = (

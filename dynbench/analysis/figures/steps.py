@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dynbench.analysis.epochs import epochs_of
+from dynbench.analysis.evaluations import epochs_of
 from dynbench.analysis.figures.charts import PHASES, Bars, Panel, bar_figure, handles
 from dynbench.analysis.figures.style import FAINT_INK, INK, Drawing, digits, smooth, smoothing_window
 from dynbench.analysis.figures.views import Arms, ArmView, arm_figure, arm_looks, caption

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dynbench.analysis.arms import seconds_per_unit, unit_of
 from dynbench.analysis.buckets import EXPLAINS, bears_out, bucket_point, fit_buckets, size_of, sizes_differ
-from dynbench.analysis.crowding import oversubscribed
 from dynbench.analysis.figures.charts import (
     DASHES,
     Bars,
@@ -31,8 +31,8 @@ from dynbench.analysis.measure import lookup
 from dynbench.analysis.measures import communication_of
 from dynbench.analysis.memory import memory_parts
 from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.run_facts import oversubscribed
 from dynbench.analysis.scaling import reference_of
-from dynbench.analysis.speedup import seconds_per_unit, unit_of
 from dynbench.config.digest import flatten
 from dynbench.units import mib
 

@@ -11,10 +11,10 @@ from typing import Any
 import polars as pl
 import polars.selectors as cs
 
-from dynbench.analysis.crowding import MARK, oversubscribed
 from dynbench.analysis.figures.charts import Look, Panel, line_figure, looks
 from dynbench.analysis.figures.style import PALETTE, Drawing
 from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.run_facts import MARK, oversubscribed
 
 FASTEST = 4
 """Arms that are coloured beside the baseline where there are more arms than colours."""

@@ -11,11 +11,11 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 
+from dynbench.analysis.arms import unit_of
 from dynbench.analysis.figures.charts import Part
 from dynbench.analysis.figures.style import COLORS, FAINT_INK, Drawing, new_figure
 from dynbench.analysis.figures.views import Arms, ArmView, caption
 from dynbench.analysis.merge import MergedRun
-from dynbench.analysis.speedup import unit_of
 from dynbench.analysis.steps import CODING
 from dynbench.analysis.waste import PARTS, ms_per_kilotoken, waste_of
 

@@ -13,12 +13,12 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 import dynbench.analysis.figures as registry
+from dynbench.analysis.arms import seconds_per_unit
 from dynbench.analysis.figures import FIGURES, draw_figures, style, timeline
 from dynbench.analysis.figures.charts import GREY, Panel, line_figure, looks
 from dynbench.analysis.figures.timeline import typical_step
 from dynbench.analysis.figures.views import ArmView, caption
 from dynbench.analysis.merge import PARQUET, merge_run
-from dynbench.analysis.speedup import seconds_per_unit
 
 
 @pytest.fixture
