@@ -37,7 +37,7 @@ from dynbench.runs.store import RunStore, results_option
 
 Progress = Callable[[str], None]
 
-SUMMARY_FILES = ("summary.json", "summary.csv", "summary.md", RESULTS_FILE, PROFILE_CSV)
+_SUMMARY_FILES = ("summary.json", "summary.csv", "summary.md", RESULTS_FILE, PROFILE_CSV)
 
 
 @dataclass(frozen=True)
@@ -241,4 +241,4 @@ def _overall_files(entry: Run, runs: Sequence[Run]) -> list[Path]:
 
 
 def _derived_files(run: Run) -> list[Path]:
-    return [path for name in (PARQUET, CSV, *SUMMARY_FILES) if (path := run.path / name).is_file()]
+    return [path for name in (PARQUET, CSV, *_SUMMARY_FILES) if (path := run.path / name).is_file()]

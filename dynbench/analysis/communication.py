@@ -26,12 +26,12 @@ GRADIENT_BYTES = ("gradient_bytes_raw", "gradient_bytes_wire")
 HEADER_BYTES = 580
 """What gloo sends to each other rank for a collective beside its data, at most: 577 were counted of an all-reduce on
 two and four ranks, up to 289 of an all-gather, 145 of the others."""
-UNCOUNTED_CALLS = 2
+_UNCOUNTED_CALLS = 2
 """Collectives of a step beside the strategy's, at most: of what the samples weigh, and of gradients that overflow."""
 OF_EVERY_RUN = frozenset(column.name for column in COMM_COLUMNS)
 
 
-def compression_ratios(merged: MergedRun) -> tuple[float | None, float | None]:
+def _compression_ratios(merged: MergedRun) -> tuple[float | None, float | None]:
     """What would have been sent over what was, in steps that compress: of gradients, and of all traffic.
 
     The former is None where a strategy averages no gradients.
@@ -87,7 +87,7 @@ def sent_bytes(merged: MergedRun) -> Sent:
     wire, sent, calls = (total(both, name) or 0.0 for name in ("bytes_wire", "bytes_sent", "collectives"))
     if not wire:
         return Sent(reason=Phrase.of("bytes.none"))
-    headers = HEADER_BYTES * (merged.workers - 1) * (calls + UNCOUNTED_CALLS * both.height)
+    headers = HEADER_BYTES * (merged.workers - 1) * (calls + _UNCOUNTED_CALLS * both.height)
     return Sent(ratio=sent / wire, headers=headers / wire)
 
 
@@ -158,14 +158,14 @@ class Communication:
     gradient_bytes_wire: Mean = _per_rank("gradient_bytes_wire", unit="bytes")
     """What was sent of them."""
     compression_ratio: float | None = measure(
-        lambda at: compression_ratios(at.run)[0],
+        lambda at: _compression_ratios(at.run)[0],
         shown(COMMUNICATION, "compression", "compression, of the exchange of gradients", better="more"),
         needs="gradient_bytes_wire",
     )
     """Of the exchange of gradients, what would have been sent as they are over what was, without steps that are not
     compressed (`compress.start_step`); null where a strategy averages none."""
     traffic_compression_ratio: float | None = measure(
-        lambda at: compression_ratios(at.run)[1],
+        lambda at: _compression_ratios(at.run)[1],
         shown(COMMUNICATION, "of all traffic", "compression, of all traffic", better="more"),
         needs="gradient_bytes_wire",
     )

@@ -20,7 +20,7 @@ NOT_IDENTITY_OF_ARM = (*NOT_IDENTITY, "analysis")
 ENVIRONMENT = ("dynbench", "python", "cpu_model", "packages.torch", "packages.transformers", "packages.numpy")
 """Facts of env.json that must agree, where both runs know them."""
 
-NOT_COMPARED = (
+_NOT_COMPARED = (
     "collected",
     "seed",
     "config_digest",
@@ -84,14 +84,14 @@ def launch_differences(runs: Sequence[Config]) -> Differences:
 
 
 def environment_differences(a: MergedRun, b: MergedRun, question: Question = DEFAULT) -> Differences:
-    """Facts of env.json that differ and could move a number, `NOT_COMPARED` left out.
+    """Facts of env.json that differ and could move a number, `_NOT_COMPARED` left out.
 
     A fact that only one run has differs too, as a variable that only one had set. Of the data of runs of different
     seeds the fingerprint alone is compared, and that only where no other samples follow from another seed. What was
     decided may differ where the arms may.
     """
     left, right = dict(_leaves(a.facts.env)), dict(_leaves(b.facts.env))
-    left_out = NOT_COMPARED if a.facts.seed == b.facts.seed else (*NOT_COMPARED, "data")
+    left_out = _NOT_COMPARED if a.facts.seed == b.facts.seed else (*_NOT_COMPARED, "data")
     may_differ = (*ALWAYS, *LEVERS.asks, *question.asks, *question.follows)
     found = {
         f"env.{key}": (left.get(key), right.get(key))

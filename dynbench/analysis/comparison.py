@@ -265,7 +265,7 @@ def compare_candidates(terms: Terms) -> list[Comparison]:
         NotComparable: as `terms_of`, or keys differ that may not, or no whole launches are left to pair.
     """
     baseline, *candidates = terms.arms
-    return judged_together(terms, [compare_two(terms, baseline, arm) for arm in candidates])
+    return judged_together(terms, [_compare_two(terms, baseline, arm) for arm in candidates])
 
 
 def judged_together(terms: Terms, comparisons: Sequence[Comparison]) -> list[Comparison]:
@@ -282,7 +282,7 @@ def judged_together(terms: Terms, comparisons: Sequence[Comparison]) -> list[Com
     return [replace(item, joint=together.get(index)) for index, item in enumerate(comparisons)]
 
 
-def compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
+def _compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
     """Compares two of the arms by themselves.
 
     Raises:
@@ -378,7 +378,7 @@ def compare_pairs(terms: Terms, comparisons: Sequence[Comparison]) -> list[Compa
     """
     forced = replace(terms, force=True)
     others = [
-        compare_two(forced, one, other)
+        _compare_two(forced, one, other)
         for index, one in enumerate(terms.arms[1:], start=1)
         for other in terms.arms[index + 1 :]
         if pair_launches(one, other, partial=True).pairs

@@ -38,7 +38,7 @@ FloatArray = NDArray[np.float64]
 Basis = Literal["arms", "own"]
 """Whose spread a test rests on: one of each arm, or that of the pair's own log ratios."""
 
-FEWEST_ARMS = 4
+_FEWEST_ARMS = 4
 """Arms below which residuals do not tell one arm's spread from another's."""
 
 
@@ -140,7 +140,7 @@ def arm_spreads(arms: Sequence[Arm], unit: Unit, first: int | None = None) -> Ar
         first: launches of the first stage, whose spread is kept; None is all.
     """
     table = launch_table(arms, unit)[:first]
-    if len(arms) < FEWEST_ARMS or len(table) < 2:
+    if len(arms) < _FEWEST_ARMS or len(table) < 2:
         return ArmSpreads({}, 0)
     labels = [arm.label for arm in arms]
     return ArmSpreads(dict(zip(labels, arm_variances(table).tolist(), strict=True)), len(table) - 1)

@@ -41,7 +41,7 @@ def faster_gbps(arm: Summaries, baseline: Summaries) -> list[Span] | None:
         least = mean_ms(others, ms_per_byte)
         return least - mean_ms(steps, ms_per_byte) - LEAST * least
 
-    end = ms_per_byte_of(SLOWEST_GBPS)
+    end = _ms_per_byte_of(SLOWEST_GBPS)
     bends = (each.hidden_ms / each.sent for each in (*steps, *others) if each.sent)
     edges = sorted({0.0, end, *(bend for bend in bends if bend < end)})
     edges = sorted({*edges, *_crossings(ahead, edges)})
@@ -49,7 +49,7 @@ def faster_gbps(arm: Summaries, baseline: Summaries) -> list[Span] | None:
     for low, high in pairwise(edges):
         if ahead((low + high) / 2) <= 0:
             continue
-        slowest, fastest = 0.0 if high == end else gbps_of(high), gbps_of(low) if low else None
+        slowest, fastest = 0.0 if high == end else _gbps_of(high), _gbps_of(low) if low else None
         if spans and spans[-1][0] == fastest:
             spans[-1] = (slowest, spans[-1][1])
         else:
@@ -133,7 +133,7 @@ class Step:
         return self.apart_ms + max(0.0, self.sent * ms_per_byte - self.hidden_ms)
 
 
-def step_of(summary: Mapping[str, object]) -> Step | None:
+def _step_of(summary: Mapping[str, object]) -> Step | None:
     """The step of a run; None where its transfer is not known."""
     step, transfer, hidden, sent = (
         lookup(summary, key)
@@ -148,12 +148,12 @@ def step_of(summary: Mapping[str, object]) -> Step | None:
 def predicted_ms(summaries: Summaries, gbps: float) -> float | None:
     """T(b) of an arm, mean over launches; None where the transfer of one is not known."""
     steps = steps_of(summaries)
-    return None if steps is None else mean_ms(steps, ms_per_byte_of(gbps))
+    return None if steps is None else mean_ms(steps, _ms_per_byte_of(gbps))
 
 
 def steps_of(summaries: Summaries) -> list[Step] | None:
     """The steps of an arm; None where that of one launch is not known."""
-    known = [step for each in summaries if (step := step_of(each)) is not None]
+    known = [step for each in summaries if (step := _step_of(each)) is not None]
     return known if known and len(known) == len(summaries) else None
 
 
@@ -162,12 +162,12 @@ def mean_ms(steps: Sequence[Step], ms_per_byte: float) -> float:
     return fmean(step.over(ms_per_byte) for step in steps)
 
 
-def ms_per_byte_of(gbps: float) -> float:
+def _ms_per_byte_of(gbps: float) -> float:
     """How slow a link of that speed is."""
     return 1 / (gbps * _BYTES_PER_MS)
 
 
-def gbps_of(ms_per_byte: float) -> float:
+def _gbps_of(ms_per_byte: float) -> float:
     """Speed of a link so slow."""
     return 1 / (ms_per_byte * _BYTES_PER_MS)
 

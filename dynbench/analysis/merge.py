@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -112,23 +112,21 @@ class MergedRun:
     @cached_property
     def lacks(self) -> tuple[Phrase, ...]:
         """What is missing for a whole run, in words; empty for a whole one."""
-        return tuple(self._lacks())
+        found = []
+        if self.facts.status != "completed":
+            found.append(Phrase.of("lacks.status", status=status_phrase(self.facts.status)))
+        if self.missing_ranks:
+            missing, first = len(self.missing_ranks), self.missing_ranks[:8]
+            found.append(Phrase.of("lacks.ranks", missing=missing, world_size=self.world_size, ranks=first))
+        measured, steps = self.measured.height, self.facts.config.train.steps - self.settling
+        if measured < steps:
+            found.append(Phrase.of("lacks.steps", measured=measured, steps=steps))
+        return tuple(found)
 
     @property
     def partial(self) -> bool:
         """Whether something of the run is missing."""
         return bool(self.lacks)
-
-    def _lacks(self) -> Iterator[Phrase]:
-        if self.facts.status != "completed":
-            status = status_phrase(self.facts.status)
-            yield Phrase.of("lacks.status", status=status)
-        if self.missing_ranks:
-            missing, first = len(self.missing_ranks), self.missing_ranks[:8]
-            yield Phrase.of("lacks.ranks", missing=missing, world_size=self.world_size, ranks=first)
-        measured, steps = self.measured.height, self.facts.config.train.steps - self.settling
-        if measured < steps:
-            yield Phrase.of("lacks.steps", measured=measured, steps=steps)
 
     def side_rows(self, side: str) -> pl.LazyFrame:
         """The merged rows of the ranks of one of `SIDES`, with their number among those that train as `worker`."""

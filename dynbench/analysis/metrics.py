@@ -19,7 +19,7 @@ FAMILIES: Mapping[str, Mapping[str, str]] = {
     for family in dict.fromkeys(metric.family for metric in METRICS)
 }
 """Name of the family to key of the metric to its heading as a column."""
-OF_TIME = ("ms", "s", "samples/s", "real tokens/s")
+_OF_TIME = ("ms", "s", "samples/s", "real tokens/s")
 """Units of times and rates."""
 
 
@@ -78,7 +78,7 @@ def improvements(before: Summaries, after: Summaries, *, leak: bool = False) -> 
         old, new = known_values(before, metric.key), known_values(after, metric.key)
         if not old or not new or len(old) < len(before) or len(new) < len(after):
             continue
-        if metric.unit in OF_TIME and all(value > 0 for value in (*old, *new)):
+        if metric.unit in _OF_TIME and all(value > 0 for value in (*old, *new)):
             gain = improvement_percent(metric, geometric_mean(old), geometric_mean(new))
         else:
             gain = improvement_percent(metric, mean(metric.key, old), mean(metric.key, new))

@@ -122,7 +122,7 @@ def summary_markdown(report: Report) -> str:
             *rank_notes(report),
             *([ranked.markdown(), f"{held_jointly(pairs)}."] if ranked else []),
             "## Checks",
-            findings_markdown(report.findings) + "\n",
+            _findings_markdown(report.findings) + "\n",
         ]
     )
 
@@ -169,7 +169,7 @@ def emulated_note(gbps: Iterable[object]) -> str:
     return f"The link between ranks was emulated: {speeds} Gb/s. No number here is of a real one."
 
 
-def findings_markdown(findings: Sequence[Finding]) -> str:
+def _findings_markdown(findings: Sequence[Finding]) -> str:
     """What the checks found as a Markdown table, or one line that says that they found nothing."""
     if not findings:
         return "No check found anything."
@@ -189,6 +189,6 @@ def write_page(merged: MergedRun, summary: Mapping[str, object], findings: Seque
         *([f"**Partial run:** {'; '.join(merged.lacks)}."] if merged.lacks else []),
         *_notes([facts], {"the run": facts}),
         *(f"**{word.capitalize()}:** {text}." for word, text in data),
-        *([] if findings is None else ["## Checks", findings_markdown(findings)]),
+        *([] if findings is None else ["## Checks", _findings_markdown(findings)]),
     ]
     write_text(merged.run.path / "summary.md", "\n\n".join(parts) + "\n")

@@ -14,7 +14,7 @@ from dynbench.analysis.run_facts import oversubscribed
 from dynbench.analysis.stats import Ratio
 from dynbench.units import mb
 
-ITSELF = Ratio(1.0, None, None, 0)
+_ITSELF = Ratio(1.0, None, None, 0)
 
 
 class Launched(Protocol):
@@ -121,7 +121,7 @@ def _against(
         return None
     other, kind = found
     if other is arm:
-        return arm, kind, ITSELF
+        return arm, kind, _ITSELF
     pairs = pair_launches(other, arm).pairs
     return (other, kind, speedup_of(pairs, unit, confidence, first)) if pairs else None
 

@@ -30,10 +30,10 @@ from dynbench.runs.store import RunStore, results_option
 
 Baseline = tuple[str, Sequence[Run]]
 """Label and launches of a stored arm."""
-WITH_ROWS = ("train",)
+_WITH_ROWS = ("train",)
 """Commands whose entries hold rank files."""
 
-EXPORT_SUFFIX = ".zip"
+_EXPORT_SUFFIX = ".zip"
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def select_runs(
             yield Selection(export.runs, arms or None, baseline, None, export, export.question, export.first_stage)
             return
         entries = [store.resolve(ref) for ref in refs]
-        again = entries[0] if len(entries) == 1 and is_comparison(entries[0]) else None
+        again = entries[0] if len(entries) == 1 and _is_comparison(entries[0]) else None
         chosen = Selection(entries) if again is None else opened.enter_context(_of_comparison(again, store))
         if against is not None:
             if chosen.export is not None:
@@ -110,7 +110,7 @@ def select_runs(
         yield chosen
 
 
-def is_comparison(run: Run) -> bool:
+def _is_comparison(run: Run) -> bool:
     """Whether an entry of the registry holds a comparison."""
     return (run.path / COMPARISON_FILE).is_file()
 
@@ -161,7 +161,7 @@ _COMPARE_FILES = "To compare runs with it: dynbench analyze RUN... --against FIL
 
 
 def _is_file(ref: str) -> bool:
-    return (os.sep in ref or ref.endswith(EXPORT_SUFFIX)) and Path(ref).is_file()
+    return (os.sep in ref or ref.endswith(_EXPORT_SUFFIX)) and Path(ref).is_file()
 
 
 @contextmanager
@@ -281,7 +281,7 @@ def run_folders(runs: Sequence[Run]) -> list[list[Run]]:
                 f"run {run.label} is named twice", "Name every run once; an arm's launches are several runs."
             )
         command = run.record().command
-        if command not in WITH_ROWS:
+        if command not in _WITH_ROWS:
             raise UsageError(
                 f"run {run.label} is an entry of `{command}`, analyze reads training runs",
                 f"dynbench runs show {shlex.quote(run.label)}{results_option(run.path.parent)} says what it is of.",

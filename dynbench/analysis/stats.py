@@ -28,7 +28,7 @@ FloatArray = NDArray[np.float64]
 
 CONSISTENCY = 1.4826
 """Median absolute deviation to standard deviation, for normal data."""
-OUTLIER = 3.0
+_OUTLIER = 3.0
 """Standard deviations from the median beyond which a value counts as if it were there."""
 POWER = 0.9
 """How often a difference of the stated size is to be seen."""
@@ -131,13 +131,13 @@ def coefficient_of_variation(values: ArrayLike) -> float:
 
 
 def without_outliers(values: ArrayLike) -> FloatArray:
-    """The values, those brought in that lie further than `OUTLIER` standard deviations from the median.
+    """The values, those brought in that lie further than `_OUTLIER` standard deviations from the median.
 
     The deviation is estimated from the absolute ones, so that what lies far out does not widen the bounds.
     """
     array = np.asarray(values, dtype=np.float64)
     centre = np.median(array)
-    reach = OUTLIER * CONSISTENCY * np.median(np.abs(array - centre))
+    reach = _OUTLIER * CONSISTENCY * np.median(np.abs(array - centre))
     return np.clip(array, centre - reach, centre + reach)
 
 

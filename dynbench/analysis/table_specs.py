@@ -57,7 +57,7 @@ def _waste(launches: Launches, _: Label) -> list[Row]:
     return rows if shown - {"", format_value(0.0, "%")} else [{**row, "compute": None} for row in rows]
 
 
-TWO_WAYS = {"exposed_comm_ms.mean": "after the last gradient", "exposed_vs_null_ms.mean": "beyond a step without"}
+_TWO_WAYS = {"exposed_comm_ms.mean": "after the last gradient", "exposed_vs_null_ms.mean": "beyond a step without"}
 _EXPOSED = (
     *columns("ms", **{"comm_ms.mean": "union", "comm_sum_ms.mean": "sum"}),
     *columns("%", overlap_fraction="hidden"),
@@ -69,7 +69,7 @@ _EXPOSED = (
 
 def two_ways_apart(summaries: Summaries) -> float | None:
     """By which part of the larger the two means differ; None where one is not known."""
-    own, beyond = (mean_over(summaries, key, of_known=True) for key in TWO_WAYS)
+    own, beyond = (mean_over(summaries, key, of_known=True) for key in _TWO_WAYS)
     return None if own is None or beyond is None or max(own, beyond) <= 0 else (beyond - own) / max(own, beyond)
 
 
@@ -82,7 +82,7 @@ def _exposed(launches: Launches, _: Label) -> list[Row]:
     rows: list[Row] = []
     for name, summaries in launches.items():
         row: dict[str, object] = {"arm": name, "apart": two_ways_apart(summaries)}
-        for key in (*TWO_WAYS, *(column.key for column in _EXPOSED)):
+        for key in (*_TWO_WAYS, *(column.key for column in _EXPOSED)):
             values = known_values(summaries, key)
             row[key] = fmean(values) if values else None
             row[f"{key} interval"] = mean_interval(values)[1:] if len(values) > 1 else None
@@ -201,7 +201,7 @@ TABLES: Mapping[str, Spec] = {
         _exposed,
         (
             ARM,
-            *(column for key, text in TWO_WAYS.items() for column in (Column(key, text, "ms"), _interval(key))),
+            *(column for key, text in _TWO_WAYS.items() for column in (Column(key, text, "ms"), _interval(key))),
             Column("apart", "apart", "%"),
             *_EXPOSED,
         ),

@@ -128,8 +128,7 @@ def _settings(sources: Sources) -> Rows:
         "world_size": distinct(_ranks(member, template) for member in members),
         **({"workers": _counts(members, "workers")} if serve else {}),
         "launcher": ranks_kind(subject, template),
-        "steps": _counts(members, "steps"),
-        "warmup_steps": _counts(members, "warmup_steps"),
+        **{key: _counts(members, key) for key in ("steps", "warmup_steps")},
         "launches": distinct(len(arm) for arm in subject.arms.values()),
         **_machine(members, template),
     }
@@ -210,14 +209,13 @@ def _checks(sources: Sources) -> Rows:
 
 
 def _runs(sources: Sources) -> Rows:
-    missing = sources.template.label(MISSING)
     for name, members in sources.subject.arms.items():
         for member in members:
             yield {
                 "arm": name,
                 "run": f"`{member.id}`",
-                "seed": missing if member.config is None else str(member.config.get("train.seed")),
-                "status": missing if member.status is None else report_texts.status(sources.template, member.status),
+                "seed": None if member.config is None else str(member.config.get("train.seed")),
+                "status": None if member.status is None else report_texts.status(sources.template, member.status),
             }
 
 
@@ -384,7 +382,7 @@ REPORT_TABLES: Mapping[str, tuple[Callable[[Sources], Rows], int, str]] = {
     "setting": (_settings, 2, ""),
     "comparisons": (_comparisons, 3, NOT_MEASURED),
     "checks": (_checks, 5, ""),
-    "runs": (_runs, 4, ""),
+    "runs": (_runs, 4, MISSING),
     "solve": (_solve, 4, ""),
     "greedy": (_greedy, 1, NOT_MEASURED),
     "buckets": (_buckets, 2, NONE),
