@@ -23,12 +23,11 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 
 from dynbench import table_text
-from dynbench.analysis.tables import format_interval, format_ratio, format_value
 from dynbench.config.yaml_strict import Mapping as YamlMapping
 from dynbench.config.yaml_strict import parse_yaml
 from dynbench.errors import UsageError, did_you_mean
 from dynbench.runs.phrase import NBSP, RECORDS_LANGUAGE, environment, templates_dir
-from dynbench.table_text import Markdown, quoted
+from dynbench.table_text import Markdown, format_interval, format_ratio, format_value, quoted
 from dynbench.units import mb, mib
 
 LANGUAGES = ("en", "zh")

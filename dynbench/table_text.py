@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from dynbench.runs.atomic import jsonable
 
+Label = Callable[[str, str], str]
+"""Key of a text and the text in English, to the text in a language."""
+
 MARKDOWN_WIDTH = 100
 """Characters of a line of Markdown that is read as it stands."""
 
@@ -140,3 +143,43 @@ def _plain(value: object) -> object:
 
 def _cell(text: str) -> str:
     return re.sub(r"[ \t\r\n]+", " ", quoted(text).replace("|", "\\|"))  # unlike split(), keeps no-break spaces
+
+
+def in_english(_key: str, text: str) -> str:
+    """The `Label` of what is not translated."""
+    return text
+
+
+def format_value(value: float | None, unit: str) -> str:
+    """A number for reading: three or four digits, percent for fractions, an empty cell for nothing."""
+    if value is None:
+        return ""
+    if unit == "%":
+        return f"{100 * value:z.1f} %"
+    magnitude = abs(value)
+    if magnitude >= 1000 or unit == "bytes":
+        return f"{value:,.0f}"
+    if magnitude >= 100:
+        return f"{value:.1f}"
+    return f"{value:.3f}" if magnitude >= 0.01 or value == 0 else f"{value:.2g}"
+
+
+def format_gain(percent: float | None) -> str:
+    """An improvement for reading; what rounds to nothing has no sign."""
+    if percent is None:
+        return ""
+    return f"{percent:+.1f} %" if abs(percent) >= 0.05 else "0.0 %"
+
+
+def format_ratio(value: float | None) -> str:
+    """`1.314`; an empty cell for nothing."""
+    return "" if value is None else f"{value:.3f}"
+
+
+def format_interval(ends: tuple[float, float] | None) -> str:
+    """`[1.251, 1.380]`; an empty cell for an estimate. Ends that three decimals do not hold have one digit."""
+    return "" if ends is None else f"[{_end(ends[0])}, {_end(ends[1])}]"
+
+
+def _end(value: float) -> str:
+    return f"{value:.3f}" if value == 0 or 0.0005 <= abs(value) < 1e4 else f"{value:.0e}"

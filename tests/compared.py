@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from dynbench.analysis.arms import Arm
-from dynbench.analysis.comparison import Comparison, compare_candidates, terms_of
+from dynbench.analysis.comparison import Comparison, Terms, compare_candidates, terms_of
 from dynbench.analysis.record import ComparisonRecord
+from dynbench.analysis.summary import summary_of
 from dynbench.config.measuring import Analysis
 
 ARMS = [{"name": "static", "runs": ["a"]}]
@@ -23,4 +24,9 @@ def compared(**facts: object) -> ComparisonRecord:
 
 def compare_arms(arms: Sequence[Arm], settings: Analysis, **asked: Any) -> list[Comparison]:
     """Every further arm against the first, on the terms of `terms_of`."""
-    return compare_candidates(terms_of(arms, settings, **asked))
+    return compare_candidates(terms(arms, settings, **asked))
+
+
+def terms(arms: Sequence[Arm], settings: Analysis, **asked: Any) -> Terms:
+    """Those of `terms_of`, with the summaries of all runs."""
+    return terms_of(arms, settings, {run.run.id: summary_of(run) for arm in arms for run in arm.runs}, **asked)

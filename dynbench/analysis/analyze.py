@@ -13,38 +13,31 @@ from typing import cast
 from dynbench.analysis.arms import Arm, check_label, group_runs, led_by, named_arms, stored_arm
 from dynbench.analysis.checks import run_checks
 from dynbench.analysis.checks.evidence import Evidence
-from dynbench.analysis.comparison import Comparison, compare_candidates, terms_of
+from dynbench.analysis.comparison import Comparison, compare_candidates, compare_pairs, terms_of
 from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.finding import Finding
-from dynbench.analysis.kept import RUNS_FILE, keep_runs
 from dynbench.analysis.links import arm_links
 from dynbench.analysis.merge import CSV, PARQUET, MergedRun, merge_run
-from dynbench.analysis.page import metric_rows, summary_markdown
-from dynbench.analysis.pairwise import ArmPair, compare_pairs
-from dynbench.analysis.questions.base import Question
+from dynbench.analysis.page import metric_rows, summary_markdown, write_page
+from dynbench.analysis.question import Question
 from dynbench.analysis.record import COMPARISON_FILE, AnalysisRecord, ArmRecord, RunRecord, ScalingRecord
 from dynbench.analysis.recovery import share_ideal
 from dynbench.analysis.results_csv import BY_ARM_FILE, RESULTS_FILE, by_arm_csv, over_launches, results_csv
 from dynbench.analysis.scaling import scaling_of
-from dynbench.analysis.summary import CHECKS_FILE, PROFILE_CSV, Summary, write_page, write_profile, write_summary
+from dynbench.analysis.selection import RUNS_FILE, Baseline, keep_runs, run_folders
+from dynbench.analysis.summary import CHECKS_FILE, PROFILE_CSV, Summary, write_profile, write_summary
 from dynbench.analysis.waste import Waste, of_shared
 from dynbench.config.recipes import RECIPE_FILE
 from dynbench.config.schema import Analysis
-from dynbench.errors import UsageError
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.export import EXPORT_FILE, Export
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, results_option
 
 Progress = Callable[[str], None]
-Baseline = tuple[str, Sequence[Run]]
-"""Label and launches of a stored arm."""
 
-WITH_ROWS = ("train",)
-"""Commands whose entries hold rank files."""
-
-SUMMARY_FILES = ("summary.json", "summary.csv", "summary.md", RESULTS_FILE, PROFILE_CSV)
+_SUMMARY_FILES = ("summary.json", "summary.csv", "summary.md", RESULTS_FILE, PROFILE_CSV)
 
 
 @dataclass(frozen=True)
@@ -68,7 +61,7 @@ class Report:
     summaries: Mapping[str, Summary]
     arms: tuple[Arm, ...]
     comparisons: tuple[Comparison, ...]
-    pairs: tuple[ArmPair, ...]
+    pairs: tuple[Comparison, ...]
     scaling: tuple[ScalingRecord, ...]
     findings: tuple[Finding, ...]
     folder: Run
@@ -106,7 +99,7 @@ class Report:
                 for summaries in [self.launches[arm.label]]
             ],
             comparisons=[comparison.record(*place) for comparison in self.comparisons],
-            pairs=[pair.record(*place) for pair in self.pairs],
+            pairs=[pair.pair_record(*place) for pair in self.pairs],
             scaling=list(self.scaling),
             checks=list(self.findings),
             figures=[str(path) for path in self.figures],
@@ -145,7 +138,7 @@ def analyze_runs(
         into: entry that receives the results; None makes one when there are several runs, or stored ones.
         question: name of what is asked of the arms; None finds it from what differs.
         force: compare what cannot be compared.
-        first: launches per arm of the first stage, where it said how many follow (`two_stage`).
+        first: launches per arm of the first stage, where it said how many follow (`stats.plan_launches`).
         csv: as for `merge_run`.
         on_progress: told what is being done, in a few words.
 
@@ -185,7 +178,7 @@ def analyze_runs(
             own = summaries[launch.run.id]
             waste = of_shared(cast(Waste, own["waste"]), launch.time_ms, launch.ideal_ms)
             summaries[launch.run.id] = own | {"waste": waste}
-    terms = terms_of(grouped, settings, question=question, force=force, summaries=summaries, first=first)
+    terms = terms_of(grouped, settings, summaries, question=question, force=force, first=first)
     comparisons = compare_candidates(terms)
     pairs = compare_pairs(terms, comparisons)
     findings = run_checks(Evidence(grouped, comparisons, settings, _recipe_of(into)))
@@ -231,13 +224,13 @@ def _write(report: Report) -> None:
         write_text(folder / RESULTS_FILE, results_csv(list(report.summaries.values())))
         write_text(folder / BY_ARM_FILE, by_arm_csv(report.launches))
         write_text(folder / "summary.md", summary_markdown(report))
-        write_profile(folder, {arm.label: [report.summaries[run.run.id] for run in arm.whole] for arm in report.arms})
+        write_profile(folder, report.launches)
         write_json(folder / COMPARISON_FILE, report.record().as_dict())
         keep_runs(folder, report.runs)
     else:
         (merged,) = report.runs
         write_json(folder / CHECKS_FILE, {"checks": [finding.as_dict() for finding in report.findings]})
-        write_page(merged, report.summaries[merged.run.id])
+        write_page(merged, report.summaries[merged.run.id], report.findings)
 
 
 def _overall_files(entry: Run, runs: Sequence[Run]) -> list[Path]:
@@ -249,27 +242,4 @@ def _overall_files(entry: Run, runs: Sequence[Run]) -> list[Path]:
 
 
 def _derived_files(run: Run) -> list[Path]:
-    return [path for name in (PARQUET, CSV, *SUMMARY_FILES) if (path := run.path / name).is_file()]
-
-
-def run_folders(runs: Sequence[Run]) -> list[list[Run]]:
-    """The runs, each with the folders that belong to it: several when its nodes did not share one.
-
-    Raises:
-        UsageError: the same folder twice, or one that holds no training run.
-    """
-    folders: dict[str, list[Run]] = {}
-    for run in runs:
-        of_run = folders.setdefault(run.id, [])
-        if any(run.path.resolve() == other.path.resolve() for other in of_run):
-            raise UsageError(
-                f"run {run.label} is named twice", "Name every run once; an arm's launches are several runs."
-            )
-        command = run.record().command
-        if command not in WITH_ROWS:
-            raise UsageError(
-                f"run {run.label} is an entry of `{command}`, analyze reads training runs",
-                f"dynbench runs show {shlex.quote(run.label)}{results_option(run.path.parent)} says what it is of.",
-            )
-        of_run.append(run)
-    return list(folders.values())
+    return [path for name in (PARQUET, CSV, *_SUMMARY_FILES) if (path := run.path / name).is_file()]

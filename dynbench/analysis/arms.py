@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import numpy as np
 
-from dynbench.analysis.comparability import NOT_IDENTITY_OF_ARM, fact
+from dynbench.analysis.comparability import NOT_IDENTITY_OF_ARM
 from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.question import SAMPLES, TOKENS, Unit
+from dynbench.analysis.run_facts import fact
+from dynbench.analysis.stats import Ratio, paired_ratio
 from dynbench.config.digest import NOT_IDENTITY, config_digest, flatten
+from dynbench.config.image_rules import has_lengths
 from dynbench.errors import UsageError, did_you_mean
 
 
@@ -49,9 +53,7 @@ def group_runs(runs: Sequence[MergedRun]) -> list[Arm]:
             alike.append(group := [])
         group.append(merged)
     members = [group for alike in groups.values() for group in alike]
-    return [
-        Arm(label, tuple(sorted(group, key=_started))) for label, group in zip(_labels(members), members, strict=True)
-    ]
+    return [_arm(label, group) for label, group in zip(_labels(members), members, strict=True)]
 
 
 def _of_one_data(a: MergedRun, b: MergedRun) -> bool:
@@ -69,7 +71,7 @@ def named_arms(arms: Mapping[str, Sequence[MergedRun]]) -> list[Arm]:
     for label, runs in arms.items():
         if not runs:
             raise UsageError(f"arm {label!r} has no run that can be analyzed", "Launch it, or leave the arm out.")
-    return [Arm(label, tuple(sorted(runs, key=_started))) for label, runs in arms.items()]
+    return [_arm(label, runs) for label, runs in arms.items()]
 
 
 def stored_arm(label: str, runs: Sequence[MergedRun], others: Sequence[Arm]) -> Arm:
@@ -77,7 +79,7 @@ def stored_arm(label: str, runs: Sequence[MergedRun], others: Sequence[Arm]) -> 
     taken = {arm.label for arm in others}
     while label in taken:
         label += " (stored)"
-    return Arm(label, tuple(sorted(runs, key=_started)), stored=True)
+    return replace(_arm(label, runs), stored=True)
 
 
 def led_by(label: str, arms: Sequence[Arm]) -> list[Arm]:
@@ -108,8 +110,8 @@ def check_label(label: str, known: Sequence[str]) -> None:
         )
 
 
-def _started(merged: MergedRun) -> str:
-    return merged.facts.started
+def _arm(label: str, runs: Iterable[MergedRun]) -> Arm:
+    return Arm(label, tuple(sorted(runs, key=lambda run: run.facts.started)))
 
 
 def _labels(groups: Sequence[Sequence[MergedRun]]) -> list[str]:
@@ -274,3 +276,38 @@ def _match(distance: np.ndarray) -> list[tuple[int, int]]:
             row, column = row - 1, column - 1
             found.append((row, column))
     return found[::-1]
+
+
+def unit_of(merged: MergedRun) -> Unit:
+    """What the work of a run is counted in."""
+    return TOKENS if has_lengths(merged.facts.config) else SAMPLES
+
+
+def seconds_per_unit(merged: MergedRun, unit: Unit = TOKENS) -> float:
+    """Time of the measured steps over their work, seconds."""
+    return merged.time_ms / 1000 / float(merged.measured[unit.column].sum())
+
+
+def speedup_of(pairs: Sequence[Pair], unit: Unit, confidence: float, first: int | None = None) -> Ratio:
+    """The ratio of the arms of the pairs, with its interval.
+
+    Args:
+        pairs: launches of the one arm and of the other.
+        unit: of work.
+        confidence: level of the interval.
+        first: launches of the first stage, whose spread is kept; those of the lowest seeds, as a comparison numbers its
+            launches, so that one that had to be repeated later stays in its stage.
+    """
+    before, after = ([seconds_per_unit(pair[side], unit) for pair in _by_seed(pairs)] for side in (0, 1))
+    return paired_ratio(before, after, confidence, first)
+
+
+def log_ratios(pairs: Sequence[Pair], unit: Unit) -> list[float]:
+    """Logarithm of every pair's ratio, in order of seeds."""
+    return [
+        float(np.log(seconds_per_unit(one, unit) / seconds_per_unit(other, unit))) for one, other in _by_seed(pairs)
+    ]
+
+
+def _by_seed(pairs: Sequence[Pair]) -> list[Pair]:
+    return sorted(pairs, key=lambda pair: pair[0].facts.seed)

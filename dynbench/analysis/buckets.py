@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Literal
 
 import numpy as np
 
-from dynbench.analysis.measure import Summaries, lookup
+from dynbench.analysis.measure import Summaries, lookup, mean_over
 from dynbench.plugins import STRATEGIES
 
 FEWEST = 3
@@ -114,11 +115,7 @@ def bucket_point(arm: str, config: Mapping[str, object], summaries: Summaries) -
     if name not in (*FLAGS, "ddp") or name not in STRATEGIES:
         return None
     size = _OF_STRATEGY.get(name) or str(config.get("sync.bucket_mb"))
-
-    def mean(key: str) -> float | None:
-        values = [value for summary in summaries if (value := lookup(summary, key)) is not None]
-        return fmean(values) if values else None
-
+    mean = partial(mean_over, summaries, of_known=True)
     calls, total, step = mean("collectives.mean"), mean("bytes_raw.mean"), mean("step_time_ms.mean")
     beyond, exposed = mean("exposed_vs_null_ms.mean"), mean("exposed_comm_ms.mean")
     computing = mean("time_ms.compute"), mean("comm_transfer_ms.mean")

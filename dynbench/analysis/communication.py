@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, TypedDict, cast
 
 import polars as pl
 
-from dynbench.analysis.measure import Mean, Measured, Metric, mean_of, measure, of_step, ratio, shown, total
-from dynbench.analysis.merge import SIDES, MergedRun
+from dynbench.analysis.measure import Mean, Measured, Metric, mean_of, measure, number, of_step, ratio, shown, total
+from dynbench.analysis.merge import SIDES, MergedRun, read_merged
 from dynbench.analysis.rank_files import Operation, by_operation
+from dynbench.analysis.run_facts import fact
+from dynbench.config.digest import is_like
+from dynbench.errors import DynbenchError
 from dynbench.runs.columns import COMM_COLUMNS, COMPRESSES, read_columns
+from dynbench.runs.names import is_part
 from dynbench.runs.phrase import Phrase, PhraseRecord
+from dynbench.runs.run import Run
 from dynbench.units import Unit
 
 COMMUNICATION = "communication and planning"
@@ -20,12 +26,12 @@ GRADIENT_BYTES = ("gradient_bytes_raw", "gradient_bytes_wire")
 HEADER_BYTES = 580
 """What gloo sends to each other rank for a collective beside its data, at most: 577 were counted of an all-reduce on
 two and four ranks, up to 289 of an all-gather, 145 of the others."""
-UNCOUNTED_CALLS = 2
+_UNCOUNTED_CALLS = 2
 """Collectives of a step beside the strategy's, at most: of what the samples weigh, and of gradients that overflow."""
 OF_EVERY_RUN = frozenset(column.name for column in COMM_COLUMNS)
 
 
-def compression_ratios(merged: MergedRun) -> tuple[float | None, float | None]:
+def _compression_ratios(merged: MergedRun) -> tuple[float | None, float | None]:
     """What would have been sent over what was, in steps that compress: of gradients, and of all traffic.
 
     The former is None where a strategy averages no gradients.
@@ -81,7 +87,7 @@ def sent_bytes(merged: MergedRun) -> Sent:
     wire, sent, calls = (total(both, name) or 0.0 for name in ("bytes_wire", "bytes_sent", "collectives"))
     if not wire:
         return Sent(reason=Phrase.of("bytes.none"))
-    headers = HEADER_BYTES * (merged.workers - 1) * (calls + UNCOUNTED_CALLS * both.height)
+    headers = HEADER_BYTES * (merged.workers - 1) * (calls + _UNCOUNTED_CALLS * both.height)
     return Sent(ratio=sent / wire, headers=headers / wire)
 
 
@@ -152,14 +158,14 @@ class Communication:
     gradient_bytes_wire: Mean = _per_rank("gradient_bytes_wire", unit="bytes")
     """What was sent of them."""
     compression_ratio: float | None = measure(
-        lambda at: compression_ratios(at.run)[0],
+        lambda at: _compression_ratios(at.run)[0],
         shown(COMMUNICATION, "compression", "compression, of the exchange of gradients", better="more"),
         needs="gradient_bytes_wire",
     )
     """Of the exchange of gradients, what would have been sent as they are over what was, without steps that are not
     compressed (`compress.start_step`); null where a strategy averages none."""
     traffic_compression_ratio: float | None = measure(
-        lambda at: compression_ratios(at.run)[1],
+        lambda at: _compression_ratios(at.run)[1],
         shown(COMMUNICATION, "of all traffic", "compression, of all traffic", better="more"),
         needs="gradient_bytes_wire",
     )
@@ -241,3 +247,89 @@ def compression_of(merged: MergedRun) -> Compression | None:
     if found["index_share"] is not None:
         found["index_share"] = found["index_share"] / payload if payload else 0.0
     return cast(Compression, found)
+
+
+_PARTS = {"compute_ms": ["compute_ms"], "sync_ms": ["wait_ms", "exposed_comm_ms"], "optimizer_ms": ["optimizer_ms"]}
+"""Of a step, and the columns that each is the sum of."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgainstNull:
+    """A step held against the same without communication, which took turns with it in its launch; means, ms."""
+
+    run: str
+    """Id of the run without communication."""
+    steps: int
+    """Measured steps that both have."""
+    exposed_ms: float
+    """What the step takes more."""
+    null_ms: float
+    """The step without communication."""
+    compute_ms: float
+    """What forward and backward passes take more, mean over ranks."""
+    sync_ms: float
+    """What synchronising takes more, waiting for other ranks among it, mean over ranks."""
+    optimizer_ms: float
+    """What the optimizer takes more, mean over ranks."""
+    other_ms: float
+    """What the rest takes more, planning and data among it, mean over ranks."""
+
+
+def against_null(merged: MergedRun) -> AgainstNull | None:
+    """None where the run sends nothing itself, or nothing ran beside it."""
+    other = _null_of(merged)
+    if other is None:
+        return None
+    same = merged.blocks.join(other.blocks, on=["first_step", "steps"], suffix="_null")
+    steps = int(same["steps"].sum())
+    if not steps:
+        return None
+    with_, without = float(same["time_ms"].sum()) / steps, float(same["time_ms_null"].sum()) / steps
+    more = {name: _part(merged, columns) - _part(other, columns) for name, columns in _PARTS.items()}
+    rest = _part(merged, ["step_time_ms"]) - _part(other, ["step_time_ms"]) - sum(more.values())
+    return AgainstNull(other.run.id, steps, with_ - without, without, **more, other_ms=rest)
+
+
+def _record(found: AgainstNull | None) -> Any:
+    return None if found is None else asdict(found)
+
+
+class BesideNull:
+    """Of runs that took turns with one without communication (`train.exposed`)."""
+
+    against_null: AgainstNull = measure(lambda at: _record(against_null(at.run)), optional=True)
+    """What a step takes beyond one without communication, and what of; means per step."""
+    exposed_vs_null_ms: Mean = measure(
+        lambda at: Mean(mean=at.of("against_null.exposed_ms")),
+        of_step(COMMUNICATION, "exposed vs none", "exposed communication, against a step without any", key=".mean"),
+        needs="against_null",
+    )
+    """What a step takes beyond one without communication, of the steps that both have."""
+
+
+def _part(merged: MergedRun, columns: Sequence[str]) -> float:
+    return sum(number(merged.measured[f"{column}_mean"].mean()) or 0.0 for column in columns)
+
+
+def _null_of(merged: MergedRun) -> MergedRun | None:
+    silent = silent_run(merged.run)
+    try:
+        return None if silent is None else read_merged(silent)[0]
+    except DynbenchError:  # without a row: as if it had not been
+        return None
+
+
+def silent_run(run: Run) -> Run | None:
+    """The run of the same launch that differs in nothing but that its ranks sent nothing; None where none is there."""
+    try:
+        ids = fact(run.env(), "together.runs")
+    except DynbenchError:  # of a run that ended before it was written
+        return None
+    for other in filter(is_part, map(str, ids if isinstance(ids, list) else ())):
+        beside = Run(run.path.parent / other)
+        try:
+            if other != run.id and is_like(beside.config(), run.config()):
+                return beside
+        except DynbenchError:  # gone
+            continue
+    return None

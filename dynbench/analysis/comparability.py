@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from dynbench.analysis.merge import MergedRun
-from dynbench.analysis.questions import DEFAULT
-from dynbench.analysis.questions.base import ALWAYS, Differences, Question, with_ranks, with_samples, within
-from dynbench.analysis.questions.levers import QUESTION as LEVERS
-from dynbench.analysis.questions.scaling import DEVICES
-from dynbench.analysis.run_facts import section
+from dynbench.analysis.question import ALWAYS, DEVICES, Differences, Question, with_ranks, with_samples, within
+from dynbench.analysis.questions import DEFAULT, LEVERS
+from dynbench.analysis.run_facts import device_names, fact, section
 from dynbench.config.digest import NOT_IDENTITY
 from dynbench.config.digest import differences as config_differences
 from dynbench.config.ranks import Ranks
@@ -22,7 +20,7 @@ NOT_IDENTITY_OF_ARM = (*NOT_IDENTITY, "analysis")
 ENVIRONMENT = ("dynbench", "python", "cpu_model", "packages.torch", "packages.transformers", "packages.numpy")
 """Facts of env.json that must agree, where both runs know them."""
 
-NOT_COMPARED = (
+_NOT_COMPARED = (
     "collected",
     "seed",
     "config_digest",
@@ -86,14 +84,14 @@ def launch_differences(runs: Sequence[Config]) -> Differences:
 
 
 def environment_differences(a: MergedRun, b: MergedRun, question: Question = DEFAULT) -> Differences:
-    """Facts of env.json that differ and could move a number, `NOT_COMPARED` left out.
+    """Facts of env.json that differ and could move a number, `_NOT_COMPARED` left out.
 
     A fact that only one run has differs too, as a variable that only one had set. Of the data of runs of different
     seeds the fingerprint alone is compared, and that only where no other samples follow from another seed. What was
     decided may differ where the arms may.
     """
     left, right = dict(_leaves(a.facts.env)), dict(_leaves(b.facts.env))
-    left_out = NOT_COMPARED if a.facts.seed == b.facts.seed else (*NOT_COMPARED, "data")
+    left_out = _NOT_COMPARED if a.facts.seed == b.facts.seed else (*_NOT_COMPARED, "data")
     may_differ = (*ALWAYS, *LEVERS.asks, *question.asks, *question.follows)
     found = {
         f"env.{key}": (left.get(key), right.get(key))
@@ -156,23 +154,6 @@ def describe(differences: Differences) -> Phrase:
     """`train.seed (0 and 1), env.cpu_model (…)` in one line."""
     items = [Phrase.of("difference", key=key, first=_word(a), second=_word(b)) for key, (a, b) in differences.items()]
     return Phrase.of("list", items=items)
-
-
-def fact(env: Mapping[str, object], key: str) -> object:
-    """The value at a dotted path of env.json, None where it is unknown."""
-    value: object = env
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
-
-
-def device_names(env: Mapping[str, object], first: int = 0) -> tuple[str, ...] | None:
-    """Names of the accelerators of ranks from `first` on, in order; None where there are none or they are unknown."""
-    devices = fact(env, "devices.ranks")
-    if not isinstance(devices, list):
-        return None
-    names = [device.get("name") for device in devices[first:] if isinstance(device, Mapping)]
-    return tuple(str(name) for name in names) if any(names) else None
 
 
 def _word(value: object) -> str:

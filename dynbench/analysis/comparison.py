@@ -1,4 +1,8 @@
-"""The comparison of two arms: comparable at all, at which level, how much faster, and with what certainty."""
+"""The comparison of two arms: comparable at all, at which level, how much faster, and with what certainty.
+
+The candidates' comparisons with the baseline are one family of pairs, all other pairs a second one: their verdicts hold
+jointly among themselves (`joint`), and say nothing against those of the first.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +11,29 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 
-from dynbench.analysis.arms import Arm, Pair, Pairing, pair_launches
+from dynbench.analysis.arms import Arm, Pair, Pairing, pair_launches, speedup_of, unit_of
 from dynbench.analysis.comparability import alike, all_differences, compared_settings, describe, launch_differences
 from dynbench.analysis.joint import ArmSpreads, Joint, Spread, arm_spreads, hold_jointly
 from dynbench.analysis.levels import comparison_level, loss_difference, loss_drift, weights_difference
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.metrics import improvements
 from dynbench.analysis.proxy import predicted_speedup
+from dynbench.analysis.question import SAMPLES, Differences, Question, Unit
 from dynbench.analysis.questions import find_question, not_comparable
-from dynbench.analysis.questions.base import SAMPLES, Differences, Question, Unit
-from dynbench.analysis.record import ComparisonRecord, Level
+from dynbench.analysis.record import ComparisonRecord, Level, PairRecord
 from dynbench.analysis.recovery import Recovery, recovery
 from dynbench.analysis.scaling import efficiency_of
-from dynbench.analysis.speedup import speedup_of, unit_of
 from dynbench.analysis.stats import Ratio, pair_spread
-from dynbench.analysis.summary import Summary, summary_of
 from dynbench.analysis.verdict import Verdict, decide, decide_alike, sentence, sentence_alike
 from dynbench.config.schema import Analysis
 from dynbench.errors import NotComparable
 from dynbench.runs.phrase import Phrase
+
+_RECORDED = (
+    *("verdict", "reason", "aa", "level", "confidence", "aa_noise", "efficiency", "improvement_percent"),
+    *("loss_max_rel_diff", "loss_drift", "weights_max_diff"),
+)
+"""Attributes of a comparison that its record has as they are."""
 
 
 @dataclass(frozen=True)
@@ -124,53 +132,56 @@ class Comparison:
 
     def record(self, id: str = "", path: str = "") -> ComparisonRecord:
         """What is kept and printed of it, with the id and the path of the entry that holds it."""
-        found = self.recovery
+        found, joint = self.recovery, self.joint
+        own = {name: getattr(self, name) for name in _RECORDED}
         return ComparisonRecord(
+            **own,
             id=id,
             path=path,
             question=self.question.name,
             unit=self.question.unit.name,
             baseline=self.baseline.label,
             candidate=self.candidate.label,
-            verdict=self.verdict,
-            reason=self.reason,
             reason_said=self.reason.record(),
-            aa=self.aa,
-            level=self.level,
             speedup=self.speedup.estimate,
             ci95=self.speedup.ends,
             ci_joint=self.judged.ends,
-            judged_together=self.joint.family if self.joint else None,
-            confidence=self.confidence,
+            judged_together=joint.family if joint else None,
             predicted_speedup=self.predicted,
             bound_speedup=found.bound_speedup if found else None,
             bound_within_steps=found.within_steps if found else None,
             leak=None if self.leak is None else str(self.leak),
             recovered_share=found.share if found else None,
             overhead_share=found.overhead_share if found else None,
-            efficiency=self.efficiency,
             noise_threshold=self.noise,
-            aa_noise=self.aa_noise,
             launches=self.speedup.pairs,
             first_stage=self.speedup.first,
             same_work=self.level in ("step", "window"),
-            loss_max_rel_diff=self.loss_max_rel_diff,
-            loss_drift=self.loss_drift,
-            weights_max_diff=self.weights_max_diff,
-            improvement_percent=self.improvement_percent,
             left_out=list(self.pairing.left_out),
             compared={key: list(values) for key, values in self.compared.items()},
             forced_over={key: list(values) for key, values in self.forbidden.items()},
         )
 
+    @property
+    def faster(self) -> str | None:
+        """The arm that the verdict calls the faster one; None where it calls neither so."""
+        named = {Verdict.FASTER: self.candidate.label, Verdict.SLOWER: self.baseline.label}
+        return named.get(self.verdict)
+
+    def pair_record(self, id: str = "", path: str = "") -> PairRecord:
+        """What is kept and printed of it as one of all pairs."""
+        joint, record = self.joint, self.record(id, path)
+        tested = {"spread": joint.spread.basis, "p_holm": joint.p} if joint else {}
+        return PairRecord.model_validate({**dict(record), **tested, "faster": self.faster})
+
 
 def terms_of(
     arms: Sequence[Arm],
     settings: Analysis,
+    summaries: Mapping[str, Mapping[str, object]],
     *,
     question: str | None = None,
     force: bool = False,
-    summaries: Mapping[str, Summary] | None = None,
     first: int | None = None,
 ) -> Terms:
     """What all comparisons of some arms share; the baseline comes first.
@@ -180,7 +191,7 @@ def terms_of(
         settings: of the analysis.
         question: name of what is asked; None finds it from what differs.
         force: compare what cannot be compared; the verdict is then INCOMPARABLE, with the numbers beside it.
-        summaries: id of each run to its summary; None makes them.
+        summaries: id of each run to its summary.
         first: launches per arm of the first stage, whose spread intervals keep, where it said how many follow.
 
     Two arms of one configuration, neither or both of them stored, are A/A: no other comparison is FASTER or SLOWER by
@@ -203,8 +214,6 @@ def terms_of(
         asked = asked.of_samples()
     measured = [_noise(one, other, settings.confidence, asked.unit, first) for one, other in combinations(arms, 2)]
     aa_noise = max((noise for noise in measured if noise is not None), default=None)
-    if summaries is None:
-        summaries = {run.run.id: summary_of(run) for arm in arms for run in arm.runs}
     return Terms(asked, differences, arms, settings, aa_noise, force, summaries, first)
 
 
@@ -226,7 +235,7 @@ class Terms:
     settings: Analysis
     aa_noise: float | None
     force: bool
-    summaries: Mapping[str, Summary]
+    summaries: Mapping[str, Mapping[str, object]]
     first: int | None = None
 
     def speedup(self, pairs: Sequence[Pair]) -> Ratio:
@@ -256,7 +265,7 @@ def compare_candidates(terms: Terms) -> list[Comparison]:
         NotComparable: as `terms_of`, or keys differ that may not, or no whole launches are left to pair.
     """
     baseline, *candidates = terms.arms
-    return judged_together(terms, [compare_two(terms, baseline, arm) for arm in candidates])
+    return judged_together(terms, [_compare_two(terms, baseline, arm) for arm in candidates])
 
 
 def judged_together(terms: Terms, comparisons: Sequence[Comparison]) -> list[Comparison]:
@@ -273,7 +282,7 @@ def judged_together(terms: Terms, comparisons: Sequence[Comparison]) -> list[Com
     return [replace(item, joint=together.get(index)) for index, item in enumerate(comparisons)]
 
 
-def compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
+def _compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
     """Compares two of the arms by themselves.
 
     Raises:
@@ -324,10 +333,8 @@ def _unlike(arm: Arm) -> Differences:
 
 def _leak(*arms: Arm) -> Phrase | None:
     """Of which of the arms, and how, samples of a row see each other; None where none do."""
-    found = [
-        (arm.label, next((run.facts.leak for run in arm.runs if run.facts.leak is not None), None)) for arm in arms
-    ]
-    told = [Phrase.of("leak.of", arm=label, leak=leak) for label, leak in found if leak is not None]
+    leaks = ((arm.label, next(filter(None, (run.facts.leak for run in arm.runs)), None)) for arm in arms)
+    told = [Phrase.of("leak.of", arm=label, leak=leak) for label, leak in leaks if leak is not None]
     return Phrase("; ".join(told), "list", items=told) if told else None
 
 
@@ -360,3 +367,20 @@ def _forbidden(terms: Terms, baseline: Arm, candidate: Arm, pairing: Pairing) ->
 
 def _lacks(merged: MergedRun) -> Phrase:
     return Phrase("; ".join(merged.lacks), "list", items=merged.lacks) if merged.lacks else Phrase.of("whole")
+
+
+def compare_pairs(terms: Terms, comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Every arm against every later one; two arms without launches to pair are left out.
+
+    Args:
+        terms: what the comparisons share.
+        comparisons: those with the first arm.
+    """
+    forced = replace(terms, force=True)
+    others = [
+        _compare_two(forced, one, other)
+        for index, one in enumerate(terms.arms[1:], start=1)
+        for other in terms.arms[index + 1 :]
+        if pair_launches(one, other, partial=True).pairs
+    ]
+    return [*comparisons, *judged_together(terms, others)]

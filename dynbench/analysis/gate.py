@@ -14,14 +14,14 @@ from dynbench.errors import ChecksFailed, GateFailed, UsageError, did_you_mean
 
 log = logging.getLogger(__name__)
 
-DIFFERENT_LOSS = "different-loss"
-FINDINGS = "findings"
+_DIFFERENT_LOSS = "different-loss"
+_FINDINGS = "findings"
 VERDICTS: Mapping[str, Verdict] = {
     verdict.lower(): verdict for verdict in Verdict if verdict is not Verdict.INCOMPARABLE
 }
 """Condition to the verdict that meets it; runs that cannot be compared exit with 5 in any case."""
-CONDITIONS = (*VERDICTS, DIFFERENT_LOSS, FINDINGS)
-LOSS_CHECKS = ("loss_parity", "loss_drift", "nan_loss")
+CONDITIONS = (*VERDICTS, _DIFFERENT_LOSS, _FINDINGS)
+_LOSS_CHECKS = ("loss_parity", "loss_drift", "nan_loss")
 
 Comparisons = Sequence[ComparisonRecord]
 
@@ -62,7 +62,7 @@ def judge(
         GateFailed: naming every condition that is met, the arm, and its verdict with the interval.
         ChecksFailed: under `strict`, naming the checks.
     """
-    asked = [condition for condition in conditions if condition != FINDINGS]
+    asked = [condition for condition in conditions if condition != _FINDINGS]
     if asked and not comparisons:
         raise UsageError(
             f"--fail-on {','.join(asked)}: nothing was compared, there is one arm only",
@@ -81,14 +81,14 @@ def judge(
 
 
 def _met(condition: str, comparisons: Comparisons, findings: Sequence[Finding]) -> Iterator[str]:
-    if condition == FINDINGS:
+    if condition == _FINDINGS:
         try:
             require_clean(findings)
         except ChecksFailed as failed:
             yield failed.message
-    elif condition == DIFFERENT_LOSS:
+    elif condition == _DIFFERENT_LOSS:
         for finding in findings:
-            if finding.id in LOSS_CHECKS and finding.severity != "info":
+            if finding.id in _LOSS_CHECKS and finding.severity != "info":
                 yield f"{finding.seen} (limit: {finding.limit})"
     else:
         several = len({item.id for item in comparisons}) > 1
@@ -111,13 +111,13 @@ def _tell_unjudged(conditions: Sequence[str], comparisons: Comparisons, findings
                 pair,
             )
         required = question_named(item.question).loss_drift is None
-        if DIFFERENT_LOSS in conditions and required and item.loss_max_rel_diff is None:
+        if _DIFFERENT_LOSS in conditions and required and item.loss_max_rel_diff is None:
             why = (
                 f"losses are compared at level step only, and this is level {item.level}"
                 if item.level != "step"
                 else "its losses depend on who runs which samples (batch normalisation), or are not finite"
             )
-            log.warning("--fail-on %s: %s, %s", DIFFERENT_LOSS, pair, why)
-    for finding in findings if DIFFERENT_LOSS in conditions else ():
-        if finding.id in LOSS_CHECKS:
-            log.warning("--fail-on %s: not met by %s (limit: %s)", DIFFERENT_LOSS, finding.seen, finding.limit)
+            log.warning("--fail-on %s: %s, %s", _DIFFERENT_LOSS, pair, why)
+    for finding in findings if _DIFFERENT_LOSS in conditions else ():
+        if finding.id in _LOSS_CHECKS:
+            log.warning("--fail-on %s: not met by %s (limit: %s)", _DIFFERENT_LOSS, finding.seen, finding.limit)

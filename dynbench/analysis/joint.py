@@ -16,7 +16,7 @@ With k arms and the mean R of the scaled variances R_a, an unbiased one is R_a +
 Stat. Assoc. 43, 1948; G. K. Shukla, Heredity 29, 1972). It is used where it is the larger one: it may be negative, and
 what comes out too wide costs power, what comes out too narrow the level. Three arms have too few others for that, and
 each pair has its own spread; so it has where no two launches have all arms, or an arm is stored and met the others in
-another session. With two stages spreads are the first stage's (`two_stage`).
+another session. With two stages spreads are the first stage's (`stats`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dynbench.analysis.arms import Arm, pair_launches
-from dynbench.analysis.questions.base import Unit
-from dynbench.analysis.speedup import seconds_per_unit
+from dynbench.analysis.arms import Arm, pair_launches, seconds_per_unit
+from dynbench.analysis.question import Unit
 from dynbench.analysis.stats import Ratio, pair_spread, student_t_quantile
 
 FloatArray = NDArray[np.float64]
@@ -39,7 +38,7 @@ FloatArray = NDArray[np.float64]
 Basis = Literal["arms", "own"]
 """Whose spread a test rests on: one of each arm, or that of the pair's own log ratios."""
 
-FEWEST_ARMS = 4
+_FEWEST_ARMS = 4
 """Arms below which residuals do not tell one arm's spread from another's."""
 
 
@@ -141,7 +140,7 @@ def arm_spreads(arms: Sequence[Arm], unit: Unit, first: int | None = None) -> Ar
         first: launches of the first stage, whose spread is kept; None is all.
     """
     table = launch_table(arms, unit)[:first]
-    if len(arms) < FEWEST_ARMS or len(table) < 2:
+    if len(arms) < _FEWEST_ARMS or len(table) < 2:
         return ArmSpreads({}, 0)
     labels = [arm.label for arm in arms]
     return ArmSpreads(dict(zip(labels, arm_variances(table).tolist(), strict=True)), len(table) - 1)

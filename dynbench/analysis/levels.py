@@ -16,13 +16,17 @@ from dynbench.analysis.record import LEVELS, Level
 from dynbench.config.image_rules import known_entry
 from dynbench.runs.run import Run
 
+log = logging.getLogger(__name__)
+
+Weights = Mapping[str, NDArray[np.generic]]
+
 PARITY_STEPS = 50
 """Steps from the first on, warm-up included, in which the losses of equal gradients have to agree."""
 
-AGREED_STEPS = 10
+_AGREED_STEPS = 10
 """Losses that differ by rounding alone in so many first steps are of equal gradients; a wrong one shows at once."""
 
-JUMP = 100.0
+_JUMP = 100.0
 """A later difference this many times larger than any before it is no amplified rounding."""
 
 ROUNDING = 1e-6
@@ -31,11 +35,11 @@ ROUNDING = 1e-6
 LEAST_TOLERANCE = 1e-3
 """Relative difference of a loss that wrong gradients exceed, and that of fp32 stays far below."""
 
-UNIT_ROUNDOFF = {"fp32": 2**-24, "fp16": 2**-11, "bf16": 2**-8}
+_UNIT_ROUNDOFF = {"fp32": 2**-24, "fp16": 2**-11, "bf16": 2**-8}
 """By precision, the largest relative error of rounding a number to it; the mean one is half of it."""
 LAST = "model/last/model.safetensors"
 """Within a run's folder: the model after the last step."""
-LARGEST_MB = 256
+_LARGEST_MB = 256
 """Larger models are not read."""
 
 
@@ -121,8 +125,8 @@ def loss_difference(pairs: Sequence[Pair]) -> float | None:
 
     Sums in another order round differently, and training amplifies that without end: over hundreds of steps the losses
     of equal gradients come apart smoothly, or under AdamW within ten. So the first `PARITY_STEPS` steps count, in which
-    wrong gradients show, or `AGREED_STEPS` of them where these differ by rounding alone; and of the later ones those
-    that rise to `JUMP` times all before them at once. A step without weight has a loss of 0.
+    wrong gradients show, or `_AGREED_STEPS` of them where these differ by rounding alone; and of the later ones those
+    that rise to `_JUMP` times all before them at once. A step without weight has a loss of 0.
 
     Returns:
         None where there is nothing to compare: a loss is not finite, or the model normalises over the samples that a
@@ -136,8 +140,8 @@ def loss_difference(pairs: Sequence[Pair]) -> float | None:
         scale = np.maximum(np.maximum(np.abs(left), np.abs(right)), np.finfo(np.float64).tiny)
         differences = np.abs(left - right) / scale
         before = np.maximum.accumulate(np.concatenate(([ROUNDING], differences)))[:-1]
-        counted = AGREED_STEPS if differences[:AGREED_STEPS].max(initial=0.0) <= ROUNDING else PARITY_STEPS
-        counts = (np.arange(len(differences)) < counted) | (differences > JUMP * before)
+        counted = _AGREED_STEPS if differences[:_AGREED_STEPS].max(initial=0.0) <= ROUNDING else PARITY_STEPS
+        counts = (np.arange(len(differences)) < counted) | (differences > _JUMP * before)
         worst = max(worst, float(differences[counts].max(initial=0.0)))
     return worst
 
@@ -164,9 +168,9 @@ def loss_tolerance(pairs: Sequence[Pair]) -> LossTolerance:
     add up to a random walk. Two layers of DistilBERT came apart by 1.4e-3 within 27 steps of bf16, of 1.0e-2 allowed.
     """
     runs = [run for pair in pairs for run in pair]
-    precision = max((run.facts.config.train.precision for run in runs), key=lambda name: UNIT_ROUNDOFF.get(name, 0.0))
+    precision = max((run.facts.config.train.precision for run in runs), key=lambda name: _UNIT_ROUNDOFF.get(name, 0.0))
     steps = min(PARITY_STEPS, max(run.steps.height for run in runs))
-    walk = UNIT_ROUNDOFF.get(precision, 0.0) / 2 * math.sqrt(steps)
+    walk = _UNIT_ROUNDOFF.get(precision, 0.0) / 2 * math.sqrt(steps)
     return LossTolerance(max(LEAST_TOLERANCE, walk), precision, steps)
 
 
@@ -186,11 +190,6 @@ def loss_drift(pairs: Sequence[Pair]) -> float | None:
     return float(candidate / baseline - 1) if baseline and np.isfinite(means).all() else None
 
 
-log = logging.getLogger(__name__)
-
-Weights = Mapping[str, NDArray[np.generic]]
-
-
 def weights_difference(pairs: Sequence[Pair]) -> float | None:
     """Largest difference of a weight between the launches of a pair, relative to the largest weight.
 
@@ -198,21 +197,15 @@ def weights_difference(pairs: Sequence[Pair]) -> float | None:
         None where a launch kept no model, or a large one, or their models are not of one shape, or some difference of
         their weights is no number.
     """
-    found = [_difference(_read(a.run), _read(b.run)) for a, b in pairs] if pairs and _kept(pairs) else []
+    found = [_difference(_read(a.run), _read(b.run)) for a, b in pairs] if pairs and _readable(pairs) else []
     known = [difference for difference in found if difference is not None]
     return max(known) if known and len(known) == len(found) else None
 
 
-def _kept(pairs: Sequence[Pair]) -> bool:
+def _readable(pairs: Sequence[Pair]) -> bool:
     """Whether all launches kept a model that is read in a moment."""
-    return all(0 < _size_mb(run) <= LARGEST_MB for pair in pairs for run in pair)
-
-
-def _size_mb(merged: MergedRun) -> float:
-    try:
-        return (merged.run.path / LAST).stat().st_size / 1e6
-    except OSError:
-        return 0.0
+    files = [run.run.path / LAST for pair in pairs for run in pair]
+    return all(file.is_file() and 0 < file.stat().st_size <= 1e6 * _LARGEST_MB for file in files)
 
 
 def _read(run: Run) -> Weights | None:

@@ -1,14 +1,25 @@
-"""Over links of which speeds an arm's step is shorter than another's, by the model of `link_model`."""
+"""How long a step would last over links of other speeds, and over which of them an arm's is shorter than another's.
+
+A step of T, in which t_tr went to transfer, a part h of it beside other work, would last over a link of speed b, with V
+bytes of all traffic,
+
+    T(b) = T - (t_tr - h) + max(0, V / b - h)
+
+so that what was hidden stays hidden and what a slower link takes longer is exposed, with nothing for its delay or for
+collectives that disturb each other. A strategy that has more to hide it behind is faster than that. Compressing is
+in T, so that the speeds over which a compressor pays follow from the same: there its T(b) is the smaller one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 
-from dynbench.analysis.link_model import SPEEDS_GBPS, gbps_of, mean_ms, ms_per_byte_of, predicted_ms, steps_of
-from dynbench.analysis.measure import Summaries
+from dynbench.analysis.measure import Launches, Measured, Summaries, lookup, measure
 from dynbench.analysis.record import LinksRecord, Span
-from dynbench.analysis.tables import Label, Launches, format_value, in_english
+from dynbench.table_text import Label, format_value, in_english
 
 SLOWEST_GBPS = 0.001
 """No slower link is looked at: arms whose bytes are all but equal cross at speeds that no link has."""
@@ -30,7 +41,7 @@ def faster_gbps(arm: Summaries, baseline: Summaries) -> list[Span] | None:
         least = mean_ms(others, ms_per_byte)
         return least - mean_ms(steps, ms_per_byte) - LEAST * least
 
-    end = ms_per_byte_of(SLOWEST_GBPS)
+    end = _ms_per_byte_of(SLOWEST_GBPS)
     bends = (each.hidden_ms / each.sent for each in (*steps, *others) if each.sent)
     edges = sorted({0.0, end, *(bend for bend in bends if bend < end)})
     edges = sorted({*edges, *_crossings(ahead, edges)})
@@ -38,7 +49,7 @@ def faster_gbps(arm: Summaries, baseline: Summaries) -> list[Span] | None:
     for low, high in pairwise(edges):
         if ahead((low + high) / 2) <= 0:
             continue
-        slowest, fastest = 0.0 if high == end else gbps_of(high), gbps_of(low) if low else None
+        slowest, fastest = 0.0 if high == end else _gbps_of(high), _gbps_of(low) if low else None
         if spans and spans[-1][0] == fastest:
             spans[-1] = (slowest, spans[-1][1])
         else:
@@ -95,3 +106,78 @@ def _crossings(ahead: Callable[[float], float], edges: Sequence[float]) -> list[
 
 def _cell(value: float | None) -> str:
     return format_value(value, "")
+
+
+SPEEDS_GBPS = (1, 10, 25, 100, 400)
+"""Links that steps are predicted for, Gb/s."""
+_BYTES_PER_MS = 1e9 / 8 / 1e3
+"""Of a link of 1 Gb/s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A run's mean step as the model has it.
+
+    Attributes:
+        apart_ms: without what of the transfer was exposed.
+        hidden_ms: of the transfer.
+        sent: bytes of all traffic.
+    """
+
+    apart_ms: float
+    hidden_ms: float
+    sent: float
+
+    def over(self, ms_per_byte: float) -> float:
+        """Its time over a link so slow."""
+        return self.apart_ms + max(0.0, self.sent * ms_per_byte - self.hidden_ms)
+
+
+def _step_of(summary: Mapping[str, object]) -> Step | None:
+    """The step of a run; None where its transfer is not known."""
+    step, transfer, hidden, sent = (
+        lookup(summary, key)
+        for key in ("step_time_ms.mean", "comm_transfer_ms.mean", "overlap_fraction", "bytes_wire.mean")
+    )
+    if step is None or transfer is None or sent is None:
+        return None
+    beside = transfer * (hidden or 0.0)
+    return Step(step - (transfer - beside), beside, sent)
+
+
+def predicted_ms(summaries: Summaries, gbps: float) -> float | None:
+    """T(b) of an arm, mean over launches; None where the transfer of one is not known."""
+    steps = steps_of(summaries)
+    return None if steps is None else mean_ms(steps, _ms_per_byte_of(gbps))
+
+
+def steps_of(summaries: Summaries) -> list[Step] | None:
+    """The steps of an arm; None where that of one launch is not known."""
+    known = [step for each in summaries if (step := _step_of(each)) is not None]
+    return known if known and len(known) == len(summaries) else None
+
+
+def mean_ms(steps: Sequence[Step], ms_per_byte: float) -> float:
+    """Over a link so slow, mean over launches."""
+    return fmean(step.over(ms_per_byte) for step in steps)
+
+
+def _ms_per_byte_of(gbps: float) -> float:
+    """How slow a link of that speed is."""
+    return 1 / (gbps * _BYTES_PER_MS)
+
+
+def _gbps_of(ms_per_byte: float) -> float:
+    """Speed of a link so slow."""
+    return 1 / (ms_per_byte * _BYTES_PER_MS)
+
+
+def _links(at: Measured) -> dict[str, float | None]:
+    return {f"{speed}": predicted_ms([at.summary], speed) for speed in SPEEDS_GBPS}
+
+
+class Links:
+    """Predicted from what was measured."""
+
+    predicted_ms: dict[str, float | None] = measure(_links)
+    """By speed of the link in Gb/s the step time; null where the transfer is not known."""

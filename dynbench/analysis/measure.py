@@ -13,20 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
+from statistics import harmonic_mean
 from typing import Any, Literal, TypedDict, TypeVar, cast, get_args, get_type_hints, is_typeddict
 
 import numpy as np
 import polars as pl
 
-from dynbench.analysis.comparability import fact
 from dynbench.analysis.merge import MergedRun
-from dynbench.analysis.run_facts import RunFacts
+from dynbench.analysis.run_facts import RunFacts, fact
 from dynbench.config.image_rules import has_lengths
 from dynbench.config.schema import Config
 
 Summaries = Sequence[Mapping[str, object]]
 """Those of an arm's launches."""
+Launches = Mapping[str, Summaries]
+"""Name of the arm to the summaries of its launches."""
 T = TypeVar("T")
 
 
@@ -247,10 +248,20 @@ def number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def mean_of_all(values: Sequence[float | None]) -> float | None:
-    """Mean; None where one of the values is not known, or there is none."""
-    known = [value for value in values if value is not None]
-    return fmean(known) if known and len(known) == len(values) else None
+def mean(key: str, values: Sequence[float]) -> float:
+    """Mean of a number over runs: of `waste.s` the harmonic one, as the shares of the time have means of their own."""
+    return harmonic_mean(values) if key == "waste.s" else sum(values) / len(values)
+
+
+def known_values(summaries: Summaries, key: str) -> list[float]:
+    """A number of those summaries that have it."""
+    return [value for summary in summaries if (value := lookup(summary, key)) is not None]
+
+
+def mean_over(summaries: Summaries, key: str, *, of_known: bool = False) -> float | None:
+    """Mean of a number over launches; None where one of them lacks it, or with `of_known` where all do."""
+    values = known_values(summaries, key)
+    return mean(key, values) if values and (of_known or len(values) == len(summaries)) else None
 
 
 def total(steps: pl.DataFrame, column: str) -> float | None:

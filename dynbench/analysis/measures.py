@@ -10,11 +10,9 @@ from typing import Any, TypedDict
 
 import polars as pl
 
-from dynbench.analysis.communication import COMMUNICATION, Communication, Compression, compression_of
-from dynbench.analysis.comparability import fact
-from dynbench.analysis.crowding import oversubscribed
-from dynbench.analysis.epochs import Epochs, epochs_of
-from dynbench.analysis.link_model import Links
+from dynbench.analysis.communication import COMMUNICATION, BesideNull, Communication, Compression, compression_of
+from dynbench.analysis.evaluations import QUALITY, Epochs, Evaluation, Targets, epochs_of, evaluation_of, targets_of
+from dynbench.analysis.links import Links
 from dynbench.analysis.measure import (
     Mean,
     Measured,
@@ -30,11 +28,10 @@ from dynbench.analysis.measure import (
     spread,
 )
 from dynbench.analysis.memory import Memory
-from dynbench.analysis.null_run import BesideNull
 from dynbench.analysis.pace import SlowestRanks, slowest_ranks
 from dynbench.analysis.profile import Profile, profile_of
 from dynbench.analysis.proxy import Proxy, proxy_error
-from dynbench.analysis.targets import QUALITY, Evaluation, Targets, evaluation_of, targets_of
+from dynbench.analysis.run_facts import fact, oversubscribed
 from dynbench.analysis.waste import Waste, waste_of
 from dynbench.runs.phrase import PhraseRecord
 
@@ -65,18 +62,18 @@ class Facts:
     link_gbps: float | None = measure(lambda at: at.facts.link_gbps, unit="Gb/s")
     """Speed of the emulated link over which it sent (`launch.link_gbps`), of which then all its times are; null where
     there was none."""
-    world_size: int = measure(lambda at: at.run.world_size, unit="ranks")
+    world_size: int = measure(lambda at: at.run.world_size)
     """Ranks of the launch."""
-    workers: int = measure(lambda at: at.run.workers, unit="ranks")
+    workers: int = measure(lambda at: at.run.workers)
     """Ranks that train (G); the others serve them."""
     oversubscribed: bool | None = measure(lambda at: oversubscribed(at.facts))
     """Whether the computing threads of a node's ranks are more than its cores; null of devices, and where the cores are
     not known."""
-    global_batch: int = measure(lambda at: at.config.train.global_batch, unit="samples")
+    global_batch: int = measure(lambda at: at.config.train.global_batch)
     """Samples of a step over all ranks, as configured (B)."""
-    steps: int = measure(lambda at: at.steps.height, unit="steps")
+    steps: int = measure(lambda at: at.steps.height)
     """Complete measured steps."""
-    warmup_steps: int = measure(lambda at: at.run.steps.height - at.steps.height - at.run.settling, unit="steps")
+    warmup_steps: int = measure(lambda at: at.run.steps.height - at.steps.height - at.run.settling)
     """Complete warm-up steps."""
     rows: int = measure(lambda at: at.run.rows, unit="rows")
     """Rows of all ranks, warm-up included."""
@@ -84,11 +81,11 @@ class Facts:
     """Whether something of the run is missing."""
     missing: list[str] = measure(lambda at: list(at.run.lacks))
     """What is missing."""
-    samples: int = measure(lambda at: at.count("global_batch"), unit="samples")
+    samples: int = measure(lambda at: at.count("global_batch"))
     """Of all measured steps."""
     real_tokens: int = measure(lambda at: at.count("real_tokens"))
     """Of all measured steps, without padding."""
-    skipped_steps: int = measure(lambda at: at.count("skipped"), unit="steps")
+    skipped_steps: int = measure(lambda at: at.count("skipped"))
     """Steps whose optimizer step the loss scaler skipped."""
 
 
@@ -273,11 +270,11 @@ class Quality:
     targets: Targets | None = measure(lambda at: targets_of(at.run))
     """What the run took to a perplexity, and how far it came in a time; null where neither is asked for."""
     nan_steps: int = measure(
-        lambda at: at.steps.filter(~pl.col("finite") | pl.col("skipped")).height, unit="steps", column="nan_steps"
+        lambda at: at.steps.filter(~pl.col("finite") | pl.col("skipped")).height, column="nan_steps"
     )
     """Steps with a loss, or norm of the gradient, that is no finite number, or left out by the loss scaler."""
     clipped_steps: int | None = measure(
-        lambda at: at.count("clipped") if "clipped" in at.steps.columns else None, unit="steps", column="clipped_steps"
+        lambda at: at.count("clipped") if "clipped" in at.steps.columns else None, column="clipped_steps"
     )
     """Steps whose gradient was scaled down to `train.max_grad_norm`; null without one."""
 

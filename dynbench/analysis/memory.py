@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TypedDict, cast
 
 import polars as pl
 
-from dynbench.analysis.measure import Spread, lookup, mean_of_all, measure, number, shown, spread
+from dynbench.analysis.measure import Spread, mean_over, measure, number, shown, spread
 from dynbench.analysis.merge import MergedRun
 from dynbench.config.held import copies_held
 from dynbench.config.ranks import ranks_of
@@ -56,11 +55,11 @@ def memory_parts(merged: MergedRun) -> MemoryParts | None:
     ranks = [rank for rank in counted if rank["rank"] >= facts.servers] if isinstance(counted, list) else []
     if not ranks:
         return None
-    held = {moment: {kind: _mean_of(ranks, f"{moment}.{kind}") for kind in Held.__annotations__} for moment in MOMENTS}
-    whole = _mean_of(ranks, "whole_mb")
+    held = {moment: {kind: mean_over(ranks, f"{moment}.{kind}") for kind in Held.__annotations__} for moment in MOMENTS}
+    whole = mean_over(ranks, "whole_mb")
     copies = copies_held(facts.config, ranks_of(facts.config, merged.world_size))
     formula = None if whole is None else copies * whole
-    beside = {"activations_mb": _mean_of(ranks, "activations_mb"), "model_mb": whole, "formula_mb": formula}
+    beside = {"activations_mb": mean_over(ranks, "activations_mb"), "model_mb": whole, "formula_mb": formula}
     return cast(MemoryParts, {**held, **beside})
 
 
@@ -68,10 +67,6 @@ def largest(merged: MergedRun, side: str, column: str) -> float | None:
     """Of a column over a side's ranks and measured steps; None where there are none, or it is not known."""
     peak = merged.measured_rows(side).select(pl.col(column).max()).collect().item()
     return None if peak is None else float(peak)
-
-
-def _mean_of(ranks: Sequence[Mapping[str, object]], key: str) -> float | None:
-    return mean_of_all([lookup(rank, key) for rank in ranks])
 
 
 class MemoryOverRanks:

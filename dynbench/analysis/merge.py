@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -49,8 +49,8 @@ class MergedRun:
         run: where it comes from.
         facts: its configuration, environment and status.
         steps: one row per complete step in order of step, warm-up included, of the workers' rows alone; columns are in
-            `steps.step_table`, and `block` of `blocks.number_blocks`.
-        blocks: one row per contiguous block of measured steps, with its time; columns are in `blocks.block_times`.
+            `steps.step_table`, and `block` of `steps.number_blocks`.
+        blocks: one row per contiguous block of measured steps, with its time; columns are in `steps.block_times`.
         rows: rows of all ranks that could be read, warm-up included.
         ranks: ranks whose file can be used.
         missing_ranks: ranks that were launched and have no usable row.
@@ -58,7 +58,8 @@ class MergedRun:
         torn_lines: lines of rank files that were dropped.
         notes: what was wrong with which file.
         evaluations: step, loss, accuracy or perplexity, samples of every evaluation, in order of step.
-        calls: when the collectives of every rank were under way, see `calls.read_calls`; None where that was not kept.
+        calls: when the collectives of every rank were under way, see `rank_files.read_calls`; None where that was not
+            kept.
         ideal_ms: what the work of its measured steps takes at least, as arms of the same work show (`recovery`);
             None where no arms are compared, nan where they do not share the work.
     """
@@ -111,23 +112,21 @@ class MergedRun:
     @cached_property
     def lacks(self) -> tuple[Phrase, ...]:
         """What is missing for a whole run, in words; empty for a whole one."""
-        return tuple(self._lacks())
+        found = []
+        if self.facts.status != "completed":
+            found.append(Phrase.of("lacks.status", status=status_phrase(self.facts.status)))
+        if self.missing_ranks:
+            missing, first = len(self.missing_ranks), self.missing_ranks[:8]
+            found.append(Phrase.of("lacks.ranks", missing=missing, world_size=self.world_size, ranks=first))
+        measured, steps = self.measured.height, self.facts.config.train.steps - self.settling
+        if measured < steps:
+            found.append(Phrase.of("lacks.steps", measured=measured, steps=steps))
+        return tuple(found)
 
     @property
     def partial(self) -> bool:
         """Whether something of the run is missing."""
         return bool(self.lacks)
-
-    def _lacks(self) -> Iterator[Phrase]:
-        if self.facts.status != "completed":
-            status = status_phrase(self.facts.status)
-            yield Phrase.of("lacks.status", status=status)
-        if self.missing_ranks:
-            missing, first = len(self.missing_ranks), self.missing_ranks[:8]
-            yield Phrase.of("lacks.ranks", missing=missing, world_size=self.world_size, ranks=first)
-        measured, steps = self.measured.height, self.facts.config.train.steps - self.settling
-        if measured < steps:
-            yield Phrase.of("lacks.steps", measured=measured, steps=steps)
 
     def side_rows(self, side: str) -> pl.LazyFrame:
         """The merged rows of the ranks of one of `SIDES`, with their number among those that train as `worker`."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import geometric_mean, harmonic_mean
+from statistics import geometric_mean
 
-from dynbench.analysis.measure import Metric, Summaries, lookup, metrics_of
+from dynbench.analysis.measure import Metric, Summaries, known_values, lookup, mean, mean_over, metrics_of
 from dynbench.analysis.measures import MEASURES
 
 METRICS = tuple(metrics_of(MEASURES))
@@ -19,7 +19,7 @@ FAMILIES: Mapping[str, Mapping[str, str]] = {
     for family in dict.fromkeys(metric.family for metric in METRICS)
 }
 """Name of the family to key of the metric to its heading as a column."""
-OF_TIME = ("ms", "s", "samples/s", "real tokens/s")
+_OF_TIME = ("ms", "s", "samples/s", "real tokens/s")
 """Units of times and rates."""
 
 
@@ -44,12 +44,7 @@ def by_family(metrics: Sequence[Metric]) -> dict[str, list[Metric]]:
 
 def means(summaries: Summaries) -> dict[str, float]:
     """Mean over summaries of every metric that all of them have, by metric key."""
-    return {metric.key: mean(metric.key, values) for metric in METRICS if (values := _values(metric, summaries))}
-
-
-def mean(key: str, values: Sequence[float]) -> float:
-    """Mean of a number over runs: of `waste.s` the harmonic one, as the shares of the time have means of their own."""
-    return harmonic_mean(values) if key == "waste.s" else sum(values) / len(values)
+    return {metric.key: value for metric in METRICS if (value := mean_over(summaries, metric.key)) is not None}
 
 
 def improvement_percent(metric: Metric, baseline: float | None, candidate: float | None) -> float | None:
@@ -80,10 +75,10 @@ def improvements(before: Summaries, after: Summaries, *, leak: bool = False) -> 
     told = [metric for metric in METRICS if metric.of is None or not unlike[metric.of]]
     found = {}
     for metric in told:
-        old, new = _values(metric, before), _values(metric, after)
-        if not old or not new:
+        old, new = known_values(before, metric.key), known_values(after, metric.key)
+        if not old or not new or len(old) < len(before) or len(new) < len(after):
             continue
-        if metric.unit in OF_TIME and all(value > 0 for value in (*old, *new)):
+        if metric.unit in _OF_TIME and all(value > 0 for value in (*old, *new)):
             gain = improvement_percent(metric, geometric_mean(old), geometric_mean(new))
         else:
             gain = improvement_percent(metric, mean(metric.key, old), mean(metric.key, new))
@@ -95,9 +90,3 @@ def improvements(before: Summaries, after: Summaries, *, leak: bool = False) -> 
 def equal_batches(*arms: Summaries) -> bool:
     """Whether the steps of all launches have one global batch, as far as their summaries say."""
     return len({lookup(summary, "global_batch") for arm in arms for summary in arm}) <= 1
-
-
-def _values(metric: Metric, summaries: Summaries) -> list[float]:
-    """A metric of every summary; none where one of them lacks it."""
-    values = [value for summary in summaries if (value := lookup(summary, metric.key)) is not None]
-    return values if len(values) == len(summaries) else []

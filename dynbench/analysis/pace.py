@@ -23,24 +23,24 @@ import numpy as np
 import polars as pl
 
 from dynbench.analysis.arms import Arm
-from dynbench.analysis.compute_fit import FloatArray
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.stats import CONSISTENCY, theil_sen
+from dynbench.analysis.waste import FloatArray
 from dynbench.units import Unit
 
-MOST_STEPS = 500
+_MOST_STEPS = 500
 """The line is fitted to so many steps, of more to evenly spaced ones."""
 PACE_LIMIT = 1.10
 """Times of the other ranks' pace from which a rank counts as slow; cores of one machine differ by a few percent."""
-STANDARD_ERRORS = 4
+_STANDARD_ERRORS = 4
 """By so many a pace is above 1 in earnest."""
-SIGNIFICANCE = 0.05
+_SIGNIFICANCE = 0.05
 """Probability, over all ranks, at which one of equal ranks would be slowest as often as a rank that is named."""
-FEWEST_STEPS = 20
+_FEWEST_STEPS = 20
 """Measured steps of a launch below which it is not judged."""
-MAX_PACE_STEPS = 2_000
+_MAX_PACE_STEPS = 2_000
 """Most measured steps of a launch that paces are fitted to, evenly spaced."""
-INNER = (0.05, 0.95)
+_INNER = (0.05, 0.95)
 """Quantiles of the other ranks' shares of work within which a rank's own is held against them."""
 _WORK = ("micro_batches", "local_batch", "padded_tokens", "max_seq_len_in_batch")
 _COLUMNS = ("plan_ms", "data_ms", "compute_ms", *_WORK)
@@ -58,7 +58,7 @@ def step_paces(run: MergedRun) -> FloatArray:
     """
     times = run.measured["step_time_max_ms"].to_numpy().astype(np.float64)
     tokens = step_tokens(run)
-    chosen = np.unique(np.linspace(0, len(times) - 1, min(len(times), MOST_STEPS)).astype(np.int64))
+    chosen = np.unique(np.linspace(0, len(times) - 1, min(len(times), _MOST_STEPS)).astype(np.int64))
     slope = theil_sen(tokens[chosen], times[chosen])
     overhead = float(np.median(times - slope * tokens))
     paces: FloatArray = times / np.maximum(overhead + slope * tokens, times.min())
@@ -182,9 +182,9 @@ def slow_ranks(runs: Sequence[MergedRun]) -> Iterator[SlowRank]:
     leaves (`_effective`). A rank whose work is like none of the others', so that its pace cannot be told, is not named.
 
     Args:
-        runs: launches of one arm; those with fewer than `FEWEST_STEPS`, or without rows of a rank, are left out.
+        runs: launches of one arm; those with fewer than `_FEWEST_STEPS`, or without rows of a rank, are left out.
     """
-    launches = [_by_step(run) for run in runs if run.measured.height >= FEWEST_STEPS and not run.missing_ranks]
+    launches = [_by_step(run) for run in runs if run.measured.height >= _FEWEST_STEPS and not run.missing_ranks]
     ranks = runs[0].workers
     if not launches or ranks < 2:
         return
@@ -231,7 +231,7 @@ def _more_often(slowest: Sequence[FloatArray], ranks: int) -> bool:
 
     steps = [_effective(each) for each in slowest]
     times = sum(float(each.mean()) * worth for each, worth in zip(slowest, steps, strict=True))
-    return times > 0 and float(betainc(times, sum(steps) - times + 1, 1 / ranks)) < SIGNIFICANCE / ranks
+    return times > 0 and float(betainc(times, sum(steps) - times + 1, 1 / ranks)) < _SIGNIFICANCE / ranks
 
 
 def _effective(series: FloatArray) -> float:
@@ -252,13 +252,13 @@ def _pace(apart: Sequence[FloatArray]) -> float | None:
         apart: per launch, of `_apart`.
     """
     logs = np.concatenate(apart)
-    if logs.size < FEWEST_STEPS // 2:
+    if logs.size < _FEWEST_STEPS // 2:
         return None
     centre = float(np.median(logs))
     spread = CONSISTENCY * float(np.median(np.abs(logs - centre)))
     # The median of normal data has a standard error of 1.2533 standard deviations over the root of n.
     error = 1.2533 * spread / math.sqrt(sum(map(_effective, apart)))
-    return math.exp(centre) if centre > STANDARD_ERRORS * error else None
+    return math.exp(centre) if centre > _STANDARD_ERRORS * error else None
 
 
 def _apart(columns: Mapping[str, FloatArray], rank: int) -> FloatArray:
@@ -269,10 +269,10 @@ def _apart(columns: Mapping[str, FloatArray], rank: int) -> FloatArray:
     otherwise would look like a slow rank. What all ranks share in a step cancels.
     """
     steps = len(columns["compute_ms"])
-    chosen = np.unique(np.linspace(0, steps - 1, min(steps, MAX_PACE_STEPS)).astype(np.int64))
+    chosen = np.unique(np.linspace(0, steps - 1, min(steps, _MAX_PACE_STEPS)).astype(np.int64))
     compute, work = columns["compute_ms"][chosen], np.stack([columns[name][chosen] for name in _WORK])
     others = np.arange(compute.shape[1]) != rank
-    low, high = np.quantile(work[:, :, others].reshape(len(_WORK), -1), INNER, axis=1)
+    low, high = np.quantile(work[:, :, others].reshape(len(_WORK), -1), _INNER, axis=1)
     own = work[:, :, rank]
     alike = np.all((own >= low[:, None]) & (own <= high[:, None]), axis=0) & np.all(compute > 0, axis=1)
     design = np.stack([*work, work[2] * work[3]], axis=-1)

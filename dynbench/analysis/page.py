@@ -1,18 +1,27 @@
-"""What people read of an analysis over several runs: its tables, a line per verdict, and summary.md."""
+"""What people read of a run and of an analysis over several: tables, a line per verdict, notes, and summary.md."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dynbench.analysis import tables
 from dynbench.analysis.comparison import Comparison
-from dynbench.analysis.crowding import load_of
+from dynbench.analysis.comparison_tables import RANKING, SCALING, SIDE_BY_SIDE, held_jointly, metric_tables, overview
+from dynbench.analysis.finding import Finding
+from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.metrics import chosen_metrics, means
-from dynbench.analysis.ranking import held_jointly
-from dynbench.analysis.table_specs import RANKING, SCALING, SIDE_BY_SIDE, metric_tables, overview, tables_of
+from dynbench.analysis.run_facts import MARK, Load, RunFacts, load_of, read_data
+from dynbench.analysis.table_specs import tables_of
+from dynbench.analysis.tables import Rows, summary_rows
 from dynbench.analysis.verdict import Verdict
-from dynbench.table_text import Table
+from dynbench.runs.atomic import write_text
+from dynbench.table_text import Table, format_interval, format_ratio, pipes
+
+LEGEND = (
+    "Warm-up left out. A step lasts the maximum over ranks; throughput is the ratio of totals over the run's time, the "
+    "maximum over ranks for its steps together; spread is the standard deviation over ranks within a step; MB is 1e6 "
+    "bytes."
+)
 
 if TYPE_CHECKING:
     from dynbench.analysis.analyze import Report
@@ -47,28 +56,30 @@ def further_tables(report: Report) -> list[Table]:
 
 def arm_records(report: Report) -> list[dict[str, object]]:
     """The metrics in full precision: `metric`, `title`, `unit`, a column per arm, and its improvements in percent."""
-    return [
-        {f"{name}_percent" if name in gains else name: value for name, value in row.items()}
-        for gains in [{f"{item.candidate.label} gains" for item in report.comparisons}]
-        for row in metric_rows(report).iter_rows(named=True)
-    ]
+    gains = (f"{item.candidate.label} gains" for item in report.comparisons)
+    return metric_rows(report).rename({name: f"{name}_percent" for name in gains}).to_dicts()
 
 
-def metric_rows(report: Report) -> tables.Rows:
+def metric_rows(report: Report) -> Rows:
     """The same as a data frame."""
     gains = {f"{item.candidate.label} gains": item.improvement_percent for item in report.comparisons}
-    return tables.summary_rows(_values(report), gains)
+    return summary_rows(_values(report), gains)
 
 
 def rank_notes(report: Report) -> list[str]:
     """What the numbers of virtual ranks and emulated links rest on, and which arms have more threads than cores."""
-    virtual = next((run.facts for run in report.runs if run.facts.virtual), None)
-    links = sorted({run.facts.link_gbps for run in report.runs if run.facts.link_gbps is not None})
-    loads = {arm.label: load_of(arm.runs[0].facts) for arm in report.arms}
+    return _notes([run.facts for run in report.runs], {arm.label: arm.runs[0].facts for arm in report.arms})
+
+
+def _notes(runs: Sequence[RunFacts], arms: Mapping[str, RunFacts]) -> list[str]:
+    """Those of some runs, and of arms by a run of theirs."""
+    virtual = [f"{facts.comm_model}" for facts in runs if facts.virtual][:1]
+    links = sorted({facts.link_gbps for facts in runs if facts.link_gbps is not None})
+    loads = {name: load_of(facts) for name, facts in arms.items()}
     return [
-        *([tables.virtual_note(virtual.comm_model)] if virtual else []),
-        *([tables.emulated_note(links)] if links else []),
-        *(tables.oversubscribed_note(name, load) for name, load in loads.items() if load and load.oversubscribed),
+        *(f"Ranks are virtual: measured one after another on one device. Communication: {said}." for said in virtual),
+        *([emulated_note(links)] if links else []),
+        *(_crowded(name, load) for name, load in loads.items() if load and load.oversubscribed),
     ]
 
 
@@ -97,7 +108,7 @@ def verdict_legend(report: Report) -> list[str]:
 def summary_markdown(report: Report) -> str:
     """The page of the analysis: verdicts in sentences, tables, and what the checks found."""
     first = overview_table(report)
-    pairs = [pair.record() for pair in report.pairs]
+    pairs = [pair.pair_record() for pair in report.pairs]
     ranked = RANKING.table(pairs)
     verdicts = [f"**{item.verdict}** ({item.level}): {item.reason}.{_recovered(item)}" for item in report.comparisons]
     gains = "; gains of times and rates are geometric means over pairs" if report.comparisons else ""
@@ -107,11 +118,11 @@ def summary_markdown(report: Report) -> str:
             *([first.markdown()] if first else []),
             *verdicts,
             *(table.markdown() for table in (*metrics(report), *further_tables(report))),
-            f"Means over launches{gains}. {tables.LEGEND}",
+            f"Means over launches{gains}. {LEGEND}",
             *rank_notes(report),
             *([ranked.markdown(), f"{held_jointly(pairs)}."] if ranked else []),
             "## Checks",
-            tables.findings_markdown(report.findings) + "\n",
+            _findings_markdown(report.findings) + "\n",
         ]
     )
 
@@ -122,8 +133,8 @@ def _values(report: Report) -> Mapping[str, Mapping[str, object]]:
 
 def _facts(item: Comparison) -> list[str]:
     found, pairs = item.judged, item.speedup.pairs
-    interval = f" {tables.format_interval(found.ends)}" if found.ends else ", no interval"
-    ratio = f"{item.candidate.label} {tables.format_ratio(found.estimate)}x {item.baseline.label}{interval}"
+    interval = f" {format_interval(found.ends)}" if found.ends else ", no interval"
+    ratio = f"{item.candidate.label} {format_ratio(found.estimate)}x {item.baseline.label}{interval}"
     notes = {
         "configured alike": item.aa,
         "virtual ranks": item.pairing.pairs[0][0].facts.virtual,
@@ -141,3 +152,43 @@ def _recovered(comparison: Comparison) -> str:
         return ""
     sentence = found.sentence(comparison.baseline.label)
     return f" {sentence[0].upper()}{sentence[1:]}."
+
+
+def _crowded(arm: str, load: Load) -> str:
+    """That the ranks of an arm share cores, to stand with every table of them."""
+    threads = "1 thread" if load.threads == 1 else f"{load.threads} threads"
+    return (
+        f"{MARK.capitalize()}: {arm} has {load.ranks} ranks of {threads} each on {load.cores} cores; "
+        "its times are also of ranks that wait for a core."
+    )
+
+
+def emulated_note(gbps: Iterable[object]) -> str:
+    """That numbers are of emulated links, and of which speeds, to stand with every table of them."""
+    speeds = ", ".join(f"{float(str(speed)):g}" for speed in gbps)
+    return f"The link between ranks was emulated: {speeds} Gb/s. No number here is of a real one."
+
+
+def _findings_markdown(findings: Sequence[Finding]) -> str:
+    """What the checks found as a Markdown table, or one line that says that they found nothing."""
+    if not findings:
+        return "No check found anything."
+    lines = [[item.severity, item.id, item.seen, item.limit, item.hint] for item in findings]
+    return pipes([["severity", "check", "seen", "limit", "next"], ["---"] * 5, *lines])
+
+
+def write_page(merged: MergedRun, summary: Mapping[str, object], findings: Sequence[Finding] | None) -> None:
+    """Writes summary.md of a run: its tables, and what the checks found, None where it was not analyzed by itself."""
+    facts = merged.facts
+    data = read_data(facts.env, facts.config.workload.max_length).lines()
+    parts = [
+        f"# {merged.label}",
+        *(each.markdown() for each in metric_tables({merged.label: summary}, {})),
+        *(each.markdown() for each in tables_of({merged.label: [summary]}).values()),
+        LEGEND,
+        *([f"**Partial run:** {'; '.join(merged.lacks)}."] if merged.lacks else []),
+        *_notes([facts], {"the run": facts}),
+        *(f"**{word.capitalize()}:** {text}." for word, text in data),
+        *([] if findings is None else ["## Checks", _findings_markdown(findings)]),
+    ]
+    write_text(merged.run.path / "summary.md", "\n\n".join(parts) + "\n")

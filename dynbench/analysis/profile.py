@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Annotated, TypedDict
+from typing import Annotated, Any, TypedDict, cast
 
 import polars as pl
 
-from dynbench.analysis.measure import ratio, total
+from dynbench.analysis.measure import Launches, Summaries, ratio, total
 from dynbench.analysis.merge import MergedRun
 from dynbench.errors import RecordError
 from dynbench.runs.json_record import read_json
-from dynbench.runs.records import (
-    COMMUNICATION,
-    PROFILE_SCHEMA_VERSION,
-    ProfileRow,
-    RankProfile,
-)
+from dynbench.runs.records import BY_ITSELF, COMMUNICATION, COMPUTE, PROFILE_SCHEMA_VERSION, RankProfile
 from dynbench.units import Unit
 
 log = logging.getLogger(__name__)
@@ -32,9 +29,9 @@ class ProfileShare(TypedDict):
     """Of the wire; `communication` for all of them, `past the wire` for what it did not begin, or `compute`."""
     calls: float
     """How often it was under way."""
-    ms: Annotated[float, Unit("ms")]
+    ms: float
     """Time in which it was, overlapping ones once."""
-    share: Annotated[float, Unit("fraction")]
+    share: float
     """Of the step."""
 
 
@@ -43,7 +40,7 @@ class Profile(TypedDict):
 
     first_step: int
     """The first step profiled."""
-    steps: Annotated[int, Unit("steps")]
+    steps: int
     """How many were."""
     ranks: Annotated[int, Unit("ranks")]
     """Whose profile could be read."""
@@ -67,14 +64,8 @@ def profile_of(merged: MergedRun) -> Profile | None:
     if not found:
         return None
     first, step_ms = found[0], fmean(profile.step_ms for profile in found)
-    by_place: dict[tuple[str, str], list[ProfileRow]] = {}
-    for profile in found:
-        for row in profile.rows:
-            by_place.setdefault((row.phase, row.operation), []).append(row)
-    rows: list[ProfileShare] = []
-    for (phase, operation), same in by_place.items():
-        calls, ms = (sum(getattr(row, name) for row in same) / len(found) for name in ("calls", "ms"))
-        rows.append({"phase": phase, "operation": operation, "calls": calls, "ms": ms, "share": ms / step_ms})
+    means = _by_place(([asdict(row) for row in profile.rows] for profile in found), ("calls", "ms"), len(found))
+    rows = [cast(ProfileShare, {**row, "share": row["ms"] / step_ms}) for row in means]
     steps = merged.steps.filter(pl.col("step").is_between(first.first_step, first.first_step + first.steps - 1))
     return {
         "first_step": first.first_step,
@@ -110,3 +101,93 @@ def _read(merged: MergedRun, name: str) -> RankProfile | None:
     except RecordError as error:
         log.warning("%s; the profile goes without it", error.message)
         return None
+
+
+PHASES = ("forward", "backward", "optimizer", "other")
+
+
+def profile_rows(launches: Launches) -> list[dict[str, Any]]:
+    """By arm, phase and operation, in this order, means over launches; one without an operation counts as none of it.
+
+    `share` is of the step.
+    """
+    return [row for name, summaries in launches.items() for row in _of_arm(name, _profiles(summaries))]
+
+
+def _of_arm(name: str, profiles: Sequence[Profile]) -> list[dict[str, Any]]:
+    means = _by_place((profile["rows"] for profile in profiles), ("calls", "ms", "share"), len(profiles))
+    return [{"arm": name, **row} for row in sorted(means, key=lambda row: PHASES.index(row["phase"]))]
+
+
+def _by_place(
+    profiles: Iterable[Iterable[Mapping[str, Any]]], keys: Sequence[str], count: int
+) -> Iterator[dict[str, Any]]:
+    """By phase and operation the means of the keys over so many profiles; one without a row counts as 0."""
+    by_place: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in (row for rows in profiles for row in rows):
+        by_place.setdefault((row["phase"], row["operation"]), []).append(row)
+    for (phase, operation), same in by_place.items():
+        yield {"phase": phase, "operation": operation, **{key: sum(row[key] for row in same) / count for key in keys}}
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """How much of an arm's profiled step is communication.
+
+    Attributes:
+        arm: its name.
+        step_ms: of a profiled step.
+        share: of the step, by the profiler.
+        wire_share: the same as the wire timed it; None where it did not.
+        of_phase: of each phase that has some; of records without the times of phases, none.
+        largest: the operation that takes most, and its part of the step; None where there is none.
+        compute_share: of the step, in which something was computed, beside communication too.
+    """
+
+    arm: str
+    step_ms: float
+    share: float
+    wire_share: float | None
+    of_phase: Mapping[str, float]
+    largest: tuple[str, float] | None
+    compute_share: float
+
+    @property
+    def of_backward(self) -> float | None:
+        """Of the backward pass; None where the times of phases are not known."""
+        return self.of_phase.get("backward", 0.0) if self.of_phase or not self.share else None
+
+    @property
+    def is_communication(self) -> bool:
+        """Whether communication is under way in more of the step than computing is."""
+        return self.share > self.compute_share
+
+
+def bottlenecks(launches: Launches) -> list[Bottleneck]:
+    """Of every arm with a profile."""
+    return [_bottleneck(name, profiles) for name, summaries in launches.items() if (profiles := _profiles(summaries))]
+
+
+def _profiles(summaries: Summaries) -> list[Profile]:
+    return [cast(Profile, found) for summary in summaries if (found := summary.get("profile"))]
+
+
+def _bottleneck(name: str, profiles: Sequence[Profile]) -> Bottleneck:
+    rows = _of_arm(name, profiles)
+    told = [found for one in profiles if (found := one.get("phase_ms"))]
+    whole = {phase: fmean(each[phase] for each in told) for phase in (told[0] if told else ())}
+    sent = {row["phase"]: row["ms"] for row in rows if row["operation"] == COMMUNICATION}
+    shares: dict[str, float] = {}
+    for row in rows:
+        if row["operation"] not in (COMPUTE, COMMUNICATION, BY_ITSELF):
+            shares[row["operation"]] = shares.get(row["operation"], 0.0) + row["share"]
+    wire = [value for one in profiles if (value := one.get("wire_comm_share")) is not None]
+    return Bottleneck(
+        arm=name,
+        step_ms=fmean(profile["step_ms"] for profile in profiles),
+        share=fmean(profile["comm_share"] for profile in profiles),
+        wire_share=fmean(wire) if wire else None,
+        of_phase={phase: sent[phase] / whole[phase] for phase in PHASES if sent.get(phase) and whole.get(phase)},
+        largest=max(shares.items(), key=lambda item: item[1], default=None),
+        compute_share=sum(row["share"] for row in rows if row["operation"] == COMPUTE),
+    )

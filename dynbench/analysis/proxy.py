@@ -15,12 +15,14 @@ from typing import Annotated, TypedDict
 import numpy as np
 import polars as pl
 
-from dynbench.analysis.compute_fit import FloatArray, relative_speeds
 from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.waste import FloatArray, relative_speeds
 from dynbench.errors import RecordError
 from dynbench.runs.probe_record import ProbeRecord, read_probe
 from dynbench.schedule.cost import CostModel
 from dynbench.units import Unit
+
+log = logging.getLogger(__name__)
 
 MOST_ROWS = 1_000_000
 _COLUMNS = ("worker", "compute_ms", "optimizer_ms", "data_ms", "padded_tokens", "micro_batches")
@@ -83,7 +85,7 @@ def proxy_error(merged: MergedRun) -> Proxy:
     return {
         "cost_type": merged.facts.config.schedule.cost_type,
         "padded_tokens": _error(tokens / speeds, compute_ms, scaled=True),
-        "cost": _nothing() if predicted is None else _error(predicted / speeds, time_ms, scaled=not in_ms),
+        "cost": _error(None if predicted is None else predicted / speeds, time_ms, scaled=not in_ms),
     }
 
 
@@ -129,20 +131,13 @@ def _predicted(cost: CostModel, columns: dict[str, FloatArray]) -> FloatArray | 
     return cost.of_rank(cost.cost_packed(tokens, tokens2) + (parts - 1) * cost.alpha, parts)
 
 
-def _error(predicted: FloatArray, time_ms: FloatArray, *, scaled: bool) -> ProxyError:
-    if len(predicted) < 2 or not predicted.sum() > 0:
-        return _nothing()
+def _error(predicted: FloatArray | None, time_ms: FloatArray, *, scaled: bool) -> ProxyError:
+    if predicted is None or len(predicted) < 2 or not predicted.sum() > 0:
+        return {"correlation": None, "mape": None}
     factor = time_ms.sum() / predicted.sum() if scaled else 1.0
     mape = float(np.mean(np.abs(factor * predicted - time_ms) / time_ms))
     spread = predicted.std() > 0 and time_ms.std() > 0
     return {"correlation": float(np.corrcoef(predicted, time_ms)[0, 1]) if spread else None, "mape": mape}
-
-
-def _nothing() -> ProxyError:
-    return {"correlation": None, "mape": None}
-
-
-log = logging.getLogger(__name__)
 
 
 def predicted_speedup(baseline: MergedRun, candidate: MergedRun) -> float | None:
@@ -152,9 +147,8 @@ def predicted_speedup(baseline: MergedRun, candidate: MergedRun) -> float | None
     batch, another window, or one micro-batch per rank where the runs may take several.
     """
     probe = _probe_of(candidate) or _probe_of(baseline)
-    if probe is None:
-        return None
-    if (probe.world_size, probe.global_batch) != (candidate.workers, candidate.facts.config.train.global_batch):
+    alike = candidate.workers, candidate.facts.config.train.global_batch
+    if probe is None or (probe.world_size, probe.global_batch) != alike:
         return None
     if not (_as_predicted(baseline, probe) and _as_predicted(candidate, probe)):
         return None

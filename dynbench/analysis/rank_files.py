@@ -50,7 +50,7 @@ _SCHEMA = {
 }
 
 
-def column_type(name: str, declared: Mapping[str, Column] | None = None) -> pl.DataType:
+def _column_type(name: str, declared: Mapping[str, Column] | None = None) -> pl.DataType:
     """Storage type of a column: times and memory in single precision, so that ten million rows fit in 1 GB."""
     if name in _INTEGERS:
         return _INTEGERS[name]
@@ -105,16 +105,16 @@ def read_rank_file(rank: int, path: Path) -> RankFile:
     lacking = [name for name in COLUMNS if name not in (*columns, *LATER)]
     if lacking:
         return RankFile(rank, None, torn, Phrase.of("rank_file.version", file=path.name, columns=lacking[:4]))
-    rows = _parse(data, {name: column_type(name, declared) for name in columns})
+    rows = _parse(data, {name: _column_type(name, declared) for name in columns})
     if "weight" not in columns:
-        rows = rows.with_columns(weight=pl.col("local_batch").cast(column_type("weight")))
+        rows = rows.with_columns(weight=pl.col("local_batch").cast(_column_type("weight")))
     if "layout" not in columns:
-        rows = rows.with_columns(layout=pl.lit("padded").cast(column_type("layout")))
+        rows = rows.with_columns(layout=pl.lit("padded").cast(_column_type("layout")))
     written = data.count(b"\n") - 1
     whole = [name for name in COLUMNS if name in rows.columns and name not in MAY_BE_EMPTY]
     rows = rows.filter(pl.all_horizontal(pl.col(name).is_not_null() for name in whole))
     lost = [name for name in COLUMNS if name not in rows.columns]
-    rows = rows.with_columns(pl.lit(None, column_type(name)).alias(name) for name in lost)
+    rows = rows.with_columns(pl.lit(None, _column_type(name)).alias(name) for name in lost)
     torn += written - rows.height
     if rows.height and not rows["rank"].eq(rank).all():
         ranks = rows["rank"].unique().to_list()
@@ -217,13 +217,13 @@ class Operation(TypedDict):
     """all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, send or receive."""
     calls: float
     """How often."""
-    ms: Annotated[float, Unit("ms")]
+    ms: float
     """Sum over calls of the time each was under way."""
     wait_ms: float | None
     """Of that, until the last rank had called; null where that of some rank is not known."""
     transfer_ms: float | None
     """The rest of that time."""
-    bytes: Annotated[float, Unit("bytes")]
+    bytes: float
     """Sent, by the formula."""
     gb_per_s: Annotated[float | None, Unit("GB/s")]
     """Sent over the time of the transfer; null of receives."""

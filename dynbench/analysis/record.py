@@ -8,8 +8,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dynbench.analysis.finding import Finding
+from dynbench.analysis.question import TOKENS
 from dynbench.analysis.questions import DEFAULT
-from dynbench.analysis.questions.base import TOKENS
 from dynbench.analysis.verdict import Verdict
 from dynbench.runs.json_record import read_json
 from dynbench.runs.names import RunId
@@ -103,13 +103,15 @@ class ComparisonRecord(Record):
     """Largest difference of a weight after the last step, relative to the largest; null beyond level step, and where a
     launch kept no model, or one of more than 256 MB."""
     improvement_percent: dict[str, float] = Field(default_factory=dict)
-    """How much better the candidate is: of times and rates the geometric mean over pairs, else the ratio of means."""
+    """How much better the candidate is, by metric key: of times and rates the geometric mean over pairs, else the ratio
+    of means; of an amount of one step only between equal global batches, of how good the model is not where a leak
+    makes the trainings unlike."""
     left_out: list[str] = Field(default_factory=list)
     """Launches that were not paired, and why."""
     compared: dict[str, list[object]] = Field(default_factory=dict)
-    """Settings that differ and may."""
+    """Settings that differ and may, by key the baseline's and the candidate's value."""
     forced_over: dict[str, list[object]] = Field(default_factory=dict)
-    """What differs and may not; empty unless forced."""
+    """What differs and may not, likewise; empty unless forced."""
 
     @property
     def interval(self) -> tuple[float, float] | None:

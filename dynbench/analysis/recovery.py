@@ -10,19 +10,19 @@ from statistics import fmean
 import numpy as np
 
 from dynbench.analysis.arms import Arm, Pair, pair_launches
-from dynbench.analysis.compute_fit import compute_rows, fit_compute, relative_speeds
 from dynbench.analysis.levels import comparison_level
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.record import Level
+from dynbench.analysis.waste import compute_rows, fit_compute, relative_speeds
 from dynbench.runs.phrase import Phrase
 
-FIT_ERROR = 0.05
+_FIT_ERROR = 0.05
 """A candidate passes the bound, which is fitted, by at most this part of its time, and has then recovered all. One that
 passes it further does what the fitted cost says cannot be."""
 LEAST_LOSS = 0.01
 """A loss below this part of the baseline's time is within its noise; no share of it is stated."""
-NO_SHARE = 0.005
+_NO_SHARE = 0.005
 """A recovered share below this rounds to 0 %; of a candidate slower than the baseline it is negative."""
 
 
@@ -94,7 +94,7 @@ class Recovery:
 
     def sentence(self, baseline: str) -> Phrase:
         """For people, without a full stop."""
-        case = "no_loss" if self.share is None else "nothing" if self.share < NO_SHARE else "share"
+        case = "no_loss" if self.share is None else "nothing" if self.share < _NO_SHARE else "share"
         values = {"bound": self.bound_speedup, "share": self.share, "within_steps": self.within_steps}
         return Phrase.of("recovery", case=case, baseline=baseline, **values)
 
@@ -118,8 +118,8 @@ def recovery(pairs: Sequence[Pair], level: Level = "step") -> Recovery | None:
 
     Returns:
         None where nothing is known: the level is `tokens`, the rows tell no cost (`fit_compute`), the arms' ranks were
-        slowed differently, or the candidate is faster than the bound beyond `FIT_ERROR`, so that the fitted cost is not
-        what its steps cost.
+        slowed differently, or the candidate is faster than the bound beyond `_FIT_ERROR`, so that the fitted cost is
+        not what its steps cost.
     """
     if level == "tokens":
         return None
@@ -135,7 +135,7 @@ def recovery(pairs: Sequence[Pair], level: Level = "step") -> Recovery | None:
         candidate += other.time_ms / float(other.measured["real_tokens"].sum())
         bound += bound_ms / tokens
         overhead += overhead_share / len(pairs)
-    if bound > (1 + FIT_ERROR) * candidate:
+    if bound > (1 + _FIT_ERROR) * candidate:
         return None
     lost = baseline - bound
     share = min((baseline - candidate) / lost, 1.0) if lost > LEAST_LOSS * baseline else None

@@ -16,12 +16,11 @@ from typing import Any
 import polars as pl
 
 from dynbench.analysis.communication import GRADIENT_BYTES
-from dynbench.analysis.comparability import fact
-from dynbench.analysis.link_model import SPEEDS_GBPS
-from dynbench.analysis.measure import Measure, Measured, Summaries, lookup, measure, measures_of, number
+from dynbench.analysis.links import SPEEDS_GBPS
+from dynbench.analysis.measure import Launches, Measure, Measured, Summaries, lookup, measure, measures_of, number
 from dynbench.analysis.measures import MEASURES
 from dynbench.analysis.record import MeanRecord
-from dynbench.analysis.tables import Launches
+from dynbench.analysis.run_facts import fact
 from dynbench.config.schema import Config
 from dynbench.plugins import COMPRESSORS
 
@@ -68,7 +67,12 @@ def _bandwidth(at: Measured, amount: float | None) -> float | None:
     return amount / ms / 1e6 if amount is not None and ms else None
 
 
-def _as_they_are(at: Measured) -> float | None:
+def _total(column: str, unit: str, *, over_launches: bool = False) -> float | None:
+    """Sum over the steps."""
+    return measure(lambda at: at.total(column), unit=unit, over_launches=over_launches)
+
+
+def _uncompressed(at: Measured) -> float | None:
     """What a rank would have sent uncompressed, bytes."""
     wire, raw, sent = (at.total(name) for name in ("bytes_wire", *GRADIENT_BYTES))
     return wire - sent + raw if wire is not None and raw is not None and sent is not None else None
@@ -88,7 +92,7 @@ class ResultLine:
     """What was trained: workload and size, or the model's name."""
     dataset: str = measure(lambda at: at.config.workload.dataset)
     """Data set."""
-    max_length: int = measure(lambda at: at.config.workload.max_length, unit="tokens")
+    max_length: int = measure(lambda at: at.config.workload.max_length)
     """Longest sample."""
     batch_size: int = _same("global_batch")
     strategy: str = measure(lambda at: at.config.sync.name)
@@ -110,21 +114,19 @@ class ResultLine:
     step_time_ms_p90: float | None = _same("step_time_ms.p90")
     step_time_ms_p95: float | None = _same("step_time_ms.p95")
     tokens_per_s: float | None = _same("throughput_tokens_per_s.mean", over_launches=True)
-    comm_time_ms_total: float | None = measure(lambda at: at.total("comm_ms"), unit="ms", over_launches=True)
+    comm_time_ms_total: float | None = _total("comm_ms", "ms", over_launches=True)
     """Time in which a collective was under way, waiting for other ranks included."""
     comm_ratio: float | None = _same("comm_ratio", over_launches=True)
-    comm_time_ms_by_op: str = measure(lambda at: _by_operation(at), unit="JSON")
+    comm_time_ms_by_op: str = measure(_by_operation, unit="JSON")
     """Sum over calls of the time each was under way, by operation."""
-    bytes_raw_total: float | None = measure(lambda at: at.total("gradient_bytes_raw"), unit="bytes", over_launches=True)
+    bytes_raw_total: float | None = _total("gradient_bytes_raw", "bytes", over_launches=True)
     """What a rank would have sent of gradients as they are; of strategies that average gradients."""
-    bytes_compressed_total: float | None = measure(
-        lambda at: at.total("gradient_bytes_wire"), unit="bytes", over_launches=True
-    )
+    bytes_compressed_total: float | None = _total("gradient_bytes_wire", "bytes", over_launches=True)
     """What it sent of them, indices, scales and norms among it."""
-    bytes_wire_total: float | None = measure(lambda at: at.total("bytes_wire"), unit="bytes")
+    bytes_wire_total: float | None = _total("bytes_wire", "bytes")
     """All that it sent, what is not gradients among it."""
     bytes_per_step_mean: float | None = _same("bytes_wire.mean")
-    bytes_per_step_peak: float | None = measure(lambda at: _peak(at), unit="bytes")
+    bytes_per_step_peak: float | None = measure(_peak, unit="bytes")
     """What it sent in the step that sent most."""
     compression_ratio: float | None = _same("compression_ratio", over_launches=True)
     traffic_compression_ratio: float | None = _same("traffic_compression_ratio")
@@ -143,7 +145,7 @@ class ResultLine:
     grad_rel_error: float | None = _same("compression.grad_rel_error", over_launches=True)
     grad_rel_error_max: float | None = _same("compression.grad_rel_error_max")
     grad_cos_sim: float | None = _same("compression.grad_cos_sim", over_launches=True)
-    effective_bw_raw: float | None = measure(lambda at: _bandwidth(at, _as_they_are(at)), unit="GB/s")
+    effective_bw_raw: float | None = measure(lambda at: _bandwidth(at, _uncompressed(at)), unit="GB/s")
     """What would have been sent uncompressed, over comm_time_ms_total."""
     effective_bw_compressed: float | None = measure(lambda at: _bandwidth(at, at.total("bytes_wire")), unit="GB/s")
     """What was sent over the same."""
@@ -163,7 +165,7 @@ def _columns() -> Iterator[Measure]:
     yield from measures_of(ResultLine)
     for speed in SPEEDS_GBPS:
         name, key = f"step_ms_at_{speed}_gbps", f"links.predicted_ms.{speed}"
-        yield replace(_same(key), key=name, type=float | None, unit="ms")
+        yield replace(_same(key), key=name, type=float | None)
     for each in MEASURES:
         if each.column:
             yield replace(_same(each.key, over_launches=each.over_launches), key=each.column, type=each.type)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from dynbench.analysis.arms import Arm, pair_launches
-from dynbench.analysis.crowding import oversubscribed
+from dynbench.analysis.arms import Arm, pair_launches, seconds_per_unit, speedup_of
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.metrics import means
-from dynbench.analysis.questions.base import Unit
+from dynbench.analysis.question import Unit
 from dynbench.analysis.record import Kind, ScalingRecord
-from dynbench.analysis.speedup import seconds_per_unit, speedup_of
+from dynbench.analysis.run_facts import oversubscribed
 from dynbench.analysis.stats import Ratio
 from dynbench.units import mb
 
-ITSELF = Ratio(1.0, None, None, 0)
+_ITSELF = Ratio(1.0, None, None, 0)
 
 
 class Launched(Protocol):
@@ -122,7 +121,7 @@ def _against(
         return None
     other, kind = found
     if other is arm:
-        return arm, kind, ITSELF
+        return arm, kind, _ITSELF
     pairs = pair_launches(other, arm).pairs
     return (other, kind, speedup_of(pairs, unit, confidence, first)) if pairs else None
 

@@ -1,29 +1,38 @@
-"""Which runs an analysis is of: runs of the registry, a comparison again, or those of an exported file."""
+"""Which runs an analysis is of: runs of the registry, a comparison again, or those of an exported file.
+
+A comparison keeps what was run and where in `runs.json`, so that its folder, copied alone, still says it.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dynbench.analysis.analyze import Baseline, run_folders
+from dynbench.analysis.communication import silent_run
 from dynbench.analysis.comparability import NOT_IDENTITY_OF_ARM
-from dynbench.analysis.kept import named_probes
-from dynbench.analysis.merge import rank_files
-from dynbench.analysis.null_run import silent_run
+from dynbench.analysis.merge import MergedRun, rank_files
 from dynbench.analysis.record import COMPARISON_FILE, read_analysis
 from dynbench.config.digest import config_digest, flatten
 from dynbench.errors import RecordError, RunLookupError, UsageError, did_you_mean
+from dynbench.runs.atomic import load_json, write_json
 from dynbench.runs.export import EXPORT_FILE, Export, open_export, record_files, write_export
 from dynbench.runs.lookup import check_own_files
+from dynbench.runs.probe_record import PROBE_FILE
+from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore
+from dynbench.runs.store import RunStore, results_option
 
-EXPORT_SUFFIX = ".zip"
+Baseline = tuple[str, Sequence[Run]]
+"""Label and launches of a stored arm."""
+_WITH_ROWS = ("train",)
+"""Commands whose entries hold rank files."""
+
+_EXPORT_SUFFIX = ".zip"
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,7 @@ def select_runs(
             yield Selection(export.runs, arms or None, baseline, None, export, export.question, export.first_stage)
             return
         entries = [store.resolve(ref) for ref in refs]
-        again = entries[0] if len(entries) == 1 and is_comparison(entries[0]) else None
+        again = entries[0] if len(entries) == 1 and _is_comparison(entries[0]) else None
         chosen = Selection(entries) if again is None else opened.enter_context(_of_comparison(again, store))
         if against is not None:
             if chosen.export is not None:
@@ -100,7 +109,7 @@ def select_runs(
         yield chosen
 
 
-def is_comparison(run: Run) -> bool:
+def _is_comparison(run: Run) -> bool:
     """Whether an entry of the registry holds a comparison."""
     return (run.path / COMPARISON_FILE).is_file()
 
@@ -151,7 +160,7 @@ _COMPARE_FILES = "To compare runs with it: dynbench analyze RUN... --against FIL
 
 
 def _is_file(ref: str) -> bool:
-    return (os.sep in ref or ref.endswith(EXPORT_SUFFIX)) and Path(ref).is_file()
+    return (os.sep in ref or ref.endswith(_EXPORT_SUFFIX)) and Path(ref).is_file()
 
 
 @contextmanager
@@ -247,12 +256,75 @@ def _files(folders: Sequence[Run]) -> dict[str, Path]:
         RecordError: it has no rows, or no configuration.
     """
     files = {name: path for folder in reversed(folders) for name, path in record_files(folder).items()}
-    ranks = {f"ranks/{path.name}": path for path in rank_files(folders).values()}
-    kept = (folder.calls_file(rank) for folder in reversed(folders) for rank in rank_files(folders))
-    calls = {f"ranks/{path.name}": path for path in kept if path.is_file()}
-    told = (folder.profile_file(rank) for folder in reversed(folders) for rank in rank_files(folders))
-    profiles = {f"{path.parent.name}/{path.name}": path for path in told if path.is_file()}
+    ranks = rank_files(folders)
+    places = [(folder, rank) for folder in reversed(folders) for rank in ranks]
+    written = (path for folder, rank in places for path in (folder.calls_file(rank), folder.profile_file(rank)))
+    beside = (*ranks.values(), *(path for path in written if path.is_file()))
     if not ranks:
         raise RecordError(f"run {folders[0].label}: has no rank files", "Only runs that wrote rows can be compared.")
     folders[0].config()
-    return files | ranks | calls | profiles
+    return files | {f"{path.parent.name}/{path.name}": path for path in beside}
+
+
+def run_folders(runs: Sequence[Run]) -> list[list[Run]]:
+    """The runs, each with the folders that belong to it: several when its nodes did not share one.
+
+    Raises:
+        UsageError: the same folder twice, or one that holds no training run.
+    """
+    folders: dict[str, list[Run]] = {}
+    for run in runs:
+        of_run = folders.setdefault(run.id, [])
+        if any(run.path.resolve() == other.path.resolve() for other in of_run):
+            raise UsageError(
+                f"run {run.label} is named twice", "Name every run once; an arm's launches are several runs."
+            )
+        command = run.record().command
+        if command not in _WITH_ROWS:
+            raise UsageError(
+                f"run {run.label} is an entry of `{command}`, analyze reads training runs",
+                f"dynbench runs show {shlex.quote(run.label)}{results_option(run.path.parent)} says what it is of.",
+            )
+        of_run.append(run)
+    return list(folders.values())
+
+
+RUNS_FILE = "runs.json"
+
+_PROBE_KEYS = ("probe.run", "schedule.capacity")
+
+
+def keep_runs(folder: Path, runs: Iterable[MergedRun]) -> None:
+    """Writes configuration, environment and status of the runs, and the probes that they used, into a folder."""
+    members = list(runs)
+    probes = {
+        probe.id: kept
+        for merged in members
+        for probe in named_probes(flatten(merged.facts.config), merged.run.path.parent)
+        if (kept := keep_probe(probe))
+    }
+    records = {
+        merged.run.id: {
+            "status": merged.facts.status,
+            "started": merged.facts.started,
+            "config": flatten(merged.facts.config),
+            "env": merged.facts.env,
+        }
+        for merged in members
+    }
+    write_json(folder / RUNS_FILE, {"schema_version": SCHEMA_VERSION, "runs": records, "probes": probes})
+
+
+def named_probes(config: Mapping[str, object], root: Path) -> list[Run]:
+    """Folders of the probes that a resolved configuration names, of those that are in the registry `root`."""
+    names = dict.fromkeys(name for key in _PROBE_KEYS if isinstance(name := config.get(key), str))
+    return [Run(root / name) for name in names if (root / name / PROBE_FILE).is_file()]
+
+
+def keep_probe(probe: Run) -> dict[str, object] | None:
+    """A probe's record and configuration; None where they cannot be read."""
+    try:
+        record = load_json(probe.path / PROBE_FILE)
+        return {"record": record, "config": flatten(probe.config())}
+    except (OSError, ValueError, RecordError):
+        return None

@@ -14,7 +14,7 @@ import polars as pl
 
 from dynbench.runs.columns import CLIPPED, COMPRESSES, GRAD_NORM
 
-SPREAD_COLUMNS = ("compute_ms", "step_time_ms", "padded_tokens", "local_batch", "peak_mem_mb")
+_SPREAD_COLUMNS = ("compute_ms", "step_time_ms", "padded_tokens", "local_batch", "peak_mem_mb")
 """Columns whose standard deviation over ranks is reported."""
 
 PHASES = ("compute_ms", "wait_ms", "exposed_comm_ms", "plan_ms", "data_ms", "optimizer_ms", "other_ms")
@@ -30,7 +30,7 @@ MERGED_COLUMNS = (
 )
 """Columns of the step table that the merged rows carry too."""
 
-OPTIONAL_MEANS = (
+_OPTIONAL_MEANS = (
     *("comm_ms", "comm_sum_ms", "comm_wait_ms", "comm_transfer_ms", "hidden_comm_ms", "collectives"),
     *("sync_forward_ms", "sync_backward_ms", "sync_optimizer_ms", "bytes_raw", "bytes_wire", "bytes_sent"),
     *("gradient_bytes_raw", "gradient_bytes_wire"),
@@ -49,15 +49,15 @@ def step_table(rows: pl.DataFrame, ranks: int) -> tuple[pl.DataFrame, int]:
 
     Returns:
         One row per complete step in order of step, with: `warmup` (bool); `step_time_max_ms`; `exposed_comm_ms`;
-        `<column>_mean`, `_max` and `_std` over ranks (population standard deviation) of `SPREAD_COLUMNS`;
+        `<column>_mean`, `_max` and `_std` over ranks (population standard deviation) of `_SPREAD_COLUMNS`;
         `<phase>_mean` over ranks of `PHASES`; `wait_max_ms`; `plan_max_ms`; `real_tokens`, `padded_tokens`,
         `real_tokens2`, `global_batch` (sums over ranks); `longest` (maximum of `max_seq_len_in_batch`); `loss_global`
         (by weight, null where nothing weighs); `work_hash` (sum modulo 2**64); `skipped` (bool); throughputs;
-        means over ranks of `OPTIONAL_MEANS` and `CODING`, `turn`, and `compresses` and `clipped` (bool), where the run
+        means over ranks of `_OPTIONAL_MEANS` and `CODING`, `turn`, and `compresses` and `clipped` (bool), where the run
         has them; `finite` (bool): every rank's loss is, and the norm of the gradient where it is known. And the number
         of steps dropped.
     """
-    optional = [name for name in (*OPTIONAL_MEANS, *CODING) if name in rows.columns]
+    optional = [name for name in (*_OPTIONAL_MEANS, *CODING) if name in rows.columns]
     turn = [pl.col("turn").first()] if "turn" in rows.columns else []
     if COMPRESSES.name in rows.columns:
         turn.append((pl.col(COMPRESSES.name) > 0).all())
@@ -94,7 +94,7 @@ def _aggregates(optional: list[str]) -> list[pl.Expr]:
         (pl.col("skipped") > 0).any().alias("skipped"),
         *(pl.col(name).cast(pl.Float64).mean() for name in optional),
     ]
-    for name in SPREAD_COLUMNS:
+    for name in _SPREAD_COLUMNS:
         values = pl.col(name).cast(pl.Float64)
         expressions += [
             values.mean().alias(f"{name}_mean"),

@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynbench.analysis import tables
-from dynbench.analysis.bottlenecks import profile_rows
-from dynbench.analysis.crowding import Load, load_of
-from dynbench.analysis.data_facts import read_data
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.measure import Measured, computed
 from dynbench.analysis.measures import MEASURES
 from dynbench.analysis.merge import MergedRun, merge_run
+from dynbench.analysis.page import write_page
+from dynbench.analysis.profile import profile_rows
 from dynbench.analysis.results_csv import RESULTS_FILE, record_of, results_csv
-from dynbench.analysis.table_specs import metric_tables, tables_of
 from dynbench.errors import RecordError
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.json_record import read_json
@@ -59,7 +57,7 @@ def write_summary(merged: MergedRun) -> Summary:
     write_text(folder / RESULTS_FILE, results_csv([summary]))
     write_text(folder / "summary.csv", tables.summary_rows({merged.label: summary}).write_csv())
     write_profile(folder, {merged.label: [summary]})
-    write_page(merged, summary)
+    write_page(merged, summary, _recorded_findings(folder))
     return summary
 
 
@@ -68,23 +66,6 @@ def write_profile(folder: Path, launches: Mapping[str, Sequence[Mapping[str, obj
     rows = profile_rows(launches)
     if rows:
         write_text(folder / PROFILE_CSV, csv_text(rows))
-
-
-def write_page(merged: MergedRun, summary: Mapping[str, object]) -> None:
-    """Writes summary.md: the table, and what the checks found when the run was analyzed by itself."""
-    folder = merged.run.path
-    data = read_data(merged.facts.env, merged.facts.config.workload.max_length).lines()
-    parts = [
-        f"# {merged.label}",
-        *(each.markdown() for each in metric_tables({merged.label: summary}, {})),
-        *(each.markdown() for each in tables_of({merged.label: [summary]}).values()),
-        _footnote(summary, load_of(merged.facts)),
-        *(f"**{word.capitalize()}:** {text}." for word, text in data),
-    ]
-    findings = _recorded_findings(folder)
-    if findings is not None:
-        parts += ["## Checks", tables.findings_markdown(findings)]
-    write_text(folder / "summary.md", "\n\n".join(parts) + "\n")
 
 
 def summary_of(merged: MergedRun) -> Summary:
@@ -116,17 +97,3 @@ def _recorded_findings(folder: Path) -> list[Finding] | None:
     except RecordError as error:
         log.warning("%s; summary.md goes without it", error.message)
         return None
-
-
-def _footnote(summary: Mapping[str, object], load: Load | None) -> str:
-    lines = [tables.LEGEND]
-    missing = summary["missing"]
-    if isinstance(missing, list) and missing:
-        lines.append(f"**Partial run:** {'; '.join(str(item) for item in missing)}.")
-    if summary["launcher"] == "virtual":
-        lines.append(tables.virtual_note(summary["comm_model"]))
-    if summary["link_gbps"] is not None:
-        lines.append(tables.emulated_note([summary["link_gbps"]]))
-    if load is not None and load.oversubscribed:
-        lines.append(tables.oversubscribed_note("the run", load))
-    return "\n\n".join(lines)

@@ -6,45 +6,21 @@ A table is data: a `Spec` of rows and columns. An analysis has its own in `table
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import polars as pl
 
-from dynbench.analysis.crowding import MARK, Load
-from dynbench.analysis.finding import Finding
-from dynbench.analysis.measure import Metric, Summaries, lookup
-from dynbench.analysis.metrics import METRICS, mean
-from dynbench.table_text import MARKDOWN_WIDTH, Table, pipes
-
-Launches = Mapping[str, Summaries]
-"""Name of the arm to the summaries of its launches."""
-Label = Callable[[str, str], str]
-"""Key of a text and the text in English, to the text in a language."""
+from dynbench.analysis.measure import Metric, lookup
+from dynbench.analysis.metrics import METRICS
+from dynbench.table_text import MARKDOWN_WIDTH, Label, Table, format_interval, format_value, in_english
 
 Row = Mapping[str, object]
 """Key of a column to a number, text, an interval, or None."""
 Rows = pl.DataFrame
 
 _TEXT_COLUMNS = ("metric", "title", "unit")
-
-LEGEND = (
-    "Warm-up left out. A step lasts the maximum over ranks; throughput is the ratio of totals over the run's time, the "
-    "maximum over ranks for its steps together; spread is the standard deviation over ranks within a step; MB is 1e6 "
-    "bytes."
-)
-
-
-def in_english(_key: str, text: str) -> str:
-    """The `Label` of what is not translated."""
-    return text
-
-
-def mean_over(rows: Summaries, key: str, *, of_known: bool = False) -> float | None:
-    """Mean of a number over launches; None where one of them lacks it, or with `of_known` where all do."""
-    known = [value for row in rows if (value := lookup(row, key)) is not None]
-    return mean(key, known) if known and (of_known or len(known) == len(rows)) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +64,9 @@ class Column:
             case float() | int() as number:
                 return format(number, self.form) if self.form else format_value(number, self.unit)
         return ""
+
+
+ARM = Column("arm", "arm", text="headings.arm")
 
 
 def columns(unit: str = "", **headings: str) -> list[Column]:
@@ -163,66 +142,3 @@ def summary_rows(
     text = dict.fromkeys(_TEXT_COLUMNS, pl.String)
     numbers = dict.fromkeys((*summaries, *(improvements or {})), pl.Float64)
     return pl.DataFrame(rows, schema={**text, **numbers})
-
-
-def format_value(value: float | None, unit: str) -> str:
-    """A number for reading: three or four digits, percent for fractions, an empty cell for nothing."""
-    if value is None:
-        return ""
-    if unit == "%":
-        return f"{100 * value:z.1f} %"
-    magnitude = abs(value)
-    if magnitude >= 1000 or unit == "bytes":
-        return f"{value:,.0f}"
-    if magnitude >= 100:
-        return f"{value:.1f}"
-    return f"{value:.3f}" if magnitude >= 0.01 or value == 0 else f"{value:.2g}"
-
-
-def format_gain(percent: float | None) -> str:
-    """An improvement for reading; what rounds to nothing has no sign."""
-    if percent is None:
-        return ""
-    return f"{percent:+.1f} %" if abs(percent) >= 0.05 else "0.0 %"
-
-
-def format_ratio(value: float | None) -> str:
-    """`1.314`; an empty cell for nothing."""
-    return "" if value is None else f"{value:.3f}"
-
-
-def format_interval(ends: tuple[float, float] | None) -> str:
-    """`[1.251, 1.380]`; an empty cell for an estimate. Ends that three decimals do not hold have one digit."""
-    return "" if ends is None else f"[{_end(ends[0])}, {_end(ends[1])}]"
-
-
-def _end(value: float) -> str:
-    return f"{value:.3f}" if value == 0 or 0.0005 <= abs(value) < 1e4 else f"{value:.0e}"
-
-
-def virtual_note(comm_model: object) -> str:
-    """What numbers of virtual ranks rest on, to stand with every table of them."""
-    return f"Ranks are virtual: measured one after another on one device. Communication: {comm_model}."
-
-
-def oversubscribed_note(arm: str, load: Load) -> str:
-    """That the ranks of an arm share cores, to stand with every table of them."""
-    threads = "1 thread" if load.threads == 1 else f"{load.threads} threads"
-    return (
-        f"{MARK.capitalize()}: {arm} has {load.ranks} ranks of {threads} each on {load.cores} cores; "
-        "its times are also of ranks that wait for a core."
-    )
-
-
-def emulated_note(gbps: Iterable[object]) -> str:
-    """That numbers are of emulated links, and of which speeds, to stand with every table of them."""
-    speeds = ", ".join(f"{float(str(speed)):g}" for speed in gbps)
-    return f"The link between ranks was emulated: {speeds} Gb/s. No number here is of a real one."
-
-
-def findings_markdown(findings: Sequence[Finding]) -> str:
-    """What the checks found as a Markdown table, or one line that says that they found nothing."""
-    if not findings:
-        return "No check found anything."
-    lines = [[item.severity, item.id, item.seen, item.limit, item.hint] for item in findings]
-    return pipes([["severity", "check", "seen", "limit", "next"], ["---"] * 5, *lines])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from dynbench.analysis.questions.base import TOKENS, Unit
+from dynbench.analysis.question import TOKENS, Unit
 from dynbench.analysis.stats import Ratio
 from dynbench.runs.phrase import Phrase
 
@@ -63,14 +63,9 @@ def sentence(
     aa_noise: float | None = None,
 ) -> Phrase:
     """Why, in one sentence with the numbers."""
-    values: dict[str, object] = {
-        "baseline": baseline,
-        "candidate": candidate,
-        "rate": unit.rate,
-        "speedup": speedup.estimate,
-    }
+    values = _values(baseline, candidate, unit, "speedup", speedup, confidence)
     if verdict != Verdict.ESTIMATE:
-        values |= {**_interval(speedup, confidence), "noise": noise}
+        values["noise"] = noise
     if aa_noise is not None and decide(speedup, noise) is not verdict:
         return Phrase.of("reason.beside_aa", **values, aa_noise=aa_noise)
     return Phrase.of(f"reason.{verdict}", **values)
@@ -79,18 +74,20 @@ def sentence(
 def sentence_alike(baseline: str, candidate: str, speedup: Ratio, confidence: float, unit: Unit = TOKENS) -> Phrase:
     """What two arms of one configuration showed, in one sentence with the numbers."""
     case = "ESTIMATE" if speedup.low is None else "interval"
+    return Phrase.of(f"reason.alike.{case}", **_values(baseline, candidate, unit, "ratio", speedup, confidence))
+
+
+def _values(
+    baseline: str, candidate: str, unit: Unit, name: str, speedup: Ratio, confidence: float
+) -> dict[str, object]:
+    """What sentences mention, the estimate under that name; without the ends of an interval where there is none."""
     values: dict[str, object] = {
         "baseline": baseline,
         "candidate": candidate,
         "rate": unit.rate,
-        "ratio": speedup.estimate,
+        name: speedup.estimate,
     }
-    return Phrase.of(f"reason.alike.{case}", **values, **_interval(speedup, confidence))
-
-
-def _interval(speedup: Ratio, confidence: float) -> dict[str, object]:
-    """The values that sentences with an interval mention; none where there is none."""
-    if speedup.low is None:
-        return {}
-    ends = {"low": speedup.low, "high": speedup.high}
-    return {**ends, "pairs": speedup.pairs, "confidence_percent": 100 * confidence}
+    if speedup.low is not None:
+        values |= {"low": speedup.low, "high": speedup.high, "pairs": speedup.pairs}
+        values["confidence_percent"] = 100 * confidence
+    return values

@@ -16,7 +16,7 @@ from dynbench.errors import UsageError
 if TYPE_CHECKING:
     from dynbench.analysis.analyze import Report
     from dynbench.analysis.comparison import Comparison
-    from dynbench.analysis.questions.base import Question
+    from dynbench.analysis.question import Question
     from dynbench.config.schema import Analysis
     from dynbench.runs.run import Run
     from dynbench.runs.store import RunStore
@@ -160,9 +160,8 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
         report: the analysis.
         documents: reports already written from it.
     """
+    from dynbench.analysis.comparison_tables import RANKING, held_jointly
     from dynbench.analysis.page import arm_records, further_tables, metrics, overview_table, rank_notes
-    from dynbench.analysis.ranking import held_jointly
-    from dynbench.analysis.table_specs import RANKING
 
     first = overview_table(report)
     tables = [*([first] if first else []), *metrics(report, fits), *further_tables(report)]
@@ -173,7 +172,7 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
         _show_comparisons(report, report.question)
     if len(report.runs) > 1 and not report.comparisons:
         print_line(f"\nno comparison: all runs are launches of one arm, {report.arms[0].label}.")
-    pairs = [pair.record() for pair in report.pairs]
+    pairs = [pair.pair_record() for pair in report.pairs]
     if ranked := RANKING.table(pairs):
         print_line("")
         show_table(ranked)
@@ -190,8 +189,8 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
 
 def _show_comparisons(report: Report, question: Question) -> None:
     """A line per verdict, with what no table says of it below; then what the numbers mean."""
+    from dynbench.analysis.comparison_tables import SIDE_BY_SIDE
     from dynbench.analysis.page import verdict_legend, verdict_lines
-    from dynbench.analysis.table_specs import SIDE_BY_SIDE
 
     print_line(f"\nquestion: {question.name}, {question.description}\n")
     for line, comparison in zip(verdict_lines(report.comparisons), report.comparisons, strict=True):

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from dynbench.analysis.arms import named_arms, pair_launches
+from dynbench.analysis.arms import log_ratios, named_arms, pair_launches
 from dynbench.analysis.comparability import all_differences
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.questions import find_question
-from dynbench.analysis.speedup import log_ratios
-from dynbench.analysis.two_stage import Plan, plan_launches
+from dynbench.analysis.stats import Plan, plan_launches
 from dynbench.config.digest import changed
 from dynbench.config.launches import MOST_LAUNCHES
 from dynbench.config.recipes import Recipe

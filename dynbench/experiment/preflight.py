@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dynbench.analysis.comparability import NOT_IDENTITY_OF_ARM, describe
+from dynbench.analysis.question import Question
 from dynbench.analysis.questions import QUESTIONS, find_question, not_comparable, settings_differences
-from dynbench.analysis.questions.base import Question
 from dynbench.config.digest import config_digest
 from dynbench.config.recipes import Recipe
 from dynbench.config.rules import rule_warnings

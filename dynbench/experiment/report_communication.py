@@ -8,9 +8,9 @@ from itertools import combinations
 from statistics import fmean
 
 from dynbench.analysis import buckets
-from dynbench.analysis.bottlenecks import bottlenecks
 from dynbench.analysis.buckets import BucketFit, BucketPoint
 from dynbench.analysis.metrics import workers_of
+from dynbench.analysis.profile import bottlenecks
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.report_input import Json, ReportInput, mean_of
 

@@ -14,13 +14,13 @@ from typing import Literal
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.links import faster_gbps, spans_text
 from dynbench.analysis.record import ComparisonRecord
-from dynbench.analysis.tables import Label
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment import report_texts as texts
 from dynbench.experiment.report_input import ReportInput
 from dynbench.experiment.report_quality import WITHIN, Quality, never_compressed, qualities
 from dynbench.plugins import STRATEGIES
 from dynbench.report import Template
+from dynbench.table_text import Label
 
 Training = Literal["same", "samples", "unproven", "leak", "untrained", "apart", "batch", "worse", "drift"]
 """What an arm trains beside the baseline: the same; the same as far as is known; or, from `leak` on, something else."""

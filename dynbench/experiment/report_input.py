@@ -10,11 +10,10 @@ from pathlib import Path
 
 from dynbench.analysis.figures.plans import CELLS_FILE
 from dynbench.analysis.finding import Finding
-from dynbench.analysis.kept import RUNS_FILE, keep_probe, named_probes
-from dynbench.analysis.measure import lookup
-from dynbench.analysis.metrics import mean, workers_of
+from dynbench.analysis.measure import Launches, lookup, mean
+from dynbench.analysis.metrics import workers_of
+from dynbench.analysis.question import Question
 from dynbench.analysis.questions import DEFAULT, question_named
-from dynbench.analysis.questions.base import Question
 from dynbench.analysis.record import (
     COMPARISON_FILE,
     ComparisonRecord,
@@ -24,8 +23,8 @@ from dynbench.analysis.record import (
     read_analysis,
 )
 from dynbench.analysis.run_facts import section
+from dynbench.analysis.selection import RUNS_FILE, keep_probe, named_probes
 from dynbench.analysis.summary import CHECKS_FILE, read_checks, summarise
-from dynbench.analysis.tables import Launches
 from dynbench.config.digest import flatten
 from dynbench.errors import RecordError, RunLookupError
 from dynbench.experiment.launch_plan import STATE_FILE, CompareState, read_state

@@ -6,10 +6,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dynbench.analysis.comparability import fact
-from dynbench.analysis.data_facts import read_data
 from dynbench.analysis.measure import lookup
-from dynbench.analysis.run_facts import section
+from dynbench.analysis.run_facts import fact, read_data, section
 from dynbench.config.describe import all_keys
 from dynbench.config.digest import NOT_IDENTITY
 from dynbench.experiment.report_input import Json, Member, ReportInput

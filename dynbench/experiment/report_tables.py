@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, stdev
 
+from dynbench.analysis import comparison_tables
 from dynbench.analysis.buckets import ONE, PARAMETER
-from dynbench.analysis.comparability import fact
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.metrics import METRICS, chosen_metrics
 from dynbench.analysis.record import ScalingRecord
-from dynbench.analysis.table_specs import (
-    RANKING,
-    SCALING,
-    SIDE_BY_SIDE,
-    TABLES,
-    metric_tables,
-    overview,
-    ranks_text,
-)
-from dynbench.analysis.tables import Label, format_value
-from dynbench.experiment import report_texts as texts
+from dynbench.analysis.run_facts import fact, section
+from dynbench.analysis.table_specs import TABLES
+from dynbench.experiment import report_texts
 from dynbench.experiment.offline_plans import Solved, float_of, static_over
 from dynbench.experiment.report_communication import STEPS, buckets_of, served_arms
 from dynbench.experiment.report_input import Json, Member, ReportInput, mean_of
@@ -33,10 +26,10 @@ from dynbench.experiment.report_texts import loss_difference, loss_drift, saved_
 from dynbench.report import Template, interval, number, percent, ratio, signed_interval
 from dynbench.runs.phrase import NBSP, Phrase
 from dynbench.schedule.solve import cost_is_estimated
-from dynbench.table_text import Markdown, Table
+from dynbench.table_text import Markdown, Table, format_value
 from dynbench.units import format_count, format_ms
 
-NOT_MEASURED = "words.not_measured"
+NOT_MEASURED, MISSING = "words.not_measured", "words.missing"
 NONE = "words.none"
 SIZE = ("world_size", "global_batch")
 ABOUT = ("", f"≈{NBSP}")
@@ -71,46 +64,40 @@ def report_tables(sources: Sources) -> dict[str, str]:
         name: {metric.key: mean_of(members, metric.key) for metric in METRICS} for name, members in subject.arms.items()
     }
     gains = {item.candidate: item.improvement_percent for item in subject.comparisons}
-    many = len(subject.arms) > SIDE_BY_SIDE
     found = {
         **{name: spec.table(subject.launches, label) for name, spec in TABLES.items()},
-        "scaling": SCALING.table(subject.scaling, label),
-        "pairs": replace(RANKING, title="").table(subject.pairs, label),
-        "overview": overview(values, subject.comparisons, subject.question, label, details=False) if many else None,
+        "scaling": comparison_tables.SCALING.table(subject.scaling, label),
+        "pairs": replace(comparison_tables.RANKING, title="").table(subject.pairs, label),
     }
-    metrics = metric_tables(values, gains, chosen_metrics(subject.question.metrics), label)
+    if len(subject.arms) > comparison_tables.SIDE_BY_SIDE:
+        about = values, subject.comparisons, subject.question, label
+        found["overview"] = comparison_tables.overview(*about, details=False)
+    metrics = comparison_tables.metric_tables(values, gains, chosen_metrics(subject.question.metrics), label)
     return {
+        "table.overview": "",
         **{f"table.{name}": table.markdown(whole=True) if table else "" for name, table in found.items()},
         "table.metrics": Markdown("\n\n".join(table.markdown(whole=True) for table in metrics)),
-        **{f"table.{name}": _markdown(rows(sources), texts, label) for name, (rows, texts) in OF_REPORTS.items()},
+        **{f"table.{name}": _markdown(sources, *spec) for name, spec in REPORT_TABLES.items()},
     }
 
 
-def _markdown(rows: Rows, texts: int, label: Label) -> str:
-    """A table whose headings the template has; empty without rows."""
-    lines = list(rows)
+def _markdown(sources: Sources, rows: Callable[[Sources], Rows], left: int, missing: str) -> str:
+    """A table whose headings the template has, empty without rows; `missing` is the label of cells that are None."""
+    lines, label = list(rows(sources)), sources.template.label
     headings = [
         key[1:] if key[0] == "=" else label(f"headings.{key}", label(f"server.{key}", key))
         for key in (lines[0] if lines else ())
     ]
-    cells = [[cell or "" for cell in line.values()] for line in lines]
-    return Table(headings, cells, texts=texts).markdown() if lines else ""
+    nothing = label(missing) if missing else ""
+    cells = [[nothing if cell is None else cell for cell in line.values()] for line in lines]
+    return Table(headings, cells, texts=left).markdown() if lines else ""
 
 
-SETTINGS: Mapping[str, str] = {
-    "workload": "workload.name",
-    "dataset": "workload.dataset",
-    "subset": "workload.subset",
-    "model": "workload.model",
-    "max_length": "workload.max_length",
-    "global_batch": "train.global_batch",
-    "learning_rate": "train.learning_rate",
-    "precision": "train.precision",
-    "sync": "sync.name",
-    "device": "launch.device",
-    "threads": "launch.threads",
-}
-"""Label of the template to the configuration key that it shows."""
+SETTINGS = (
+    *("workload.name", "workload.dataset", "workload.subset", "workload.model", "workload.max_length"),
+    *("train.global_batch", "train.learning_rate", "train.precision", "sync.name", "launch.device", "launch.threads"),
+)
+"""Configuration keys; the label of one is its last part, of a name that of its section."""
 
 
 def _settings(sources: Sources) -> Rows:
@@ -118,7 +105,9 @@ def _settings(sources: Sources) -> Rows:
     subject, template = sources.subject, sources.template
     members = subject.members
     configs = [member.config for member in members if member.config is not None]
-    keys = {label: key for label, key in SETTINGS.items() if label != "max_length" or subject.has_lengths}
+    keys = {key.removesuffix(".name").rpartition(".")[2]: key for key in SETTINGS}
+    if not subject.has_lengths:
+        del keys["max_length"]
     state, planned = subject.state, subject.question.raised_by(["schedule.cost_type"])
     facts: dict[str, str | None] = {
         **({"recipe": state.recipe, "order": template.label(f"words.{state.mode}")} if state else {}),
@@ -128,12 +117,11 @@ def _settings(sources: Sources) -> Rows:
         "world_size": distinct(_ranks(member, template) for member in members),
         **({"workers": _counts(members, "workers")} if any(member.serves for member in members) else {}),
         "launcher": ranks_kind(subject, template),
-        "steps": _counts(members, "steps"),
-        "warmup_steps": _counts(members, "warmup_steps"),
+        **{key: _counts(members, key) for key in ("steps", "warmup_steps")},
         "launches": distinct(len(arm) for arm in subject.arms.values()),
         **_machine(members, template),
     }
-    missing = template.label("words.not_measured" if configs else "words.missing")
+    missing = template.label(NOT_MEASURED if configs else MISSING)
     return [
         {"item": template.label(f"settings.{label}"), "value": missing if text is None else text}
         for label, text in facts.items()
@@ -143,35 +131,32 @@ def _settings(sources: Sources) -> Rows:
 def ranks_kind(subject: ReportInput, template: Template) -> str | None:
     """`real` or `virtual` in words; None when not recorded."""
     launcher = subject.arms[subject.baseline][0].summary.get("launcher")
-    if launcher is None:
-        return None
-    return template.label("words.virtual" if launcher == "virtual" else "words.real")
+    return None if launcher is None else template.label(f"words.{'virtual' if launcher == 'virtual' else 'real'}")
 
 
 def _machine(members: Sequence[Member], template: Template) -> dict[str, str | None]:
     """Facts of the first run's provenance; None where they were not recorded."""
-    facts: dict[str, str | None] = dict.fromkeys(("samples", "cpu", "memory", "packages", "commit"))
     env = members[0].env
-    cores, memory_mb, samples = (
-        lookup(env, key) for key in ("cpu_cores.usable", "memory_mb.total", "data.train.samples")
-    )
-    packages, git = env.get("packages"), env.get("git")
-    if model := fact(env, "data.model.source"):
-        facts["model"] = texts.said(template, fact(env, "data.model.said"), model)
-    if samples is not None:
-        facts["samples"] = format_count(samples)
-    if env.get("cpu_model"):
-        named = f"{env['cpu_model']}"
-        processor = Phrase(named) if cores is None else Phrase.of("processor", name=named, cores=cores)
-        facts["cpu"] = texts.said(template, processor.record(), named)
-    if memory_mb is not None:
-        facts["memory"] = f"{memory_mb / 1000:.1f} GB"
-    if isinstance(packages, Mapping):
-        facts["packages"] = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
-    if isinstance(git, Mapping):
-        changes = f", {template.label('words.local_changes')}" if git.get("dirty") else ""
-        facts["commit"] = f"`{str(git.get('commit'))[:12]}`{changes}"
-    return facts
+    memory_mb, samples = lookup(env, "memory_mb.total"), lookup(env, "data.train.samples")
+    git, versions = section(env, "git"), section(env, "packages").items()
+    changes = f", {template.label('words.local_changes')}" if git.get("dirty") else ""
+    model = fact(env, "data.model.source")
+    return {
+        "samples": None if samples is None else format_count(samples),
+        "cpu": _processor(env, template),
+        "memory": None if memory_mb is None else f"{memory_mb / 1000:.1f} GB",
+        "packages": ", ".join(f"{name} {version}" for name, version in versions if version) or None,
+        "commit": f"`{str(git.get('commit'))[:12]}`{changes}" if git else None,
+        **({"model": report_texts.said(template, fact(env, "data.model.said"), model)} if model else {}),
+    }
+
+
+def _processor(env: Json, template: Template) -> str | None:
+    name, cores = env.get("cpu_model"), lookup(env, "cpu_cores.usable")
+    if not name:
+        return None
+    processor = Phrase(f"{name}") if cores is None else Phrase.of("processor", name=name, cores=cores)
+    return report_texts.said(template, processor.record(), name)
 
 
 def _counts(members: Sequence[Member], key: str) -> str | None:
@@ -182,15 +167,14 @@ def _counts(members: Sequence[Member], key: str) -> str | None:
 def _ranks(member: Member, template: Template) -> str | None:
     """The number of ranks, marked where they share cores."""
     count, shared = lookup(member.summary, "world_size"), bool(member.summary.get("oversubscribed"))
-    return None if count is None else ranks_text(int(count), int(count), shared, template.label)
+    return None if count is None else comparison_tables.ranks_text(int(count), int(count), shared, template.label)
 
 
 def _comparisons(sources: Sources) -> Rows:
     """One line per candidate arm: verdict, speed-up with its interval, and what the question wants to know of it."""
     subject, label = sources.subject, sources.template.label
-    told, of_loss = (
-        ("loss_drift", loss_drift) if subject.question.loss_drift is not None else ("loss_parity", loss_difference)
-    )
+    drifts = subject.question.loss_drift is not None
+    told, of_loss = ("loss_drift", loss_drift) if drifts else ("loss_parity", loss_difference)
     for item in subject.comparisons:
         chosen = {
             "recovered": percent(item.recovered_share),
@@ -201,9 +185,9 @@ def _comparisons(sources: Sources) -> Rows:
             "comparison": f"{item.candidate} / {item.baseline}",
             "verdict": label(f"verdicts.{item.verdict}"),
             "level": label(f"levels.{item.level}"),
-            "speedup": ratio(item.speedup) or label(NOT_MEASURED),
+            "speedup": ratio(item.speedup),
             "interval": interval(item.interval) or label(NONE),
-            **{key: label(NOT_MEASURED) if chosen[key] is None else chosen[key] for key in subject.question.columns},
+            **{key: chosen[key] for key in subject.question.columns},
             "launches": f"{item.launches}",
             told: of_loss(item) or label("words.not_compared"),
         }
@@ -211,25 +195,24 @@ def _comparisons(sources: Sources) -> Rows:
 
 def _checks(sources: Sources) -> Rows:
     for check in sources.subject.checks or ():
-        told = texts.finding_texts(sources.template, check)
+        told = report_texts.finding_texts(sources.template, check)
         yield dict(zip(("severity", "check", "seen", "limit", "hint"), told, strict=True))
 
 
 def _runs(sources: Sources) -> Rows:
-    missing = sources.template.label("words.missing")
     for name, members in sources.subject.arms.items():
         for member in members:
             yield {
                 "arm": name,
                 "run": f"`{member.id}`",
-                "seed": missing if member.config is None else str(member.config.get("train.seed")),
-                "status": missing if member.status is None else texts.status(sources.template, member.status),
+                "seed": None if member.config is None else str(member.config.get("train.seed")),
+                "status": None if member.status is None else report_texts.status(sources.template, member.status),
             }
 
 
-def _planned(line: Json, template: Template) -> dict[str, str | None]:
+def _planned(line: Json, template: Template) -> tuple[str, dict[str, str]]:
     """The arm that a line stands for, none for a policy planned beside the arms, and its size."""
-    return {"arm": str(line.get("arm") or template.label(NONE)), **{key: str(line.get(key)) for key in SIZE}}
+    return str(line.get("arm") or template.label(NONE)), {key: str(line.get(key)) for key in SIZE}
 
 
 def _solve(sources: Sources) -> Rows:
@@ -237,17 +220,14 @@ def _solve(sources: Sources) -> Rows:
     solved, label = sources.solved or Solved(None), sources.template.label
     for line in solved.results:
         speed, estimated = static_over(solved, line, sources.subject.baseline)
-        median_ms, exact, planned = (
-            lookup(line, "plan_ms.p50"),
-            str(line.get("exact") or "none"),
-            _planned(line, sources.template),
-        )
+        median_ms, exact = lookup(line, "plan_ms.p50"), str(line.get("exact") or "none")
+        arm, size = _planned(line, sources.template)
         yield {
-            "arm": planned.pop("arm"),
+            "arm": arm,
             "cost": str(line.get("cost_type")),
             "policy": str(line.get("policy")),
             "exact": label(f"exactness.{exact}", exact),
-            **planned,
+            **size,
             "mean_max_cost": ABOUT[cost_is_estimated(line)] + format_value(lookup(line, "mean_max_cost"), ""),
             "gap_to_bound": percent(lookup(line, "gap_to_bound")),
             "speedup_vs_static": None if speed is None else f"{ABOUT[estimated]}{speed:.2f}",
@@ -257,18 +237,19 @@ def _solve(sources: Sources) -> Rows:
 
 def _greedy(sources: Sources) -> Rows:
     """Greedy and equal counts against the exact ones, for the lines of `prefix`."""
-    label = sources.template.label
 
-    def gap(line: Json, objective: str) -> str:
+    def gap(line: Json, objective: str) -> str | None:
         mean, worst = (lookup(line, f"greedy_gap.{objective}.{key}") for key in ("mean", "max"))
         if mean is None or worst is None:
-            return label(NOT_MEASURED)
+            return None
         return f"{100 * mean:.2f} / {100 * worst:.2f} %".replace(" ", NBSP)
 
     for line in sources.solved.results if sources.solved else ():
         if line.get("greedy_gap"):
+            arm, size = _planned(line, sources.template)
             yield {
-                **_planned(line, sources.template),
+                "arm": arm,
+                **size,
                 "naive_max": gap(line, "naive_max_cost.equal_counts"),
                 "greedy_max": gap(line, "max_cost"),
                 "greedy_variance": gap(line, "variance"),
@@ -287,9 +268,9 @@ def _buckets(sources: Sources) -> Rows:
             "buckets": number(round(point.calls)),
             "step_ms": number(point.step_ms),
             "overhead_ms": number(point.overhead_ms),
-            "exposed_ms": number(mean_of(subject.arms[point.arm], "exposed_comm_ms.mean")),
-            "speedup": (ratio(item.speedup) if item else None) or label(NONE),
-            "interval": (interval(item.interval) if item else None) or label(NONE),
+            "exposed_ms": number(mean_of(subject.arms[point.arm], "exposed_comm_ms.mean")) or "",
+            "speedup": ratio(item.speedup) if item else None,
+            "interval": interval(item.interval) if item else None,
         }
 
 
@@ -301,11 +282,11 @@ def _quality(sources: Sources) -> Rows:
         word = "never" if never_compressed(subject.arms[name]) else arm.judgement
         yield {
             "arm": name,
-            "compression": number(arm.compression) or label(NONE),
+            "compression": number(arm.compression),
             "seeds": f"{len(arm.values)}",
             f"eval_{measure}": f"{fmean(arm.values.values()):.4f}",
-            "quality_change": signed_interval(arm.change) or label(NONE),
-            "quality_within": label(f"quality.{word}") if word else label(NONE),
+            "quality_change": signed_interval(arm.change),
+            "quality_within": label(f"quality.{word}") if word else None,
         }
 
 
@@ -321,13 +302,12 @@ def _steps(sources: Sources) -> Rows:
             "optimizer_steps": f"{arm.steps:,}",
             "seeds": f"{len(losses)}",
             "eval_loss": f"{fmean(losses):.4f}",
-            "eval_loss_spread": f"{stdev(losses):.4f}" if len(losses) > 1 else label(NONE),
+            "eval_loss_spread": f"{stdev(losses):.4f}" if len(losses) > 1 else None,
         }
 
 
 def _proxy(sources: Sources) -> Rows:
     """How well padded tokens and the planner's cost stood for compute, of the arms that know."""
-    missing = sources.template.label(NOT_MEASURED)
     for name, members in sources.subject.arms.items():
         cells: dict[str, str | None] = {}
         for short, proxy in (("tokens", "padded_tokens"), ("cost", "cost")):
@@ -336,7 +316,7 @@ def _proxy(sources: Sources) -> Rows:
             cells[f"{short}_mape"] = percent(error)
         if any(cells.values()):
             known = next((cost for member in members if (cost := cost_of(member, sources.subject))), None)
-            yield {"arm": name, "cost": known or missing, **{key: cell or missing for key, cell in cells.items()}}
+            yield {"arm": name, "cost": known, **cells}
 
 
 def _cost_types(sources: Sources) -> Rows:
@@ -373,37 +353,37 @@ def _growth(sources: Sources) -> Rows:
     scaled = [one for one in sources.subject.scaling if one.kind != "weak"]
 
     def cell(one: ScalingRecord) -> str:
-        name = texts.marked(sources.subject, sources.template, one.arm)
+        name = report_texts.marked(sources.subject, sources.template, one.arm)
         return f"{name}: {number(one.step_ms) or ''} ({number(one.comm_ms) or ''})"
 
-    for basis, counted in (("workers", "workers"), ("processes", "world_size")):
-        for server in sorted((one for one in scaled if one.world_size != one.workers), key=attrgetter(counted)):
-            for other in (one for one in scaled if one.world_size == one.workers):
-                if getattr(other, counted) == getattr(server, counted):
-                    yield {
-                        "equal": sources.template.label(f"server.{basis}"),
-                        "count": f"{getattr(server, counted)}",
-                        "without": cell(other),
-                        "with": cell(server),
-                        "times": ratio(server.step_ms / other.step_ms) if server.step_ms and other.step_ms else None,
-                    }
+    with_server, without = ([one for one in scaled if (one.world_size != one.workers) == serves] for serves in (1, 0))
+    for basis, counted in (("workers", attrgetter("workers")), ("processes", attrgetter("world_size"))):
+        for server, other in product(sorted(with_server, key=counted), without):
+            if counted(other) == counted(server):
+                yield {
+                    "equal": sources.template.label(f"server.{basis}"),
+                    "count": f"{counted(server)}",
+                    "without": cell(other),
+                    "with": cell(server),
+                    "times": ratio(server.step_ms / other.step_ms) if server.step_ms and other.step_ms else None,
+                }
 
 
-OF_REPORTS: Mapping[str, tuple[Callable[[Sources], Rows], int]] = {
-    "setting": (_settings, 2),
-    "comparisons": (_comparisons, 3),
-    "checks": (_checks, 5),
-    "runs": (_runs, 4),
-    "solve": (_solve, 4),
-    "greedy": (_greedy, 1),
-    "buckets": (_buckets, 2),
-    "quality": (_quality, 1),
-    "steps": (_steps, 2),
-    "proxy": (_proxy, 2),
-    "cost_types": (_cost_types, 3),
-    "server_steps": (_server_steps, 4),
-    "growth": (_growth, 1),
-    "arms": (lambda of: arms_rows(of.subject, of.template), 99),
-    "common": (lambda of: common_rows(of.subject, of.template), 3),
+REPORT_TABLES: Mapping[str, tuple[Callable[[Sources], Rows], int, str]] = {
+    "setting": (_settings, 2, ""),
+    "comparisons": (_comparisons, 3, NOT_MEASURED),
+    "checks": (_checks, 5, ""),
+    "runs": (_runs, 4, MISSING),
+    "solve": (_solve, 4, ""),
+    "greedy": (_greedy, 1, NOT_MEASURED),
+    "buckets": (_buckets, 2, NONE),
+    "quality": (_quality, 1, NONE),
+    "steps": (_steps, 2, NONE),
+    "proxy": (_proxy, 2, NOT_MEASURED),
+    "cost_types": (_cost_types, 3, ""),
+    "server_steps": (_server_steps, 4, ""),
+    "growth": (_growth, 1, ""),
+    "arms": (lambda of: arms_rows(of.subject, of.template), 99, ""),
+    "common": (lambda of: common_rows(of.subject, of.template), 3, ""),
 }
-"""Placeholder of a table that only reports have to its rows, and how many of its columns are to the left."""
+"""Placeholder of a table that only reports have to what `_markdown` takes of it."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dynbench.analysis.crowding import MARK
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.recovery import Recovery
-from dynbench.analysis.run_facts import status_phrase
+from dynbench.analysis.run_facts import MARK, status_phrase
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.report_input import ReportInput
 from dynbench.report import Template, signed_percent

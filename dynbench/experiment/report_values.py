@@ -11,10 +11,10 @@ from typing import Any
 from urllib.parse import quote
 
 from dynbench import __version__
+from dynbench.analysis.comparison_tables import families
 from dynbench.analysis.figures import FIGURES
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.metrics import workers_of
-from dynbench.analysis.ranking import families
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis

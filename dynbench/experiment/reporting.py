@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from dynbench.analysis.bottlenecks import bottlenecks
+from dynbench.analysis.profile import bottlenecks
 from dynbench.experiment.html_page import to_html
 from dynbench.experiment.offline_plans import read_solved
 from dynbench.experiment.report_communication import buckets_of, served_arms, strategy_pairs

@@ -2,6 +2,6 @@
 
 import sys
 
-from dynbench.fields.page import page
+from dynbench.fields.tables import page
 
 sys.stdout.write(page())

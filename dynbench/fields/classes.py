@@ -23,6 +23,16 @@ from dynbench.units import Unit
 
 SCALARS: Mapping[object, str] = {str: "string", int: "integer", float: "number", bool: "boolean", object: "any"}
 UNITS = {
+    "_world_size": "ranks",
+    "_workers": "ranks",
+    "_global_batch": "samples",
+    "_fitting_batch": "samples",
+    "_samples": "samples",
+    "_steps": "steps",
+    "_length": "tokens",
+    "_positions": "tokens",
+    "_megabytes": "MB",
+    "_efficiency": "fraction",
     "_ms": "ms",
     "_mb": "MB",
     "_s": "s",
@@ -34,7 +44,7 @@ UNITS = {
     "_bytes": "bytes",
     "_ms_per_token": "ms/token",
     "_ms_per_token2": "ms/token²",
-    "mape": "fraction",
+    "_mape": "fraction",
     "_share": "fraction",
     "_fraction": "fraction",
 }
@@ -76,7 +86,7 @@ class Field:
         if unit or not any(word in self.type for word in ("number", "integer")):
             return replace(self, unit=unit)
         for name in reversed(self.path.replace("[]", "").split(".")):
-            endings = [ending for ending in UNITS if name.endswith(ending)]
+            endings = [ending for ending in UNITS if f"_{name}".endswith(ending) and len(name) > 1]
             if endings:
                 return replace(self, unit=UNITS[max(endings, key=len)])
         return self

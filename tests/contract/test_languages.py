@@ -14,12 +14,12 @@ from jinja2 import meta, nodes
 from languages import english_words, numbers
 
 import dynbench
-from dynbench.analysis.bottlenecks import PHASES
 from dynbench.analysis.checks import CHECKS
 from dynbench.analysis.checks.evidence import Severity
 from dynbench.analysis.comparability import describe
 from dynbench.analysis.figures import FIGURES
 from dynbench.analysis.metrics import FAMILIES, METRICS
+from dynbench.analysis.profile import PHASES
 from dynbench.analysis.record import LEVELS
 from dynbench.analysis.recovery import Recovery
 from dynbench.analysis.stats import Ratio

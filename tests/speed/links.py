@@ -25,8 +25,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from dynbench.analysis.link_model import predicted_ms
-from dynbench.analysis.links import faster_gbps
+from dynbench.analysis.links import faster_gbps, predicted_ms
 from dynbench.config.layers import load_config
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.engine.rank.real import build_strategy

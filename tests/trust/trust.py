@@ -26,10 +26,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 os.environ["DYNBENCH_PLUGINS"] = str(HERE / "plugins.py")
 
-from dynbench.analysis.arms import named_arms  # noqa: E402  # plug-ins are read where dynbench is imported
+# plug-ins are read where dynbench is imported
+from dynbench.analysis.arms import log_ratios, named_arms  # noqa: E402
 from dynbench.analysis.comparison import compare_candidates, terms_of  # noqa: E402
 from dynbench.analysis.merge import merge_run  # noqa: E402
-from dynbench.analysis.speedup import log_ratios  # noqa: E402
+from dynbench.analysis.summary import summary_of  # noqa: E402
 from dynbench.config.recipes import load_recipe  # noqa: E402
 from dynbench.experiment.compare import start_comparison  # noqa: E402
 from dynbench.experiment.launch_plan import read_state  # noqa: E402
@@ -105,7 +106,9 @@ def run(trial: Trial, store: RunStore) -> list[Result]:
     runs = {name: [merge_run(store.resolve(run)) for run in state.arms[name]] for name in recipe.arms}
     took_s, load = time.monotonic() - began, os.getloadavg()[0]
     results = []
-    for found in compare_candidates(terms_of(named_arms(runs), recipe.arms["ddp"].analysis, question="sync")):
+    summaries = {run.run.id: summary_of(run) for launches in runs.values() for run in launches}
+    settings = recipe.arms["ddp"].analysis
+    for found in compare_candidates(terms_of(named_arms(runs), settings, summaries, question="sync")):
         record = found.record()
         assert record.ci_joint is not None and record.launches == 4, "four launches have an interval"
         results.append(

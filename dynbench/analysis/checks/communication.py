@@ -7,8 +7,7 @@ from statistics import fmean
 
 from dynbench.analysis.arms import Arm
 from dynbench.analysis.checks.evidence import Evidence, Seen, mean_share
-from dynbench.analysis.communication import sent_bytes
-from dynbench.analysis.null_run import against_null
+from dynbench.analysis.communication import against_null, sent_bytes
 from dynbench.analysis.profile import profile_of
 from dynbench.config.schema import Config
 from dynbench.plugins import STRATEGIES

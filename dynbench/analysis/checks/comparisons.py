@@ -6,24 +6,25 @@ import math
 from collections.abc import Iterator
 from datetime import datetime
 
-from dynbench.analysis.arms import Pair
+from dynbench.analysis.arms import Pair, log_ratios, seconds_per_unit, unit_of
 from dynbench.analysis.checks.evidence import Evidence, Seen
 from dynbench.analysis.comparability import describe, environment_differences
 from dynbench.analysis.comparison import Comparison
 from dynbench.analysis.levels import loss_tolerance, windows_agree
 from dynbench.analysis.pace import effects
+from dynbench.analysis.question import within
 from dynbench.analysis.questions import DEFAULT
-from dynbench.analysis.questions.base import within
-from dynbench.analysis.speedup import log_ratios, seconds_per_unit, unit_of
 from dynbench.analysis.stats import (
+    CONTRADICTION,
     MOST_LAUNCHES,
     POWER,
+    LaterSpread,
     coefficient_of_variation,
+    later_spread,
     launches_needed,
     reach,
     smallest_shown,
 )
-from dynbench.analysis.two_stage import CONTRADICTION, LaterSpread, later_spread
 from dynbench.analysis.verdict import Verdict
 
 FEWEST = 4

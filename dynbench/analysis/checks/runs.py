@@ -8,12 +8,9 @@ import numpy as np
 import polars as pl
 
 from dynbench.analysis.checks.evidence import Evidence, Seen, mean_share, share_of_time
-from dynbench.analysis.comparability import fact
-from dynbench.analysis.crowding import load_of
-from dynbench.analysis.data_facts import read_data
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.pace import PACE_LIMIT, slow_ranks, step_paces, step_tokens
-from dynbench.analysis.run_facts import status_phrase
+from dynbench.analysis.run_facts import fact, load_of, read_data, status_phrase
 from dynbench.analysis.stats import growth_p_value, relative_drift, robust_z
 from dynbench.config.image_rules import has_lengths
 from dynbench.errors import RecordError

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dynbench.analysis.evaluations import reached
 from dynbench.analysis.figures.charts import (
     FAINT_INK,
     Bars,
@@ -20,10 +21,8 @@ from dynbench.analysis.figures.charts import (
 )
 from dynbench.analysis.figures.steps import over_steps, smoothing_window
 from dynbench.analysis.figures.views import Arms, arm_figure, means, work_rate
-from dynbench.analysis.link_model import SPEEDS_GBPS, predicted_ms
-from dynbench.analysis.links import faster_gbps
+from dynbench.analysis.links import SPEEDS_GBPS, faster_gbps, predicted_ms
 from dynbench.analysis.merge import MergedRun
-from dynbench.analysis.targets import reached
 from dynbench.units import mb
 
 PARTS = (

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import polars as pl
 
+from dynbench.analysis.arms import unit_of
 from dynbench.analysis.figures.charts import (
     FAINT_INK,
     PHASES,
@@ -22,7 +23,6 @@ from dynbench.analysis.figures.charts import (
 )
 from dynbench.analysis.figures.views import Arms, ArmView, arm_figure, means
 from dynbench.analysis.measure import total
-from dynbench.analysis.speedup import unit_of
 from dynbench.analysis.steps import CODING
 from dynbench.analysis.waste import Waste, ms_per_kilotoken
 

@@ -11,10 +11,10 @@ from typing import Any
 import polars as pl
 import polars.selectors as cs
 
-from dynbench.analysis.crowding import MARK, oversubscribed
 from dynbench.analysis.figures.charts import PALETTE, Bars, Dashes, Drawing, Lines, Look, draw_panels, looks
 from dynbench.analysis.measure import Summaries, lookup
 from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.run_facts import MARK, oversubscribed
 from dynbench.analysis.summary import summary_of
 from dynbench.config.image_rules import has_lengths
 

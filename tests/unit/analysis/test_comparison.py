@@ -1,10 +1,9 @@
 import pytest
 from compared import compare_arms
 
-from dynbench.analysis.arms import group_runs, named_arms
+from dynbench.analysis.arms import group_runs, named_arms, seconds_per_unit
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.questions.base import SAMPLES
-from dynbench.analysis.speedup import seconds_per_unit
+from dynbench.analysis.question import SAMPLES
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
 from dynbench.errors import NotComparable

@@ -11,10 +11,9 @@ from compressed_runs import PERPLEXITY, SENT, STEPS, compressed_arms
 
 from dynbench.analysis.figures import FIGURES, charts, draw_figure
 from dynbench.analysis.figures.views import ArmView
-from dynbench.analysis.link_model import predicted_ms
-from dynbench.analysis.links import faster_gbps
+from dynbench.analysis.links import faster_gbps, predicted_ms
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.questions.compress import QUESTION
+from dynbench.analysis.questions import COMPRESS
 from dynbench.runs.run import Run
 
 Make = Callable[..., Run]
@@ -32,7 +31,7 @@ def drawn(name: str, arms: list[ArmView]) -> charts.Drawing:
 
 
 def test_comparisons_of_compressors_show_them_all() -> None:
-    assert len(NAMES) == 7 and {*NAMES} <= {*QUESTION.figures}
+    assert len(NAMES) == 7 and {*NAMES} <= {*COMPRESS.figures}
 
 
 @pytest.mark.slow

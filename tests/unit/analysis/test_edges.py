@@ -6,10 +6,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dynbench.analysis.compute_fit import ComputeFit, ComputeRows, fit_compute
 from dynbench.analysis.joint import p_value
 from dynbench.analysis.pace import _effective, _p_value
 from dynbench.analysis.steps import number_blocks
+from dynbench.analysis.waste import ComputeFit, ComputeRows, fit_compute
 
 
 def test_without_spread_a_difference_is_certain_and_none_is_none() -> None:

@@ -12,13 +12,13 @@ from matplotlib.image import imread
 from matplotlib.lines import Line2D
 
 import dynbench.analysis.figures as registry
+from dynbench.analysis.arms import seconds_per_unit
 from dynbench.analysis.figures import FIGURES, charts, draw_figures, timeline
 from dynbench.analysis.figures.charts import GREY, looks
 from dynbench.analysis.figures.steps import smoothing_window
 from dynbench.analysis.figures.timeline import typical_step
 from dynbench.analysis.figures.views import ArmView, caption
 from dynbench.analysis.merge import PARQUET, merge_run
-from dynbench.analysis.speedup import seconds_per_unit
 
 
 @pytest.fixture

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynbench.analysis.link_model import SPEEDS_GBPS, predicted_ms
 from dynbench.analysis.links import (
+    SPEEDS_GBPS,
     faster_gbps,
     link_sentence,
     over_link,
+    predicted_ms,
     spans_text,
 )
 from dynbench.analysis.record import Span

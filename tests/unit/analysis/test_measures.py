@@ -42,7 +42,7 @@ from dynbench.analysis.metrics import FAMILIES, improvements
 from dynbench.analysis.results_csv import over_launches
 from dynbench.analysis.results_csv import results_csv
 from dynbench.analysis.summary import summarise
-from dynbench.fields.page import page
+from dynbench.fields.tables import page
 from dynbench.runs.run import Run
 
 runs = [Run(Path(folder)) for folder in sys.argv[1:]]

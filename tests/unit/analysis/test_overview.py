@@ -11,16 +11,15 @@ from compared import compared
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from dynbench.analysis.comparison_tables import by_arm, of_metric, overview
 from dynbench.analysis.measure import Metric
 from dynbench.analysis.metrics import FAMILIES, METRICS, by_family
+from dynbench.analysis.question import Question
 from dynbench.analysis.questions import DEFAULT, QUESTIONS
-from dynbench.analysis.questions.base import Question
 from dynbench.analysis.record import ComparisonRecord
-from dynbench.analysis.table_specs import by_arm, of_metric, overview
-from dynbench.analysis.tables import format_gain, format_interval, format_value, in_english
 from dynbench.analysis.verdict import Verdict
 from dynbench.cli import console, output
-from dynbench.table_text import MARKDOWN_WIDTH, Table
+from dynbench.table_text import MARKDOWN_WIDTH, Table, format_gain, format_interval, format_value, in_english
 
 LONGEST = 32
 """Characters of an arm's name."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from compared import compare_arms
 
-from dynbench.analysis.arms import named_arms
+from dynbench.analysis.arms import named_arms, seconds_per_unit
 from dynbench.analysis.checks import run_checks
 from dynbench.analysis.checks.evidence import Evidence
 from dynbench.analysis.comparability import all_differences
@@ -15,9 +15,8 @@ from dynbench.analysis.figures import FIGURES
 from dynbench.analysis.levels import LEAST_TOLERANCE
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.metrics import METRICS
+from dynbench.analysis.question import ALWAYS, NEVER, SAMPLES, within
 from dynbench.analysis.questions import DEFAULT, QUESTIONS, find_question, question_named, settings_differences
-from dynbench.analysis.questions.base import ALWAYS, NEVER, SAMPLES, within
-from dynbench.analysis.speedup import seconds_per_unit
 from dynbench.analysis.verdict import Verdict
 from dynbench.cli.analyze import command as analyze
 from dynbench.cli.compare import command as compare

@@ -10,9 +10,9 @@ from compared import compare_arms
 
 from dynbench.analysis.analyze import analyze_runs
 from dynbench.analysis.arms import named_arms
-from dynbench.analysis.compute_fit import relative_speeds
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.recovery import recovery
+from dynbench.analysis.waste import relative_speeds
 from dynbench.config.schema import Analysis
 
 SLOWED = ("launch.slowdown={1: 2.0}",)

@@ -9,12 +9,12 @@ import polars as pl
 import pytest
 
 from dynbench.analysis.analyze import analyze_runs
+from dynbench.analysis.comparison_tables import SCALING, ranks_text
 from dynbench.analysis.figures import draw_figure
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.page import summary_markdown
 from dynbench.analysis.record import ScalingRecord
-from dynbench.analysis.table_specs import SCALING, ranks_text
 from dynbench.config.schema import Analysis
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore

@@ -4,12 +4,13 @@ import math
 import numpy as np
 import pytest
 
+from dynbench.analysis.comparison_tables import metric_tables
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.metrics import METRICS, improvement_percent, improvements, means
 from dynbench.analysis.summary import summarise, summary_of
-from dynbench.analysis.table_specs import metric_tables
-from dynbench.analysis.tables import format_gain, format_value, summary_rows
+from dynbench.analysis.tables import summary_rows
+from dynbench.table_text import format_gain, format_value
 
 NUMBERS = """
     world_size global_batch steps warmup_steps rows skipped_steps padding_ratio wait_fraction plan_fraction samples

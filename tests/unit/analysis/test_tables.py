@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dynbench.analysis.tables import Column, Spec, columns, mean_over
+from dynbench.analysis.measure import mean_over
+from dynbench.analysis.tables import Column, Spec, columns
 
 NAMED = (Column("arm", "arm"), *columns("ms", wait_ms="waiting"), *columns("%", share="share"))
 ROWS = [{"arm": "a", "wait_ms": 12.5, "share": None}, {"arm": "b"}]

@@ -8,10 +8,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dynbench.analysis.compute_fit import compute_rows, fit_compute
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.summary import summary_of
-from dynbench.analysis.waste import PARTS, waste_of
+from dynbench.analysis.waste import PARTS, compute_rows, fit_compute, waste_of
 from dynbench.runs.run import Run
 
 Make = Callable[..., Run]

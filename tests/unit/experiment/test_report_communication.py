@@ -10,7 +10,7 @@ import pytest
 from compared import compared
 from languages import english_sentences
 
-from dynbench.analysis.bottlenecks import bottlenecks
+from dynbench.analysis.profile import bottlenecks
 from dynbench.analysis.record import PairRecord, ScalingRecord
 from dynbench.experiment import report_communication
 from dynbench.experiment.report_communication import exposures

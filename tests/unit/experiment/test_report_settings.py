@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from languages import said
 
-from dynbench.analysis.kept import RUNS_FILE
+from dynbench.analysis.selection import RUNS_FILE
 from dynbench.config.describe import all_keys
 from dynbench.config.digest import dump_config, flatten
 from dynbench.config.layers import load_config

@@ -10,8 +10,8 @@ import pytest
 import torch
 from batches import batch_of
 
+from dynbench.analysis.evaluations import evaluation_of
 from dynbench.analysis.merge import _read_evaluations
-from dynbench.analysis.targets import evaluation_of
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.rank.evaluation import EVAL_BATCH, EVAL_FILE, Evaluator, evaluated_together

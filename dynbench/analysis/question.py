@@ -1,8 +1,8 @@
-"""What a question is: in what its arms may differ, and what is measured and said of them."""
+"""What a question is: in what its arms may differ, and what is measured of them (`questions` has them all)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dynbench.config.ranks import Ranks
@@ -35,6 +35,9 @@ NEVER = ("sync.communicate",)
 
 EVALUATION = ("eval.loss", "eval.accuracy", "eval.perplexity")
 """Keys of the metrics of a trained model; a run has some of them."""
+
+BATCH = "train.global_batch"
+DEVICES = "env.devices"
 
 COUNTS = ("world_size", "workers", "launch.nproc", "launch.world_size", "launch.nnodes")
 """Keys that say how many ranks there are, and how many of them train."""
@@ -72,6 +75,8 @@ class Question:
         description: one line.
         asks: sections and keys of which one that differs raises the question.
         follows: further ones that may differ with them, as they are decided by them.
+        same_samples: it names numbers of samples that differ, which forbid nothing of other questions.
+        grown: further keys that may differ, of differences that fit each other.
         named_only: it is never found from what differs; who means it names it.
         unit: times are seconds per one of it.
         loss_drift: part by which the mean training loss of an arm may differ from the baseline's; None where the arms
@@ -89,6 +94,8 @@ class Question:
     description: str
     asks: tuple[str, ...]
     follows: tuple[str, ...] = ()
+    same_samples: bool = False
+    grown: Callable[[Differences], set[str]] = lambda _: set()
     named_only: bool = False
     unit: Unit = TOKENS
     loss_drift: float | None = None
@@ -114,8 +121,9 @@ class Question:
 
     def permitted(self, differences: Differences) -> set[str]:
         """The keys that may differ, of those that do."""
-        listed = (*ALWAYS, *TRAINED_ON, *self.asks, *self.follows)
-        return {key for key in differences if within(key, listed) and not within(key, NEVER)}
+        listed = (*ALWAYS, *(() if self.same_samples else TRAINED_ON), *self.asks, *self.follows)
+        found = {key for key in differences if within(key, listed) and not within(key, NEVER)}
+        return found | self.grown(differences)
 
     def forbidden(self, differences: Differences) -> dict[str, tuple[object, object]]:
         """The differences because of which it cannot be answered."""
@@ -145,3 +153,21 @@ def with_samples(found: Differences, a: Config, b: Config) -> dict[str, tuple[ob
 def within(key: str, listed: Sequence[str]) -> bool:
     """Whether a dotted key is listed, or lies in a section that is."""
     return any(f"{key}.".startswith(f"{entry}.") for entry in listed)
+
+
+def grown_with_workers(differences: Differences) -> set[str]:
+    """The global batch where each worker keeps its share, and more devices where they are of one kind."""
+    found = set()
+    match differences.get("workers", differences.get("world_size")), differences.get(BATCH):
+        case [(int() as few, int() as many), (int() as batch, int() as other)] if batch * many == other * few:
+            found.add(BATCH)
+    match differences.get(DEVICES):
+        case [tuple() as names, tuple() as other_names] if {*names} == {*other_names}:
+            found.add(DEVICES)
+    return found
+
+
+def grown_with_batch(differences: Differences) -> set[str]:
+    """Batch and steps where steps shrink as the batch grows: as many samples are measured, and as many warm up."""
+    traded = {BATCH, "train.steps", "train.warmup_steps"} & differences.keys()
+    return traded if len(traded) > 1 and not {*TRAINED_ON} & differences.keys() else set()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dynbench.analysis.data_facts import SHOWN_LABELS, read_data
+from dynbench.analysis.run_facts import SHOWN_LABELS, read_data
 from dynbench.analysis.summary import summarise
 from dynbench.cli.options import Settings
 from dynbench.cli.train import _show_result

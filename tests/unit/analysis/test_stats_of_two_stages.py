@@ -7,8 +7,7 @@ import pytest
 from scipy import stats
 from scipy.signal import lfilter
 
-from dynbench.analysis.stats import paired_ratio
-from dynbench.analysis.two_stage import later_spread, plan_launches
+from dynbench.analysis.stats import later_spread, paired_ratio, plan_launches
 from dynbench.config.launches import Launches
 
 FIRST_STAGE = Launches.model_fields["first"].default

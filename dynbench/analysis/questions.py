@@ -1,0 +1,282 @@
+"""The registry of questions that a comparison can answer, and which of them is asked.
+
+A comparison answers one question, over all its arms. Where it is not named, it is found from what differs: the one
+question that is raised by a key that differs and permits all that differ of those that questions ask about. Arms that
+differ in keys of two questions are refused, as nobody could say which of them made the difference, unless `levers` is
+named, which asks what they give together. Strategies over more and fewer ranks are no such case: each is scaled against
+itself.
+
+Adding one: an entry of the registry; its texts are in the front matter of its template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from dynbench.analysis.question import (
+    COUNTS,
+    EVALUATION,
+    Differences,
+    Question,
+    grown_with_batch,
+    grown_with_workers,
+    with_ranks,
+    with_samples,
+)
+from dynbench.config.digest import differences
+from dynbench.config.ranks import ranks_of
+from dynbench.config.rules import known_world_size
+from dynbench.config.schema import Config
+from dynbench.errors import NotComparable, UsageError, did_you_mean
+
+PACE = ("throughput_tokens_per_s.mean", "step_time_ms.mean", "step_time_ms.p50", "step_time_ms.p95")
+"""Keys of the metrics that say how fast a run is."""
+
+SCHEDULE = Question(
+    name="schedule",
+    description="which policy, cost, window or layout makes the slowest rank wait least",
+    asks=("schedule", "workload.layout", "launch.slowdown"),
+    plans=True,
+    overview=(
+        "waste.s",
+        "padding_ratio",
+        "wait_fraction",
+        "exposed_comm_ms.mean",
+        "plan_fraction",
+        "step_length_tokens.std",
+        *EVALUATION,
+    ),
+    figures=(),
+    columns=("recovered", "saved"),
+    template="template",
+    chapters=(),
+)
+"""Who computes which samples: what the policies give back of the time spent waiting."""
+
+SYNC = Question(
+    name="sync",
+    description="which gradient synchronisation leaves least communication exposed",
+    asks=("sync",),
+    follows=("schedule.objective",),
+    metrics=(
+        *PACE,
+        "exposed_comm_ms.mean",
+        "exposed_vs_null_ms.mean",
+        "comm_ms.mean",
+        "comm_sum_ms.mean",
+        "comm_wait_ms.mean",
+        "comm_transfer_ms.mean",
+        "overlap_fraction",
+        "collectives.mean",
+        "bytes_wire.mean",
+        "bytes_sent_ratio",
+        "wait_fraction",
+        "peak_mem_mb.max",
+        "peak_mem_mb.servers_max",
+        "loss.last",
+        *EVALUATION,
+    ),
+    overview=(
+        "exposed_comm_ms.mean",
+        "comm_transfer_ms.mean",
+        "overlap_fraction",
+        "bytes_wire.mean",
+        "wait_fraction",
+        "peak_mem_mb.max",
+        *EVALUATION,
+    ),
+    figures=(
+        *("time_breakdown", "step_time_distribution", "timeline", "strategies", "loss_curves"),
+        *("comm_timeline", "bucket_overhead", "step_time"),
+    ),
+    chapters=("time", "traffic", "profile", "memory"),
+)
+"""How gradients meet: strategies and their settings, at the same optimizer steps."""
+
+COMPRESS = Question(
+    name="compress",
+    description="what sending less of the gradient saves, and what it costs in loss",
+    asks=("compress",),
+    loss_drift=0.05,
+    metrics=(
+        "compression_ratio",
+        "traffic_compression_ratio",
+        "comm_ratio",
+        *SYNC.metrics,
+        "compression.grad_rel_error",
+        "compression.residual_mb",
+        "targets.time_to_target_s",
+        "targets.steps_to_target",
+        "targets.bytes_to_target",
+        "targets.perplexity_at_budget",
+    ),
+    overview=("compression_ratio", "bytes_wire.mean", "exposed_comm_ms.mean", *EVALUATION),
+    figures=(
+        "compression_loss",
+        "compression_progress",
+        "compression_methods",
+        "compression_step",
+        "compression_links",
+        "compression_curves",
+        "compression_fsdp",
+        "time_breakdown",
+        "step_time_distribution",
+        "timeline",
+    ),
+    columns=(),
+    chapters=("time", "traffic", "coding", "quality", "loss", "memory"),
+)
+"""What travels: compressors against the whole gradient, with the loss that they cost."""
+
+PRECISION = Question(
+    name="precision",
+    description="what another precision saves in time and memory, and what it costs in loss",
+    asks=("train.precision",),
+    follows=("schedule.capacity", "schedule.speeds"),
+    loss_drift=0.02,
+    metrics=(
+        *PACE,
+        "peak_mem_mb.max",
+        "loss.last",
+        *EVALUATION,
+        "exposed_comm_ms.mean",
+        "bytes_wire.mean",
+        "wait_fraction",
+    ),
+    overview=("peak_mem_mb.max", "exposed_comm_ms.mean", *EVALUATION),
+    chapters=("time", "loss", "memory"),
+)
+"""In which arithmetic: fp32, bf16 or fp16, with the loss and the memory that go with it."""
+
+SCALING = Question(
+    name="scaling",
+    description="how much faster more ranks are, and how much of each is left",
+    asks=COUNTS,
+    follows=(
+        *(*SYNC.asks, *SYNC.follows),
+        *("launch.threads", "schedule.capacity", "schedule.speeds", "schedule.buffer"),
+    ),
+    grown=grown_with_workers,
+    metrics=(
+        PACE[0],
+        "throughput_samples_per_s.mean",
+        *PACE[1:],
+        "wait_fraction",
+        "exposed_comm_ms.mean",
+        "comm_ms.mean",
+        "bytes_wire.mean",
+        "padding_ratio",
+        "peak_mem_mb.max",
+    ),
+    overview=("wait_fraction", "exposed_comm_ms.mean", "bytes_wire.mean", "padding_ratio", "peak_mem_mb.max"),
+    figures=("scaling", "time_breakdown", "step_time_distribution", "step_time"),
+    columns=("efficiency",),
+    chapters=("scaling", "traffic", "profile", "time"),
+)
+"""Over how many ranks: the same batch over more of them (strong), or as much per rank (weak).
+
+Arms of several strategies may be told together: each is scaled against its own arm with the fewest workers."""
+
+LEVERS = Question(
+    name="levers",
+    description="what changes of schedule, synchronisation, compression and precision give together; only if named",
+    asks=tuple(key for part in (SCHEDULE, SYNC, COMPRESS, PRECISION) for key in part.asks),
+    named_only=True,
+    loss_drift=COMPRESS.loss_drift,
+    figures=("waterfall", "time_breakdown", "step_time_distribution", "timeline", "step_time"),
+    overview=("waste.s", "padding_ratio", "wait_fraction", "exposed_comm_ms.mean", "bytes_wire.mean", *EVALUATION),
+    chapters=("time", "traffic", "loss", "memory"),
+)
+"""Several at once: what they give together, not which of them gave it."""
+
+STEPS = Question(
+    name="steps",
+    description="whether packing costs loss, or fewer optimizer steps over as many samples; only if named",
+    asks=("schedule", "workload.layout"),
+    same_samples=True,
+    grown=grown_with_batch,
+    named_only=True,
+    overview=("throughput_tokens_per_s.mean", "padding_ratio", "wait_fraction", *EVALUATION),
+    chapters=("steps", "time"),
+)
+"""Fewer optimizer steps over the same samples, and rows without padding: which of them costs loss."""
+
+TOPOLOGY = Question(
+    name="topology",
+    description="all-reduce against a parameter server, at equal workers and over more of them; only if named",
+    asks=(*SYNC.asks, *SCALING.asks),
+    follows=SCALING.follows,
+    grown=grown_with_workers,
+    named_only=True,
+    loss_drift=0.05,
+    metrics=SYNC.metrics,
+    overview=("step_time_ms.mean", "exposed_comm_ms.mean", "bytes_wire.mean", "wait_fraction", *EVALUATION),
+    figures=("epochs", "scaling", "time_breakdown", "step_time_distribution"),
+    columns=("efficiency",),
+    chapters=("topology", "server", "training", "growth", "scaling", "traffic", "profile", "time"),
+)
+"""Who brings gradients together, all ranks or a server among them, and how each way grows with the workers."""
+
+QUESTIONS: Mapping[str, Question] = {
+    each.name: each for each in (SCHEDULE, SYNC, COMPRESS, PRECISION, SCALING, LEVERS, STEPS, TOPOLOGY)
+}
+DEFAULT = SCHEDULE
+"""What is asked of arms that differ in nothing that a question asks about, and what a single run is reported for."""
+
+
+def question_named(name: str) -> Question:
+    """The question of a name.
+
+    Raises:
+        UsageError: there is none; names the nearest.
+    """
+    if name not in QUESTIONS:
+        near = did_you_mean(name, QUESTIONS)
+        raise UsageError(f"question {name!r}: no such question. {near}".rstrip(), f"There are: {', '.join(QUESTIONS)}.")
+    return QUESTIONS[name]
+
+
+def find_question(found: Collection[Differences], named: str | None = None) -> Question:
+    """The question that arms answer which differ so: as named, else as raised by what differs.
+
+    Args:
+        found: of every candidate, how it differs from the baseline.
+        named: the question that is meant; None finds it.
+
+    Raises:
+        UsageError: none has that name.
+    """
+    if named is not None:
+        return question_named(named)
+    known = [question for question in QUESTIONS.values() if not question.named_only]
+    raised = [question for question in known if any(question.raised_by(each) for each in found)]
+    fitting = [
+        question
+        for question in raised
+        if not any(other.raised_by(question.forbidden(each)) for each in found for other in known)
+    ]
+    return next(iter(fitting or raised), DEFAULT)
+
+
+def settings_differences(a: Config, b: Config) -> Differences:
+    """How two resolved configurations differ, their numbers of ranks included."""
+    found = with_samples(differences(a, b), a, b)
+    one, other = known_world_size(a), known_world_size(b)
+    if one is None or other is None:
+        return found if one == other else {**found, "world_size": (one, other)}
+    return with_ranks(found, ranks_of(a, one), ranks_of(b, other))
+
+
+def not_comparable(who: str, said: str, question: Question, found: Collection[Differences], hint: str) -> NotComparable:
+    """The error for arms that cannot answer a question; it names one that they could answer.
+
+    Args:
+        who: the arms, and where they are from.
+        said: what forbids it, in words.
+        question: as named or found.
+        found: of every candidate, all in which it differs.
+        hint: the next step where no question asks about all of that.
+    """
+    others = [other.name for other in QUESTIONS.values() if not any(other.forbidden(each) for each in found)]
+    hint = f"--question {others[0]} compares arms that differ in all of that." if others else hint
+    return NotComparable(f"{who} cannot be compared, they differ in {said}; the question is {question.name}", hint)
