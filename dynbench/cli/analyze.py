@@ -11,7 +11,7 @@ import click
 from dynbench.cli.flags import gate_options, question_option
 from dynbench.cli.next_command import next_command
 from dynbench.cli.options import Settings, common_options, config_options, table_option
-from dynbench.cli.output import fits, print_json, print_line, print_results, print_table, show_warnings
+from dynbench.cli.output import fits, print_json, print_line, print_results, print_table
 from dynbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -144,14 +144,9 @@ def _reports_anew(report: Report, store: RunStore) -> list[Path]:
 
 def _analysis_settings(settings: Settings, again: Run | None) -> Analysis:
     """As given; without any, those that a comparison was made with."""
-    from dynbench.config.situation import Situation
-    from dynbench.config.unread import unread
-
     given = settings.config_path is not None or settings.overrides or settings.flags
     if again is None or given or not again.config_file.is_file():
-        config = settings.config()
-        show_warnings(unread([Situation("analyze", config, config)]))
-        return config.analysis
+        return settings.config().analysis
     return again.config().analysis
 
 

@@ -13,8 +13,7 @@ from dynbench.config.image_rules import IMAGE_RULES, image_warnings
 from dynbench.config.part_rules import DATA_RULES, TRAIN_RULES, buffer_size, rank_problems
 from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config
-from dynbench.config.situation import Situation
-from dynbench.config.unread import unread
+from dynbench.config.unread import Use, unread
 from dynbench.errors import did_you_mean
 from dynbench.plugins import COMPRESSORS, POLICIES, STRATEGIES, WORKLOADS, options_of
 from dynbench.plugins.compressor_options import ContractiveOptions
@@ -56,17 +55,17 @@ def known_world_size(config: Config) -> int | None:
     return None
 
 
-def rule_warnings(config: Config, world_size: int, asked: Sequence[Situation] | None = None) -> list[str]:
+def rule_warnings(config: Config, world_size: int, uses: Sequence[Use] | None = None) -> list[str]:
     """What can run but says less than it seems; one line each.
 
     Args:
         config: resolved settings.
         world_size: ranks.
-        asked: what the settings were given for, to name those that nothing reads; None is training with `config`,
-            and empty leaves them out.
+        uses: what the settings were given for, to name those that nothing reads; None is training with `config`, and
+            empty leaves them out.
     """
-    if asked is None:
-        asked = (Situation("train", config, config, world_size),)
+    if uses is None:
+        uses = (Use(config, config, world_size),)
     warnings = []
     batch, ranks = config.train.global_batch, ranks_of(config, world_size)
     if config.schedule.policy_name == "prefix":
@@ -86,7 +85,7 @@ def rule_warnings(config: Config, world_size: int, asked: Sequence[Situation] | 
         *split_window_warnings(config),
         *_meetings_missed(config),
         *image_warnings(config),
-        *unread(asked),
+        *unread("train", uses),
     ]
 
 
