@@ -9,8 +9,8 @@ from typing import Any
 from dynbench.cli.next_command import next_command, setting_words
 from dynbench.cli.options import Settings
 from dynbench.cli.solve_view import best_by_ranks, gives_back_nothing
-from dynbench.config.batch import whole_window_steps
 from dynbench.config.digest import changed, value_of
+from dynbench.config.part_rules import whole_window_steps
 from dynbench.config.schema import Config, Launch, Workload
 from dynbench.engine.planning import names_a_probe
 from dynbench.errors import RecordError
