@@ -8,7 +8,7 @@ from typing import Any
 from dynbench.analysis.arms import Arm
 from dynbench.analysis.comparison import Comparison, compare_candidates, terms_of
 from dynbench.analysis.record import ComparisonRecord
-from dynbench.config.measuring import Analysis
+from dynbench.config.schema import Analysis
 
 ARMS = [{"name": "static", "runs": ["a"]}]
 """The arm of a made-up record, whose runs are those called `a`."""
