@@ -10,7 +10,7 @@ LIMITS := $(VENV)/constraints.txt
 
 PYTEST := $(BIN)/python -m pytest
 SKIPPED := .pytest_cache/skipped.txt
-FAULTS := .pytest_cache/faults.jsonl
+FAULTS := -v -m fault tests/multiproc
 AT_ONCE := not alone and not clock and not matrix
 COVERED := schedule analysis config runs compress
 SOAK_MINUTES ?= 30
@@ -27,8 +27,8 @@ help:
 	@echo "make golden       what differs from the accepted values and words of tests/golden (ONLY='sync help' for some)"
 	@echo "make accept-values, make accept-words   take what there is now in their place, and print it"
 	@echo "make test-matrix  every strategy, schedule and layout through the command, and a rank of each killed"
-	@echo "make faults       every fault that the tests plant, and the table of what was seen, tests/README.md"
-	@echo "make faults-left  where some of these failed: them once more, and the table"
+	@echo "make faults       every fault that the tests plant, and how each ended"
+	@echo "make faults-left  where some of these failed: them once more"
 	@echo "make test-gpu     what only a GPU can show"
 	@echo "make first-gpu    the first run on GPUs: short commands of every kind, and a page to send; DEVICE=cpu without any"
 	@echo "make bench-self   how long planning, analysing and --help take"
@@ -104,14 +104,12 @@ accept-values accept-words: accept-%: install-test
 test-matrix: install-test
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist load -m matrix tests
 
+# Those of `alone` compare no times here: they may run one after the other.
 faults: install-test
-	@mkdir -p $(dir $(FAULTS)) && rm -f $(FAULTS)
-	@$(MAKE) --no-print-directory faults-left
+	OMP_NUM_THREADS=1 $(PYTEST) $(FAULTS)
 
-# Where some failed, these once more. Those of `alone` compare no times here: they may run one after the other.
 faults-left: install-test
-	$(BIN)/python tests/fault_table.py left $(FAULTS) | tr '\n' '\0' | OMP_NUM_THREADS=1 xargs -0 -r $(PYTEST) -q --faults-to=$(FAULTS)
-	$(BIN)/python tests/fault_table.py write $(FAULTS)
+	OMP_NUM_THREADS=1 $(PYTEST) --last-failed --last-failed-no-failures none $(FAULTS)
 
 test-gpu: install-test
 	$(PYTEST) -m gpu tests/gpu

@@ -9,7 +9,7 @@ from dynbench.analysis.arms import Arm
 from dynbench.analysis.comparison import Comparison, Terms, compare_candidates, terms_of
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.summary import summary_of
-from dynbench.config.measuring import Analysis
+from dynbench.config.schema import Analysis
 
 ARMS = [{"name": "static", "runs": ["a"]}]
 """The arm of a made-up record, whose runs are those called `a`."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pixel
 import pytest
 from _pytest.terminal import TerminalReporter
-from fault_table import SEEN, Keeper
 from hypothesis import settings
 from warm import WarmRanks
 
@@ -26,7 +25,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`make test` gathers from its two parts what was skipped."""
     parser.addoption("--skipped-to", type=Path, help="Append how many tests were skipped, and why, to this file.")
-    parser.addoption("--faults-to", type=Path, help="Append what tests of faults saw to this file.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,8 +33,6 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"pytest {pytest.__version__} loses the groups of pytest-xdist: pip install 'pytest<9.2'"
         )
-    if (file := config.getoption("--faults-to")) is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Keeper(file))
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
@@ -46,12 +42,6 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.C
     for reason, count in reasons.items() if file else ():
         with file.open("a", encoding="utf-8") as lines:
             lines.write(f"{count} tests were skipped: {reason.removeprefix('Skipped: ')}\n")
-
-
-@pytest.fixture
-def saw(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
-    """Keeps what a fault showed, for the table of `make faults`."""
-    return lambda text: record_property(SEEN, text)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import click
 
 from dynbench.cli.next_command import next_command
 from dynbench.cli.options import Settings, common_options, config_options, gate_options, question_option, table_option
-from dynbench.cli.output import fits, print_json, print_line, print_lines, print_results, show_table, show_warnings
+from dynbench.cli.output import fits, print_json, print_line, print_lines, print_results, show_table
 from dynbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -143,13 +143,8 @@ def _reports_anew(report: Report, store: RunStore) -> list[Path]:
 
 def _analysis_settings(settings: Settings, again: Run | None) -> Analysis:
     """As given; without any, those that a comparison was made with."""
-    from dynbench.config.situation import Situation
-    from dynbench.config.unread import unread
-
     if again is None or settings.configures or not again.config_file.is_file():
-        config = settings.config()
-        show_warnings(unread([Situation("analyze", config, config)]))
-        return config.analysis
+        return settings.config().analysis
     return again.config().analysis
 
 

@@ -1,15 +1,14 @@
-"""The next command as a line to paste: the same settings, data and registry, quoted for a shell."""
+"""The next command as a line to paste: on a run's configuration, with what differs from it, quoted for a shell."""
 
 from __future__ import annotations
 
 import shlex
-from importlib import import_module
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dynbench.config.schema import Config
-    from dynbench.config.situation import Command
+    from dynbench.runs.run import Run
 
 
 def next_command(command: str, *words: str, root: Path) -> str:
@@ -25,50 +24,30 @@ def next_command(command: str, *words: str, root: Path) -> str:
     return f"dynbench {shlex.join([command, *words])}{results_option(root)}"
 
 
-def setting_words(command: Command, wanted: Config, file: Path | None = None) -> list[str]:
-    """The options with which a command gets a configuration, as far as it reads it.
+def setting_words(command: str, run: Run, overrides: Mapping[str, object]) -> list[str]:
+    """The options that give a command the configuration of a run with other values.
 
     Args:
         command: one that takes `-c` and `--set`.
-        wanted: the configuration.
-        file: what was given with `-c`; it is given again, with what differs from it.
+        run: whose `config.yaml` is given with `-c`.
+        overrides: dotted key to value; those that the run has are left out, and the others written as flags where the
+            command has one.
     """
-    from dynbench.cli.main import COMMANDS
+    from dynbench.cli.main import load_command
     from dynbench.cli.options import FLAGS
-    from dynbench.config.digest import differences
-    from dynbench.config.effects import EFFECTS
-    from dynbench.config.schema import Config
-    from dynbench.config.situation import Situation
+    from dynbench.config.digest import changed, differences, value_of
+    from dynbench.config.layers import replaced_by
     from dynbench.config.typed_text import written
-    from dynbench.config.unread import left_unsaid
 
-    base = _of_file(file)
-    words = [] if base is None else ["-c", str(file)]
-    situation = Situation(command, wanted, wanted, probes=wanted.probe.run in (None, "auto"))
-    before, unsaid = base or Config(), left_unsaid(wanted)
-    back = left_unsaid(before) - unsaid  # what the file says in the other way
-    changed = [key for key in dict.fromkeys((*differences(before, wanted), *sorted(back))) if key not in unsaid]
-    keys = [key for key in changed if EFFECTS[key].is_read(situation)]
-    if "schedule.policy" in keys:  # alone it would imply a mode, or no longer do so
-        keys = list(dict.fromkeys(("schedule.mode", *keys)))
-    taken = {parameter.name for parameter in import_module(COMMANDS[command][0]).command.params}
+    config = run.config()
+    wanted = changed(config, overrides)
+    differing = differences(config, wanted)
+    taken = {parameter.name for parameter in load_command(command).params}
     flags = {flag.key: flag.option for flag in FLAGS if flag.parameter in taken}
-    for key in keys:
-        section, _, name = key.partition(".")
-        text = written(key, getattr(getattr(wanted, section), name))
-        words += [flags[key], text] if key in flags else ["--set", f"{key}={text}"]
+    words = ["-c", str(run.config_file)]
+    for key in overrides:
+        # Also where the run has the value, but says it in another way: samples per worker for the global batch.
+        if key in differing or any(value_of(config, other) is not None for other in replaced_by([key])):
+            text = written(key, value_of(wanted, key))
+            words += [flags[key], text] if key in flags else ["--set", f"{key}={text}"]
     return words
-
-
-def _of_file(file: Path | None) -> Config | None:
-    """What the file alone means; None where it cannot be read again, or means nothing without what was laid over it."""
-    from dynbench.config.layers import read_document, validate_config
-    from dynbench.errors import UsageError
-
-    if file is None or not file.is_file():
-        return None
-    try:
-        document = read_document(file)
-        return validate_config(document.mapping, document, rules=False)
-    except UsageError:
-        return None

@@ -48,31 +48,39 @@ def command(settings: Settings, **naming: Unpack[Naming]) -> None:
         return
     _show(record)
     print_lines("", f"run      {run.path}")
-    print_lines(*_next_lines(coming, config, run, settings))
+    print_lines(*_next_lines(coming, config, run))
 
 
 def next_settings(config: Config, run: Run) -> dict[str, object]:
-    """What the training that is suggested sets, beyond what was probed with."""
-    policy = None if config.schedule.policy == "static" else config.schedule.policy
-    return {"schedule.mode": "dynamic", "schedule.policy": policy, "probe.run": run.label}
+    """What the training that is suggested sets beside the configuration of the probe's run.
 
-
-def _next_lines(coming: NextTraining, config: Config, run: Run, settings: Settings) -> Iterator[str]:
-    """The command that goes on, with settings whose steps all fit, and why they are not those of the probe."""
+    The schedule and its steps are as they were asked for: the run has them as they were decided for probing.
+    """
     from dynbench.config.digest import changed
 
+    policy = None if config.schedule.policy == "static" else config.schedule.policy
+    schedule = changed(config, {"schedule.mode": "dynamic", "schedule.policy": policy}).schedule
+    asked = {f"schedule.{key}": value for key, value in schedule}
+    asked |= {"schedule.policy": schedule.policy_name, "train.lr_warmup_steps": config.train.lr_warmup_steps}
+    if config.train.epochs is not None:
+        asked["train.epochs"] = config.train.epochs
+    return {**asked, "probe.run": run.label}
+
+
+def _next_lines(coming: NextTraining, config: Config, run: Run) -> Iterator[str]:
+    """The command that goes on, with settings whose steps all fit, and why they are not those of the probe."""
     root = run.path.parent
     if coming.stopped_by is not None:
         yield f"training with --global-batch {coming.global_batch} would stop: {coming.stopped_by}"
     if coming.instead is None:
-        again = next_command("probe", *setting_words("probe", config, settings.config_path), root=root)
+        again = next_command("probe", *setting_words("probe", run, {}), root=root)
         yield f"next     {again} with a larger --memory-limit or a smaller --max-length"
         return
     if coming.instead:
         replaced = ", ".join(f"{key} {value}" for key, value in coming.instead.items())
         yield f"with {replaced} all {coming.steps} steps fit"
-    wanted = changed(config, {**next_settings(config, run), **coming.instead})
-    yield f"next     {next_command('train', *setting_words('train', wanted, settings.config_path), root=root)}"
+    settings = {**next_settings(config, run), **coming.instead}
+    yield f"next     {next_command('train', *setting_words('train', run, settings), root=root)}"
 
 
 def _show(record: ProbeRecord) -> None:

@@ -108,7 +108,10 @@ def command(
     """
     if list_only:
         return _list_policies(settings)
+    from dynbench.config.unread import Use, unread
     from dynbench.experiment.solve_run import SolveOptions, flat, run_solve, write_csv
+    from dynbench.plugins import POLICIES
+    from dynbench.plugins.policies import plan_of
     from dynbench.schedule.solve import DEFAULT_WINDOW
 
     config = settings.config(trains=False)
@@ -136,8 +139,8 @@ def command(
     from dynbench.cli.console import working
     from dynbench.cli.solve_view import PATIENCE_S, progress_on
 
-    second = any(trace.second is not None for trace in loaded)
-    warnings = _unread(settings, config, traces, from_run, policies, second)
+    planned = tuple(plan_of(name)[0] for name in policies or POLICIES)
+    warnings = unread("solve", [Use(config, config, policies=planned)])
     with working(settings.shows_progress, after_s=PATIENCE_S, line_every_s=math.inf) as tell:
         update = progress_on(tell)
         solution = run_solve(config, options, settings.store(), on_outcome=update, warnings=warnings, **naming)
@@ -205,33 +208,6 @@ def _names_data(settings: Settings, specs: Sequence[str], from_run: str | None) 
     if settings.flags.keys() & {f"workload.{key}" for key in DATASET_KEYS}:
         return True
     return not specs and from_run is None and "dataset" in settings.config(trains=False).workload.model_fields_set
-
-
-def _unread(
-    settings: Settings,
-    config: Config,
-    specs: Sequence[str],
-    from_run: str | None,
-    policies: Sequence[str] | None,
-    second: bool,
-) -> list[str]:
-    """A line for every setting that was changed and that nothing here reads."""
-    from dynbench.config.situation import Situation
-    from dynbench.config.unread import unread
-    from dynbench.plugins import POLICIES
-    from dynbench.plugins.policies import plan_of
-
-    built_in = [spec for spec in specs if spec in DATASETS]
-    found = {**({"dataset": built_in[0]} if built_in else {}), **({"second_column": "of a trace"} if second else {})}
-    planned = config.model_copy(update={"workload": config.workload.model_copy(update=found)})
-    situation = Situation(
-        "solve",
-        config,
-        planned,
-        policies=tuple(plan_of(name)[0] for name in policies or POLICIES),
-        plans_data=bool(built_in) or _names_data(settings, specs, from_run),
-    )
-    return unread([situation])
 
 
 def _with_window(policies: tuple[str, ...] | None, windows: tuple[int, ...] | None) -> tuple[str, ...] | None:

@@ -9,8 +9,8 @@ from typing import Any
 from dynbench.cli.next_command import next_command, setting_words
 from dynbench.cli.options import Settings
 from dynbench.cli.solve_view import best_by_ranks, gives_back_nothing
-from dynbench.config.batch import whole_window_steps
-from dynbench.config.digest import changed
+from dynbench.config.digest import changed, value_of
+from dynbench.config.part_rules import whole_window_steps
 from dynbench.config.schema import Config, Launch, Workload
 from dynbench.engine.planning import names_a_probe
 from dynbench.errors import RecordError
@@ -57,9 +57,11 @@ def next_lines(solution: Solution, config: Config, settings: Settings) -> list[s
             f"{name} has samples of up to {longest} tokens; train cuts at {most} ({why}), which has other figures.",
             f"Next: the same with --max-length {most}",
         ]
-    data = _data(trace, config, most)
+    common = _data(trace, config, most)
+    if probed is not None:
+        common |= {key: value_of(probed, key) for key in PROBED if not _is_set(config, key)}
     lines = []
-    if data.get("workload.data_path") == NO_SAMPLES["workload.data_path"]:
+    if common.get("workload.data_path") == NO_SAMPLES["workload.data_path"]:
         lines.append(f"{name} holds lengths without samples: FILE below stands for the samples that they are of.")
     for ranks, line in best.items():
         if line is None:
@@ -67,11 +69,9 @@ def next_lines(solution: Solution, config: Config, settings: Settings) -> list[s
                 f"On {ranks} ranks stay with static: no policy that keeps the batches random gives back anything."
             )
             continue
-        wanted = changed(config, data | _plan(line, config) | _ranks(config.launch, ranks))
-        wanted = changed(wanted, whole_window_steps(wanted))
-        if probed is not None:
-            wanted = changed(wanted, _as_probed(config, probed))
-        words = setting_words("train", wanted, settings.config_path)
+        wanted = common | _plan(line, config) | _ranks(config.launch, ranks)
+        wanted |= whole_window_steps(changed(config, wanted))
+        words = setting_words("train", solution.run, wanted)
         lines.append(f"Next: {next_command('train', *words, root=solution.run.path.parent)}")
     return lines
 
@@ -86,19 +86,19 @@ def _positions(trace: Trace, config: Config) -> int | None:
 
 def _data(trace: Trace, config: Config, most: int) -> dict[str, object]:
     """The settings that load the trace's samples at the lengths that were planned, up to `most` tokens."""
-    fields = ("dataset", *DATASETS.options(), "tokenizer", "subset")
-    unset = {f"workload.{name}": Workload.model_fields[name].default for name in fields}
-    named = {f"workload.{name}": getattr(config.workload, name) for name in fields}
     loaded = trace.workload or NO_SAMPLES
     of_lengths = loaded is NO_SAMPLES or loaded["workload.dataset"] == "lengths"
     if of_lengths and options_of(config.workload, FileOptions).data_path is not None:
-        loaded = named  # the samples that the lengths are of
+        loaded = {}  # the samples that the lengths are of are those of the configuration
+    else:
+        fields = ("dataset", *DATASETS.options(), "tokenizer", "subset")
+        loaded = {f"workload.{name}": Workload.model_fields[name].default for name in fields} | dict(loaded)
     known = loaded.get("workload.max_length", config.workload.max_length)
     assert isinstance(known, int)
     longest = int(trace.lengths.max())
     # Where something was cut, training must cut there too; else it must not cut what was planned whole.
     kept = longest if trace.cut_samples else max(known, longest)
-    return {**unset, **loaded, "workload.max_length": min(max(kept, SHORTEST), most)}
+    return {**loaded, "workload.max_length": min(max(kept, SHORTEST), most)}
 
 
 def _probed(config: Config, settings: Settings) -> Config | None:
@@ -111,22 +111,17 @@ def _probed(config: Config, settings: Settings) -> Config | None:
         return None
 
 
-def _as_probed(config: Config, probed: Config) -> dict[str, object]:
-    """The settings of `PROBED` that are left open, as the probe has them."""
-    found: dict[str, object] = {}
-    for key in PROBED:
-        section, _, name = key.partition(".")
-        if name not in getattr(config, section).model_fields_set:
-            found[key] = getattr(getattr(probed, section), name)
-    return found
+def _is_set(config: Config, key: str) -> bool:
+    section, _, name = key.partition(".")
+    return name in getattr(config, section).model_fields_set
 
 
 def _plan(best: Result, config: Config) -> dict[str, object]:
     policy, layout = plan_of(best["policy"])
     # Capacities count samples under one layout and tokens under the other.
-    unread = {} if layout == config.workload.layout else {"schedule.capacity": None}
+    other = {} if layout == config.workload.layout else {"schedule.capacity": None}
     return {
-        **unread,
+        **other,
         "workload.layout": layout,
         "schedule.mode": "static" if policy == "static" else "dynamic",
         "schedule.policy": policy,
@@ -139,16 +134,12 @@ def _ranks(launch: Launch, ranks: int) -> dict[str, object]:
     """As many ranks as were planned: as configured where they are, else real ones where this machine can hold them."""
     if launch.launcher == "virtual":
         return {"launch.world_size": ranks}
-    if launch.nproc == "auto":
-        if launch.world_size == ranks:
-            return {}
-    elif launch.nproc * launch.nnodes == ranks:
+    if ranks == (launch.world_size if launch.nproc == "auto" else launch.nproc * launch.nnodes):
         return {}
     chosen: dict[str, object] = {"launch.nproc": "auto", "launch.world_size": ranks, "launch.launcher": "auto"}
     if ranks <= _places(launch):
         chosen = {"launch.nproc": ranks, "launch.world_size": None}
-    alone = {"launch.nnodes": 1, "launch.node_rank": 0, "launch.rdzv_endpoint": None, "launch.rdzv_id": None}
-    return chosen | alone
+    return {**chosen, "launch.nnodes": 1, "launch.node_rank": 0}
 
 
 def _places(launch: Launch) -> int:

@@ -142,9 +142,12 @@ def _origin_note(run: Run) -> str:
 
 def analysis_command(run: Run, store: RunStore) -> str:
     """The analysis of a run as it was asked for, against the latest run that has other scheduling only, or alone."""
+    from dynbench.config.schema import Analysis
+
     config = run.config()
     labels = [each.label for each in _compared(run, config, store)]
-    return next_command("analyze", *labels, *setting_words("analyze", config), root=store.root)
+    settings = [] if config.analysis == Analysis() else setting_words("analyze", run, {})
+    return next_command("analyze", *labels, *settings, root=store.root)
 
 
 def _compared(run: Run, config: Config, store: RunStore) -> tuple[Run, ...]:

@@ -15,6 +15,14 @@ from dynbench.errors import did_you_mean, nearest
 from dynbench.plugins import KINDS, outside
 from dynbench.plugins.section import MOST, MOST_SEED
 
+_KINDS: dict[object, str] = {
+    str: "text",
+    int: "number",
+    float: "number",
+    tuple: "list",
+    dict: "mapping",
+    NoneType: "null",
+}
 _BOUNDS = (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
 
 
@@ -69,36 +77,13 @@ def allowed_words(info: FieldInfo) -> tuple[str, ...]:
     return tuple(str(word) for kind in _alternatives(info.annotation) for word in _literals(kind))
 
 
-def takes_only_text(info: FieldInfo) -> bool:
-    """True when every non-null value of the field is text."""
-    kinds = [_bare(kind) for kind in _alternatives(info.annotation)]
-    return all(kind in (str, NoneType) or {type(word) for word in _literals(kind)} == {str} for kind in kinds)
-
-
-def takes_text(info: FieldInfo) -> bool:
-    """True when the field takes any text, perhaps among others."""
-    return any(_bare(kind) is str for kind in _alternatives(info.annotation))
-
-
-def takes_list(info: FieldInfo) -> bool:
-    """True when the field takes a list."""
-    return any(get_origin(_bare(kind)) is tuple for kind in _alternatives(info.annotation))
-
-
-def takes_only_list(info: FieldInfo) -> bool:
-    """True when every non-null value of the field is a list."""
-    kinds = [_bare(kind) for kind in _alternatives(info.annotation)]
-    return all(kind is NoneType or get_origin(kind) is tuple for kind in kinds)
-
-
-def takes_number(info: FieldInfo) -> bool:
-    """True when the field takes a single number, perhaps among others."""
-    return any(_bare(kind) in (int, float) for kind in _alternatives(info.annotation))
-
-
-def takes_mapping(info: FieldInfo) -> bool:
-    """True when the field takes a mapping."""
-    return any(get_origin(_bare(kind)) is dict for kind in _alternatives(info.annotation))
+def kinds(info: FieldInfo) -> set[str]:
+    """What a field takes: `text`, fixed `words`, `number`, `list`, `mapping`, `null`, or `other`."""
+    found = set()
+    for kind in map(_bare, _alternatives(info.annotation)):
+        fixed = {type(word) for word in _literals(kind)} == {str}
+        found.add("words" if fixed else _KINDS.get(get_origin(kind) or kind, "other"))
+    return found
 
 
 def describe(info: FieldInfo) -> str:

@@ -48,6 +48,12 @@ def changed(config: Config, changes: Mapping[str, object]) -> Config:
     )
 
 
+def value_of(config: Config, key: str) -> object:
+    """The value of a dotted key."""
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)
+
+
 def recorded(config: Config, *, json: bool = False) -> dict[str, dict[str, object]]:
     """The sections as plain values; an option of plug-ins from outside only where it was set or the chosen one has it.
 
@@ -63,7 +69,7 @@ def recorded(config: Config, *, json: bool = False) -> dict[str, dict[str, objec
         for option, options in registry.options_from_outside().items() if section else ():
             chosen = registry.get(str(sections[section][field]))
             default = options.model_fields[option].get_default(call_default_factory=True)
-            if getattr(getattr(config, section), option) == default and not (chosen and chosen.reads(option)):
+            if value_of(config, f"{section}.{option}") == default and not (chosen and chosen.reads(option)):
                 del sections[section][option]
     return sections
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 from dynbench.config.schema import Config
 from dynbench.plugins import POLICIES, WORKLOADS, options_of
 from dynbench.plugins.policies import PrefixOptions
 from dynbench.plugins.workloads import ImageOptions, WorkloadEntry
+
+Problems = Mapping[str, object]
+"""Lines on what cannot work, each opening with the dotted key to change, to whether that is so here."""
 
 
 def known_entry(config: Config) -> WorkloadEntry | None:
@@ -21,44 +24,32 @@ def has_lengths(config: Config) -> bool:
     return entry is None or entry.lengths is not None
 
 
-def _the_policy_has_a_use(config: Config) -> Iterator[str]:
-    policy, entry = config.schedule.policy_name, known_entry(config)
-    if entry is None or entry.lengths is not None or policy not in POLICIES or POLICIES[policy].without_lengths:
-        return
+def _lengths_are_there(config: Config) -> Problems:
+    if has_lengths(config):
+        return {}
+    policy, workload = config.schedule.policy_name, config.workload
     useful = [name for name, other in POLICIES.items() if other.without_lengths]
-    yield (
-        f"schedule.policy: {policy!r} deals samples by their lengths, and those of {entry.name} have none; "
-        f"set it to {' or '.join(useful)}"
-    )
+    return {
+        f"schedule.policy: {policy!r} deals samples by their lengths, and those of {workload.name} have none; "
+        f"set it to {' or '.join(useful)}": policy in POLICIES and policy not in useful,
+        f"workload.layout: {workload.layout!r} leaves out padding, which samples of {workload.name} do not have; "
+        "set it to padded, or name a workload of texts (--workload)": workload.layout != "padded",
+    }
 
 
-def _nothing_is_there_to_pack(config: Config) -> Iterator[str]:
-    if not has_lengths(config) and config.workload.layout != "padded":
-        yield (
-            f"workload.layout: {config.workload.layout!r} leaves out padding, which samples of {config.workload.name} "
-            "do not have; set it to padded, or name a workload of texts (--workload)"
-        )
-
-
-def _images_are_decoded_in_their_own_time(config: Config) -> Iterator[str]:
-    workers = ahead(config)
-    if not workers:
-        return
-    if config.launch.launcher == "virtual":
-        yield (
-            f"workload.workers: {workers}, but virtual ranks are measured one after another, and what is decoded ahead "
-            "of one would be in the time of another; set it to 0, or launch.launcher to torchrun"
-        )
-    if config.schedule.speeds == "auto":
-        yield (
-            f"workload.workers: {workers} decode ahead of the step, and schedule.speeds 'auto' plans a step when the "
-            "one before has been timed; set workers to 0, or give the speeds"
-        )
-    if options_of(config.schedule, PrefixOptions).exchange == "gather":
-        yield (
-            f"workload.workers: {workers} decode ahead of the step, and with schedule.exchange 'gather' every rank is "
-            "told its samples when the step begins; set workers to 0, or exchange to replicated"
-        )
+def _images_are_decoded_in_their_own_time(config: Config) -> Problems:
+    if not (workers := ahead(config)):
+        return {}
+    said = f"workload.workers: {workers}"
+    exchange = options_of(config.schedule, PrefixOptions).exchange
+    return {
+        f"{said}, but virtual ranks are measured one after another, and what is decoded ahead of one would be in the "
+        "time of another; set it to 0, or launch.launcher to torchrun": config.launch.launcher == "virtual",
+        f"{said} decode ahead of the step, and schedule.speeds 'auto' plans a step when the one before has been timed; "
+        "set workers to 0, or give the speeds": config.schedule.speeds == "auto",
+        f"{said} decode ahead of the step, and with schedule.exchange 'gather' every rank is told its samples when the "
+        "step begins; set workers to 0, or exchange to replicated": exchange == "gather",
+    }
 
 
 def ahead(config: Config) -> int:
@@ -68,7 +59,7 @@ def ahead(config: Config) -> int:
     return options_of(config.workload, ImageOptions).workers if reads else 0
 
 
-IMAGE_RULES = (_the_policy_has_a_use, _nothing_is_there_to_pack, _images_are_decoded_in_their_own_time)
+IMAGE_RULES = (_lengths_are_there, _images_are_decoded_in_their_own_time)
 
 
 def image_warnings(config: Config) -> list[str]:

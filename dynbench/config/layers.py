@@ -17,11 +17,31 @@ from dynbench.config.paths import path_problems
 from dynbench.config.rules import check_rules, known_world_size
 from dynbench.config.schema import Config
 from dynbench.config.typed_text import read_text
-from dynbench.config.unread import given_twice, replaced_by
 from dynbench.config.yaml_strict import Document, Value, read_yaml
 from dynbench.config.yaml_strict import Mapping as YamlMapping
 from dynbench.errors import ConfigError, UsageError
 from dynbench.plugins.policies import Layout, named_plan, plan_of
+
+PAIRS = {
+    ("train.steps", "train.epochs"): "how long to train",
+    ("train.global_batch", "train.batch_per_worker"): "how large a step is",
+}
+"""A usual setting and another one, which is null where it is not used, and what both say."""
+
+
+def replaced_by(keys: Iterable[str]) -> Iterator[str]:
+    """The settings below that those of `keys`, given together, take the place of."""
+    given = set(keys)
+    for pair in PAIRS:
+        yield from (key for key, other in (pair, pair[::-1]) if other in given and key not in given)
+
+
+def given_twice(keys: Iterable[str]) -> Iterator[str]:
+    """What is wrong with `keys`, given together: a line for each pair of which both are there."""
+    given = set(keys)
+    for (one, other), both in PAIRS.items():
+        if one in given and other in given:
+            yield f"{other}: given beside {one}, and both say {both}; leave one of them out"
 
 
 @dataclass
@@ -115,8 +135,10 @@ class Layers:
         """What the document alone says in two ways; one that says all of a section is that of a run, which follows."""
         given = []
         for section, values in self.values.items():
-            model = describe.section_of(str(section))
-            if model is not None and isinstance(values, dict) and not {*model.model_fields} <= {*values}:
+            model, whole = describe.section_of(str(section)), self.document.mapping.get(section)
+            if model is None or (isinstance(whole, dict) and {*model.model_fields} <= {*whole}):
+                continue
+            if isinstance(values, dict):
                 keys = (f"{section}.{name}" for name, value in values.items() if value is not None)
                 given += [key for key in keys if key not in self.given_by]
         return given_twice(given)

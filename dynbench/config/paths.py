@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
-from dynbench.config.effects import EFFECTS
 from dynbench.config.schema import Config
-from dynbench.config.situation import Situation
+from dynbench.config.unread import model_is_read
 from dynbench.plugins import DATASETS, options_of
 from dynbench.plugins.datasets import FileOptions
 
@@ -41,10 +40,8 @@ def path_problems(config: Config) -> list[str]:
     if dataset.of_files:
         for key, value in options_of(workload, FileOptions):
             problems += [] if value is None else (_folder if dataset.folder else _file)(f"workload.{key}", value)
-    situation = Situation("train", config, config)
-    model_is_read = EFFECTS["workload.model"].is_read(situation)
     tokenizer = None if workload.tokenizer == BYTES else workload.tokenizer
-    for key, value in (("tokenizer", tokenizer), ("model", workload.model if model_is_read else None)):
+    for key, value in (("tokenizer", tokenizer), ("model", workload.model if model_is_read(config) else None)):
         problems += [] if value is None else _tokenizer_or_model(f"workload.{key}", value)
     return problems
 

@@ -9,10 +9,9 @@ from typing import cast
 
 from dynbench.config.digest import dump_yaml
 from dynbench.config.launches import written
-from dynbench.config.layers import Layers, load_mapping
+from dynbench.config.layers import Layers, load_mapping, replaced_by
 from dynbench.config.recipes import ITEMS, Recipe, RecipeText, find_recipe
 from dynbench.config.typed_text import overlap, read_settings, read_values
-from dynbench.config.unread import replaced_by
 from dynbench.config.yaml_strict import Document, Positions, Value
 from dynbench.config.yaml_strict import Mapping as YamlMapping
 from dynbench.errors import UsageError

@@ -7,15 +7,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from dynbench.config.measuring import Analysis as Analysis
-from dynbench.config.measuring import Probe as Probe
-from dynbench.config.plugin_names import CompressorName, DatasetName, OwnClass, PolicyName, StrategyName, WorkloadName
 from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS
-from dynbench.plugins.policies import Layout, WindowOptions, plan_name
+from dynbench.plugins.policies import ROWS, Layout, WindowOptions, plan_name, plan_names
 from dynbench.plugins.registry import with_options
 from dynbench.plugins.section import (
     MOST,
@@ -30,6 +27,29 @@ from dynbench.plugins.section import (
     options_of,
 )
 from dynbench.plugins.workloads import OF_MODEL
+
+if TYPE_CHECKING:
+    WorkloadName: TypeAlias = str
+    DatasetName: TypeAlias = str
+    PolicyName: TypeAlias = str
+    StrategyName: TypeAlias = str
+    CompressorName: TypeAlias = str
+else:
+    WorkloadName = Literal[tuple(WORKLOADS)]
+    DatasetName = Literal[tuple(DATASETS)]
+    # Names that say a layout too are put as both before they are validated (`layers`).
+    PolicyName = Literal[plan_names("padded", *ROWS, in_train=True)]
+    StrategyName = Literal[tuple(STRATEGIES)]
+    CompressorName = Literal[tuple(COMPRESSORS)]
+
+OwnClass = Annotated[
+    str,
+    Field(
+        pattern=r"^([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*$",
+        description="MODULE:CLASS or FILE.py:CLASS of your own",
+    ),
+]
+"""A workload that no registry knows."""
 
 
 @with_options(name=WORKLOADS, dataset=DATASETS)
@@ -297,6 +317,47 @@ class Launch(Section):
     """Rendezvous id; null leaves the choice to torchrun."""
     timeout_s: PositiveInt = 600
     """Longest wait in a collective before a rank gives up, seconds."""
+
+
+class Probe(Section):
+    """The search for capacities and the cost model."""
+
+    run: str | None = None
+    """Probe run to use (id, prefix, name, `@latest`), `auto` to make one first, `off`; null is auto for dynamic
+    scheduling on GPUs, else off."""
+    lengths: tuple[PositiveInt, ...] | None = None
+    """Length grid in tokens; null is 32, 64, … up to `workload.max_length`."""
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of the GPU's memory that a trial may use."""
+    memory_limit: str | None = None
+    """Resident memory that a trial process may have on CPU, libraries included, like 2GiB; null is an equal share of
+    what is available, less a reserve."""
+    margin: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Part of what passed that is left unused."""
+    gap: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """The search ends when the failure is within this part of the success."""
+    trials: PositiveInt = 3
+    """Tries of a trial whose process ended without a record."""
+    repeats: PositiveInt = 5
+    """Timed repeats per grid point."""
+    soak_steps: NonNegativeInt = 50
+    """Steps of the real plan replayed at the capacities found; 0 leaves the soak out."""
+
+
+class Analysis(Section):
+    """Statistics and verdicts."""
+
+    noise_threshold: Annotated[float, Field(ge=0, lt=1)] = 0.02
+    """Differences below this part count as none."""
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    """Level of the intervals."""
+    loss_tolerance: PositiveFloat | Auto = "auto"
+    """Largest relative difference of the global loss that still counts as parity, at level `step`; auto follows from
+    the precision and the steps: 0.001, or half the precision's unit roundoff times the root of the steps compared."""
+    target_perplexity: PositiveFloat | None = None
+    """Evaluation perplexity to which time, steps and bytes are told; evaluate often enough (train.eval_every)."""
+    time_budget_s: PositiveFloat | None = None
+    """Training time, seconds, at which the perplexity is told; evaluation is off this clock."""
 
 
 class Config(Section):

@@ -47,28 +47,23 @@ def read_field(info: FieldInfo, below: Sequence[str], text: str, source: str) ->
     Raises:
         ConfigError: not YAML, where it must be.
     """
-    if describe.takes_list(info) and "," in text and not text.startswith("["):
+    kinds = describe.kinds(info)
+    if "list" in kinds and "," in text and not text.startswith("["):
         text = f"[{text}]"
-    if not below and describe.takes_mapping(info) and ":" in text and not text.startswith("{"):
+    if not below and "mapping" in kinds and ":" in text and not text.startswith("{"):
         text = f"{{{text.replace(':', ': ')}}}"
     try:
         value = parse_scalar(text, source)
     except ConfigError:
-        if describe.takes_text(info):
+        if "text" in kinds:
             return text
         raise
-    if not below and describe.takes_only_text(info) and value is not None and not isinstance(value, str):
+    is_text = isinstance(value, str)
+    if not below and kinds <= {"text", "words", "null"} and value is not None and not is_text:
         return text
-    if describe.takes_list(info) and _one_of_a_list(info, value):
-        return [value]
-    return value
-
-
-def _one_of_a_list(info: FieldInfo, value: Value) -> bool:
-    """Whether a field that takes lists takes this only as one of a list."""
-    if isinstance(value, str):
-        return describe.takes_only_list(info)
-    return not describe.takes_number(info) and isinstance(value, int | float)
+    is_number = isinstance(value, int | float) and "number" not in kinds
+    one_of_a_list = kinds <= {"list", "null"} if is_text else is_number
+    return [value] if "list" in kinds and one_of_a_list else value
 
 
 def written(key: str, value: object) -> str:
@@ -233,7 +228,7 @@ def _assignments(text: str, source: str, short: Mapping[str, str], problems: lis
 def _takes_several(key: str) -> bool:
     """Whether a comma may stand in the value of a key without brackets around it."""
     found = describe.field_of(key)
-    return found is not None and not found[1] and (describe.takes_list(found[0]) or describe.takes_mapping(found[0]))
+    return found is not None and not found[1] and not describe.kinds(found[0]).isdisjoint(("list", "mapping"))
 
 
 def _parts(text: str, source: str, problems: list[str]) -> list[str]:

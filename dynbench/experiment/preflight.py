@@ -16,7 +16,7 @@ from dynbench.config.recipes import Recipe
 from dynbench.config.rules import rule_warnings
 from dynbench.config.schema import Config
 from dynbench.config.unread import unread
-from dynbench.engine.launching.asked import situation
+from dynbench.engine.launching.asked import use_of
 from dynbench.engine.launching.probe_use import probe_warnings
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.launching.torchrun import started_as_rank
@@ -130,13 +130,13 @@ def recipe_warnings(recipes: Sequence[Recipe], store: RunStore) -> list[str]:
     """
     arms = [config for recipe in recipes for config in recipe.arms.values()]
     pairs = [(config, resolve(config, this_machine(), store)) for config in arms]
-    situations = [situation("compare", config, resolved) for config, resolved in pairs]
+    uses = [use_of(config, resolved) for config, resolved in pairs]
     lines: list[str] = []
-    for asked, (_, resolved) in zip(situations, pairs, strict=True):
+    for use, (_, resolved) in zip(uses, pairs, strict=True):
         lines += rule_warnings(resolved.config, resolved.world_size, ())
-        if not asked.probes:
+        if not use.probes:
             lines += probe_warnings(resolved.config, resolved.workers, store.root)
-    return [*dict.fromkeys(lines), *unread(situations)]
+    return [*dict.fromkeys(lines), *unread("train", uses)]
 
 
 def arms_alike(recipe: Recipe, store: RunStore) -> list[list[str]]:

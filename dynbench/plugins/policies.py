@@ -31,7 +31,6 @@ class PolicyEntry(Entry):
         capped: it keeps to the capacities, or says that nothing fits; False for baselines that do not know them.
         costs: it plans with the predicted cost.
         speeds: it plans with the ranks' speeds: always, never, or with one micro-batch a rank only.
-        auto_splits: what `micro_batches: auto` makes it split for.
         without_lengths: it has a use where every sample costs the same: by capacities or speeds alone.
     """
 
@@ -42,7 +41,6 @@ class PolicyEntry(Entry):
     capped: bool = True
     costs: bool = True
     speeds: Literal["always", "unsplit", "never"] = "always"
-    auto_splits: tuple[Literal["capacity", "cost"], ...] = ()
     without_lengths: bool = False
 
 
@@ -72,7 +70,6 @@ class StreamOptions(Section):
 class PrefixOptions(StreamOptions):
     """The same, and what concerns real ranks only."""
 
-    read_by = "train"
     refused = True
     exchange: Literal["replicated", "gather"] = "replicated"
     """`prefix` only. `replicated`: every rank knows all lengths and makes the same plan; `gather`: costs are
@@ -93,7 +90,6 @@ POLICIES: Registry[PolicyEntry] = Registry(
             layouts=LAYOUTS,
             costs=False,
             speeds="never",
-            auto_splits=("capacity",),
             without_lengths=True,
         ),
         PolicyEntry(
@@ -101,7 +97,6 @@ POLICIES: Registry[PolicyEntry] = Registry(
             "the global batch dealt anew, least maximum cost, exact",
             "dynbench.schedule.partition:Partition",
             layouts=LAYOUTS,
-            auto_splits=("capacity", "cost"),
             without_lengths=True,
         ),
         PolicyEntry(
@@ -109,7 +104,6 @@ POLICIES: Registry[PolicyEntry] = Registry(
             "W global batches dealt anew together, least sum of the steps' maxima",
             "dynbench.schedule.window:Window",
             WindowOptions,
-            auto_splits=("capacity", "cost"),
         ),
         PolicyEntry(
             "prefix",

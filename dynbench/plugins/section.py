@@ -26,8 +26,6 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
-    read_by: ClassVar[str] = ""
-    """Of the options that a class declares, the commands that look at them; empty where all do that use the kind."""
     refused: ClassVar[bool] = False
     """Whether rules refuse the options that a class declares where the chosen plug-in does not have them."""
 

@@ -14,7 +14,7 @@ from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
 from dynbench.config.unread import unread
 from dynbench.engine.comm_model import build_comm_model, charged_ms
-from dynbench.engine.launching.asked import situation
+from dynbench.engine.launching.asked import use_of
 from dynbench.engine.launching.probe_use import measured_settings
 from dynbench.engine.launching.resolve import Resolved, resolve, this_machine
 from dynbench.errors import UsageError
@@ -84,7 +84,7 @@ def run_probe(
     prober = Prober(resolved, _length_grid(resolved.config), memory_limit_bytes(resolved))
     if prober.virtual:
         build_comm_model(resolved.config.launch.comm_model, store.root)
-    warnings = [] if asked is None else unread([situation("probe", asked, resolved)])
+    warnings = [] if asked is None else unread("probe", [use_of(asked, resolved)])
     run = new_run(
         store,
         "probe",

@@ -6,7 +6,7 @@ import io
 import json
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,6 @@ from pixel import png
 from planted import in_folder
 
 from dynbench.analysis.rank_files import find_rank_files, read_rank_file
-from dynbench.runs.names import ids_in
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import RunRecord
 from dynbench.runs.status import Status
@@ -50,7 +49,6 @@ AT_ONCE_S = 30
 """How long what a command has waited for may still be seen on a busy machine: what forks for it ends after it."""
 ORPHANED_S = 180
 """How long ranks may take to notice that their launcher was killed: while they import, they do not look."""
-Saw = Callable[[str], None]
 TEXTS = "sentence\tlabel\n" + "".join(
     f"a film number{each % 7} of kind{each % 11}\t{each % 2}\n" for each in range(150)
 )
@@ -228,21 +226,6 @@ def answered(root: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
         patch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **_: Path(path).write_bytes(png()))
         code = main([*arguments, "--json"])
     return code, json.loads(said.getvalue())
-
-
-def worded(ended: Command) -> str:
-    """How a command ended, for the table of faults."""
-    return how_it_ended(ended.code, ended.run, ended.error["message"] if ended.code > 0 else "")
-
-
-def how_it_ended(code: int, run: Run, message: str = "") -> str:
-    """The same of any command: without what differs from run to run."""
-    for text, short in ((str(run.path), "RUN"), (str(run.path.parent), "RESULTS")):
-        message = message.replace(text, short)
-    for each in ids_in(message):
-        message = message.replace(each, "RUN")
-    ended = signal.Signals(-code).name if code < 0 else f"exit {code}"
-    return f"{ended}, {run.status}" + (f": {message}" if message else "")
 
 
 def own_texts(data: Path, vocabulary: Path) -> tuple[str, ...]:

@@ -11,20 +11,17 @@ from damaged import DAMAGES, refused
 from multiproc.faults import (
     TWO_ARMS,
     Command,
-    Saw,
     answered,
-    how_it_ended,
     own_texts,
     rows_kept,
     settled,
-    worded,
 )
 from pixel import UNRENDERED
 
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +42,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, Command
     return found[0], found[1]
 
 
-def test_two_comparisons_at_once(compared: tuple[Command, Command], saw: Saw) -> None:
+def test_two_comparisons_at_once(compared: tuple[Command, Command]) -> None:
     assert [command.code for command in compared] == [0, 0], compared[0].stderr + compared[1].stderr
     said = [json.loads(command.stdout) for command in compared]
     ids = [{run for arm in each["arms"] for run in arm["runs"]} for each in said]
@@ -56,14 +53,12 @@ def test_two_comparisons_at_once(compared: tuple[Command, Command], saw: Saw) ->
         assert comparison.status is Status.COMPLETED
         assert {run.record().group for run in map(store.resolve, own)} == {comparison.id}
         assert all(Path(report).is_file() for report in each["reports"])
-    saw("exit 0, completed: both, each of its own runs")
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("file", ["compare.json", "recipe.yaml"])
-def test_a_damaged_file_of_a_comparison(compared: tuple[Command, Command], tmp_path: Path, saw: Saw, file: str) -> None:
+def test_a_damaged_file_of_a_comparison(compared: tuple[Command, Command], tmp_path: Path, file: str) -> None:
     """Gone on with, it is refused before anything is launched."""
-    seen = []
     for name, damage in DAMAGES.items():
         store = RunStore(tmp_path / name)
         shutil.copytree(compared[0].store.root, store.root)
@@ -73,11 +68,9 @@ def test_a_damaged_file_of_a_comparison(compared: tuple[Command, Command], tmp_p
         code, said = answered(store.root, "compare", "--resume", "one")
         assert code == 2 and len(store.list()) == runs, said
         refused(said, path)
-        seen.append(f"{name}: exit {code}")
-    saw(f"{', '.join(seen)}, before anything is launched")
 
 
-def test_a_moved_comparison(compared: tuple[Command, Command], tmp_path: Path, saw: Saw) -> None:
+def test_a_moved_comparison(compared: tuple[Command, Command], tmp_path: Path) -> None:
     root = tmp_path / "elsewhere"
     shutil.copytree(compared[0].store.root, root)
     code, said = answered(root, "report", "one")
@@ -86,12 +79,11 @@ def test_a_moved_comparison(compared: tuple[Command, Command], tmp_path: Path, s
         path.read_text(encoding="utf-8") for path in (root / compared[0].store.resolve("one").id).glob("report*.md")
     ]
     assert texts and not any(str(compared[0].store.root) in text for text in texts)
-    saw("exit 0, completed: reported in its new place")
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("mode", ["apart", "interleaved"])
-def test_data_that_change_in_a_comparison(tmp_path: Path, saw: Saw, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+def test_data_that_change_in_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     """Launched apart, a pair had other data each; interleaved, the pairs of one launch had others than the next."""
     monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
     data, recipe = tmp_path / "texts.tsv", tmp_path / "two.yaml"
@@ -107,9 +99,7 @@ def test_data_that_change_in_a_comparison(tmp_path: Path, saw: Saw, monkeypatch:
     if mode == "apart":
         settled(ended, comparison, 5, Status.FAILED, "data.fingerprint")
         assert "start anew" in ended.error["hint"] and "--resume" not in ended.error["hint"]
-        saw(how_it_ended(5, comparison, ended.error["message"]))
         return
     settled(ended, comparison, 0, Status.COMPLETED)
     (found,) = [each for each in json.loads(ended.stdout)["checks"] if "data.fingerprint" in each["seen"]]
     assert found["severity"] == "warn"
-    saw(f"{worded(ended)}, with a finding: env.data.fingerprint differs between launches")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from damaged import DAMAGES, refused
 from forked import ForkedPopen
-from multiproc.faults import NAME, TEXTS, Command, Saw, analyzed, answered, check, how_it_ended, own_texts, worded
+from multiproc.faults import NAME, TEXTS, Command, analyzed, answered, check, own_texts
 from probes import make_probe
 
 from dynbench.runs.probe_record import PROBE_FILE
@@ -19,7 +19,7 @@ from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
 
 BACK = "import planted; planted.clock_that_steps_back()"
 
@@ -30,15 +30,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Command:
     return Command(tmp_path_factory.mktemp("whole")).ran("train", "--json")
 
 
-def test_a_results_folder_of_any_name(whole: Command, saw: Saw) -> None:
+def test_a_results_folder_of_any_name(whole: Command) -> None:
     check(whole, 0, Status.COMPLETED, rows=8)
     code, said = answered(whole.store.root, "report", whole.run.id)
     assert code == 0 and NAME in json.dumps(said, ensure_ascii=False)
     assert (whole.run.path / "report.en.md").is_file()
-    saw(f"{worded(whole)}; analyzed and reported in {NAME!r}")
 
 
-def test_a_run_moved_to_another_machine(whole: Command, tmp_path: Path, saw: Saw) -> None:
+def test_a_run_moved_to_another_machine(whole: Command, tmp_path: Path) -> None:
     before = analyzed(whole)
     moved = Run(tmp_path / "elsewhere" / whole.run.id)
     shutil.copytree(whole.run.path, moved.path)
@@ -49,7 +48,6 @@ def test_a_run_moved_to_another_machine(whole: Command, tmp_path: Path, saw: Saw
     assert all(Path(path).is_relative_to(moved.path) for path in said["files"])
     code, said = answered(moved.path.parent, "report", whole.run.id)
     assert code == 0 and str(whole.store.root) not in (moved.path / "report.en.md").read_text()
-    saw(f"exit 0, {moved.status}: the same numbers, files and figures in its new place")
 
 
 FILES = ("run.json", "config.yaml", "env.json", "ranks/rank_1.csv", "ranks/columns.json", "summary.json", "eval.csv")
@@ -71,29 +69,25 @@ IN_EVERY_RUN = {
         for damage in DAMAGES
     ],
 )
-def test_a_damaged_file_of_a_run(whole: Command, tmp_path: Path, saw: Saw, file: str, damage: str) -> None:
+def test_a_damaged_file_of_a_run(whole: Command, tmp_path: Path, file: str, damage: str) -> None:
     """Read as far as it can be, or refused in a line that names it; what lies beside it is not touched."""
     run = Run(tmp_path / whole.run.id)
     shutil.copytree(whole.run.path, run.path)
     path = run.path / file
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
     kept = {each: each.read_bytes() for each in run.ranks_dir.iterdir()}
-    seen = []
     for words in (("analyze", run.id), ("report", run.id), ("runs", "show", run.id), ("runs", "ls")):
         code, said = answered(tmp_path, *words)
         assert code in (0, 2), said
         if code:
             assert words[:2] != ("runs", "ls")
             refused(said, path)
-        seen.append(f"{words[0]} {code}")
     assert {each: each.read_bytes() for each in run.ranks_dir.iterdir()} == kept
-    saw(", ".join(seen))
 
 
 @pytest.mark.matrix
-def test_a_damaged_probe(tmp_path: Path, saw: Saw) -> None:
+def test_a_damaged_probe(tmp_path: Path) -> None:
     words = ("train", "--dry-run", "--mode", "dynamic", "--nproc", "2", "--device", "cpu", "--probe", "probed")
-    seen = []
     for name, damage in {"whole": lambda content: content, **DAMAGES}.items():
         store = RunStore(tmp_path / name)
         path = make_probe(store).path / PROBE_FILE
@@ -102,8 +96,6 @@ def test_a_damaged_probe(tmp_path: Path, saw: Saw) -> None:
         assert code == (0 if name == "whole" else 2), said
         if code:
             refused(said, path)
-            seen.append(f"{name}: exit {code}")
-    saw(f"{', '.join(seen)}, before anything is launched")
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +106,8 @@ def benched(tmp_path_factory: pytest.TempPathFactory) -> Command:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("file", ["bench.json", "ranks/rows.jsonl"])
-def test_a_damaged_file_of_a_benchmark(benched: Command, tmp_path: Path, saw: Saw, file: str) -> None:
+def test_a_damaged_file_of_a_benchmark(benched: Command, tmp_path: Path, file: str) -> None:
     """Gone on with as far as it can be read: rows that are lost are measured again."""
-    seen = []
     for name, damage in DAMAGES.items():
         (tmp_path / name).mkdir()
         command = Command(tmp_path / name)
@@ -130,11 +121,9 @@ def test_a_damaged_file_of_a_benchmark(benched: Command, tmp_path: Path, saw: Sa
             refused(said, path)
         else:
             assert {row["case"] for row in said["rows"]} == {row["case"] for row in json.loads(benched.stdout)["rows"]}
-        seen.append(f"{name}: exit {ended.code}")
-    saw(", ".join(seen))
 
 
-def test_a_clock_that_is_set_back(tmp_path: Path, saw: Saw) -> None:
+def test_a_clock_that_is_set_back(tmp_path: Path) -> None:
     """Step times do not come from it, order and length of a run do."""
     ended = Command(tmp_path).ran("train", "--json", first=BACK)
     record = check(ended, 0, Status.COMPLETED, rows=8)
@@ -142,7 +131,6 @@ def test_a_clock_that_is_set_back(tmp_path: Path, saw: Saw) -> None:
     code, said = answered(ended.store.root, "runs", "show", "@latest")
     assert code == 0 and said["run"]["duration_s"] is None
     assert analyzed(ended)["runs"][0]["summary"]["step_time_ms"]["mean"] > 0
-    saw(worded(ended))
 
 
 MAKE_RUNS = """\
@@ -159,7 +147,7 @@ print(RunStore(pathlib.Path(sys.argv[1])).create("train", "x", name=sys.argv[2])
 """
 
 
-def test_fifty_at_once_make_fifty_runs(tmp_path: Path, saw: Saw) -> None:
+def test_fifty_at_once_make_fifty_runs(tmp_path: Path) -> None:
     """In one second, with 81 suffixes to draw from, so that many draw one that is taken."""
     root = tmp_path / NAME
     makers = [
@@ -170,10 +158,9 @@ def test_fifty_at_once_make_fifty_runs(tmp_path: Path, saw: Saw) -> None:
     assert [maker.returncode for maker in makers] == [0] * 50 and len(ids) == 50
     code, said = answered(root, "runs", "ls")
     assert code == 0 and {run["id"] for run in said["runs"]} == ids and len({run["name"] for run in said["runs"]}) == 50
-    saw("exit 0, created: 50 ids, 50 names, 50 records")
 
 
-def test_a_cache_of_two_writers_and_data_that_change(tmp_path: Path, saw: Saw, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_of_two_writers_and_data_that_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two runs that tokenise one file at once have one cache; a third one of another file is told from them."""
     monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
     data = tmp_path / "texts.tsv"
@@ -196,4 +183,3 @@ def test_a_cache_of_two_writers_and_data_that_change(tmp_path: Path, saw: Saw, m
     assert one.ran(*words).code == 0
     code, said = answered(one.store.root, "analyze", first.id, one.run.id)
     assert code == 5 and "data.fingerprint" in said["error"]["message"], said
-    saw(how_it_ended(5, one.run, said["error"]["message"]).replace(first.id, "RUN"))

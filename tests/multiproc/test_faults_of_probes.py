@@ -7,11 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from multiproc.faults import Command, Saw, settled, worded
+from multiproc.faults import Command, settled
 
 from dynbench.runs.status import Status
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.matrix]
+pytestmark = [pytest.mark.multiproc, pytest.mark.fault, pytest.mark.matrix]
 
 SMALL = [
     word
@@ -40,33 +40,30 @@ def _signalled(signum: signal.Signals, times: int) -> str:
     return f"import planted; planted.trial_process({int(signum)}, {times})"
 
 
-def test_a_killed_trial_is_tried_again(tmp_path: Path, saw: Saw) -> None:
+def test_a_killed_trial_is_tried_again(tmp_path: Path) -> None:
     ended = Command(tmp_path).ran("probe", "--json", *SMALL, first=_signalled(signal.SIGKILL, 1))
     settled(ended, ended.run, 0, Status.COMPLETED)
     assert "a trial process ended without an answer" in ended.stderr and "(try 1 of 2)" in ended.stderr
     found = json.loads(ended.stdout)["capacity"]
     assert [(row["rank"], row["length"]) for row in found] == [(0, 32), (1, 32)]
     assert all(row["max_batch"] > 0 for row in found)
-    saw(f"{worded(ended)}: tried again")
 
 
-def test_trials_that_are_killed_every_time(tmp_path: Path, saw: Saw) -> None:
+def test_trials_that_are_killed_every_time(tmp_path: Path) -> None:
     ended = Command(tmp_path).ran("probe", "--json", *SMALL, first=_signalled(signal.SIGKILL, 99))
     record = settled(ended, ended.run, 3, Status.FAILED, "rank 1: trials of ", "ended 2 times without", rank=1)
     assert record.failure is not None and record.failure.log == "logs/probe_rank_1.log"
-    saw(worded(ended))
 
 
-def test_a_trial_hangs(tmp_path: Path, saw: Saw) -> None:
+def test_a_trial_hangs(tmp_path: Path) -> None:
     patience = ("--set", f"launch.timeout_s={PATIENCE_S}")
     ended = Command(tmp_path).ran("probe", "--json", *SMALL, *patience, first=_signalled(signal.SIGSTOP, 1))
     said = f"rank 1 hung in 'trial': no answer for {PATIENCE_S} s (launch.timeout_s)"
     settled(ended, ended.run, 3, Status.FAILED, said, rank=1)
     assert "raise launch.timeout_s" in ended.error["hint"]
-    saw(worded(ended))
 
 
-def test_one_rank_finds_no_memory(tmp_path: Path, saw: Saw, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_finds_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "plugins.py").write_text(PLUGIN)
     (tmp_path / "greedy.py").write_text(GREEDY)
     monkeypatch.setenv("DYNBENCH_PLUGINS", str(tmp_path / "plugins.py"))
@@ -74,4 +71,3 @@ def test_one_rank_finds_no_memory(tmp_path: Path, saw: Saw, monkeypatch: pytest.
     begun.begin("probe", "--json", *SMALL, "--set", "sync.name=greedy", real=True)  # plug-ins are found on import
     ended = begun.end()
     settled(ended, ended.run, 4, Status.OOM, "not one sample of ", "fits on rank 1")
-    saw(worded(ended))

@@ -13,14 +13,11 @@ from multiproc.faults import (
     TORCHRUN,
     TWO_ARMS,
     Command,
-    Saw,
     analyzed,
     answered,
     check,
-    how_it_ended,
     rows_kept,
     settled,
-    worded,
 )
 from multiproc.launches import wait_until
 from pixel import UNRENDERED
@@ -30,7 +27,7 @@ from dynbench.engine.whereabouts import MEETING, PREPARING, last_seen
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
 
 PHASES = {
     "start": (MEETING, None, "while meeting the other ranks", None),
@@ -56,71 +53,64 @@ TIMEOUT_S = 8
         for rank in (0, 1)
     ],
 )
-def test_a_rank_is_killed(tmp_path: Path, saw: Saw, phase: str, rank: int) -> None:
+def test_a_rank_is_killed(tmp_path: Path, phase: str, rank: int) -> None:
     name, step, said, rows = PHASES[phase]
     planted = at("killed", name, rank=rank, step=step)
     ended = Command(tmp_path).ran("train", "--json", first=IMPATIENT + planted)
     killed = f"rank {rank} was killed by SIGKILL {said}"
     record = check(ended, 3, Status.FAILED, killed, rows=rows, rank=rank)
     assert record.failure is not None and record.failure.log == f"logs/rank_{rank}.log"
-    saw(worded(ended))
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("phase", PHASES)
-def test_the_launcher_is_killed(tmp_path: Path, saw: Saw, phase: str) -> None:
+def test_the_launcher_is_killed(tmp_path: Path, phase: str) -> None:
     """By rank 0, so that it is known where the ranks are."""
-    name, step, said, rows = PHASES[phase]
+    name, step, _, rows = PHASES[phase]
     ended = Command(tmp_path).ran("train", "--json", first=at("launcher killed", name, step=step))
     check(ended, -signal.SIGKILL, Status.LOST, rows=rows)
-    saw(f"{worded(ended)}: rank 0 was {said}")
 
 
-def test_the_launcher_is_killed_while_it_merges(tmp_path: Path, saw: Saw) -> None:
+def test_the_launcher_is_killed_while_it_merges(tmp_path: Path) -> None:
     ended = Command(tmp_path).ran("train", "--json", first=MERGE)
     check(ended, -signal.SIGKILL, Status.COMPLETED, rows=8)
     assert not list(ended.run.ranks_dir.glob("at_*")), "every rank came to its end"
-    saw(worded(ended))
 
 
 @pytest.mark.matrix
-def test_rank_0_is_killed_while_it_merges(tmp_path: Path, saw: Saw) -> None:
+def test_rank_0_is_killed_while_it_merges(tmp_path: Path) -> None:
     """Where the user launched the ranks: rank 0 does there what else the launcher does."""
     ended = Command(tmp_path).ran("train", "--json", first=MERGE, under=TORCHRUN)
     assert (ended.code, ended.run.status) == (1, Status.COMPLETED), ended.stderr
     rows_kept(ended.run, 8)
     analyzed(ended)
-    saw(f"exit 1, of torchrun, {ended.run.status}")
 
 
-def test_ranks_that_hear_no_signal(tmp_path: Path, saw: Saw) -> None:
+def test_ranks_that_hear_no_signal(tmp_path: Path) -> None:
     command = Command(tmp_path)
     process = command.begin("train", "--json", *ENDLESS, first="import planted; planted.deaf_ranks()")
     command.wait_for_rows()
     process.terminate()
     ended = command.end()
     check(ended, 143, Status.INTERRUPTED, "stopped by SIGTERM", rows=4)
-    saw(worded(ended))
 
 
 @pytest.mark.parametrize("how", ["hangs", pytest.param("stopped", marks=pytest.mark.matrix)])
-def test_a_rank_hangs(tmp_path: Path, saw: Saw, how: str) -> None:
+def test_a_rank_hangs(tmp_path: Path, how: str) -> None:
     patience = ("--set", f"launch.timeout_s={TIMEOUT_S}")
     ended = Command(tmp_path).ran("train", "--json", *patience, first=IMPATIENT + at(how, "forward", rank=1, step=4))
     said = f"rank 1 hung in forward of step 4: rank 0 waited in vain in sync of step 4 for {TIMEOUT_S} s"
     check(ended, 3, Status.FAILED, said, "(launch.timeout_s)", rows=4, rank=1)
     assert "raise launch.timeout_s" in ended.error["hint"]
-    saw(worded(ended))
 
 
-def test_one_rank_without_memory(tmp_path: Path, saw: Saw) -> None:
+def test_one_rank_without_memory(tmp_path: Path) -> None:
     ended = Command(tmp_path).ran("train", "--json", first=at("without memory", "forward", rank=1, step=4))
     check(ended, 4, Status.OOM, "rank 1: ", "can't allocate memory", rows=4, rank=1)
     assert "train.global_batch" in ended.error["hint"]
-    saw(worded(ended))
 
 
-def test_a_loss_that_is_not_a_number(tmp_path: Path, saw: Saw) -> None:
+def test_a_loss_that_is_not_a_number(tmp_path: Path) -> None:
     """The run is whole, and says so at its end, as its analysis does."""
     ended = Command(tmp_path).ran("train", "--json", "--learning-rate", "1e30")
     record = check(ended, 0, Status.COMPLETED, rows=8)
@@ -128,21 +118,19 @@ def test_a_loss_that_is_not_a_number(tmp_path: Path, saw: Saw) -> None:
     assert "Lower the learning rate" in said and said in ended.stderr
     code, found = answered(ended.store.root, "analyze", ended.run.id, "--strict")
     assert code == 6 and "nan_loss" in found["error"]["message"]
-    saw(f"{worded(ended)}, with a warning; analyze --strict: exit 6, {found['error']['message']}")
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("fault", ["killed", "hangs", "without memory"])
-def test_a_rank_of_a_benchmark(tmp_path: Path, saw: Saw, fault: str) -> None:
+def test_a_rank_of_a_benchmark(tmp_path: Path, fault: str) -> None:
     """The case that was measured before is kept, and not measured again; without memory, a row says so."""
     command = Command(tmp_path)
     words = ("bench", "collectives", "--json", "--no-figures", "--set", f"timeout_s={TIMEOUT_S}")
     ended = command.ran(*words, first=IMPATIENT + at(fault, CASE, rank=1))
-    kept, told = json.loads(ended.stdout)["rows"], worded(ended)
+    kept = json.loads(ended.stdout)["rows"]
     if fault == "without memory":
         settled(ended, ended.run, 0, Status.COMPLETED)
         assert [row["status"] for row in kept] == ["ok", "oom"] and "can't allocate memory" in kept[1]["reason"]
-        saw(f"{told}: the row says {kept[1]['reason'].partition('; log: ')[0]}")
         return
     said = "was killed by SIGKILL" if fault == "killed" else "hung"
     settled(ended, ended.run, 3, Status.FAILED, f"rank 1 {said} {CASE_SAID}", rank=1)
@@ -151,11 +139,10 @@ def test_a_rank_of_a_benchmark(tmp_path: Path, saw: Saw, fault: str) -> None:
     resumed = json.loads(command.ran("bench", "--resume", ended.run.id, "--json", "--no-figures", bare=True).stdout)
     settled(command, command.run, 0, Status.COMPLETED)
     assert resumed["rows"][:1] == kept and [row["status"] for row in resumed["rows"]] == ["ok", "ok"]
-    saw(f"{told}; resumed to its end")
 
 
 @pytest.mark.matrix
-def test_a_rank_is_killed_that_waits_for_a_program(tmp_path: Path, saw: Saw) -> None:
+def test_a_rank_is_killed_that_waits_for_a_program(tmp_path: Path) -> None:
     """By what stands for nsys, which would go on for long."""
     command, fake = Command(tmp_path), tmp_path / "bin" / "nsys"
     fake.parent.mkdir()
@@ -168,12 +155,11 @@ def test_a_rank_is_killed_that_waits_for_a_program(tmp_path: Path, saw: Saw) -> 
     )  # fmt: skip
     said = "rank 0 was killed by SIGKILL while measuring tiny, context 16, fp32"
     settled(ended, ended.run, 3, Status.FAILED, said, rank=0)
-    saw(worded(ended))
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("fault", ["killed", "hangs", "without memory"])
-def test_a_rank_of_a_comparison(tmp_path: Path, saw: Saw, fault: str) -> None:
+def test_a_rank_of_a_comparison(tmp_path: Path, fault: str) -> None:
     recipe = tmp_path / "two.yaml"
     recipe.write_text(TWO_ARMS + "launches: 2\n", encoding="utf-8")
     command, patience = Command(tmp_path), ("--set", f"launch.timeout_s={TIMEOUT_S}")
@@ -190,12 +176,9 @@ def test_a_rank_of_a_comparison(tmp_path: Path, saw: Saw, fault: str) -> None:
     for arm in arms:
         rows_kept(arm, 3)
         assert answered(ended.store.root, "analyze", arm.id)[0] == 0
-    told = how_it_ended(code, comparison, ended.error["message"])
     if fault == "killed":
         command.ran("compare", "--resume", "demo", "--json", bare=True, first=UNRENDERED)
         settled(command, comparison, 0, Status.COMPLETED)
-        told += "; resumed to its end"
-    saw(told)
 
 
 WORKING = {
@@ -213,7 +196,7 @@ def _measures(run: Run) -> bool:
 @pytest.mark.matrix
 @pytest.mark.parametrize("how", ["SIGINT", "SIGINT twice", "SIGTERM", "SIGKILL"])
 @pytest.mark.parametrize("name", WORKING)
-def test_the_launcher_is_told_to_stop(tmp_path: Path, saw: Saw, name: str, how: str) -> None:
+def test_the_launcher_is_told_to_stop(tmp_path: Path, name: str, how: str) -> None:
     endless = ("--set", "iterations=1000000") if name == "bench" else ENDLESS
     command = Command(tmp_path)
     process = command.begin(*WORKING[name], "--json", *endless)
@@ -231,12 +214,9 @@ def test_the_launcher_is_told_to_stop(tmp_path: Path, saw: Saw, name: str, how: 
     first = ended.runs[0]
     if signum is signal.SIGKILL:
         settled(ended, first, -signum, Status.LOST)
-        message = ""
     else:
         settled(ended, first, 128 + signum, Status.INTERRUPTED)
         assert ended.error["kind"] == "interrupted"
-        message = ended.error["message"]
     if written is not None:
         rows_kept(ended.run, written)
         analyzed(ended)
-    saw(how_it_ended(ended.code, first, message))

@@ -10,7 +10,6 @@ from pathlib import Path
 import polars as pl
 import pytest
 from forked import forked_ranks
-from multiproc.faults import Saw, how_it_ended
 from multiproc.launches import TINY, fork, global_loss, rows_of, start, wait_until, work_hashes
 from pixel import UNRENDERED
 
@@ -66,8 +65,9 @@ def test_every_arm_trains_as_it_would_alone(tmp_path: Path, launcher: str, block
     assert ids == {together[0].id} and "together" not in alone[0].env()
 
 
+@pytest.mark.fault
 @pytest.mark.matrix
-def test_a_comparison_killed_in_its_launch_goes_on_with_whole_launches(tmp_path: Path, saw: Saw) -> None:
+def test_a_comparison_killed_in_its_launch_goes_on_with_whole_launches(tmp_path: Path) -> None:
     recipe = tmp_path / "tiny.yaml"
     arms = "".join(f"  - {{name: {name}, set: {{{setting.replace('=', ': ')}}}}}\n" for name, setting in ARMS.items())
     recipe.write_text(f"description: three arms\narms:\n{arms}launches: 2\n", encoding="utf-8")
@@ -95,7 +95,6 @@ def test_a_comparison_killed_in_its_launch_goes_on_with_whole_launches(tmp_path:
     ended = statuses[Status.FAILED].record().name
     assert ended is not None
     assert (ended.partition("-")[0],) in state.groups, "the arm that ended the launch goes on apart"
-    saw(f"{how_it_ended(3, comparison)}; the arm that ended the launch goes on apart")
 
     short = [word for setting in TINY for word in ("--set", setting)]
     whole = ("compare", str(recipe), "--name", "short", "--launches", "2", *short, "--json")
@@ -109,7 +108,8 @@ def test_a_comparison_killed_in_its_launch_goes_on_with_whole_launches(tmp_path:
     assert found["comparisons"][1]["loss_max_rel_diff"] < 1e-3
 
 
-def test_one_arm_out_of_memory_is_told_from_the_others(tmp_path: Path, saw: Saw) -> None:
+@pytest.mark.fault
+def test_one_arm_out_of_memory_is_told_from_the_others(tmp_path: Path) -> None:
     """The second arm's strategy fails as an allocator does, in its fourth step."""
     (tmp_path / "plugins.py").write_text(
         "from dynbench.plugins import StrategyEntry, register\n"
@@ -148,4 +148,3 @@ def test_one_arm_out_of_memory_is_told_from_the_others(tmp_path: Path, saw: Saw)
     state = read_state(comparison.path)
     assert state.mode == "apart" and state.groups == (("ddp",), ("greedy",))
     assert "ended a launch that it shared" in state.reason
-    saw(f"{how_it_ended(4, comparison)}; the arm that ended the launch goes on apart")

@@ -8,14 +8,14 @@ import signal
 from pathlib import Path
 
 import pytest
-from multiproc.faults import ENDLESS, Command, Saw, check, worded
+from multiproc.faults import ENDLESS, Command, check
 
 from dynbench.engine.launching.leftovers import rank_pids
 from dynbench.engine.launching.run_launch import WORKER_MODULE
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
 
 
 def _pid_of(run: Run, rank: int) -> int:
@@ -30,7 +30,7 @@ def _pid_of(run: Run, rank: int) -> int:
     [("ps", 0, "rank 0 (server)"), pytest.param("ps_flat", 2, "rank 2 (worker 2)", marks=pytest.mark.matrix)],
 )
 def test_a_killed_server_or_worker_is_named_and_nobody_is_left(
-    tmp_path: Path, saw: Saw, sync: str, rank: int, title: str
+    tmp_path: Path, sync: str, rank: int, title: str
 ) -> None:
     begun = Command(tmp_path)
     given = ("--set", "launch.nproc=3", "--set", f"sync.name={sync}")
@@ -45,4 +45,3 @@ def test_a_killed_server_or_worker_is_named_and_nobody_is_left(
     assert set(summary["timed_ms"]["workers"]) >= {"push_ms", "pull_ms"}
     log = (ended.run.logs_dir / "rank_1.log").read_text()
     assert "rank 1 (worker 1) INFO" in log
-    saw(worded(ended))

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from multiproc.faults import ENDLESS, Command, Saw, check, settled, worded
+from multiproc.faults import ENDLESS, Command, check, settled
 from multiproc.launches import command, environment, wait_until
 
 from dynbench.config.ranks import ranks_under
@@ -21,7 +21,7 @@ from dynbench.runs.run_record import RunRecord
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
 
 MATRIX = pytest.mark.matrix
 """In every strategy, which `make test` leaves out."""
@@ -50,7 +50,7 @@ def _check_partial(run: Run, record: RunRecord) -> None:
 
 
 @pytest.mark.parametrize("sync", [pytest.param(name, marks=() if name == "ddp" else MATRIX) for name in STRATEGIES])
-def test_kill_9_of_a_rank(tmp_path: Path, saw: Saw, sync: str) -> None:
+def test_kill_9_of_a_rank(tmp_path: Path, sync: str) -> None:
     ranks = 2 + STRATEGIES[sync].servers
     begun, written = started(tmp_path, f"sync.name={sync}", ranks=ranks)
     os.kill(_pid_of(begun.run, ranks - 1), signal.SIGKILL)
@@ -61,11 +61,10 @@ def test_kill_9_of_a_rank(tmp_path: Path, saw: Saw, sync: str) -> None:
     _check_partial(ended.run, record)
     failure = record.failure
     assert failure is not None and (failure.rank, failure.log) == (ranks - 1, f"logs/rank_{ranks - 1}.log")
-    saw(worded(ended))
 
 
 @pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_launcher_told_to_stop(tmp_path: Path, saw: Saw, signum: signal.Signals, exit_code: int) -> None:
+def test_launcher_told_to_stop(tmp_path: Path, signum: signal.Signals, exit_code: int) -> None:
     begun, written = started(tmp_path, real=signum is signal.SIGINT)
     assert begun.process is not None
     begun.process.send_signal(signum)
@@ -75,26 +74,23 @@ def test_launcher_told_to_stop(tmp_path: Path, saw: Saw, signum: signal.Signals,
     _check_partial(ended.run, record)
     header, *lines = ended.run.rank_file(0).read_text().splitlines()
     assert {line.count(",") for line in lines} == {header.count(",")}, "no torn line"
-    saw(worded(ended))
 
 
-def test_impatient_user(tmp_path: Path, saw: Saw) -> None:
+def test_impatient_user(tmp_path: Path) -> None:
     begun, written = started(tmp_path, real=False)
     assert begun.process is not None
     for _ in range(3):
         begun.process.send_signal(signal.SIGINT)
     ended = begun.end()
     check(ended, 130, Status.INTERRUPTED, rows=written)
-    saw(worded(ended))
 
 
-def test_kill_9_of_the_launcher(tmp_path: Path, saw: Saw) -> None:
+def test_kill_9_of_the_launcher(tmp_path: Path) -> None:
     begun, written = started(tmp_path)
     assert begun.process is not None
     begun.process.kill()
     ended = begun.end()
     check(ended, -signal.SIGKILL, Status.LOST, rows=written)
-    saw(worded(ended))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +98,7 @@ def test_kill_9_of_the_launcher(tmp_path: Path, saw: Saw) -> None:
     [("probe", "--nproc", "2", "--device", "cpu"), ("solve", "sst2", "--steps", "10000000")],
     ids=lambda words: words[0],
 )
-def test_what_trains_nothing_is_stopped_too(tmp_path: Path, saw: Saw, arguments: tuple[str, ...]) -> None:
+def test_what_trains_nothing_is_stopped_too(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     begun = Command(tmp_path)
     process = begun.begin(*arguments, "--json", real=True, bare=True)
     wait_until(lambda: [run.status for run in begun.runs] == [Status.RUNNING], "the run to begin")
@@ -111,7 +107,6 @@ def test_what_trains_nothing_is_stopped_too(tmp_path: Path, saw: Saw, arguments:
     ended = begun.end()
     settled(ended, ended.run, 143, Status.INTERRUPTED, "stopped by SIGTERM")
     assert ended.error["kind"] == "interrupted"
-    saw(worded(ended))
 
 
 def _trial_processes(parent: int) -> int:

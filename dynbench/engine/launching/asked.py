@@ -6,23 +6,22 @@ from pathlib import Path
 
 from dynbench.config.rules import makes_probe, rule_warnings
 from dynbench.config.schema import Config
-from dynbench.config.situation import Command, Situation
+from dynbench.config.unread import Use
 from dynbench.engine.launching.probe_use import probe_warnings
 from dynbench.engine.launching.resolve import Resolved
 
 
-def situation(command: Command, given: Config, resolved: Resolved, *, attached: bool = False) -> Situation:
-    """The situation of a command that launches ranks.
+def use_of(given: Config, resolved: Resolved, *, attached: bool = False) -> Use:
+    """What a command that launches ranks is about to do with its settings.
 
     Args:
-        command: `train`, `probe`, or `compare` for one of its arms.
         given: the settings as asked for.
         resolved: what they were decided to mean.
         attached: torchrun or srun has started the ranks.
     """
     config = resolved.config
     probes = not attached and makes_probe(given, on_gpus=config.launch.device == "cuda")
-    return Situation(command, given, config, resolved.world_size, attached=attached, probes=probes)
+    return Use(given, config, resolved.world_size, attached=attached, probes=probes)
 
 
 def launch_warnings(asked: Config | None, resolved: Resolved, root: Path, *, attached: bool = False) -> list[str]:
@@ -34,8 +33,8 @@ def launch_warnings(asked: Config | None, resolved: Resolved, root: Path, *, att
         root: results folder in which a probe run is looked up.
         attached: torchrun or srun has started the ranks.
     """
-    situations = [] if asked is None else [situation("train", asked, resolved, attached=attached)]
+    uses = [] if asked is None else [use_of(asked, resolved, attached=attached)]
     return [
-        *rule_warnings(resolved.config, resolved.world_size, situations),
+        *rule_warnings(resolved.config, resolved.world_size, uses),
         *probe_warnings(resolved.config, resolved.workers, root, attached=attached),
     ]

@@ -10,7 +10,7 @@ from dynbench.config.held import copies_held
 from dynbench.config.part_rules import buffer_size
 from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config, Workload
-from dynbench.config.situation import Situation
+from dynbench.config.unread import Use
 from dynbench.engine.planning import least_capacity_warning, load_probe, names_a_probe
 from dynbench.plugins import DATASETS, WORKLOADS, options_of
 from dynbench.plugins.workloads import ImageOptions
@@ -72,7 +72,7 @@ def takes_speeds(config: Config, probe: ProbeRecord, workers: int) -> bool:
         probe: what `probe.run` names.
         workers: of the run (G).
     """
-    reads = Situation("train", config, config).plans_with_speeds
+    reads = Use(config, config).plans_with_speeds
     return reads and config.schedule.speeds is None and len(probe.speeds) == workers
 
 

@@ -13,9 +13,8 @@ from functools import cache
 
 import torch
 
-from dynbench.config.batch import batch_problem, with_global_batch
 from dynbench.config.digest import changed
-from dynbench.config.part_rules import buffer_size
+from dynbench.config.part_rules import batch_problem, buffer_size, with_global_batch
 from dynbench.config.ranks import ranks_of
 from dynbench.config.rules import DEFAULT_VIRTUAL_RANKS, check_rules
 from dynbench.config.schema import Config

@@ -1,4 +1,4 @@
-"""A suggested command, pasted into a shell, has the settings, data and registry of the one that suggests it."""
+"""A suggested command, pasted into a shell, goes on from the run that suggests it, with what it says differs."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from probes import make_probe
-from unit.config.test_effects import NEEDING, VALUES
 
 from dynbench import cli
 from dynbench.analysis import figures
 from dynbench.cli import probe, solve_next
-from dynbench.cli.main import COMMANDS, main
+from dynbench.cli.main import load_command, main
 from dynbench.cli.next_command import next_command, setting_words
 from dynbench.cli.options import Settings, _take_settings
-from dynbench.config.describe import all_keys
-from dynbench.config.digest import changed, dump_config, flatten
-from dynbench.config.effects import EFFECTS
-from dynbench.config.layers import load_config
+from dynbench.config.describe import all_keys, allowed_words, default_of, field_of
+from dynbench.config.digest import changed, differences, dump_config, value_of
+from dynbench.config.layers import Layers, load_config, read_document
 from dynbench.config.schema import Config
-from dynbench.config.situation import Situation
+from dynbench.config.unread import Use, unread
 from dynbench.engine.launching.resolve import Machine, resolve
+from dynbench.errors import ConfigError
 from dynbench.experiment import training
 from dynbench.experiment.training import NextTraining, TrainingResult
 from dynbench.probe import prober
@@ -36,6 +35,7 @@ from dynbench.runs.store import RunStore
 
 Output = pytest.CaptureFixture[str]
 WORDS = ("fine", "good", "bad", "poor", "long")
+WORDS_OF_ANY_TYPE = ("7", "64", "0.5", "0.25", "true", "false", "[3, 4]", "[1, 2, 3]", "{1: 2.5}", "a b", "a:B")
 TESTED_HERE = {"next_command", "solve_next", "train", "probe", "recipes"}
 ELSEWHERE = {"analyze", "compare_plan", "report", "runs_show"}
 """In test_report.py, test_compare_cells.py and tests/unit/experiment/test_compare.py."""
@@ -61,7 +61,7 @@ def parsed(line: str) -> Settings:
     """The settings that a suggested command is given."""
     program, name, *words = shlex.split(line)
     assert program == "dynbench"
-    return _take_settings(dict(import_module(COMMANDS[name][0]).command.make_context(name, words).params))
+    return _take_settings(dict(load_command(name).make_context(name, words).params))
 
 
 def suggested(printed: str) -> str:
@@ -69,12 +69,6 @@ def suggested(printed: str) -> str:
     label, _, command = printed.splitlines()[-1].partition(" ")
     assert label in ("next", "Next:")
     return command.strip()
-
-
-def read_by(command: str, config: Config) -> dict[str, object]:
-    """The settings that a command looks at."""
-    situation = Situation(command, config, config)
-    return {key: value for key, value in flatten(config).items() if EFFECTS[key].is_read(situation)}
 
 
 def dry_run(line: str, capsys: Output) -> dict:
@@ -88,23 +82,52 @@ def test_every_command_with_a_next_line_is_tested() -> None:
     assert {path.stem for path in sources if "next_command(" in path.read_text()} == TESTED_HERE | ELSEWHERE
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["train", "analyze"])
-@pytest.mark.parametrize("start", ["nothing", "a file", "a file with the setting"])
-@pytest.mark.parametrize("key", [key for key in all_keys() if key in VALUES or key in NEEDING])
-def test_every_setting_comes_back(key: str, start: str, command: str, tmp_path: Path) -> None:
-    value, others = NEEDING.get(key, (VALUES.get(key), ()))
-    texts, file = [*others, f"{key}={value}"], None
-    config = load_config(None, texts)
-    if start != "nothing":
-        file = tmp_path / "some settings.yaml"
-        held = config if "with" in start else load_config(None, ["train.steps=33", "schedule.policy=prefix"])
-        file.write_text(dump_config(held), encoding="utf-8")
+def run_of(config: Config, root: Path) -> Run:
+    """A run with this configuration."""
+    run = RunStore(root).create("train", "x")
+    write_text(run.config_file, dump_config(config))
+    return run
 
-    runs = ["a"] if command == "analyze" else []
-    again = parsed(f"dynbench {command} {shlex.join([*runs, *setting_words(command, config, file)])}").config()
 
-    assert read_by(command, again) == read_by(command, config)
+def pasted(command: str, run: Run, overrides: dict[str, object]) -> Config:
+    """The configuration that a command is given, whatever the rules say of it."""
+    settings = parsed(f"dynbench {command} {shlex.join(setting_words(command, run, overrides))}")
+    assert settings.config_path is not None
+    layers = Layers(read_document(settings.config_path))
+    layers.lay(settings.overrides, settings.flags)
+    return layers.config(rules=False)
+
+
+def another(key: str) -> object:
+    """A value that the key takes, other than its default."""
+    found = field_of(key)
+    assert found is not None
+    for word in (*allowed_words(found[0]), *WORDS_OF_ANY_TYPE):
+        try:
+            layers = Layers(read_document(Path("empty.yaml")))
+            layers.lay([f"{key}={word}"], {})
+            value = value_of(layers.config(rules=False), key)
+        except ConfigError:
+            continue
+        if value != default_of(key):
+            return value
+    raise AssertionError(f"no value of {key} was found")
+
+
+def test_every_setting_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.yaml").touch()
+    run = run_of(load_config(None, ["schedule.policy=prefix", "train.steps=33"]), tmp_path / "some results")
+    for key in set(all_keys()) - {"train.epochs", "train.batch_per_worker"}:
+        value = another(key)
+        assert pasted("train", run, {key: value}) == changed(run.config(), {key: value}), key
+        assert pasted("train", run_of(changed(Config(), {key: value}), tmp_path), {key: default_of(key)}) == Config(), (
+            key
+        )
+    assert setting_words("train", run, {"train.steps": 33}) == ["-c", str(run.config_file)]
+    assert setting_words("train", run, {"train.steps": 3, "train.eval_every": 4})[2:] == [
+        "--steps", "3", "--set", "train.eval_every=4",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -112,17 +135,9 @@ def test_every_setting_comes_back(key: str, start: str, command: str, tmp_path: 
     ["a b.tsv", "it's.tsv", '"q".tsv', "null", "1e-4", "~", "true", "a: b", "#x", "a #b", "[x]", "{x}", " x ", "-x",
      "--steps", "$(x)", "x;y", "数据.tsv", "a\\b", "*", "&a", "!x", "a=b", "%", "?"],
 )  # fmt: skip
-def test_any_file_name_comes_back(path: str) -> None:
-    wanted = changed(Config(), {"workload.dataset": "tsv", "workload.data_path": path, "workload.cache_dir": path})
-    assert parsed(f"dynbench train {shlex.join(setting_words('train', wanted))}").config() == wanted
-
-
-def test_a_file_that_says_nothing_by_itself_is_spelt_out(tmp_path: Path) -> None:
-    broken = tmp_path / "c.yaml"
-    broken.write_text("train: {steps: many, seed: 4}\n", encoding="utf-8")
-    wanted = load_config(broken, (), {"train.steps": "5"})
-    assert setting_words("train", wanted, broken) == ["--steps", "5", "--seed", "4"]
-    assert setting_words("train", wanted, tmp_path / "gone.yaml") == ["--steps", "5", "--seed", "4"]
+def test_any_file_name_comes_back(path: str, tmp_path: Path) -> None:
+    run, wanted = run_of(Config(), tmp_path), {"workload.data_path": path, "workload.cache_dir": path}
+    assert pasted("train", run, wanted) == changed(Config(), wanted)
 
 
 def test_the_registry_is_named_where_it_is_another(results: Path) -> None:
@@ -165,6 +180,7 @@ MORE = ["--seed", "7", "--set", "train.weight_decay=0.5", "--slowdown", "1:2.5"]
         [],
         [*OWN, "--global-batch", "24", "--max-length", "99", "--nproc", "2", *MORE],
         ["--sync", "diloco", "--set", "sync.overlap_steps=2"],
+        ["--set", "train.epochs=2", "--set", "train.lr_warmup_steps=3", "--set", "train.batch_per_worker=8"],
         ["-c", "my settings.yaml"],
         ["-c", "my settings.yaml", "--steps", "9", "--set", "schedule.policy=window", "--set", "schedule.window=4"],
     ],
@@ -176,8 +192,16 @@ def test_probe_suggests_training_with_what_was_probed(
         "workload: {dataset: lognormal, subset: 500}\nschedule: {policy: static, speeds: [1, 0.5]}\n"
         "train: {global_batch: 16}\nprobe: {margin: 0.3}\n"
     )
-    run = RunStore(results).create("probe", "probe", name="p")
-    monkeypatch.setattr(prober, "run_probe", lambda *_, **__: run)
+    decided: set[str] = set()
+
+    def probed(config: Config, store: RunStore, **_: object) -> Run:
+        resolved = resolve(prober._to_be_probed(config), Machine(cores=2, gpus=0, bf16=False), store)
+        decided.update(resolved.decisions)
+        run = store.create("probe", "probe", name="p")
+        write_text(run.config_file, dump_config(resolved.config))
+        return run
+
+    monkeypatch.setattr(prober, "run_probe", probed)
     monkeypatch.setattr(probe_record, "read_probe", lambda _: None)
     monkeypatch.setattr(figures, "draw_figures", lambda *_: [])
     monkeypatch.setattr(probe, "_show", lambda _: None)
@@ -187,12 +211,13 @@ def test_probe_suggests_training_with_what_was_probed(
 
     settings = parsed(suggested(capsys.readouterr().out))
 
-    probed = load_config(*_given(words))
-    expected = changed(probed, {"schedule.mode": "dynamic", "probe.run": "p"})
-    if probed.schedule.policy == "static":
-        expected = changed(expected, {"schedule.policy": None})
-    assert read_by("train", settings.config()) == read_by("train", expected)
-    assert settings.config().schedule.policy_name == ("window" if "schedule.window=4" in words else "partition")
+    asked = load_config(*_given(words))
+    policy = "window" if "schedule.window=4" in words else "partition"
+    plan = {"schedule.mode": "dynamic", "schedule.policy": policy, "probe.run": "p", "probe.soak_steps": 0}
+    differing = differences(changed(asked, plan), settings.config()).keys()
+    assert not {key for key in differing if key.startswith(("schedule.", "probe.", "analysis."))}
+    assert differing <= decided | {"launch.nproc", "launch.nnodes", "launch.world_size"}
+    assert unread("train", [Use(settings.config(), settings.config())]) == []
     assert settings.store().root == results
 
 
@@ -357,20 +382,17 @@ def test_recipes_cp_suggests_the_copy(results: Path, capsys: Output) -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "wanted"),
+    ("had", "wanted"),
     [
-        (("train.epochs=2",), ()),
-        (("train.epochs=2",), ("train.steps=9",)),
-        (("train.steps=9",), ("train.epochs=2",)),
-        (("train.epochs=3",), ("train.epochs=2",)),
-        (("train.batch_per_worker=8",), ()),
-        (("train.global_batch=8",), ("train.batch_per_worker=8",)),
+        (("train.epochs=2",), {"train.steps": 9}),
+        (("train.steps=9",), {"train.epochs": 2}),
+        (("train.epochs=3",), {"train.epochs": 2}),
+        (("train.batch_per_worker=8",), {"train.global_batch": 64}),
+        (("train.global_batch=8",), {"train.global_batch": 16}),
     ],
 )
 def test_settings_that_say_the_same_in_two_ways_are_said_once(
-    held: tuple[str, ...], wanted: tuple[str, ...], tmp_path: Path
+    had: tuple[str, ...], wanted: dict[str, object], tmp_path: Path
 ) -> None:
-    file, config = tmp_path / "settings.yaml", load_config(None, wanted)
-    file.write_text(dump_config(load_config(None, held)), encoding="utf-8")
-    again = parsed(f"dynbench train {shlex.join(setting_words('train', config, file))}").config()
-    assert read_by("train", again) == read_by("train", config)
+    config = pasted("train", run_of(load_config(None, had), tmp_path), wanted)
+    assert config == load_config(None, (), wanted)

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from probes import COST, make_probe
 
-from dynbench.cli.options import Settings
 from dynbench.cli.probe import _next_lines, _show
+from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
 from dynbench.engine.launching.run_launch import plan_launch
 from dynbench.errors import NothingFits
 from dynbench.experiment.training import NextTraining, next_training
+from dynbench.runs.atomic import write_text
 from dynbench.runs.probe_record import CapacityRow, ProbeRecord, Soak
 from dynbench.runs.store import RunStore
 
@@ -80,15 +81,10 @@ def test_what_a_peak_and_a_lowered_capacity_are_is_said(capsys: pytest.CaptureFi
     assert "rank 0, 64 tokens" not in shown
 
 
-def next_lines(coming: NextTraining, tmp_path: Path, **flags: object) -> list[str]:
-    settings = Settings(flags=flags)
-    return list(_next_lines(coming, settings.config(), make_probe(RunStore(tmp_path)), settings))
-
-
 @pytest.mark.parametrize(
     ("coming", "option", "left_out"),
     [
-        (NextTraining(72, 110, None, 72, split_fits=True), "--global-batch 72", "would stop"),
+        (NextTraining(72, 110, None, 72, split_fits=True), "--mode dynamic", "--global-batch"),
         (NextTraining(72, 110, "step 4: too much", 57, split_fits=True), "--global-batch 57", "--global-batch 72"),
         (NextTraining(72, 110, "step 4: too much", None, split_fits=True), "--micro-batches auto", "larger"),
         (NextTraining(72, 110, "step 4: too much", None, split_fits=False), "a larger --memory-limit", "train --mode"),
@@ -97,9 +93,10 @@ def next_lines(coming: NextTraining, tmp_path: Path, **flags: object) -> list[st
 def test_the_next_command_is_one_that_ends_well(
     tmp_path: Path, coming: NextTraining, option: str, left_out: str
 ) -> None:
-    flags = {"train.global_batch": 72, "launch.nproc": 2}
-    lines = next_lines(coming, tmp_path, **flags)
-    assert option in lines[-1] and "--nproc 2" in lines[-1]
+    config, run = load_config(None, ["train.global_batch=72"]), make_probe(RunStore(tmp_path))
+    write_text(run.config_file, dump_config(config))
+    lines = list(_next_lines(coming, config, run))
+    assert option in lines[-1] and f"-c {run.config_file}" in lines[-1]
     assert left_out not in lines[-1]
     assert any("step 4: too much" in line for line in lines) == (coming.stopped_by is not None)
 

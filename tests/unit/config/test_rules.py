@@ -5,10 +5,9 @@ from unittest.mock import patch
 
 import pytest
 
-from dynbench.config.batch import whole_window_steps
 from dynbench.config.digest import changed
 from dynbench.config.layers import load_config
-from dynbench.config.part_rules import buffer_size
+from dynbench.config.part_rules import buffer_size, whole_window_steps
 from dynbench.config.rules import check_rules, known_world_size, rule_warnings
 from dynbench.config.schema import Config
 from dynbench.config.yaml_strict import parse_yaml

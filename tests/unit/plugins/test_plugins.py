@@ -221,11 +221,10 @@ def test_what_the_chosen_plugins_do_not_read_is_named_and_nothing_heavy_is_impor
     code = (
         "import json, sys\n"
         "from dynbench.config.layers import load_config\n"
-        "from dynbench.config.unread import unread\n"
-        "from dynbench.config.situation import Situation\n"
+        "from dynbench.config.unread import Use, unread\n"
         "def lines(*given):\n"
         "    config = load_config(None, given)\n"
-        "    return [line.partition(':')[0] for line in unread([Situation('train', config, config, 2)])]\n"
+        "    return [line.partition(':')[0] for line in unread('train', [Use(config, config, 2)])]\n"
         f"asked = ('launch.launcher=torchrun', 'launch.nproc=2', *{UNREAD!r})\n"
         f"print(json.dumps([lines(*asked), lines(*asked, *{CHOSEN!r})]))\n"
         "print([name for name in ('torch', 'numpy', 'transformers', 'toy_classes') if name in sys.modules])"

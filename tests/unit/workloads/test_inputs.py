@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.config.batch import with_global_batch
 from dynbench.config.layers import load_config
+from dynbench.config.part_rules import with_global_batch
 from dynbench.errors import DataError, HubError, UsageError
 from dynbench.workloads import hub
 from dynbench.workloads.contents import contents_of

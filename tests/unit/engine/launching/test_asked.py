@@ -43,7 +43,6 @@ def test_what_the_machine_decides_is_nothing_that_was_asked_for(machine: Machine
         (LAPTOP, "launch.comm_model=none", ["launch.comm_model"]),
         (ONE_GPU, "launch.comm_model=none", []),
         (LAPTOP, "launch.timeout_s=60", []),
-        (ONE_GPU, "launch.timeout_s=60", ["launch.timeout_s"]),
         (ONE_GPU, "sync.bucket_mb=5", ["sync.bucket_mb"]),
         (GPUS, "sync.bucket_mb=5", []),
         (STARTED, "launch.nproc=7", ["launch.nproc"]),
