@@ -128,7 +128,8 @@ def blocks(language: str) -> dict[str, set[str]]:
             own = {node.name for node in block.find_all(nodes.Name) if node.ctx == "store"} | {"loop"}
             roots = {node.name for node in block.find_all(nodes.Name)} - own
             assert block.name not in found, f"{block.name} stands in {path.name} and in another file"
-            found[block.name] = roots | {node.attr for node in block.find_all(nodes.Getattr)} - {"first", "last"}
+            of_facts = [node for node in block.find_all(nodes.Getattr) if node.node != nodes.Name("words", "load")]
+            found[block.name] = roots | {node.attr for node in of_facts} - {"first", "last"}
     return found
 
 

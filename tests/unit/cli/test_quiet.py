@@ -12,6 +12,7 @@ from unit.engine.launching.test_toy_ranks import checked_at_once
 from dynbench.analysis import figures
 from dynbench.bench import bench_run
 from dynbench.cli import health
+from dynbench.cli.guide import FOLDER
 from dynbench.cli.health import Diagnosis
 from dynbench.cli.main import COMMANDS, main
 from dynbench.config.recipes import list_recipes
@@ -44,6 +45,7 @@ LINES: dict[str, tuple[list[str], Callable[[Run], list[str]]]] = {
     "bench": (["bench", "collectives", "--set", "backend=gloo"], lambda run: [_latest(run, "bench")]),
     "bench ls": (["bench", "ls"], lambda run: [*BENCHMARKS, "assignment"]),
     "doctor": (["doctor"], lambda run: ["poor"]),
+    "guide": (["guide"], lambda run: [path.stem for path in sorted(FOLDER.glob("*.md"))]),
 }
 ELSEWHERE = {"analyze", "compare", "report", "eval", "generate", "tensorboard"}
 """With a comparison to show, in unit/experiment/test_compare.py; with a model kept, in engine/rank/test_saved.py; with

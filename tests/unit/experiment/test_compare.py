@@ -11,7 +11,6 @@ import shlex
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 import pytest
 from probes import make_probe
 
-from dynbench.cli.main import COMMANDS, main
+from dynbench.cli.main import COMMANDS, load_command, main
 from dynbench.config.digest import dump_config
 from dynbench.config.recipes import RECIPE_FILE, Recipe, load_recipe
 from dynbench.config.schema import Config
@@ -567,7 +566,7 @@ def test_strict_keeps_the_result_beside_the_error(
 
 def test_every_command_that_is_strict_is_held_to_it() -> None:
     """The one above, and tests/unit/cli/test_doctor.py."""
-    commands = {name: import_module(module).command for name, (module, _) in COMMANDS.items()}
+    commands = {name: load_command(name) for name in COMMANDS}
     strict = {name for name, found in commands.items() if any("--strict" in it.opts for it in found.params)}
     assert strict == {"analyze", "compare", "doctor"}
 
