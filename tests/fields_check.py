@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dynbench.fields.tables import Document, Field, documents
+from dynbench.fields.documents import Document, Field, documents
 
 INTEGER = re.compile(r"[+-]?\d+")
 SCALARS = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,)}

@@ -16,18 +16,16 @@ from dynbench.analysis.checks.evidence import Evidence
 from dynbench.analysis.comparison import Comparison, compare_candidates, compare_pairs, terms_of
 from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.figures.views import ArmView
-from dynbench.analysis.finding import Finding
 from dynbench.analysis.links import arm_links
 from dynbench.analysis.merge import CSV, PARQUET, MergedRun, merge_run
 from dynbench.analysis.page import metric_rows, summary_markdown, write_page
 from dynbench.analysis.question import Question
-from dynbench.analysis.record import COMPARISON_FILE, AnalysisRecord, ArmRecord, RunRecord, ScalingRecord
-from dynbench.analysis.recovery import share_ideal
+from dynbench.analysis.record import COMPARISON_FILE, AnalysisRecord, ArmRecord, Finding, RunRecord, ScalingRecord
 from dynbench.analysis.results_csv import BY_ARM_FILE, RESULTS_FILE, by_arm_csv, over_launches, results_csv
 from dynbench.analysis.scaling import scaling_of
 from dynbench.analysis.selection import RUNS_FILE, Baseline, keep_runs, run_folders
 from dynbench.analysis.summary import CHECKS_FILE, PROFILE_CSV, Summary, write_profile, write_summary
-from dynbench.analysis.waste import Waste, of_shared
+from dynbench.analysis.waste import Waste, of_shared, share_ideal
 from dynbench.config.recipes import RECIPE_FILE
 from dynbench.config.schema import Analysis
 from dynbench.runs.atomic import write_json, write_text

@@ -13,18 +13,28 @@ from itertools import combinations
 
 from dynbench.analysis.arms import Arm, Pair, Pairing, pair_launches, speedup_of, unit_of
 from dynbench.analysis.comparability import alike, all_differences, compared_settings, describe, launch_differences
-from dynbench.analysis.joint import ArmSpreads, Joint, Spread, arm_spreads, hold_jointly
 from dynbench.analysis.levels import comparison_level, loss_difference, loss_drift, weights_difference
+from dynbench.analysis.measures import improvements
 from dynbench.analysis.merge import MergedRun
-from dynbench.analysis.metrics import improvements
 from dynbench.analysis.proxy import predicted_speedup
 from dynbench.analysis.question import SAMPLES, Differences, Question, Unit
 from dynbench.analysis.questions import find_question, not_comparable
 from dynbench.analysis.record import ComparisonRecord, Level, PairRecord
-from dynbench.analysis.recovery import Recovery, recovery
 from dynbench.analysis.scaling import efficiency_of
 from dynbench.analysis.stats import Ratio, pair_spread
-from dynbench.analysis.verdict import Verdict, decide, decide_alike, sentence, sentence_alike
+from dynbench.analysis.verdict import (
+    ArmSpreads,
+    Joint,
+    Spread,
+    Verdict,
+    arm_spreads,
+    decide,
+    decide_alike,
+    hold_jointly,
+    sentence,
+    sentence_alike,
+)
+from dynbench.analysis.waste import Recovery, recovery
 from dynbench.config.schema import Analysis
 from dynbench.errors import NotComparable
 from dynbench.runs.phrase import Phrase

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from dynbench.analysis.measure import Metric, lookup
-from dynbench.analysis.metrics import METRICS, by_family, chosen_metrics
+from dynbench.analysis.measures import METRICS, by_family, chosen_metrics
 from dynbench.analysis.question import Question
 from dynbench.analysis.record import ComparisonRecord, PairRecord, ScalingRecord
 from dynbench.analysis.run_facts import MARK

@@ -6,9 +6,8 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dynbench.analysis.checks import require_clean
-from dynbench.analysis.finding import Finding
 from dynbench.analysis.questions import question_named
-from dynbench.analysis.record import ComparisonRecord
+from dynbench.analysis.record import ComparisonRecord, Finding
 from dynbench.analysis.verdict import Verdict
 from dynbench.errors import ChecksFailed, GateFailed, UsageError, did_you_mean
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from dynbench.analysis.comparison import Comparison
 from dynbench.analysis.comparison_tables import RANKING, SCALING, SIDE_BY_SIDE, held_jointly, metric_tables, overview
-from dynbench.analysis.finding import Finding
+from dynbench.analysis.measures import chosen_metrics, means
 from dynbench.analysis.merge import MergedRun
-from dynbench.analysis.metrics import chosen_metrics, means
+from dynbench.analysis.record import Finding
 from dynbench.analysis.run_facts import MARK, Load, RunFacts, load_of, read_data
 from dynbench.analysis.table_specs import tables_of
 from dynbench.analysis.tables import Rows, summary_rows

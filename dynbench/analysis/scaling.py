@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from dynbench.analysis.arms import Arm, pair_launches, seconds_per_unit, speedup_of
+from dynbench.analysis.measures import means
 from dynbench.analysis.merge import MergedRun
-from dynbench.analysis.metrics import means
 from dynbench.analysis.question import Unit
 from dynbench.analysis.record import Kind, ScalingRecord
 from dynbench.analysis.run_facts import oversubscribed

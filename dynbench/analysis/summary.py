@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynbench.analysis import tables
-from dynbench.analysis.finding import Finding
 from dynbench.analysis.measure import Measured, computed
 from dynbench.analysis.measures import MEASURES
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.page import write_page
 from dynbench.analysis.profile import profile_rows
+from dynbench.analysis.record import Finding
 from dynbench.analysis.results_csv import RESULTS_FILE, record_of, results_csv
 from dynbench.errors import RecordError
 from dynbench.runs.atomic import write_json, write_text

@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from dynbench.analysis.measure import Metric, lookup
-from dynbench.analysis.metrics import METRICS
+from dynbench.analysis.measures import METRICS
 from dynbench.table_text import MARKDOWN_WIDTH, Label, Table, format_interval, format_value, in_english
 
 Row = Mapping[str, object]

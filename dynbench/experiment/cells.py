@@ -9,8 +9,7 @@ from typing import Unpack
 
 from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.figures.plans import CELLS_FILE
-from dynbench.analysis.finding import Finding
-from dynbench.analysis.record import AnalysisRecord, ComparisonRecord, read_analysis
+from dynbench.analysis.record import AnalysisRecord, ComparisonRecord, Finding, read_analysis
 from dynbench.config.recipes import RECIPE_FILE, Recipe
 from dynbench.experiment.compare import (
     Outcome,

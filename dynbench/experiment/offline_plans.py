@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from dynbench.analysis.figures import draw_figures
-from dynbench.analysis.metrics import workers_of
+from dynbench.analysis.measures import workers_of
 from dynbench.config.digest import changed
 from dynbench.config.schema import Config
 from dynbench.engine.planning import build_cost, build_problem

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Literal, get_args
 
 from dynbench.analysis.measure import Summaries, lookup
-from dynbench.analysis.metrics import METRICS, equal_batches
+from dynbench.analysis.measures import METRICS, equal_batches
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.table_specs import WASTE, mean_waste
 from dynbench.analysis.verdict import Verdict

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
-from dynbench.analysis import buckets
-from dynbench.analysis.buckets import BucketFit, BucketPoint
-from dynbench.analysis.metrics import workers_of
+from dynbench.analysis import links as buckets
+from dynbench.analysis.links import BucketFit, BucketPoint
+from dynbench.analysis.measures import workers_of
 from dynbench.analysis.profile import bottlenecks
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.report_input import Json, ReportInput, mean_of

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dynbench.analysis.finding import Finding
 from dynbench.analysis.links import faster_gbps, spans_text
-from dynbench.analysis.record import ComparisonRecord
+from dynbench.analysis.record import ComparisonRecord, Finding
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment import report_texts as texts
 from dynbench.experiment.report_input import ReportInput

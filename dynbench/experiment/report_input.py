@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dynbench.analysis.figures.plans import CELLS_FILE
-from dynbench.analysis.finding import Finding
 from dynbench.analysis.measure import Launches, lookup, mean
-from dynbench.analysis.metrics import workers_of
+from dynbench.analysis.measures import workers_of
 from dynbench.analysis.question import Question
 from dynbench.analysis.questions import DEFAULT, question_named
 from dynbench.analysis.record import (
     COMPARISON_FILE,
     ComparisonRecord,
+    Finding,
     PairRecord,
     RunRecord,
     ScalingRecord,

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from dynbench.analysis import comparison_tables
-from dynbench.analysis.buckets import ONE, PARAMETER
+from dynbench.analysis.links import ONE, PARAMETER
 from dynbench.analysis.measure import lookup
-from dynbench.analysis.metrics import METRICS, chosen_metrics
+from dynbench.analysis.measures import METRICS, chosen_metrics
 from dynbench.analysis.record import ScalingRecord
 from dynbench.analysis.run_facts import fact, section
 from dynbench.analysis.table_specs import TABLES

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dynbench.analysis.finding import Finding
-from dynbench.analysis.record import ComparisonRecord
-from dynbench.analysis.recovery import Recovery
+from dynbench.analysis.record import ComparisonRecord, Finding
 from dynbench.analysis.run_facts import MARK, status_phrase
 from dynbench.analysis.verdict import Verdict
+from dynbench.analysis.waste import Recovery
 from dynbench.experiment.report_input import ReportInput
 from dynbench.report import Template, signed_percent
 from dynbench.runs.phrase import NBSP, translated

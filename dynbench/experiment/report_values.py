@@ -14,18 +14,18 @@ from dynbench import __version__
 from dynbench.analysis.comparison_tables import families
 from dynbench.analysis.figures import FIGURES
 from dynbench.analysis.measure import lookup
-from dynbench.analysis.metrics import workers_of
+from dynbench.analysis.measures import workers_of
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
-from dynbench.experiment import memory_safety, report_quality
+from dynbench.experiment import report_quality
 from dynbench.experiment import report_texts as texts
 from dynbench.experiment.offline_plans import PlanCounts, Solved, plan_counts, static_over
 from dynbench.experiment.report_arms import arms_facts
 from dynbench.experiment.report_communication import communication_facts
 from dynbench.experiment.report_conclusions import Conclusion, compressors, conclude, doubts_in_words
 from dynbench.experiment.report_input import SOLVE_FIGURES, ReportInput, mean_of
-from dynbench.experiment.report_settings import data_facts
+from dynbench.experiment.report_settings import data_facts, memory_facts
 from dynbench.experiment.report_tables import Sources, ranks_kind, report_tables
 from dynbench.experiment.report_texts import loss_difference, saved_hours, saved_interval
 from dynbench.report import Template, interval, percent, ratio, substitute
@@ -57,7 +57,7 @@ def report_values(sources: Sources) -> Values:
         **data_facts(source),
         **arms_facts(source, sources.solved, concluded.best, template),
         **communication_facts(source),
-        **memory_safety.facts(source),
+        **memory_facts(source),
         "work.unit": texts.said(template, source.question.unit.name.record(), ""),
         "figure.number": None,
         "chapters": "",

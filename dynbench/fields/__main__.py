@@ -2,6 +2,6 @@
 
 import sys
 
-from dynbench.fields.tables import page
+from dynbench.fields.documents import page
 
 sys.stdout.write(page())

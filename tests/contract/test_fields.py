@@ -15,7 +15,7 @@ from fields_check import Check
 from fields_tour import Tour, take_tour, written
 
 from dynbench.cli.main import COMMANDS, GROUPS
-from dynbench.fields.tables import TYPES, Document, anchor, documents, page
+from dynbench.fields.documents import TYPES, Document, anchor, documents, page
 
 pytestmark = pytest.mark.xdist_group("fields")
 """One worker takes the tour."""

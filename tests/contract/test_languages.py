@@ -18,12 +18,12 @@ from dynbench.analysis.checks import CHECKS
 from dynbench.analysis.checks.evidence import Severity
 from dynbench.analysis.comparability import describe
 from dynbench.analysis.figures import FIGURES
-from dynbench.analysis.metrics import FAMILIES, METRICS
+from dynbench.analysis.measures import FAMILIES, METRICS
 from dynbench.analysis.profile import PHASES
 from dynbench.analysis.record import LEVELS
-from dynbench.analysis.recovery import Recovery
 from dynbench.analysis.stats import Ratio
 from dynbench.analysis.verdict import Verdict, sentence, sentence_alike
+from dynbench.analysis.waste import Recovery
 from dynbench.engine.comm_model import alpha_beta, measured, no_comm
 from dynbench.experiment.report_texts import reason, recovered, said, status
 from dynbench.report import LANGUAGES, language_labels, load_template

@@ -118,7 +118,7 @@ def test_both_languages_say_the_same_things() -> None:
 
 
 def test_the_chinese_template_names_every_metric() -> None:
-    from dynbench.analysis.metrics import METRICS
+    from dynbench.analysis.measures import METRICS
 
     labels = load_template("zh").labels
 

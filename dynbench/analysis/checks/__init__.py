@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from dynbench.analysis.checks import communication, comparisons, runs
 from dynbench.analysis.checks.evidence import Evidence, Seen, worded
-from dynbench.analysis.finding import Finding
+from dynbench.analysis.record import Finding
 from dynbench.errors import ChecksFailed
 from dynbench.runs.phrase import texts
 

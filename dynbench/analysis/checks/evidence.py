@@ -8,8 +8,8 @@ from statistics import fmean
 
 from dynbench.analysis.arms import Arm
 from dynbench.analysis.comparison import Comparison
-from dynbench.analysis.finding import WORDS, Finding, Severity
 from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.record import WORDS, Finding, Severity
 from dynbench.config.schema import Analysis
 from dynbench.runs.phrase import render, texts
 

@@ -18,7 +18,7 @@ from dynbench.analysis.figures.charts import (
     handles,
     looks,
 )
-from dynbench.analysis.metrics import workers_of
+from dynbench.analysis.measures import workers_of
 from dynbench.analysis.record import COMPARISON_FILE, read_analysis
 from dynbench.errors import RecordError
 from dynbench.runs.json_record import read_json

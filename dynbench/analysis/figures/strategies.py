@@ -11,7 +11,6 @@ import numpy as np
 import polars as pl
 
 from dynbench.analysis.arms import unit_of
-from dynbench.analysis.buckets import EXPLAINS, bears_out, bucket_point, fit_buckets, size_of, sizes_differ
 from dynbench.analysis.figures.charts import (
     FAINT_INK,
     INK,
@@ -26,6 +25,7 @@ from dynbench.analysis.figures.charts import (
 )
 from dynbench.analysis.figures.steps import of_strategies
 from dynbench.analysis.figures.views import Arms, arm_figure, caption, means, work_rate
+from dynbench.analysis.links import EXPLAINS, bears_out, bucket_point, fit_buckets, size_of, sizes_differ
 from dynbench.analysis.run_facts import oversubscribed
 from dynbench.analysis.scaling import reference_of
 from dynbench.config.digest import flatten

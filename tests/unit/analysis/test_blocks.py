@@ -10,9 +10,9 @@ from compared import compare_arms
 from dynbench.analysis.arms import named_arms, seconds_per_unit
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.recovery import recovery
 from dynbench.analysis.steps import PHASES, block_times, number_blocks
 from dynbench.analysis.summary import summary_of
+from dynbench.analysis.waste import recovery
 from dynbench.config.schema import Analysis
 
 

@@ -10,10 +10,10 @@ import matplotlib
 import pytest
 from matplotlib.text import Text
 
-from dynbench.analysis.buckets import EXPLAINS, BucketPoint, bears_out, bucket_point, fit_buckets, nearest
 from dynbench.analysis.figures import charts
 from dynbench.analysis.figures.strategies import bucket_overhead
 from dynbench.analysis.figures.views import ArmView
+from dynbench.analysis.links import EXPLAINS, BucketPoint, bears_out, bucket_point, fit_buckets, nearest
 from dynbench.analysis.merge import merge_run
 from dynbench.runs.run import Run
 

@@ -18,10 +18,10 @@ from dynbench.analysis.checks import CHECKS, communication, comparisons, require
 from dynbench.analysis.checks import runs as checks_of_runs
 from dynbench.analysis.checks.evidence import Evidence, Finding, Seen, worded
 from dynbench.analysis.comparability import all_differences
-from dynbench.analysis.finding import WORDS
 from dynbench.analysis.levels import work_level
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.questions import QUESTIONS
+from dynbench.analysis.record import WORDS
 from dynbench.analysis.stats import relative_drift
 from dynbench.analysis.summary import summary_of
 from dynbench.config.schema import Analysis

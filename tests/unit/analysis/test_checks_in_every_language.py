@@ -18,8 +18,8 @@ from pydantic import TypeAdapter
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.checks import CHECKS, run_checks
 from dynbench.analysis.checks.evidence import Evidence, Finding
-from dynbench.analysis.finding import WORDS
 from dynbench.analysis.merge import MergedRun, merge_run
+from dynbench.analysis.record import WORDS
 from dynbench.config.schema import Analysis
 from dynbench.experiment.report_texts import finding_texts
 from dynbench.report import LANGUAGES, load_template

@@ -15,8 +15,8 @@ from dynbench.analysis.checks import run_checks
 from dynbench.analysis.checks.communication import exposed_two_ways
 from dynbench.analysis.checks.evidence import Evidence
 from dynbench.analysis.communication import against_null, sent_bytes
-from dynbench.analysis.finding import Finding
 from dynbench.analysis.merge import merge_run
+from dynbench.analysis.record import Finding
 from dynbench.analysis.selection import export_runs
 from dynbench.analysis.summary import summary_of
 from dynbench.config.schema import Analysis

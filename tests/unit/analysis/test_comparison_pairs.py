@@ -9,10 +9,9 @@ from scipy import stats
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.comparison import compare_candidates, compare_pairs
 from dynbench.analysis.comparison_tables import RANKING, held_jointly
-from dynbench.analysis.joint import arm_variances, holm, launch_table, of_two, p_value
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.question import TOKENS
-from dynbench.analysis.verdict import Verdict
+from dynbench.analysis.verdict import Verdict, arm_variances, holm, launch_table, of_two, p_value
 from dynbench.config.schema import Analysis
 from dynbench.table_text import in_english
 

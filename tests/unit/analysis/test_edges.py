@@ -6,9 +6,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dynbench.analysis.joint import p_value
 from dynbench.analysis.pace import _effective, _p_value
 from dynbench.analysis.steps import number_blocks
+from dynbench.analysis.verdict import p_value
 from dynbench.analysis.waste import ComputeFit, ComputeRows, fit_compute
 
 

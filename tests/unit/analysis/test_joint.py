@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 from scipy.special import stdtr
 
-from dynbench.analysis.joint import Spread, arm_variances, hold_jointly, holm, of_two, p_value
 from dynbench.analysis.stats import Ratio, paired_ratio
+from dynbench.analysis.verdict import Spread, arm_variances, hold_jointly, holm, of_two, p_value
 
 RNG_SEED = 9
 FAMILIES = 10_000

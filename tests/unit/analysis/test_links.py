@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynbench.analysis.links import (
-    SPEEDS_GBPS,
-    faster_gbps,
-    link_sentence,
-    over_link,
-    predicted_ms,
-    spans_text,
-)
+from dynbench.analysis.links import SPEEDS_GBPS, faster_gbps, link_sentence, over_link, predicted_ms, spans_text
 from dynbench.analysis.record import Span
 from dynbench.analysis.summary import summarise
 from dynbench.analysis.table_specs import TABLES

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.analysis.measures import MEASURES
-from dynbench.analysis.metrics import METRICS
+from dynbench.analysis.measures import MEASURES, METRICS
 from dynbench.analysis.results_csv import COLUMNS
 from dynbench.runs.run import Run
 
@@ -38,11 +37,11 @@ class Added:
 measures.SUBJECTS += (Added,)
 measures.MEASURES += tuple(measures_of(Added))
 
-from dynbench.analysis.metrics import FAMILIES, improvements
+from dynbench.analysis.measures import FAMILIES, improvements
 from dynbench.analysis.results_csv import over_launches
 from dynbench.analysis.results_csv import results_csv
 from dynbench.analysis.summary import summarise
-from dynbench.fields.tables import page
+from dynbench.fields.documents import page
 from dynbench.runs.run import Run
 
 runs = [Run(Path(folder)) for folder in sys.argv[1:]]

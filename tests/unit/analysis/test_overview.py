@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dynbench.analysis.comparison_tables import by_arm, of_metric, overview
 from dynbench.analysis.measure import Metric
-from dynbench.analysis.metrics import FAMILIES, METRICS, by_family
+from dynbench.analysis.measures import FAMILIES, METRICS, by_family
 from dynbench.analysis.question import Question
 from dynbench.analysis.questions import DEFAULT, QUESTIONS
 from dynbench.analysis.record import ComparisonRecord

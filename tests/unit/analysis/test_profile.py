@@ -12,9 +12,9 @@ import pytest
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.checks import run_checks
 from dynbench.analysis.checks.evidence import Evidence
-from dynbench.analysis.finding import Finding
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.profile import bottlenecks
+from dynbench.analysis.record import Finding
 from dynbench.analysis.summary import summarise
 from dynbench.analysis.table_specs import TABLES
 from dynbench.config.schema import Analysis

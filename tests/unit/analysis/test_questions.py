@@ -13,8 +13,8 @@ from dynbench.analysis.checks.evidence import Evidence
 from dynbench.analysis.comparability import all_differences
 from dynbench.analysis.figures import FIGURES
 from dynbench.analysis.levels import LEAST_TOLERANCE
+from dynbench.analysis.measures import METRICS
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.metrics import METRICS
 from dynbench.analysis.question import ALWAYS, NEVER, SAMPLES, within
 from dynbench.analysis.questions import DEFAULT, QUESTIONS, find_question, question_named, settings_differences
 from dynbench.analysis.verdict import Verdict

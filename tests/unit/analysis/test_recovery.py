@@ -11,8 +11,7 @@ from compared import compare_arms
 from dynbench.analysis.analyze import analyze_runs
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.recovery import recovery
-from dynbench.analysis.waste import relative_speeds
+from dynbench.analysis.waste import recovery, relative_speeds
 from dynbench.config.schema import Analysis
 
 SLOWED = ("launch.slowdown={1: 2.0}",)
@@ -66,7 +65,7 @@ def test_without_a_loss_no_share_is_stated(make_run, monkeypatch):
     assert "% of what static loses is recovered; the fitted bound on static's steps" in recovery([pair]).sentence(
         "static"
     )
-    monkeypatch.setattr("dynbench.analysis.recovery.LEAST_LOSS", 0.99)
+    monkeypatch.setattr("dynbench.analysis.waste.LEAST_LOSS", 0.99)
     assert recovery([pair]).share is None
     assert recovery([pair]).sentence("static").endswith("times as fast: next to nothing is lost")
 

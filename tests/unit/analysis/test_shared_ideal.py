@@ -9,8 +9,7 @@ import pytest
 from dynbench.analysis.analyze import analyze_runs
 from dynbench.analysis.arms import Arm, named_arms
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.recovery import share_ideal
-from dynbench.analysis.waste import PARTS, waste_of
+from dynbench.analysis.waste import PARTS, share_ideal, waste_of
 from dynbench.config.schema import Analysis
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore

@@ -6,8 +6,8 @@ import pytest
 
 from dynbench.analysis.comparison_tables import metric_tables
 from dynbench.analysis.measure import lookup
+from dynbench.analysis.measures import METRICS, improvement_percent, improvements, means
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.metrics import METRICS, improvement_percent, improvements, means
 from dynbench.analysis.summary import summarise, summary_of
 from dynbench.analysis.tables import summary_rows
 from dynbench.table_text import format_gain, format_value

@@ -13,8 +13,7 @@ from dynbench.analysis.figures import charts, draw_figure
 from dynbench.analysis.figures.steps import MOST_PANELS
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import MergedRun, merge_run
-from dynbench.analysis.recovery import share_ideal
-from dynbench.analysis.waste import PARTS, waste_of
+from dynbench.analysis.waste import PARTS, share_ideal, waste_of
 from dynbench.runs.run import Run
 
 Make = Callable[..., Run]

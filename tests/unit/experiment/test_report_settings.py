@@ -17,10 +17,9 @@ from dynbench.config.describe import all_keys
 from dynbench.config.digest import dump_config, flatten
 from dynbench.config.layers import load_config
 from dynbench.errors import UsageError
-from dynbench.experiment.memory_safety import Ends, guards
 from dynbench.experiment.offline_plans import plan_counts
 from dynbench.experiment.report_input import find_report_input, read_report_input
-from dynbench.experiment.report_settings import data_facts
+from dynbench.experiment.report_settings import Ends, data_facts, guards
 from dynbench.experiment.reporting import render_report
 from dynbench.plugins import DATASETS, WORKLOADS
 from dynbench.report import LANGUAGES, count, load_template, substitute
