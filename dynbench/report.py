@@ -255,8 +255,13 @@ class _Say:
 
     def __call__(self, name: str, **of: object) -> Markdown:
         """A block, with values of its own: `say("line", arm=arm)` of a block that others fill in."""
-        context = self._sentences.new_context({**self._names, **of})
-        return Markdown(unwrapped("".join(self._sentences.blocks[name](context))))
+        block = self._sentences.blocks.get(name)
+        if block is None:
+            raise UndefinedError(f"there is no block {name!r} of sentences")
+        try:
+            return Markdown(unwrapped("".join(block(self._sentences.new_context({**self._names, **of})))))
+        except (LookupError, TypeError, ValueError) as error:  # Jinja2 would take them for a missing attribute
+            raise UndefinedError(f"the block {name!r} of sentences cannot be filled in: {error}") from error
 
     __getitem__ = __call__
 
@@ -309,9 +314,11 @@ def _environment(language: str) -> Environment:
     @pass_context
     def shown(context: Context, value: object) -> object:
         text = context["missing"] if value is None else value
-        return quoted(text) if isinstance(text, str) and not isinstance(text, Markdown) else text
+        return text if isinstance(text, Markdown | int | float) else quoted(str(text))
 
-    def source(folder: str) -> str:
+    def source(folder: str) -> str | None:
+        if folder != SENTENCES:  # no other file of this machine
+            return None
         files = sorted((templates_dir() / folder).glob(f"*.{language}.md.j2"))
         return "".join(file.read_text(encoding="utf-8") for file in files)
 

@@ -1,7 +1,7 @@
 """The comparison of two arms: comparable at all, at which level, how much faster, and with what certainty.
 
 The candidates' comparisons with the baseline are one family of pairs, all other pairs a second one: their verdicts hold
-jointly among themselves (`joint`), and say nothing against those of the first.
+jointly among themselves (`verdict`), and say nothing against those of the first.
 """
 
 from __future__ import annotations

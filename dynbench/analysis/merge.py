@@ -60,7 +60,7 @@ class MergedRun:
         evaluations: step, loss, accuracy or perplexity, samples of every evaluation, in order of step.
         calls: when the collectives of every rank were under way, see `rank_files.read_calls`; None where that was not
             kept.
-        ideal_ms: what the work of its measured steps takes at least, as arms of the same work show (`recovery`);
+        ideal_ms: what the work of its measured steps takes at least, as arms of the same work show (`share_ideal`);
             None where no arms are compared, nan where they do not share the work.
     """
 

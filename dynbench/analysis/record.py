@@ -14,7 +14,7 @@ from dynbench.analysis.questions import DEFAULT
 from dynbench.analysis.verdict import Verdict
 from dynbench.runs.json_record import read_json
 from dynbench.runs.names import RunId
-from dynbench.runs.phrase import Phrase, PhraseRecord, recorded, translated
+from dynbench.runs.phrase import PhraseRecord, recorded, translated
 from dynbench.runs.records import SCHEMA_VERSION
 
 Severity = Literal["info", "warn", "fail"]
@@ -47,8 +47,11 @@ class Finding:
     def words(self, language: str) -> list[str]:
         """`seen`, `limit` and `hint` in a language."""
         ids = {name: ".".join(filter(None, (self.id, name, self.cases.get(name)))) for name in WORDS}
-        phrases = [Phrase(getattr(self, name), say, **self.values) for name, say in ids.items()]
-        return [translated(language, phrase.record()) for phrase in phrases]
+        values = recorded(self.values)
+        return [
+            translated(language, {"say": say, "text": getattr(self, name), "values": values})
+            for name, say in ids.items()
+        ]
 
     def as_dict(self) -> dict[str, object]:
         """An entry of `checks` on the page of fields."""

@@ -1,4 +1,4 @@
-"""The one engine of tables for people: columns over rows, in a language; and how numbers read in their cells.
+"""The one engine of tables for people: columns over rows, in a language.
 
 A table is data: a `Spec` of rows and columns. An analysis has its own in `table_specs`, reports have theirs in
 `experiment.report_tables`.

@@ -103,16 +103,20 @@ class Allocation:
     stack: str
 
 
-def watch(work: Callable[[], T], device: torch.device, snapshot: Path | None = None) -> tuple[T, Changes]:
+def watch(
+    work: Callable[[], T], device: torch.device, snapshot: Path | None = None, *, history: bool = True
+) -> tuple[T, Changes]:
     """What the work gives, and how memory changed meanwhile.
 
     Args:
         work: runs on the device.
         device: whose memory it is.
         snapshot: where to keep the memory history for https://pytorch.org/memory_viz; of CUDA only.
+        history: whether the single changes are wanted, for which CUDA's allocator has to record; of the CPU they come
+            anyway.
     """
     if device.type == "cuda":
-        return _watch_cuda(work, device, snapshot)
+        return _watch_cuda(work, device, snapshot, history)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         result = work()
     results: Any = watched.profiler.kineto_results
@@ -129,10 +133,17 @@ def changes_of(changes: Sequence[tuple[float, int]]) -> Changes:
     return Changes(int(held[-1]), int(held.max()), since, held)
 
 
-def _watch_cuda(work: Callable[[], T], device: torch.device, snapshot: Path | None) -> tuple[T, Changes]:
+def _watch_cuda(
+    work: Callable[[], T], device: torch.device, snapshot: Path | None, with_history: bool
+) -> tuple[T, Changes]:
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
+    if not with_history:
+        result = work()
+        torch.cuda.synchronize(device)
+        held, most = torch.cuda.memory_allocated(device) - before, torch.cuda.max_memory_allocated(device) - before
+        return result, Changes(held, most, np.zeros(1), np.zeros(1, dtype=np.int64))
     torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")
     try:
         result = work()

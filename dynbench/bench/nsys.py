@@ -160,6 +160,8 @@ def _answers(rows: Sequence[Row]) -> dict[str, object]:
     by = {(row.columns["phase"], row.columns["part"], row.columns["kernel"]): row for row in rows}
 
     def ms(phase: str, part: str, kernel: str = "") -> float:
+        if part in ("timer", "total"):  # every case has these; kinds and ranges may have no time
+            return by[phase, part, kernel].mean or 0.0
         row = by.get((phase, part, kernel))
         return 0.0 if row is None or row.mean is None else row.mean
 

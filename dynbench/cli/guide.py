@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
+from textwrap import indent
+from typing import ClassVar
 
 import click
 
@@ -11,6 +14,9 @@ from dynbench.cli.options import Settings, common_options
 from dynbench.cli.output import print_for_script, print_records
 
 FOLDER = Path(__file__).parents[1] / "guides"
+_GUIDE = re.compile(r"\[([^\]]*)\]\((\w+)\.md\)")
+_ELSEWHERE = re.compile(r"\[([^\]]*)\]\((?:\.\./)+([^)]*)\)")
+"""Links within the guides, and to what a package does not hold."""
 
 
 @click.command(epilog="\b\nExamples:\n  dynbench guide\n  dynbench guide verdicts\n")
@@ -42,10 +48,21 @@ def _title(path: Path) -> str:
 
 
 def _show(text: str) -> None:
+    """Laid out on a terminal, commands in whole lines to be pasted."""
     if not sys.stdout.isatty():
         click.echo(text, nl=False)
         return
-    from rich.console import Console
-    from rich.markdown import Markdown
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.markdown import CodeBlock, Markdown
+    from rich.text import Text
 
-    Console(width=min(100, Console().width)).print(Markdown(text, hyperlinks=False))
+    class Verbatim(CodeBlock):
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            yield Text(indent(f"{self.text}".rstrip(), "    "), "cyan", no_wrap=True, overflow="ignore")
+
+    class Guide(Markdown):
+        elements: ClassVar = {**Markdown.elements, "fence": Verbatim, "code_block": Verbatim}
+
+    text = _ELSEWHERE.sub(r"\1 (\2 in the repository)", _GUIDE.sub(r"\1 (dynbench guide \2)", text))
+    console = Console(width=min(100, Console().width), soft_wrap=False)
+    console.print(Guide(text), crop=False)

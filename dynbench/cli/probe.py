@@ -51,20 +51,20 @@ def command(settings: Settings, **naming: Unpack[Naming]) -> None:
     print_lines(*_next_lines(coming, config, run))
 
 
-def next_settings(config: Config, run: Run) -> dict[str, object]:
-    """What the training that is suggested sets beside the configuration of the probe's run.
+def asked_settings(config: Config) -> dict[str, object]:
+    """The schedule and the steps as they were asked for: the probe's run has them as they were decided for probing."""
+    asked: dict[str, object] = {f"schedule.{key}": value for key, value in config.schedule}
+    asked |= {"schedule.policy": config.schedule.policy_name, "train.lr_warmup_steps": config.train.lr_warmup_steps}
+    return asked if config.train.epochs is None else {**asked, "train.epochs": config.train.epochs}
 
-    The schedule and its steps are as they were asked for: the run has them as they were decided for probing.
-    """
+
+def next_settings(config: Config, run: Run) -> dict[str, object]:
+    """What the training that is suggested sets beside the configuration of the probe's run."""
     from dynbench.config.digest import changed
 
     policy = None if config.schedule.policy == "static" else config.schedule.policy
-    schedule = changed(config, {"schedule.mode": "dynamic", "schedule.policy": policy}).schedule
-    asked = {f"schedule.{key}": value for key, value in schedule}
-    asked |= {"schedule.policy": schedule.policy_name, "train.lr_warmup_steps": config.train.lr_warmup_steps}
-    if config.train.epochs is not None:
-        asked["train.epochs"] = config.train.epochs
-    return {**asked, "probe.run": run.label}
+    dynamic = changed(config, {"schedule.mode": "dynamic", "schedule.policy": policy})
+    return {**asked_settings(dynamic), "probe.run": run.label}
 
 
 def _next_lines(coming: NextTraining, config: Config, run: Run) -> Iterator[str]:
@@ -73,7 +73,7 @@ def _next_lines(coming: NextTraining, config: Config, run: Run) -> Iterator[str]
     if coming.stopped_by is not None:
         yield f"training with --global-batch {coming.global_batch} would stop: {coming.stopped_by}"
     if coming.instead is None:
-        again = next_command("probe", *setting_words("probe", run, {}), root=root)
+        again = next_command("probe", *setting_words("probe", run, asked_settings(config)), root=root)
         yield f"next     {again} with a larger --memory-limit or a smaller --max-length"
         return
     if coming.instead:

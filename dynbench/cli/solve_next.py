@@ -139,7 +139,8 @@ def _ranks(launch: Launch, ranks: int) -> dict[str, object]:
     chosen: dict[str, object] = {"launch.nproc": "auto", "launch.world_size": ranks, "launch.launcher": "auto"}
     if ranks <= _places(launch):
         chosen = {"launch.nproc": ranks, "launch.world_size": None}
-    return {**chosen, "launch.nnodes": 1, "launch.node_rank": 0}
+    alone = {"launch.nnodes": 1, "launch.node_rank": 0, "launch.rdzv_endpoint": None, "launch.rdzv_id": None}
+    return chosen | alone
 
 
 def _places(launch: Launch) -> int:

@@ -172,7 +172,7 @@ RULES = (
     Rule(
         " ".join(f"probe.{name}" for name in Probe.model_fields if name != "run"),
         "train",
-        lambda use: use.probes or use.config.probe.run not in (None, "off"),
+        lambda use: use.probes or use.config.probe.run == "auto",
         "no probe is made (probe.run=auto)",
     ),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import comb, isfinite
+from math import comb, inf
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +67,7 @@ class Solved:
         skipped: `arm` (null for a policy that no arm has), `policy` and `reason` of what could not be planned.
     """
 
-    run: str | None
+    run: str | None = None
     results: Sequence[Json] = ()
     cost_types: Sequence[Json] = ()
     reason: str | None = None
@@ -315,7 +315,7 @@ def plan_counts(workers: int | None, global_batch: int | None, buffer: int | Non
     count = comb(global_batch - 1, workers - 1)
     within = None if buffer is None else _within(workers, global_batch, buffer)
     fits = (count if within is None else within) <= REFERENCE_LIMIT
-    counted = int(within) if within is not None and isfinite(within) else None
+    counted = None if within is None or within == inf else int(within)
     return PlanCounts(workers, global_batch, buffer, count, counted, most, fits)
 
 

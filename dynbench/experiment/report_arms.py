@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -38,6 +39,7 @@ def arms_facts(
     source: ReportInput, solved: Solved | None, best: ComparisonRecord | None, template: Template
 ) -> dict[str, object]:
     """What sentences are about; `best` is the best arm."""
+    predicted = list(predictions(source, solved))
     return {
         "topics": {name: changes(source, name) for name in TOPICS},
         "losses": losses(source),
@@ -45,7 +47,8 @@ def arms_facts(
         "waterfall": waterfall(source, best),
         "waste_parts": {part: template.label(f"waste.{part}", WASTE[part]) for part in PARTS},
         "cost_types": least_tails(source, solved),
-        "predictions": list(predictions(source, solved)),
+        "predictions": predicted,
+        "explained": any(each.by == "plan" or each.item.bound_speedup for each in predicted),
     }
 
 
@@ -108,12 +111,14 @@ def losses(source: ReportInput) -> dict[str, object]:
     Returns:
         allowed: how far they may be, either way; None where they are to be equal.
         beyond: names of the arms that are farther.
+        unknown: names of those of which it is not known, as of a loss that is no number.
         in_a_step: by arm, the largest relative difference of a step, where that was compared.
     """
-    allowed, known = source.question.loss_drift, [one for one in source.comparisons if one.loss_drift is not None]
+    allowed, drifts = source.question.loss_drift, {one.candidate: one.loss_drift for one in source.comparisons}
     return {
         "allowed": allowed,
-        "beyond": [one.candidate for one in known if allowed is not None and abs(one.loss_drift or 0.0) > allowed],
+        "beyond": [name for name, drift in drifts.items() if drift is not None and abs(drift) > (allowed or math.inf)],
+        "unknown": [name for name, drift in drifts.items() if drift is None],
         "in_a_step": {one.candidate: text for one in source.comparisons if (text := loss_difference(one)) is not None},
     }
 

@@ -71,6 +71,7 @@ def _serve(spec: Mapping[str, Any], config: Config, replies: IO[str]) -> None:
             request = json.loads(line)
             with closing(TrialStep(config, workload, device, build=partial(build_strategy, config, device))) as split:
                 ms = split.split_price_ms(request["n"], request["length"], request["repeats"])
+            del split  # before the next request builds its own beside it
             _send(replies, {"ms": ms})
         return
     build = None

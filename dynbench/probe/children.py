@@ -162,7 +162,7 @@ class Children:
                 waiting.
         """
         replies: list[Reply | None] = [None] * self.world_size
-        pending = set(range(self.world_size))
+        pending = dict.fromkeys(range(self.world_size), b"")
         deadline = time.monotonic() + self.timeout_s
         with selectors.DefaultSelector() as selector:
             for rank, process in enumerate(self._processes):
@@ -170,11 +170,12 @@ class Children:
                 selector.register(process.stdout, selectors.EVENT_READ, rank)
             while pending and (left := deadline - time.monotonic()) > 0:
                 for key, _ in selector.select(timeout=left):
+                    rank, chunk = key.data, os.read(key.fd, 65536)
+                    pending[rank] += chunk
+                    if chunk and not chunk.endswith(b"\n"):  # a child may stop in the middle of a line
+                        continue
                     selector.unregister(key.fileobj)
-                    rank, stdout = key.data, self._processes[key.data].stdout
-                    assert stdout is not None
-                    pending.remove(rank)
-                    line = stdout.readline()  # a child writes whole lines, or ends
+                    line = pending.pop(rank)
                     if not line.endswith(b"\n"):
                         self.gone.append(rank)
                         if together:

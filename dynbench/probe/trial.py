@@ -216,14 +216,14 @@ class TrialStep:
 
     def step(self, n: int, length: int, most: bool = False) -> None:
         """Forward, backward and optimizer step of one micro-batch (see `shaped`); ends with the device idle."""
-        self._run(shaped_batch(self._workload, n, length, self.device, most))
-        self._replica.strategy.drain()
-        self._timer.clock.synchronise()
+        self._run(shaped_batch(self._workload, n, length, self.device, most), drain=True)
 
-    def _run(self, batch: MicroBatch, micro_batches: int = 1) -> None:
+    def _run(self, batch: MicroBatch, micro_batches: int = 1, *, drain: bool = False) -> None:
         """A step of so many micro-batches like this one."""
         self._replica.compute([batch] * micro_batches, lambda: 1 / (batch.weight * micro_batches))
         self._replica.update()
+        if drain:
+            self._replica.strategy.drain()
         self._timer.clock.synchronise()
         self._timer.take_phases()
         self._replica.strategy.wire.take()

@@ -20,7 +20,7 @@ __all__ = ["FIGURES", "OF_SOME", "draw_figure", "draw_figures"]
 
 log = logging.getLogger(__name__)
 
-for _module in ("timeline", "steps", "strategies", "compression", "plans", "bench"):  # in the order of reports
+for _module in ("timeline", "steps", "strategies", "compression", "plans", "bench"):
     import_module(f"{__name__}.{_module}")
 
 

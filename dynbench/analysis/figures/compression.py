@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dynbench.analysis.arms import unit_of
 from dynbench.analysis.evaluations import reached
 from dynbench.analysis.figures.charts import (
     FAINT_INK,
@@ -117,7 +118,7 @@ def compression_methods(arms: Arms) -> Drawing:
     """Bars of speed, communication's share of the time, and evaluation, an arm below the other."""
     measure = _perplexity_or_loss(arms)
     shown = {
-        "tokens_per_s": (work_rate(arms[0]), "real tokens per second", "compute"),
+        "units_per_s": (work_rate(arms[0]), str(unit_of(arms[0].runs[0]).rate), "compute"),
         "communication_share": ("comm_ratio", "communication, part of the time", "communication"),
         measure: (f"eval.{measure}", f"evaluation {measure}", "compute"),
     }

@@ -258,11 +258,17 @@ def _short(label: str) -> str:
 
 @figure("train", of_some=True)
 def epochs(arms: Arms) -> Drawing | None:
-    """Means over launches; what no arm was evaluated for has no panel; None where no arm was trained for epochs."""
+    """Means over launches, of epochs that all of them have; what no arm was evaluated for has no panel.
+
+    None where no arm was trained for epochs.
+    """
     found: list[tuple[str, Any]] = [(arm.label, each["epochs"]) for arm in arms for each in arm.summaries]
     rows = [{"arm": label, **row} for label, trained in found if trained is not None for row in trained["each"]]
     schema = {"arm": pl.String, "epoch": pl.Int64, **dict.fromkeys(EPOCHS, pl.Float64)}
-    table = pl.DataFrame(rows, schema).group_by("arm", "epoch", maintain_order=True).mean()
+    launches = pl.DataFrame({"arm": [label for label, _ in found]}).group_by("arm").len("launches")
+    by_epoch = pl.DataFrame(rows, schema).group_by("arm", "epoch", maintain_order=True)
+    table = by_epoch.agg(pl.all().mean(), pl.len().alias("found")).join(launches, "arm", maintain_order="left")
+    table = table.filter(pl.col("found") == pl.col("launches")).drop("found", "launches")
     drawn = table.with_columns(pl.col("eval_accuracy") * 100)
     panels = [
         Lines(rows=drawn, x="epoch", y=name, x_label="epoch", y_label=label, from_zero=name == "eval_accuracy")

@@ -201,7 +201,7 @@ def mixed_memory(rows: Rows) -> Result:
     if found := rows.where(quantity="peak").pivot(MODEL, phase=("forward", "step"), dtype=BOTH):
         ratios = [ratio(half, full, "p50") for _, _, full, half in found.values()]
         alike = all(abs(each - 1) <= 2 * CLOSE for each in ratios)
-        case = "little" if alike else "less" if max(ratios) < 1 else "more"
+        case = "little" if alike else "less" if min(ratios) < 1 - 2 * CLOSE else "more"
         lines = [[*shape, *(row.p50 for row in used)] for shape, used in found.items()]
         yield Statement("memory_mixed", found.rows, case, least=min(ratios), most=max(ratios), lines=lines)
 

@@ -313,6 +313,27 @@ def test_solve_suggests_as_many_ranks(results: Path, monkeypatch: pytest.MonkeyP
     assert (resolved.world_size, resolved.config.launch.launcher) == (3, "torchrun" if real else "virtual")
 
 
+def test_solve_suggests_one_node_without_the_meeting_point_of_several() -> None:
+    several = ["launch.nnodes=2", "launch.nproc=2", "launch.rdzv_endpoint=host0:29500", "launch.rdzv_id=7"]
+    launch = load_config(None, several).launch
+    wanted = changed(Config(), solve_next._ranks(launch, 2)).launch
+    assert (wanted.nnodes, wanted.rdzv_endpoint, wanted.rdzv_id) == (1, None, None)
+
+
+def test_what_does_not_fit_is_probed_again_as_it_was_asked_for(results: Path) -> None:
+    asked = load_config(None, ["train.epochs=3", "train.lr_warmup_steps=5", "schedule.policy=window"])
+    store = RunStore(results)
+    run = store.create("probe", "probe", name="p")
+    decided = resolve(prober._to_be_probed(asked), Machine(cores=2, gpus=0, bf16=False), store).config
+    write_text(run.config_file, dump_config(decided))
+
+    lines = list(probe._next_lines(NextTraining(64, 110, "too little memory", None, split_fits=False), asked, run))
+
+    again = parsed(lines[-1].removeprefix("next     ").partition(" with a larger")[0]).config()
+    assert (again.train.epochs, again.train.lr_warmup_steps) == (3, 5)
+    assert again.schedule == asked.schedule
+
+
 @pytest.mark.parametrize("own", [[], ["--set", "workload.dropout=0.1"]])
 def test_solve_suggests_what_its_probe_was_made_with(results: Path, capsys: Output, own: list[str]) -> None:
     """Longer samples, another model or slower ranks than were probed are refused by `train`."""
