@@ -57,7 +57,9 @@ class Phrase(str):
         """A phrase from its record; values that are phrases stay records."""
         values = record.get("values")
         known = values if isinstance(values, dict) else {}
-        return cls(str(record.get("text", "")), str(record.get("say", "")), **known)
+        phrase = cls(str(record.get("text", "")), str(record.get("say", "")))
+        phrase.values = known  # whatever their names are
+        return phrase
 
     def record(self) -> PhraseRecord:
         """What a JSON file keeps of it."""
