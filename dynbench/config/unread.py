@@ -172,7 +172,8 @@ RULES = (
     Rule(
         " ".join(f"probe.{name}" for name in Probe.model_fields if name != "run"),
         "train",
-        lambda use: use.probes or use.config.probe.run == "auto",
+        # A named probe was made with them: `-c` of its run's configuration gives them again.
+        lambda use: use.probes or use.config.probe.run not in (None, "off"),
         "no probe is made (probe.run=auto)",
     ),
 )

@@ -182,8 +182,10 @@ def _partial_summarised(made: Sequence[Run] = ()) -> Iterator[None]:
 
 def _result(run: Run, figures: bool) -> TrainingResult:
     """Summarised here, unless another node's launcher does it."""
-    if run.record().pid != os.getpid():
-        return TrainingResult(run, None)
+    return _finished(run, figures) if run.record().pid == os.getpid() else TrainingResult(run, None)
+
+
+def _finished(run: Run, figures: bool) -> TrainingResult:
     try:
         with named(run):
             from dynbench.analysis.merge import merge_run  # and polars, for which no rank has to wait

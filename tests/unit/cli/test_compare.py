@@ -40,7 +40,7 @@ def test_dry_run_shows_launches_and_settings_and_touches_nothing(
 
 def test_what_no_arm_reads_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for_some = ["--set", "schedule.solver=greedy", "--set", "schedule.cost_type=attention"]
-    for_none = ["--set", "schedule.replan_steps=16", "--set", "launch.rdzv_id=q", "--set", "analysis.confidence=0.9"]
+    for_none = ["--set", "schedule.replan_steps=16", "--set", "compress.ratio=0.5", "--set", "analysis.confidence=0.9"]
     dry = ["compare", "--dry-run", "--json", "--results", str(tmp_path / "results")]
 
     assert main([*dry, *for_some]) == 0
@@ -49,7 +49,7 @@ def test_what_no_arm_reads_is_said_once(tmp_path: Path, capsys: pytest.CaptureFi
 
     printed = capsys.readouterr()
     warnings = json.loads(printed.out)["warnings"]
-    assert [line.partition(":")[0] for line in warnings] == ["schedule.replan_steps", "launch.rdzv_id"]
+    assert [line.partition(":")[0] for line in warnings] == ["compress.ratio", "schedule.replan_steps"]
     assert printed.err.splitlines() == [f"warning: {line}" for line in warnings]
 
 

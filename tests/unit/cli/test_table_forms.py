@@ -20,7 +20,9 @@ from dynbench.bench import bench_run
 from dynbench.cli import console, output
 from dynbench.cli.main import COMMANDS, load_command, main
 from dynbench.cli.options import Settings, common_options, table_option
+from dynbench.config.digest import dump_config
 from dynbench.config.recipes import list_recipes
+from dynbench.config.schema import Config
 from dynbench.engine.launching import toy_ranks
 from dynbench.experiment import training
 from dynbench.experiment.cells import Cell
@@ -28,7 +30,7 @@ from dynbench.experiment.training import NextTraining
 from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES
 from dynbench.probe import prober
 from dynbench.runs import probe_record
-from dynbench.runs.atomic import write_json
+from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.store import RunStore
 from dynbench.table_text import csv_text, pipes
 
@@ -80,6 +82,7 @@ class Said:
 def probed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A probe of one rank that found a limit at one length and none at the other; a benchmark without a launch."""
     run = RunStore(tmp_path / "probes").create("probe", "probe")
+    write_text(run.config_file, dump_config(Config()))
     capacity = [
         SimpleNamespace(
             rank=0, length=32, max_batch=123456, tested_ok=123456, tested_fail=130000, peak_mem_mb=1234.5678
