@@ -93,7 +93,7 @@ def test_evaluations_stand_at_their_time_and_bytes(make_run: Make) -> None:
 @pytest.mark.slow
 def test_bars_span_the_launches(make_run: Make) -> None:
     table = drawn("compression_methods", compressed_arms(make_run)).table
-    assert set(table["quantity"]) == {"tokens_per_s", "communication_share", "perplexity"}
+    assert set(table["quantity"]) == {"units_per_s", "communication_share", "perplexity"}
     assert (table["least"] <= table["mean"]).all() and (table["mean"] <= table["most"]).all()
     shares = table.filter(quantity="communication_share").sort("mean")
     assert shares["arm"].to_list() == ["fp8", "none"] and shares["mean"][1] < 1

@@ -17,9 +17,9 @@ from dynbench.runs.run import Run
 ADDING = '''\
 """As if the class stood in measures.py."""
 import json, sys
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
-from dynbench.analysis import measures
-from dynbench.analysis.measure import measure, measures_of, shown
+from dynbench.analysis.measure import measure, shown
 
 
 class Added:
@@ -34,8 +34,13 @@ class Added:
     """Twice the mean step time."""
 
 
-measures.SUBJECTS += (Added,)
-measures.MEASURES += tuple(measures_of(Added))
+spec = find_spec("dynbench.analysis.measures")
+module = sys.modules[spec.name] = module_from_spec(spec)
+module.Added = Added
+source = Path(spec.origin).read_text(encoding="utf-8")
+declared = source.replace("Quality, Explained)", "Quality, Explained, Added)")
+assert declared != source
+exec(compile(declared, spec.origin, "exec"), vars(module))
 
 from dynbench.analysis.measures import FAMILIES, improvements
 from dynbench.analysis.results_csv import over_launches
