@@ -15,7 +15,7 @@ from dynbench.analysis.table_specs import tables_of
 from dynbench.analysis.tables import Rows, summary_rows
 from dynbench.analysis.verdict import Verdict
 from dynbench.runs.atomic import write_text
-from dynbench.table_text import Table, format_interval, format_ratio, pipes
+from dynbench.table_text import Table, format_interval, format_ratio, pipes, quoted
 
 LEGEND = (
     "Warm-up left out. A step lasts the maximum over ranks; throughput is the ratio of totals over the run's time, the "
@@ -110,11 +110,13 @@ def summary_markdown(report: Report) -> str:
     first = overview_table(report)
     pairs = [pair.pair_record() for pair in report.pairs]
     ranked = RANKING.table(pairs)
-    verdicts = [f"**{item.verdict}** ({item.level}): {item.reason}.{_recovered(item)}" for item in report.comparisons]
+    verdicts = [
+        f"**{item.verdict}** ({item.level}): {quoted(item.reason)}.{_recovered(item)}" for item in report.comparisons
+    ]
     gains = "; gains of times and rates are geometric means over pairs" if report.comparisons else ""
     return "\n\n".join(
         [
-            f"# {' against '.join(arm.label for arm in report.arms)}",
+            f"# {quoted(' against '.join(arm.label for arm in report.arms))}",
             *([first.markdown()] if first else []),
             *verdicts,
             *(table.markdown() for table in (*metrics(report), *further_tables(report))),
@@ -182,7 +184,7 @@ def write_page(merged: MergedRun, summary: Mapping[str, object], findings: Seque
     facts = merged.facts
     data = read_data(facts.env, facts.config.workload.max_length).lines()
     parts = [
-        f"# {merged.label}",
+        f"# {quoted(merged.label)}",
         *(each.markdown() for each in metric_tables({merged.label: summary}, {})),
         *(each.markdown() for each in tables_of({merged.label: [summary]}).values()),
         LEGEND,

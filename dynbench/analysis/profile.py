@@ -14,7 +14,7 @@ from dynbench.analysis.measure import Launches, Summaries, ratio, total
 from dynbench.analysis.merge import MergedRun
 from dynbench.errors import RecordError
 from dynbench.runs.json_record import read_json
-from dynbench.runs.records import BY_ITSELF, COMMUNICATION, COMPUTE, PROFILE_SCHEMA_VERSION, RankProfile
+from dynbench.runs.records import COMMUNICATION, COMPUTE, PROFILE_SCHEMA_VERSION, RankProfile
 from dynbench.units import Unit
 
 log = logging.getLogger(__name__)
@@ -140,7 +140,6 @@ class Bottleneck:
         share: of the step, by the profiler.
         wire_share: the same as the wire timed it; None where it did not.
         of_phase: of each phase that has some; of records without the times of phases, none.
-        largest: the operation that takes most, and its part of the step; None where there is none.
         compute_share: of the step, in which something was computed, beside communication too.
     """
 
@@ -149,13 +148,7 @@ class Bottleneck:
     share: float
     wire_share: float | None
     of_phase: Mapping[str, float]
-    largest: tuple[str, float] | None
     compute_share: float
-
-    @property
-    def of_backward(self) -> float | None:
-        """Of the backward pass; None where the times of phases are not known."""
-        return self.of_phase.get("backward", 0.0) if self.of_phase or not self.share else None
 
     @property
     def is_communication(self) -> bool:
@@ -177,10 +170,6 @@ def _bottleneck(name: str, profiles: Sequence[Profile]) -> Bottleneck:
     told = [found for one in profiles if (found := one.get("phase_ms"))]
     whole = {phase: fmean(each[phase] for each in told) for phase in (told[0] if told else ())}
     sent = {row["phase"]: row["ms"] for row in rows if row["operation"] == COMMUNICATION}
-    shares: dict[str, float] = {}
-    for row in rows:
-        if row["operation"] not in (COMPUTE, COMMUNICATION, BY_ITSELF):
-            shares[row["operation"]] = shares.get(row["operation"], 0.0) + row["share"]
     wire = [value for one in profiles if (value := one.get("wire_comm_share")) is not None]
     return Bottleneck(
         arm=name,
@@ -188,6 +177,5 @@ def _bottleneck(name: str, profiles: Sequence[Profile]) -> Bottleneck:
         share=fmean(profile["comm_share"] for profile in profiles),
         wire_share=fmean(wire) if wire else None,
         of_phase={phase: sent[phase] / whole[phase] for phase in PHASES if sent.get(phase) and whole.get(phase)},
-        largest=max(shares.items(), key=lambda item: item[1], default=None),
         compute_share=sum(row["share"] for row in rows if row["operation"] == COMPUTE),
     )

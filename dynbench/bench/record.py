@@ -34,7 +34,7 @@ class _StoredRow(Row):
     """A row as it is read: numbers are finite, and a null in a column is a number that was none."""
 
     __pydantic_config__ = ConfigDict(allow_inf_nan=False)
-    columns: Mapping[str, Cell | None] = field(default_factory=dict)  # type: ignore[assignment]
+    columns: Mapping[str, Cell | None] = field(default_factory=dict)  # type: ignore[assignment]  # wider: null
 
 
 _ROWS: TypeAdapter[list[_StoredRow]] = TypeAdapter(Annotated[list[_StoredRow], Field(min_length=1)])

@@ -123,6 +123,9 @@ def memory(*, step: float = 40.0, saved: float = 20.0, half: float = 1.0, measur
     return found
 
 
+HALF_AT_64 = [one for half, context in ((0.5, "64"), (1.02, "128")) for one in memory(half=half) if one.case == context]
+
+
 def optimizer(
     *, shard: float = 4.0, step: float = 9.0, sent: float = 15.0, total: float = 8.0, peak: float = 8.0
 ) -> list[Row]:
@@ -309,6 +312,7 @@ CASES: list[tuple[str, dict[str, Sequence[Row]], str, dict[str, Sequence[Row]], 
     ("1.5a", {}, "memory_phases.apart", {"memory": memory(step=20.1)}, "memory_phases.alike"),
     ("1.5c", {}, "memory_mixed.little", {"memory": memory(half=0.5)}, "memory_mixed.less"),
     ("1.5c", {}, "memory_mixed.little", {"memory": memory(half=1.5)}, "memory_mixed.more"),
+    ("1.5c", {}, "memory_mixed.little", {"memory": HALF_AT_64}, "memory_mixed.less"),
     ("1.5d", {}, "residual.holds", {"memory": memory(measured=2.0)}, "residual.off"),
     ("5.2a", {}, "sharded_state.share", {"optimizer": optimizer(shard=8.0)}, "sharded_state.other"),
     ("5.2a", {}, "sharded_total.less", {"optimizer": optimizer(total=9.0)}, "sharded_total.some"),

@@ -158,7 +158,7 @@ def test_a_bottleneck_is_what_takes_more_of_the_step(
 ) -> None:
     found = subject(tmp_path, ("ddp",), ddp={"profile": profile(comm, compute)})
     (one,) = bottlenecks(found.launches)
-    assert (one.share, one.of_backward, one.is_communication) == (comm, pytest.approx(comm / 0.8), is_communication)
+    assert (one.share, one.is_communication) == (comm, is_communication)
     profiled = report_communication.communication_facts(found)["profiled"]
     bound = {"communication": ["ddp"], "computing": []}
     assert profiled == (bound if is_communication else dict(zip(bound, reversed(bound.values()), strict=True)))
