@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import polars as pl
@@ -140,7 +140,7 @@ class MergedRun:
 
     def measured_rows(self, side: str = "workers") -> pl.LazyFrame:
         """Those of a side in measured steps."""
-        return self.side_rows(side).join(self.measured.lazy().select("step"), on="step", how="semi")
+        return self.side_rows(side).filter(pl.col("step").is_in(self.measured["step"].implode()))
 
     def columns(self) -> list[str]:
         """Names of the merged rows' columns."""
@@ -241,7 +241,9 @@ def _write_merged(run: Run, rows: pl.DataFrame, steps: pl.DataFrame, servers: in
             )
         )
     )
-    _write_whole(run.path / PARQUET, merged.sink_parquet)
+    _write_whole(
+        run.path / PARQUET, partial(merged.sink_parquet, compression_level=1)
+    )  # a tenth larger, in half the time
     if csv:
         _write_whole(run.path / CSV, merged.sink_csv)
     else:

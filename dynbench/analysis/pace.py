@@ -200,16 +200,14 @@ def slow_ranks(runs: Sequence[MergedRun]) -> Iterator[SlowRank]:
 
 
 def _by_step(merged: MergedRun) -> tuple[list[int], dict[str, FloatArray]]:
-    """The workers that have rows, and columns of the measured steps' rows, each of shape [steps, workers]."""
-    rows = (
-        merged.measured_rows()
-        .select("step", "worker", *(pl.col(name).cast(pl.Float64) for name in _COLUMNS))
-        .sort("step", "worker")
-        .collect()
-    )
-    shape = merged.measured.height, -1
+    """The workers that have rows, and columns of the measured steps' rows, each of shape [steps, workers].
+
+    The merged rows stand worker by worker, each in order of step, and a complete step has a row of every worker.
+    """
+    rows = merged.measured_rows().select("worker", *(pl.col(name).cast(pl.Float64) for name in _COLUMNS)).collect()
+    shape = -1, merged.measured.height
     workers = rows["worker"].unique().sort().to_list()
-    return workers, {name: rows[name].to_numpy().reshape(shape) if workers else np.empty((0, 0)) for name in _COLUMNS}
+    return workers, {name: rows[name].to_numpy().reshape(shape).T if workers else np.empty((0, 0)) for name in _COLUMNS}
 
 
 def _slowest(columns: Mapping[str, FloatArray]) -> FloatArray:
@@ -239,8 +237,8 @@ def _effective(series: FloatArray) -> float:
     if not series.size:
         return 0.0
     deviations = series - series.mean()
-    variance = float(deviations @ deviations)
-    correlation = float(deviations[1:] @ deviations[:-1]) / variance if variance > 0 else 0.0
+    variance = float((deviations * deviations).sum())
+    correlation = float((deviations[1:] * deviations[:-1]).sum()) / variance if variance > 0 else 0.0
     correlation = min(max(correlation, 0.0), 0.99)
     return len(series) * (1 - correlation) / (1 + correlation)
 

@@ -165,6 +165,9 @@ def ms_per_kilotoken(waste: Mapping[str, object], time_ms: float, real_tokens: f
 
 FloatArray = NDArray[np.float64]
 
+_BLOCK = 2**13
+"""Rows that are decomposed at once."""
+
 SPEEDS = "speeds.csv"
 """Estimates of a run with `schedule.speeds=auto`, in its folder: step, rank, speed."""
 
@@ -224,12 +227,7 @@ def compute_rows(run: MergedRun, speeds: FloatArray) -> ComputeRows:
         run: the run.
         speeds: relative speeds of the workers, shape [G].
     """
-    rows = (
-        run.worker_rows()
-        .join(run.measured.lazy().select("step"), on="step", how="semi")
-        .select("worker", *(pl.col(name).cast(pl.Float64) for name in _COLUMNS))
-        .collect()
-    )
+    rows = run.measured_rows().select("worker", *(pl.col(name).cast(pl.Float64) for name in _COLUMNS)).collect()
     workers = rows["worker"].to_numpy()
     return ComputeRows(speeds[np.unique(workers)], speeds[workers], *(rows[name].to_numpy() for name in _COLUMNS))
 
@@ -243,21 +241,31 @@ def fit_compute(rows: ComputeRows) -> ComputeFit | None:
     """
     from scipy.optimize import nnls
 
-    work = np.stack([rows.micro_batches, rows.padded_tokens, rows.padded_tokens2], axis=1)
     if not rows.with_squares:
         return None
-    terms = work.shape[1]
-    scale = np.maximum(work.max(axis=0), 1.0)
-    if rows.unpadded and np.linalg.matrix_rank(work / scale) < terms:
+    columns = rows.micro_batches, rows.padded_tokens, rows.padded_tokens2
+    scale = np.array([max(float(column.max()), 1.0) for column in columns])
+    triangle = _triangle([*columns, rows.compute_ms * rows.speed], np.append(scale, 1.0))
+    terms, rounding = len(columns), len(rows.compute_ms) * np.finfo(np.float64).eps
+    if rows.unpadded and np.linalg.matrix_rank(triangle[:, :terms], rtol=rounding) < terms:
         terms = 2  # samples of one length, which real tokens alone tell as well
-    design = work[:, :terms] / scale[:terms]
-    if np.linalg.matrix_rank(design) < terms:
+    if np.linalg.matrix_rank(triangle[:, :terms], rtol=rounding) < terms:
         return None
-    # The triangle of the QR decomposition has the same solution, however many the rows.
-    orthogonal, triangle = np.linalg.qr(design)
-    found, _ = nnls(triangle, orthogonal.T @ (rows.compute_ms * rows.speed))
+    found, _ = nnls(triangle[:, :terms], triangle[:, -1])
     alpha, beta, gamma = np.append(found / scale[:terms], 0.0)[:3]
     return ComputeFit(float(alpha), float(beta), float(gamma)) if beta + gamma > 0 else None
+
+
+def _triangle(columns: Sequence[FloatArray], scale: FloatArray) -> FloatArray:
+    """The triangle of the QR decomposition of the columns over their scale, block by block, however many the rows.
+
+    Least squares of any of the columns on others have the same solution over it as over all rows.
+    """
+    triangle = np.empty((0, len(columns)))
+    for start in range(0, len(columns[0]), _BLOCK):
+        block = np.stack([column[start : start + _BLOCK] for column in columns], axis=1) / scale
+        triangle = np.linalg.qr(np.vstack([triangle, block]), mode="r")
+    return triangle
 
 
 def relative_speeds(*runs: MergedRun) -> FloatArray:

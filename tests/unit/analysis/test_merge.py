@@ -158,7 +158,7 @@ def test_extra_columns_are_carried(make_run):
 def test_a_full_disk_is_told_as_what_it_is(make_run, monkeypatch):
     """polars may say of a full disk that its own file is wrong."""
 
-    def sink(self, path):
+    def sink(self, path, **_):
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, limit[1]))
         stack.callback(resource.setrlimit, resource.RLIMIT_FSIZE, limit)
@@ -169,6 +169,6 @@ def test_a_full_disk_is_told_as_what_it_is(make_run, monkeypatch):
     with ExitStack() as stack, pytest.raises(OSError, match="File too large") as caught:
         merge_run(run)
     assert isinstance(told(caught.value), StorageError) and "merged_metrics.parquet" in str(caught.value)
-    monkeypatch.setattr(pl.LazyFrame, "sink_parquet", lambda self, path: pl.DataFrame().select("no such column"))
+    monkeypatch.setattr(pl.LazyFrame, "sink_parquet", lambda self, path, **_: pl.DataFrame().select("no such column"))
     with pytest.raises(pl.exceptions.PolarsError):
         merge_run(run)
