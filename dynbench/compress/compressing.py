@@ -15,7 +15,7 @@ from dynbench.clock import Clock, HostClock
 from dynbench.compress.base import Compressor
 from dynbench.compress.feedback import ERROR_COLUMNS, Error, Residuals, exact_mean
 from dynbench.plugins import options_of
-from dynbench.plugins.compressor_options import CompressionOptions
+from dynbench.plugins.compressors import CompressionOptions
 from dynbench.runs.columns import COMPRESSES, Column
 from dynbench.units import mb
 from dynbench.wire.channel import Channel

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dynbench.compress.message import Part
 from dynbench.errors import RecordError
 from dynbench.runs.columns import GRAD_MAX_ERROR, GRAD_REL_ERROR, Column
 from dynbench.wire.channel import Channel
+from dynbench.wire.segment import Part
 
 ERROR_COLUMNS: tuple[Column, ...] = (
     GRAD_REL_ERROR,

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from dynbench.compress.compressing import Compressing, State, asked_feedback, average
 from dynbench.compress.feedback import settle
-from dynbench.compress.message import Part, cut
 from dynbench.plugins import options_of
-from dynbench.plugins.compressor_options import GradiVeqOptions
+from dynbench.plugins.compressors import GradiVeqOptions
 from dynbench.wire.channel import Channel
-from dynbench.wire.segment import Segment
+from dynbench.wire.segment import Part, Segment, cut
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Compress

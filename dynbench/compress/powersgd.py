@@ -12,11 +12,10 @@ from torch import Tensor
 from dynbench.compress.base import normal, seed_of
 from dynbench.compress.compressing import Compressing, State, asked_feedback, average
 from dynbench.compress.feedback import settle
-from dynbench.compress.message import cut
 from dynbench.plugins import options_of
-from dynbench.plugins.compressor_options import PowerSgdOptions
+from dynbench.plugins.compressors import PowerSgdOptions
 from dynbench.wire.channel import Channel
-from dynbench.wire.segment import Segment
+from dynbench.wire.segment import Segment, cut
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Compress

@@ -13,11 +13,10 @@ from dynbench.compress.base import seed_of, share_of
 from dynbench.compress.codec import CHUNK
 from dynbench.compress.compressing import Compressing, asked_feedback, average
 from dynbench.compress.feedback import settle
-from dynbench.compress.message import Part, cut
 from dynbench.plugins import options_of
-from dynbench.plugins.compressor_options import SketchOptions
+from dynbench.plugins.compressors import SketchOptions
 from dynbench.wire.channel import Channel
-from dynbench.wire.segment import Segment
+from dynbench.wire.segment import Part, Segment, cut
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Compress

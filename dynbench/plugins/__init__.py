@@ -23,8 +23,7 @@ from dynbench.plugins.benchmarks import BENCHMARKS, BenchmarkEntry
 from dynbench.plugins.compressors import COMPRESSORS, CompressorEntry
 from dynbench.plugins.datasets import DATASETS, DatasetEntry
 from dynbench.plugins.policies import POLICIES, PolicyEntry
-from dynbench.plugins.registry import Entry, Registry
-from dynbench.plugins.section import Section, options_of
+from dynbench.plugins.registry import Entry, Registry, Section, options_of
 from dynbench.plugins.strategies import STRATEGIES, StrategyEntry
 from dynbench.plugins.workloads import WORKLOADS, WorkloadEntry
 

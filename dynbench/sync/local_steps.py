@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.futures import Future
 from torch.optim import Optimizer
 
@@ -22,7 +23,7 @@ from dynbench.plugins import options_of
 from dynbench.plugins.strategies import DilocoOptions, LocalOptions
 from dynbench.runs.columns import Column
 from dynbench.sync.base import Stepper, Strategy
-from dynbench.sync.one_model import flat_like, share_model, trained_parameters, view_like
+from dynbench.sync.shared_model import flat_like, share_model, trained_parameters, view_like
 from dynbench.wire.base import Wire
 from dynbench.wire.segment import Segment, lay_out
 
@@ -283,3 +284,30 @@ class Diloco(LocalSteps):
 def _by_kind(named: Named) -> list[Named]:
     kinds = dict.fromkeys(parameter.dtype for _, parameter in named)
     return [[each for each in named if each[1].dtype == kind] for kind in kinds]
+
+
+class LocalSgdTorch(LocalSteps):
+    """Ranks that step apart, with a PeriodicModelAverager, whose all-reduces go past the wire and are not counted.
+
+    It averages after the first step, and then every `sync.inner_steps`.
+    """
+
+    def _wrapped(self, model: nn.Module) -> nn.Module:
+        self._averager = PeriodicModelAverager(period=self._every, process_group=self.wire.group)
+        return super()._wrapped(model)
+
+    def step(self, optimizer: Optimizer, precision: Stepper) -> None:
+        """The inner step, and the mean where it is due."""
+        precision.step(optimizer)
+        meets = self._averager.step % self._every == 0
+        for fragment in self._fragments:
+            for _, parameter in fragment.named:
+                if parameter.grad is None:  # torch leaves it out, on this rank alone
+                    parameter.grad = torch.zeros_like(parameter)
+        with self.waiting():
+            self._averager.average_parameters(self.model.parameters())
+        self._met = sum(fragment.size for fragment in self._fragments) if meets else 0
+        if meets:
+            self._has_met = True
+            for fragment in self._fragments:
+                fragment.anchor = fragment.now()

@@ -12,12 +12,8 @@ from dynbench.plugins import options_of
 from dynbench.plugins.strategies import BucketOptions
 from dynbench.runs.columns import Column
 from dynbench.sync.base import Strategy
-from dynbench.sync.bucketed import BucketedDDP
-from dynbench.sync.flat import FlatDDP, Named
-from dynbench.sync.in_order import StepTimes
-from dynbench.sync.naive import NaiveDDP
-from dynbench.sync.overlap import OverlapDDP
-from dynbench.sync.synchronised import SynchronisedModule
+from dynbench.sync.in_order import BucketedDDP, OverlapDDP, StepTimes
+from dynbench.sync.synchronised import FlatDDP, NaiveDDP, Named, SynchronisedModule
 from dynbench.wire.base import Wire
 
 

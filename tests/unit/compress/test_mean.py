@@ -104,7 +104,7 @@ class Forgets(TopK):
 
 
 def test_feedback_that_loses_something_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynbench.compress.topk.TopK", Forgets)
+    monkeypatch.setattr("dynbench.compress.sparse.TopK", Forgets)
     with pytest.raises(AssertionError, match="is lost"):
         judge_telescoping("topk error_feedback=true", 2, shards=False)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dynbench.schedule.asked import known_policies, whole_lengths
+from dynbench.sampler import known_policies, whole_lengths
 
 
 @pytest.mark.parametrize("given", [[3, 1, 2], (3, 1, 2), np.array([3, 1, 2], dtype=np.uint8)])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dynbench.report import LANGUAGES, load_template
-from dynbench.schedule.bounds import batch_bound
 from dynbench.schedule.cost import CostModel
+from dynbench.schedule.evaluate import batch_bound
 
 TOKENS = "max( Σ_i l_i / Σ_g v_g ,  max_i l_i / max_g v_g )"
 MEASURED = "max( ( G·α + (m − G)·φ + Σ_i (β·l_i + γ·l_i^2) ) / Σ_g v_g ,  ( α + β·l_max + γ·l_max^2 ) / max_g v_g )"

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynbench.schedule.bounds import batch_bound, packed_bound, step_bound
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.evaluate import step_costs
+from dynbench.schedule.evaluate import batch_bound, packed_bound, step_bound, step_costs
 from dynbench.schedule.plan import StepPlan
 from dynbench.schedule.policy import Problem
 

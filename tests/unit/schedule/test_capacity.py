@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from dynbench.errors import UsageError
 from dynbench.plugins import POLICIES
 from dynbench.schedule.capacity import UNLIMITED, Capacity, PackedCapacity, capacity_of
-from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import Problem, policy_class
+from dynbench.schedule.policy import Planner, Problem, policy_class
 
 TABLE = [(128, 4), (32, 16), (64, 8)]
 

@@ -8,7 +8,7 @@ import pytest
 
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.greedy_gap import compare_cost_types
+from dynbench.schedule.measure import compare_cost_types
 from dynbench.schedule.policy import Problem, make_policy
 
 COSTS = {

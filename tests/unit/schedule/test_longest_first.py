@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dynbench.schedule.longest_first import deal_longest_first, deal_to_first_finish
+from dynbench.schedule.balancing import deal_longest_first, deal_to_first_finish
 
 
 def test_each_job_goes_to_the_least_loaded_rank():

@@ -8,10 +8,10 @@ from plan_rules import judge_plan
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.schedule.accumulation import SortedStep
+from dynbench.schedule.balancing import deal_longest_first, deal_to_first_finish
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_facts
-from dynbench.schedule.longest_first import deal_longest_first, deal_to_first_finish
 from dynbench.schedule.micro_batches import WORTH, MicroBatchPlanner
 from dynbench.schedule.partition import Partition
 from dynbench.schedule.policy import Problem

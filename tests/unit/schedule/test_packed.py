@@ -15,12 +15,10 @@ from plan_rules import PlanError, judge_plan
 from dynbench.errors import BatchTooLarge, NothingFits, UsageError
 from dynbench.plugins import POLICIES
 from dynbench.plugins.policies import LAYOUTS, plan_name, plan_names, plan_of
-from dynbench.schedule.bounds import packed_bound
+from dynbench.schedule.balancing import Search, Work, exchanged
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.evaluate import largest_fitting, step_costs, step_facts
-from dynbench.schedule.packed_deal import Search, Work
-from dynbench.schedule.packed_exchange import exchanged
+from dynbench.schedule.evaluate import largest_fitting, packed_bound, step_costs, step_facts
 from dynbench.schedule.plan import StepPlan
 from dynbench.schedule.policy import Problem, make_policy
 from dynbench.schedule.traces import built_in_trace
@@ -113,7 +111,7 @@ def test_the_search_finds_what_longest_first_and_exchanges_miss():
 
 
 def test_a_search_that_is_cut_short_proves_nothing(monkeypatch):
-    monkeypatch.setattr("dynbench.schedule.packed_deal.NODES", 3)
+    monkeypatch.setattr("dynbench.schedule.balancing.NODES", 3)
     weights = np.array([46.0, 39, 27, 26, 16, 13, 10])
     assert not Search(Work(weights, weights.astype(np.int64), np.ones(3), np.zeros(3)), np.inf, 59.0).proven
 

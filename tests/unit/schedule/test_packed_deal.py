@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynbench.schedule import packed_exchange
-from dynbench.schedule.packed_deal import Search, Work, longest_first, within_limits
-from dynbench.schedule.packed_exchange import exchanged
+from dynbench.schedule import balancing as packed_exchange
+from dynbench.schedule.balancing import Search, Work, exchanged, longest_first, within_limits
 from dynbench.schedule.partition_search import sort_longest_first
 
 SEEDS = st.integers(0, 10**6)
@@ -123,7 +122,7 @@ def test_a_search_of_few_samples_is_exact(seed, ranks, more, capped, least):
         return
     best = min(map(work.peak, deals(work)), default=np.inf)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dynbench.schedule.packed_deal.NODES", 10**6)
+        patch.setattr("dynbench.schedule.balancing.NODES", 10**6)
         search = Search(work, np.inf, 0.0)
         assert search.proven
         if search.best is None:
@@ -145,9 +144,9 @@ def test_a_search_looks_at_no_more_than_it_may(monkeypatch):
     work = Work(weights, weights.astype(np.int64), np.ones(3), np.zeros(3))
     whole = Search(work, np.inf, 0.0)
     assert whole.proven
-    monkeypatch.setattr("dynbench.schedule.packed_deal.NODES", whole._nodes)
+    monkeypatch.setattr("dynbench.schedule.balancing.NODES", whole._nodes)
     assert Search(work, np.inf, 0.0).proven
-    monkeypatch.setattr("dynbench.schedule.packed_deal.NODES", whole._nodes - 1)
+    monkeypatch.setattr("dynbench.schedule.balancing.NODES", whole._nodes - 1)
     assert not Search(work, np.inf, 0.0).proven
 
 

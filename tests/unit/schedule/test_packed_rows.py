@@ -11,10 +11,10 @@ from plan_rules import judge_plan
 from unit.schedule.test_packed import heavy_tailed
 from unit.schedule.test_packed_parts import COSTS, first, packed
 
+from dynbench.schedule.balancing import SEARCHED, Work, within_limits
 from dynbench.schedule.capacity import PackedCapacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs, step_facts
-from dynbench.schedule.packed_deal import SEARCHED, Work, within_limits
 
 SPEEDS = (None, (1.0, 3.0, 2.0))
 

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from dynbench.errors import UsageError
-from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import Problem
+from dynbench.schedule.policy import Planner, Problem
 
 LENGTHS = np.clip(np.random.default_rng(1).lognormal(3, 0.8, 70).astype(int), 1, 200)
 

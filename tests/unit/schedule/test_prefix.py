@@ -12,9 +12,8 @@ from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.policy import Problem
-from dynbench.schedule.prefix import Prefix
-from dynbench.schedule.prefix_solvers import solve_counts
-from dynbench.schedule.streams import RankStream, buffer_size, candidate_costs
+from dynbench.schedule.prefix import Prefix, RankStream, buffer_size, candidate_costs
+from dynbench.schedule.prefix_counts import solve_counts
 
 LENGTHS = np.clip(np.random.default_rng(1).lognormal(3, 0.8, 101).astype(int), 1, 200)
 

@@ -6,16 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynbench.errors import UsageError
-from dynbench.schedule import prefix_enumerate, prefix_variance
+from dynbench.schedule import prefix_counts as prefix_enumerate
+from dynbench.schedule import prefix_counts as prefix_variance
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.greedy_gap import GreedyGap, greedy_gap
+from dynbench.schedule.measure import HEURISTICS, GreedyGap, equal_counts, gap, greedy_gap, longest_first
 from dynbench.schedule.policy import Problem
-from dynbench.schedule.prefix import Prefix, require_room
-from dynbench.schedule.prefix_enumerate import check_enumerable, costs_of, room_of
-from dynbench.schedule.prefix_heuristics import HEURISTICS, equal_counts, gap, longest_first
-from dynbench.schedule.prefix_solvers import least_threshold, solve_counts
-from dynbench.schedule.streams import RankStream, automatic_buffer, buffer_size, candidate_costs
+from dynbench.schedule.prefix import Prefix, RankStream, automatic_buffer, buffer_size, candidate_costs, require_room
+from dynbench.schedule.prefix_counts import check_enumerable, costs_of, least_threshold, room_of, solve_counts
 
 ROWS = np.array([[10.0, 20, 30], [1, 2, 3], [5, 10, 15]])
 UNEVEN = np.array(

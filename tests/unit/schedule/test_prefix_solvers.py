@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynbench.errors import UsageError
-from dynbench.schedule import prefix_variance
+from dynbench.schedule import prefix_counts as prefix_variance
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.prefix_enumerate import all_counts, check_enumerable, number_of_counts
-from dynbench.schedule.prefix_heuristics import HEURISTICS, gap
-from dynbench.schedule.prefix_solvers import solve_counts
+from dynbench.schedule.measure import HEURISTICS, gap
+from dynbench.schedule.prefix_counts import all_counts, check_enumerable, number_of_counts, solve_counts
 
 COSTS = [CostModel("tokens"), CostModel("tokens_sq"), CostModel("attention", attention_a=0.02)]
 

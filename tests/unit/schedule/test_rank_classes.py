@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynbench.schedule.rank_classes import ClassSearch, sweep_order
+from dynbench.schedule.partition_unequal import ClassSearch, sweep_order
 
 
 def can_end(takes: np.ndarray, order: tuple[int, ...], start: int = 0) -> bool:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from dynbench.errors import BatchTooLarge, DynbenchError, NothingFits, UsageError
-from dynbench.schedule.asked import asked_capacity, cost_model, whole, whole_lengths
+from dynbench.sampler import asked_capacity, cost_model, whole, whole_lengths
 from dynbench.schedule.capacity import Capacity, PackedCapacity, capacity_of
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.plan import DataOrder
 from dynbench.schedule.policy import Problem, make_policy
-from dynbench.schedule.prefix_enumerate import check_enumerable
+from dynbench.schedule.prefix_counts import check_enumerable
 from dynbench.schedule.traces import Trace, load_trace
 
 SHORT = Capacity.table([[(40, 4)]])

@@ -4,8 +4,7 @@ from plan_rules import judge_plan
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.schedule.capacity import Capacity
-from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import Problem
+from dynbench.schedule.policy import Planner, Problem
 
 LENGTHS = np.array([5, 9, 2, 7, 4, 4, 8, 1, 6, 3, 3, 2])
 

@@ -10,16 +10,14 @@ from hypothesis import strategies as st
 from plan_rules import judge_plan
 
 from dynbench.errors import NothingFits
-from dynbench.schedule import window_search
+from dynbench.schedule import window as window_search
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.plan import StepPlan, single
 from dynbench.schedule.policy import Problem, make_policy
-from dynbench.schedule.window import plan_window
-from dynbench.schedule.window_guess import polished
-from dynbench.schedule.window_search import SPREADS, random_variance
-from dynbench.schedule.window_sweep import SortedWindow
+from dynbench.schedule.window import SPREADS, plan_window, random_variance
+from dynbench.schedule.window_sweep import SortedWindow, polished
 
 COSTS = st.sampled_from(
     [

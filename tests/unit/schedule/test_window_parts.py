@@ -12,8 +12,7 @@ from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.partition import cut
 from dynbench.schedule.partition_search import sort_longest_first
 from dynbench.schedule.policy import Problem, make_policy
-from dynbench.schedule.window import plan_window
-from dynbench.schedule.window_search import search
+from dynbench.schedule.window import plan_window, search
 from dynbench.schedule.window_sweep import SortedWindow
 
 TIGHT = Capacity.table([[(10, 6), (100, 3)]])

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynbench.schedule import window_guess, window_search
+from dynbench.schedule import window as window_search
+from dynbench.schedule import window_sweep as window_guess
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.window_guess import REACH, THRESHOLD_SPREAD, guesses, polished
-from dynbench.schedule.window_search import SPREADS, random_variance, search
-from dynbench.schedule.window_sweep import Deal, SortedWindow
+from dynbench.schedule.window import SPREADS, random_variance, search
+from dynbench.schedule.window_sweep import REACH, THRESHOLD_SPREAD, Deal, SortedWindow, guesses, polished
 
 EIGHT = SortedWindow(np.array([9, 8, 6, 4, 4, 3, 2, 1]), steps=2, workers=2, cost=CostModel())
 TWELVE = SortedWindow(np.array([10, 10, 5, 5, 5, 5, 2, 2, 2, 2, 1, 1]), steps=2, workers=3, cost=CostModel())

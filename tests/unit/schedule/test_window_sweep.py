@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.window_guess import guesses
-from dynbench.schedule.window_sweep import WORK_RESOLUTION, SortedWindow
+from dynbench.schedule.window_sweep import WORK_RESOLUTION, SortedWindow, guesses
 
 
 def test_shares_take_what_their_threshold_allows_and_the_last_takes_the_rest():
