@@ -9,13 +9,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dynbench.sync.base import OptimizerFactory, Strategy
-from dynbench.sync.bucketed import BucketedDDP
-from dynbench.sync.in_order import Part
-from dynbench.sync.naive import NaiveDDP
-from dynbench.sync.overlap import Alone, OverlapDDP
+from dynbench.sync.in_order import Alone, BucketedDDP, OverlapDDP, Part
 from dynbench.sync.replicated import Replicated
 from dynbench.sync.sharded import Zero1
-from dynbench.sync.synchronised import SynchronisedModule
+from dynbench.sync.synchronised import NaiveDDP, SynchronisedModule
 
 SMALL_MB = 0.0003
 

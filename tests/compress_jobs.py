@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from wire_jobs import MINUTE
 
 from dynbench.compress import CompressedMean, TopK
-from dynbench.compress.torch_hook import Fp16Torch
+from dynbench.compress.cast import Fp16Torch
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.rank.optimizer_step import Precision

@@ -38,7 +38,7 @@ from dynbench.config.layers import load_config
 from dynbench.kernels import Boundaries, FlashAttentionTorch, use_packed_rows
 from dynbench.kernels.packed_attention import attend
 from dynbench.plugins import STRATEGIES
-from dynbench.wire.null import NullWire
+from dynbench.wire.base import NullWire
 from dynbench.wire.segment import lay_out
 
 SETUP = "_setup_privateuseone_for_python_backend"

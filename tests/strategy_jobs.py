@@ -46,7 +46,7 @@ from dynbench.engine.whereabouts import Place, last_seen
 from dynbench.plugins import CompressorEntry, StrategyEntry
 from dynbench.runs.run import Run
 from dynbench.sync.fsdp import Fsdp
-from dynbench.wire.plain import PlainWire
+from dynbench.wire.base import PlainWire
 from dynbench.workloads.base import Workload
 from dynbench.workloads.data import TokenisedData
 from dynbench.workloads.micro_batch import evened_out

@@ -15,9 +15,8 @@ from torch.optim import Optimizer
 
 from dynbench.compress.base import Compressor
 from dynbench.runs.columns import Column
-from dynbench.sync.base import OptimizerFactory, Stepper, Strategy, gradient_norm, state_on_cpu
+from dynbench.sync.base import Local, OptimizerFactory, Stepper, Strategy, gradient_norm, state_on_cpu
 from dynbench.sync.ddp import Ddp
-from dynbench.sync.local import Local
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import Segment, lay_out
 from dynbench.workloads.data import TokenisedData

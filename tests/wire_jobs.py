@@ -16,11 +16,8 @@ from torch import Tensor
 from toys import TwoStages
 
 from dynbench.config.schema import Compress
-from dynbench.wire.base import Wire
-from dynbench.wire.channel import BROADCAST_FROM, Channel
-from dynbench.wire.link import Link
-from dynbench.wire.null import NullWire
-from dynbench.wire.plain import PlainWire
+from dynbench.wire.base import NullWire, PlainWire, Wire
+from dynbench.wire.channel import BROADCAST_FROM, Channel, Link
 from dynbench.wire.queued import QueuedWire
 from dynbench.wire.segment import Segment, lay_out
 from dynbench.wire.traffic import Traffic

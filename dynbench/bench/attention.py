@@ -25,7 +25,7 @@ from dynbench.bench.base import ELEMENT_BYTES, Benchmark, Case, Columns, Measure
 from dynbench.bench.measuring import free_bytes, time_calls, watch
 from dynbench.errors import UsageError
 from dynbench.kernels import FlashAttentionTorch, FlashAttentionTriton
-from dynbench.kernels.flash_tiles import tiles_for
+from dynbench.kernels.flash_torch import tiles_for
 from dynbench.plugins.benchmarks import AttentionOptions, TimedOptions
 from dynbench.units import format_bytes, mb
 

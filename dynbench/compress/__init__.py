@@ -18,74 +18,45 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dynbench.compress.base import Sparse
-    from dynbench.compress.cast import Bf16, Fp16
-    from dynbench.compress.codec import Codec, Known, Payload, Whole
-    from dynbench.compress.fp8 import Fp8
-    from dynbench.compress.gradiveq import GradiVeq
-    from dynbench.compress.int8 import Int8
-    from dynbench.compress.mean import CompressedMean
-    from dynbench.compress.natural import Natural
-    from dynbench.compress.onebit import OneBit
-    from dynbench.compress.pipeline import Pipeline
-    from dynbench.compress.powersgd import PowerSgd
-    from dynbench.compress.qsgd import Qsgd
-    from dynbench.compress.randomk import RandomK
-    from dynbench.compress.signsgd import SignSgd
-    from dynbench.compress.sketch import Sketch
-    from dynbench.compress.threshold import Threshold
-    from dynbench.compress.topk import TopK
+    from dynbench.compress.cast import Bf16 as Bf16
+    from dynbench.compress.cast import Fp8 as Fp8
+    from dynbench.compress.cast import Fp16 as Fp16
+    from dynbench.compress.codec import Codec as Codec
+    from dynbench.compress.codec import Known as Known
+    from dynbench.compress.codec import Payload as Payload
+    from dynbench.compress.codec import Whole as Whole
+    from dynbench.compress.gradiveq import GradiVeq as GradiVeq
+    from dynbench.compress.mean import CompressedMean as CompressedMean
+    from dynbench.compress.pipeline import Pipeline as Pipeline
+    from dynbench.compress.powersgd import PowerSgd as PowerSgd
+    from dynbench.compress.quantised import Int8 as Int8
+    from dynbench.compress.quantised import Natural as Natural
+    from dynbench.compress.quantised import Qsgd as Qsgd
+    from dynbench.compress.signs import OneBit as OneBit
+    from dynbench.compress.signs import SignSgd as SignSgd
+    from dynbench.compress.sketch import Sketch as Sketch
+    from dynbench.compress.sparse import RandomK as RandomK
+    from dynbench.compress.sparse import Sparse as Sparse
+    from dynbench.compress.sparse import Threshold as Threshold
+    from dynbench.compress.sparse import TopK as TopK
 
 _MODULES = {
-    "Bf16": "cast",
-    "Codec": "codec",
-    "CompressedMean": "mean",
-    "Fp8": "fp8",
-    "Fp16": "cast",
-    "GradiVeq": "gradiveq",
-    "Int8": "int8",
-    "Known": "codec",
-    "Natural": "natural",
-    "OneBit": "onebit",
-    "Payload": "codec",
-    "Pipeline": "pipeline",
-    "PowerSgd": "powersgd",
-    "Qsgd": "qsgd",
-    "RandomK": "randomk",
-    "SignSgd": "signsgd",
-    "Sketch": "sketch",
-    "Sparse": "base",
-    "Threshold": "threshold",
-    "TopK": "topk",
-    "Whole": "codec",
+    "cast": "Bf16 Fp16 Fp8",
+    "codec": "Codec Known Payload Whole",
+    "gradiveq": "GradiVeq",
+    "mean": "CompressedMean",
+    "pipeline": "Pipeline",
+    "powersgd": "PowerSgd",
+    "quantised": "Int8 Natural Qsgd",
+    "signs": "OneBit SignSgd",
+    "sketch": "Sketch",
+    "sparse": "RandomK Sparse Threshold TopK",
 }
-
-__all__ = [
-    "Bf16",
-    "Codec",
-    "CompressedMean",
-    "Fp8",
-    "Fp16",
-    "GradiVeq",
-    "Int8",
-    "Known",
-    "Natural",
-    "OneBit",
-    "Payload",
-    "Pipeline",
-    "PowerSgd",
-    "Qsgd",
-    "RandomK",
-    "SignSgd",
-    "Sketch",
-    "Sparse",
-    "Threshold",
-    "TopK",
-    "Whole",
-]
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULES:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,16 +13,60 @@ from torch import Tensor
 
 from dynbench.compress.base import seed_of
 from dynbench.compress.codec import Codec, Known, Whole
-from dynbench.compress.compressing import Compressing, State, asked_feedback
-from dynbench.compress.feedback import SecondResiduals
-from dynbench.compress.item import Item, Items
-from dynbench.compress.message import Message, Part, Scratch, cut
+from dynbench.compress.compressing import Compressing, asked_feedback
+from dynbench.compress.feedback import SecondResiduals, settle
+from dynbench.compress.message import Message, Scratch
 from dynbench.errors import UsageError
+from dynbench.plugins import options_of
+from dynbench.plugins.compressors import CompressionOptions
 from dynbench.wire.channel import Channel
-from dynbench.wire.segment import Segment
+from dynbench.wire.segment import Part, Segment, cut
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Compress
+
+
+@dataclass
+class Item:
+    """A part, and how it is sent.
+
+    Attributes:
+        values: what is sent of it, shape [numel]: float32, or as it is where it is sent whole.
+        feedback: `values` is what is kept, and what was sent is taken from it.
+    """
+
+    part: Part
+    codec: Codec
+    known: Known
+    values: Tensor
+    feedback: bool = False
+
+    def write(self, payload: Sequence[Tensor]) -> None:
+        """Into tensors of the codec's fields."""
+        self.codec.encode(self.values, self.known, payload)
+        if self.feedback:
+            self.codec.add(payload, self.known, self.values, -1.0)
+            settle(self.values)
+
+    @contextmanager
+    def target(self, out: Tensor, begin: int = 0) -> Iterator[Tensor]:
+        """Where it is decoded to: in float32, unless it was sent whole.
+
+        Args:
+            out: receives it.
+            begin: where `out` begins in the flat gradient.
+        """
+        place = self.part.of(out, begin)
+        if place.dtype == torch.float32 or isinstance(self.codec, Whole):
+            yield place
+        else:
+            decoded = torch.empty(place.shape, device=place.device)
+            yield decoded
+            place.copy_(decoded)
+
+
+Items = list[list[Item]]
+"""Of every piece of a flat gradient."""
 
 
 class CompressedMean(Compressing):
@@ -38,8 +82,6 @@ class CompressedMean(Compressing):
     Raises:
         UsageError: error feedback with a codec that is not contractive.
     """
-
-    keeps = ("steps", "residual", "second")
 
     def __init__(
         self,
@@ -239,13 +281,29 @@ class CompressedMean(Compressing):
         """Of both stages."""
         return super().residual_bytes + self._second.nbytes
 
-    def _state(self) -> dict[str, Mapping[str, Tensor]]:
-        return {**super()._state(), "second": self._second.state()}
-
-    def _take_up(self, state: State) -> None:
-        super()._take_up(state)
-        self._second.load(state["second"])
+    def state_dict(self) -> dict[str, Tensor]:
+        """Of both stages."""
+        return super().state_dict() | {f"second.{name}": left for name, left in self._second.state().items()}
 
 
 def _of_second(known: Known, rank: int) -> Known:
     return replace(known, seed=seed_of(known.seed, "second"), rank=rank)
+
+
+def compressor(
+    codec: Callable[..., Codec], options: type[CompressionOptions] = CompressionOptions, **arguments: str
+) -> Callable[[Compress | None], CompressedMean]:
+    """What makes a codec's compressor of the `compress` section.
+
+    Args:
+        codec: the class.
+        options: those that it reads.
+        arguments: argument of the class to the option that is given to it.
+    """
+
+    def made(settings: Compress | None = None) -> CompressedMean:
+        given = options_of(settings, options)
+        made_codec = codec(**{argument: getattr(given, option) for argument, option in arguments.items()})
+        return CompressedMean.from_settings(made_codec, settings)
+
+    return made

@@ -9,7 +9,6 @@ bit for each of the n is less.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from dynbench.compress.codec import Field, Fields
-from dynbench.wire.segment import Segment
 
 _LARGEST = {"delta8": 2**8 - 1, "delta16": 2**16 - 1}
 _BIAS = 2**15
@@ -102,41 +100,6 @@ def _field(form: Coding, n: int, most: int) -> Field:
         return Field(torch.uint8, packed_bytes(n, 1))
     length = most + n // _LARGEST[form] if most else 0
     return Field(torch.uint8 if form == "delta8" else torch.int16, length)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One parameter's part of a piece of a flat gradient.
-
-    Args:
-        name: the parameter's.
-        start: its first element in the parameter.
-        offset: the same in the flat gradient.
-        numel: its elements.
-        whole: the parameter's.
-    """
-
-    name: str
-    start: int
-    offset: int
-    numel: int
-    whole: int
-
-    def of(self, flat: Tensor, begins: int = 0) -> Tensor:
-        """This part of `flat`, which begins at an element of the flat gradient; a view, shape [numel]."""
-        return flat[self.offset - begins : self.offset - begins + self.numel]
-
-
-def cut(segments: Sequence[Segment], piece: int, pieces: int) -> list[list[Part]]:
-    """The parts of pieces of a flat gradient, `piece` elements each; empty segments have none."""
-    found: list[list[Part]] = [[] for _ in range(pieces)]
-    for segment in segments:
-        first, last = segment.offset, segment.offset + segment.numel
-        for number in range(first // piece if piece else 0, -(-last // piece) if piece else 0):
-            start, end = max(first, number * piece), min(last, (number + 1) * piece)
-            if start < end:
-                found[number].append(Part(segment.name, start - first, start, end - start, segment.numel))
-    return found
 
 
 class Message:

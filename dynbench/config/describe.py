@@ -13,7 +13,7 @@ from dynbench.config.schema import Config
 from dynbench.config.yaml_strict import Value
 from dynbench.errors import did_you_mean, nearest
 from dynbench.plugins import KINDS, outside
-from dynbench.plugins.section import MOST, MOST_SEED
+from dynbench.plugins.registry import MOST, MOST_SEED
 
 _KINDS: dict[object, str] = {
     str: "text",

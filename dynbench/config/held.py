@@ -5,7 +5,7 @@ from __future__ import annotations
 from dynbench.config.ranks import Ranks
 from dynbench.config.schema import Config
 from dynbench.plugins import COMPRESSORS, STRATEGIES, options_of
-from dynbench.plugins.compressor_options import FeedbackOptions
+from dynbench.plugins.compressors import FeedbackOptions
 from dynbench.plugins.strategies import DilocoOptions, FsdpOptions
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, ValidationError
 
 from dynbench.config.yaml_strict import Document
-from dynbench.plugins.section import PositiveFloat, PositiveInt, Section
+from dynbench.plugins.registry import PositiveFloat, PositiveInt, Section
 
 FLAGS = {
     "count": "--launches",

@@ -9,7 +9,7 @@ from dynbench.config.image_rules import Problems, known_entry
 from dynbench.config.ranks import Ranks
 from dynbench.config.schema import Config, Train, Workload
 from dynbench.plugins import DATASETS, STRATEGIES, WORKLOADS, options_of
-from dynbench.plugins.compressor_options import Int8Options, int8_levels
+from dynbench.plugins.compressors import Int8Options, int8_levels
 from dynbench.plugins.datasets import FileOptions, SecondOptions, TextFileOptions
 from dynbench.plugins.policies import PrefixOptions
 from dynbench.windows import whole_windows

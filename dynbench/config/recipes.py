@@ -19,7 +19,7 @@ from dynbench.config.yaml_strict import Document, Value
 from dynbench.config.yaml_strict import Mapping as YamlMapping
 from dynbench.errors import ConfigError, UsageError, did_you_mean
 from dynbench.plugins.code import recipes_dir
-from dynbench.plugins.section import Section
+from dynbench.plugins.registry import Section
 
 ArmName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}$")]
 

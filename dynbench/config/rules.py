@@ -24,7 +24,7 @@ from dynbench.config.schema import Config
 from dynbench.config.unread import Use, unread
 from dynbench.errors import did_you_mean
 from dynbench.plugins import COMPRESSORS, POLICIES, STRATEGIES, WORKLOADS, options_of
-from dynbench.plugins.compressor_options import ContractiveOptions
+from dynbench.plugins.compressors import ContractiveOptions
 from dynbench.plugins.policies import PrefixOptions
 from dynbench.plugins.strategies import DilocoOptions, LocalOptions
 from dynbench.plugins.workloads import LanguageOptions

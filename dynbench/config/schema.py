@@ -13,8 +13,7 @@ from pydantic import Field, model_validator
 
 from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS
 from dynbench.plugins.policies import ROWS, Layout, WindowOptions, plan_name, plan_names
-from dynbench.plugins.registry import with_options
-from dynbench.plugins.section import (
+from dynbench.plugins.registry import (
     MOST,
     Auto,
     NonNegativeFloat,
@@ -25,6 +24,7 @@ from dynbench.plugins.section import (
     Section,
     Seed,
     options_of,
+    with_options,
 )
 from dynbench.plugins.workloads import OF_MODEL
 

@@ -21,9 +21,9 @@ from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, default_root
 from dynbench.schedule.capacity import Capacity, PackedCapacity, capacity_of
 from dynbench.schedule.cost import CostModel, CostType
+from dynbench.schedule.partition_unequal import distinct_speeds
 from dynbench.schedule.plan import FloatArray, IntArray, Share
 from dynbench.schedule.policy import Problem
-from dynbench.schedule.rank_classes import distinct_speeds
 
 MEETINGS: dict[Objective, str] = {"sum": "once a step", "slots": "in every micro-batch"}
 """When ranks meet, by what plans of several micro-batches make least then."""

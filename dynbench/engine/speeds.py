@@ -11,10 +11,9 @@ import numpy as np
 
 from dynbench.config.schema import Config
 from dynbench.schedule.evaluate import share_cost
+from dynbench.schedule.partition_unequal import distinct_speeds
 from dynbench.schedule.plan import FloatArray, Share, StepPlan
-from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import Problem
-from dynbench.schedule.rank_classes import distinct_speeds
+from dynbench.schedule.policy import Planner, Problem
 
 SPEEDS_FILE = "speeds.csv"
 """In the run folder, where speeds are estimated: step from which on, rank, relative speed."""

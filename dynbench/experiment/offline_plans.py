@@ -28,11 +28,10 @@ from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.cost import CostModel, CostType
-from dynbench.schedule.greedy_gap import CostTypeLine, compare_cost_types
+from dynbench.schedule.measure import CostTypeLine, compare_cost_types
 from dynbench.schedule.plan import IntArray
 from dynbench.schedule.policy import Problem, policy_class
-from dynbench.schedule.prefix_enumerate import REFERENCE_LIMIT, number_of_counts
-from dynbench.schedule.prefix_variance import ENUMERATION_LIMIT
+from dynbench.schedule.prefix_counts import ENUMERATION_LIMIT, REFERENCE_LIMIT, number_of_counts
 from dynbench.schedule.solve import Line, Skipped, SolveRequest, cost_is_estimated, solve, speedup_is_estimated
 from dynbench.schedule.traces import Trace
 from dynbench.windows import whole_windows

@@ -30,8 +30,8 @@ from dynbench.experiment.report_tables import Sources, ranks_kind, report_tables
 from dynbench.experiment.report_texts import loss_difference, saved_hours, saved_interval
 from dynbench.report import Template, interval, percent, ratio, substitute
 from dynbench.runs.store import results_option
+from dynbench.schedule.prefix import MIN_BUFFER
 from dynbench.schedule.solve import cost_is_estimated
-from dynbench.schedule.streams import MIN_BUFFER
 from dynbench.table_text import Markdown, quoted
 
 Values = dict[str, Any]

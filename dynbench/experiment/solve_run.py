@@ -37,9 +37,9 @@ from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
 from dynbench.runs.store import Naming, RunStore
 from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.partition_unequal import distinct_speeds
 from dynbench.schedule.plan import FloatArray, IntArray
 from dynbench.schedule.policy import Problem
-from dynbench.schedule.rank_classes import distinct_speeds
 from dynbench.schedule.solve import DEFAULT_WINDOW, Line, Skipped, SolveRequest, solve
 from dynbench.schedule.traces import Trace, describe
 from dynbench.table_text import csv_text

@@ -5,17 +5,20 @@ summed when a larger one comes. Backward computes the tiles again from the logsu
 result, dS = P * (dO V^T - D), where D = rowsum(O * dO). Both need memory for one tile beside what is linear in the
 number of tokens.
 
-What decides the speed on a CPU: tiles that stay in the cache, a product for each thread (`flash_tiles.py`), results of
-products that are contiguous, since those of a batch are otherwise computed one after the other, and buffers that are
-allocated once. Powers are of two, because the vectorised exp of MKL becomes a hundred times slower where the result is
-below the smallest float. Backward has its tiles turned, [keys, queries], so that only the gradient of the queries needs
-a product of a turned tile; -lse and -D ride along as one more channel.
+What decides the speed on a CPU: tiles that stay in the cache, results of products that are contiguous, since those of
+a batch are otherwise computed one after the other, and buffers that are allocated once. A product of several matrices
+is computed by a thread for each, which is faster than all threads at one; so tiles come in stacks of as many as there
+are threads. Where fewer rows of the batch are left, a stack holds neighbouring queries of one row. Powers are of two,
+because the vectorised exp of MKL becomes a hundred times slower where the result is below the smallest float. Backward
+has its tiles turned, [keys, queries], so that only the gradient of the queries needs a product of a turned tile; -lse
+and -D ride along as one more channel.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,9 +27,167 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dynbench.kernels.flash_shapes import MASKED, prepared
-from dynbench.kernels.flash_tiles import hide_later, seen_keys, stacks_of, tiles_for
+from dynbench.errors import UsageError
 from dynbench.kernels.packed_rows import Boundaries
+
+MASKED = -1e30
+"""Score of a key that a query must not see: its weight is zero, and a tile of such scores is no NaN."""
+
+
+def prepared(
+    query: Tensor, key: Tensor, value: Tensor, boundaries: Boundaries | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The states as [batch, n, d], heads being rows of the batch; under autocast in its type.
+
+    Args:
+        query: [batch, n_queries, d] or [batch, heads, n_queries, d].
+        key: the same with n_keys.
+        value: as `key`.
+        boundaries: of the samples of a packed row, the same in every row of the batch.
+
+    Raises:
+        UsageError: shapes, types or devices that do not belong together, or no tokens.
+    """
+    states = {"query": query, "key": key, "value": value}
+    shown = ", ".join(f"{name} {list(each.shape)} {each.dtype} on {each.device}" for name, each in states.items())
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        query, key, value = (each.to(torch.get_autocast_dtype(device)) for each in states.values())
+    alike = query.shape[:-2] == key.shape[:-2] and query.shape[-1] == key.shape[-1] and key.shape == value.shape
+    one_kind = len({(each.dtype, each.device) for each in (query, key, value)}) == 1
+    if query.dim() not in (3, 4) or not alike or not one_kind or not query.is_floating_point():
+        raise UsageError(
+            f"attention of {shown}: these do not belong together",
+            "Give [batch, n, d] or [batch, heads, n, d], keys and values of one length, all of one type and device.",
+        )
+    if not query.numel() or not key.numel():
+        raise UsageError(f"attention of {shown}: there are no tokens", "Leave empty batches out.")
+    if boundaries is not None and not query.shape[-2] == key.shape[-2] == boundaries.tokens:
+        raise UsageError(
+            f"attention of {shown}: the samples of the packed row have {boundaries.tokens} tokens together",
+            "Give the boundaries of this row, and its queries, keys and values whole.",
+        )
+    return tuple(each.flatten(0, -3) for each in (query, key, value))  # type: ignore[return-value]
+
+
+ACCELERATOR_SCORES = 2**24
+"""Scores of a stack on other devices than CPUs, at most: what keeps them busy without being much memory."""
+MOST_THREADS = 8
+"""That share the queries of a row: each has gradients of all keys and values of its own."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How many queries and keys a tile has at most, and how many tiles are computed at once."""
+
+    queries: int
+    keys: int
+    stacked: int
+
+
+def tiles_for(batch: int, device: torch.device) -> Tiles:
+    """Tiles of which the two buffers of the backward pass stay in a cache of 2 MB."""
+    if device.type != "cpu":
+        return Tiles(1024, 1024, max(1, min(batch, ACCELERATOR_SCORES // 1024**2)))
+    threads = torch.get_num_threads()
+    if batch < threads:
+        return Tiles(128, 1024, min(threads, MOST_THREADS))
+    return Tiles(256, 1024, threads)
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """How the queries of some rows of the batch are divided, into stacks of tiles of one size.
+
+    Attributes:
+        rows: of the batch.
+        parts: tiles of neighbouring queries that a stack has of each row.
+        count: of stacks.
+        queries: of a tile; behind the last of a row come zeros.
+        keys: of a tile at most; whole numbers of `step`, so that the diagonal lies alike in all.
+    """
+
+    rows: int
+    parts: int
+    count: int
+    queries: int
+    keys: int
+
+    @property
+    def step(self) -> int:
+        """Queries of a row in a stack."""
+        return self.parts * self.queries
+
+    def starts(self) -> range:
+        """Place of the first query of every stack."""
+        return range(0, self.count * self.step, self.step)
+
+    def divide(self, states: Tensor) -> Tensor:
+        """[rows, n, d] as [stacks, tiles, queries, d]."""
+        padded = F.pad(states, (0, 0, 0, self.count * self.step - states.shape[1]))
+        by_stack = padded.view(self.rows, self.count, self.step, -1).transpose(0, 1)
+        return by_stack.reshape(self.count, self.rows * self.parts, self.queries, -1)
+
+    def join(self, stacks: Tensor, n: int) -> Tensor:
+        """What `divide` has divided as [rows, n, d]."""
+        by_row = stacks.view(self.count, self.rows, self.step, -1).transpose(0, 1)
+        return by_row.reshape(self.rows, self.count * self.step, -1)[:, :n]
+
+    def for_all(self, states: Tensor) -> Tensor:
+        """States of keys, [rows, …], for every tile of a stack, [tiles, …]; not copied."""
+        return states if self.parts == 1 else states.expand(self.parts, *states.shape[1:])
+
+    def sum_of(self, gradients: Tensor) -> Tensor:
+        """Gradients of such states, [tiles, …], as of rows."""
+        return gradients if self.parts == 1 else gradients.sum(0, keepdim=True)
+
+    def later(self, like: Tensor) -> Tensor:
+        """`MASKED` where a key comes after the query, else zero: [parts, queries, keys], of a stack on the diagonal."""
+        full = like.new_full((self.step, self.step), MASKED).triu_(1)
+        return full.view(self.parts, self.queries, self.step)
+
+
+def stacks_of(batch: int, queries: int, tiles: Tiles) -> Iterator[tuple[slice, Stacks]]:
+    """Which rows of the batch go together, and how they are divided: as many rows as a stack has tiles, or one.
+
+    Args:
+        batch: rows.
+        queries: of each.
+        tiles: the most of each.
+    """
+    together = batch // tiles.stacked * tiles.stacked
+    for start in range(0, together, tiles.stacked):
+        yield slice(start, start + tiles.stacked), _stacks(tiles.stacked, 1, queries, tiles)
+    for row in range(together, batch):
+        yield slice(row, row + 1), _stacks(1, min(tiles.stacked, MOST_THREADS), queries, tiles)
+
+
+def _stacks(rows: int, parts: int, queries: int, tiles: Tiles) -> Stacks:
+    most = min(tiles.queries, math.isqrt(tiles.queries * tiles.keys // parts))  # a stack sees as many keys at once
+    count = -(-queries // (parts * most))
+    each = -(-queries // (parts * count))
+    return Stacks(rows, parts, count, each, max(1, round(tiles.keys / (parts * each))) * parts * each)
+
+
+def seen_keys(first: int, queries: int, n_keys: int, tile: int, is_causal: bool) -> Iterator[slice]:
+    """The tiles of keys that queries `first`, `first + 1`, … see; none that all of them are forbidden."""
+    last = min(n_keys, first + queries) if is_causal else n_keys
+    return (slice(start, min(start + tile, last)) for start in range(0, last, tile))
+
+
+def hide_later(scores: Tensor, later: Tensor, first: int, seen: slice) -> None:
+    """Give keys behind their query the score `MASKED`, in place, where a tile has any.
+
+    Args:
+        scores: [tiles, queries, keys].
+        later: of `Stacks.later`.
+        first: place of the first query of the stack.
+        seen: places of the keys.
+    """
+    if seen.stop > first:
+        on_diagonal = scores.view(-1, *later.shape[:2], scores.shape[-1])[..., first - seen.start :]
+        on_diagonal.add_(later[..., : seen.stop - first])
+
 
 LOG2E = math.log2(math.e)
 

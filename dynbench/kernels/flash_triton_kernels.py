@@ -12,7 +12,7 @@ import math
 import triton
 import triton.language as tl
 
-from dynbench.kernels.flash_shapes import MASKED
+from dynbench.kernels.flash_torch import MASKED
 
 LOG2E = tl.constexpr(math.log2(math.e))
 HIDDEN = tl.constexpr(MASKED)

@@ -1,15 +1,18 @@
 """Attention over a packed row: every token sees the tokens of its own sample, and no other.
 
 Registered with transformers' attention interface under a name of ours, without a mask function, so that transformers
-builds no mask. Boundaries come as a keyword argument through the model's forward pass; nothing is told from position
-ids. Where a kernel takes boundaries (`variable_length.py`), it gets the row as it is. Elsewhere
-`torch.nn.functional.scaled_dot_product_attention` gets the real tokens in one of two arrangements.
+builds no mask. Boundaries come as a keyword argument through the model's forward pass; nothing is read from position
+ids. Where a kernel takes boundaries, of torch or of flash-attention 2, on GPUs in half precision, it gets the row as it
+is. Elsewhere `torch.nn.functional.scaled_dot_product_attention` gets the real tokens in one of two arrangements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import inspect
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +20,104 @@ from torch import Tensor, nn
 
 from dynbench.errors import UsageError
 from dynbench.kernels.packed_rows import Arrangement, Boundaries
-from dynbench.kernels.variable_length import variable_length_kernel
+
+HALF = (torch.float16, torch.bfloat16)
+MOST_CHANNELS = 256
+"""Of a head, that these kernels take."""
+LEAST_CAPABILITY = 8
+"""Compute capability from which they run (Ampere)."""
+TORCH_MULTIPLE = 8
+"""Of the channels of a head in torch's kernel; flash-attention pads others itself."""
+
+
+class Form(NamedTuple):
+    """What attention is asked for beside its states.
+
+    Args:
+        causal: tokens see earlier ones only.
+        window: tokens see others closer than this only; None for any.
+        scale: of the scores; None is 1 / sqrt(channels).
+        dropout: probability of dropping an attention weight.
+    """
+
+    causal: bool
+    window: int | None
+    scale: float | None
+    dropout: float
+
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Boundaries, Form], Tensor]
+"""Attention of every sample to itself: of states [T, (key) heads, channels] the result, [T, heads, channels]."""
+
+
+def variable_length_kernel(query: Tensor, dropout: float) -> Kernel | None:
+    """The kernel for such states, which autocast may have made half precision; None where there is none.
+
+    Args:
+        query: [T, heads, channels].
+        dropout: of attention weights, which torch's kernel does not know.
+    """
+    if query.device.type != "cuda" or query.dtype not in HALF or query.shape[-1] > MOST_CHANNELS:
+        return None
+    if torch.cuda.get_device_capability(query.device)[0] < LEAST_CAPABILITY:
+        return None
+    if not dropout and query.shape[-1] % TORCH_MULTIPLE == 0 and _torch_has_one():
+        return torch_kernel
+    return flash_attention_2 if _flash_attention_is_there() else None
+
+
+def torch_kernel(query: Tensor, key: Tensor, value: Tensor, boundaries: Boundaries, form: Form) -> Tensor:
+    """`torch.nn.attention.varlen`, without dropout."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    offsets, longest = boundaries.offsets, boundaries.longest
+    attended = varlen_attn(
+        *(query.contiguous(), key.contiguous(), value.contiguous(), offsets, offsets, longest, longest),
+        scale=form.scale,
+        window_size=sides(form.causal, form.window),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    assert isinstance(attended, Tensor), "nothing else is asked for"
+    return attended
+
+
+def flash_attention_2(query: Tensor, key: Tensor, value: Tensor, boundaries: Boundaries, form: Form) -> Tensor:
+    """`flash_attn_varlen_func` of the package flash-attn 2."""
+    from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]  # where it is installed
+
+    offsets, longest = boundaries.offsets, boundaries.longest
+    attended: Tensor = flash_attn_varlen_func(
+        *(query, key, value, offsets, offsets, longest, longest),
+        dropout_p=form.dropout,
+        softmax_scale=form.scale,
+        causal=form.causal,
+        window_size=sides(form.causal, form.window),
+    )
+    return attended
+
+
+def sides(causal: bool, window: int | None) -> tuple[int, int]:
+    """How many tokens before and after its own place a token sees; -1 for any."""
+    reach = -1 if window is None else window - 1
+    return reach, 0 if causal else reach
+
+
+@cache
+def _torch_has_one() -> bool:
+    """Whether torch has the kernel, in the form that takes a window."""
+    if find_spec("torch.nn.attention.varlen") is None:
+        return False
+    from torch.nn.attention.varlen import varlen_attn
+
+    return {"window_size", "enable_gqa"} <= set(inspect.signature(varlen_attn).parameters)
+
+
+@cache
+def _flash_attention_is_there() -> bool:
+    """Whether it is version 2: version 4 has a folder of this name alone, without a module in it."""
+    found = find_spec("flash_attn")
+    return found is not None and found.origin is not None
+
 
 ATTENTION = "dynbench_packed"
 """Its name in transformers' attention interface."""
@@ -109,10 +209,10 @@ def attend(
     width = query.shape[1] * query.shape[2]
     arranged = boundaries.arrangement or cheaper_arrangement(boundaries, width)
     if boundaries.checked is not None:
-        boundaries.checked.add(arranged if kernel is None else kernel.__name__)
+        boundaries.checked.add(arranged if kernel is None else getattr(kernel, "__name__", ""))
         dropout = 0.0
     if kernel is not None:
-        return kernel(query, key, value, boundaries, causal=causal, window=window, scale=scale, dropout=dropout)
+        return kernel(query, key, value, boundaries, Form(causal, window, scale, dropout))
     options: dict[str, Any] = {"dropout_p": dropout, "scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
     arrange = _by_length if arranged == "by_length" else _repadded
     return arrange((query, key, value), boundaries, causal, window, options)

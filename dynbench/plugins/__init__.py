@@ -1,6 +1,7 @@
 """Every kind of plug-in by name, and how one more is registered.
 
-A file that is named in `DYNBENCH_PLUGINS` registers its plug-ins with a line each:
+A file that is named in `DYNBENCH_PLUGINS`, or a module that is an entry point of the group `dynbench.plugins`,
+registers its plug-ins with a line each:
 
     from dynbench.plugins import PolicyEntry, Section, register
 
@@ -23,8 +24,7 @@ from dynbench.plugins.benchmarks import BENCHMARKS, BenchmarkEntry
 from dynbench.plugins.compressors import COMPRESSORS, CompressorEntry
 from dynbench.plugins.datasets import DATASETS, DatasetEntry
 from dynbench.plugins.policies import POLICIES, PolicyEntry
-from dynbench.plugins.registry import Entry, Registry
-from dynbench.plugins.section import Section, options_of
+from dynbench.plugins.registry import Entry, Registry, Section, options_of
 from dynbench.plugins.strategies import STRATEGIES, StrategyEntry
 from dynbench.plugins.workloads import WORKLOADS, WorkloadEntry
 

@@ -7,8 +7,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from dynbench.plugins.registry import Entry, Registry
-from dynbench.plugins.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from dynbench.plugins.registry import Entry, NonNegativeInt, PositiveFloat, PositiveInt, Registry, Section
 
 MOST_RANKS = 64
 """Known sums of the all-reduce stay whole numbers that bfloat16 has (up to 256)."""

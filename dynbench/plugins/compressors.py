@@ -1,30 +1,135 @@
-"""The compressors: what travels in place of a gradient."""
+"""The compressors: what travels in place of a gradient, with their options."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
-from dynbench.plugins.compressor_options import (
-    Bf16Options,
-    CompressionOptions,
-    ContractiveOptions,
-    FeedbackOptions,
-    Fp8Options,
-    GradiVeqOptions,
-    Int8Options,
-    PowerSgdOptions,
-    QsgdOptions,
-    RandomKOptions,
-    RandomKQsgdOptions,
-    RatioOptions,
-    SketchOptions,
-    ThresholdOptions,
-    TopKInt8Options,
-    TopKQsgdOptions,
-)
-from dynbench.plugins.registry import Entry, Registry
+from pydantic import Field
+
+from dynbench.plugins.registry import Auto, Entry, NonNegativeFloat, NonNegativeInt, PositiveInt, Registry, Section
+
+
+class FeedbackOptions(Section):
+    """Of compressors that leave something out."""
+
+    error_feedback: bool | Auto = "auto"
+    """Keep what compression left out and add it to the next gradient; auto does so where much is left out. Unbiased
+    forms diverge with it (compress.contractive)."""
+
+
+class CompressionOptions(FeedbackOptions):
+    """Of all compressors of dynbench."""
+
+    start_step: NonNegativeInt = 0
+    """How often every parameter is averaged as it is before anything is compressed; these steps count in no ratio."""
+    min_elements: NonNegativeInt = 1024
+    """Parameters of fewer elements, as biases, are sent as they are."""
+    shared_seed: NonNegativeInt = 0
+    """Of what is drawn, equal on all ranks."""
+    error_every: NonNegativeInt = 0
+    """Steps of which the error of one is measured against the mean of the whole gradients, by an all-reduce that is not
+    counted but takes its time; 0 measures none."""
+
+
+class ContractiveOptions(CompressionOptions):
+    """Of compressors that are unbiased, or else may be used with error feedback."""
+
+    contractive: bool = False
+    """The form for error feedback: rounded to the nearest, or elements as they are, in place of the unbiased one."""
+
+
+class RatioOptions(CompressionOptions):
+    """Of compressors that send some of the elements."""
+
+    ratio: Annotated[float, Field(gt=0, le=1)] = 0.01
+    """Of a parameter's elements, the share that is sent."""
+
+
+class RandomKOptions(RatioOptions, ContractiveOptions):
+    """Of elements drawn at random."""
+
+
+class SketchOptions(RatioOptions):
+    """Of count sketches."""
+
+    sketch_rows: PositiveInt = 5
+    """Hash functions of a sketch."""
+    sketch_columns: Annotated[float, Field(gt=0, le=1)] = 0.01
+    """Buckets of each, as a share of the parameter's elements."""
+
+
+class ThresholdOptions(CompressionOptions):
+    """Of elements above a size."""
+
+    threshold: NonNegativeFloat = 1e-3
+    """Elements whose absolute value is below it are not sent."""
+
+
+class Bf16Options(CompressionOptions):
+    """Of bfloat16."""
+
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    """To the nearest number, or drawn so that the mean of many draws is exact."""
+
+
+class Int8Options(CompressionOptions):
+    """Of integers."""
+
+    num_bits: Literal[4, 8] = 8
+    """Bits of an element on the wire."""
+
+
+class Fp8Options(CompressionOptions):
+    """Of eight-bit floating point."""
+
+    format: Literal["e4m3", "e5m2"] = "e4m3"
+    """Bits of exponent and of fraction."""
+
+
+class PowerSgdOptions(CompressionOptions):
+    """Of products of narrow matrices."""
+
+    rank: PositiveInt = 2
+    """Columns of the narrow matrices."""
+
+
+class GradiVeqOptions(CompressionOptions):
+    """Of slices along their principal directions."""
+
+    slice_elements: PositiveInt = 64
+    """Neighbouring elements of a parameter that are projected together."""
+    components: PositiveInt = 16
+    """Directions that are sent of each slice; fewer than it has elements."""
+    refresh_every: PositiveInt = 20
+    """Averages of a parameter between two searches for its directions."""
+
+
+class QsgdOptions(ContractiveOptions):
+    """Of levels in buckets."""
+
+    bits: Literal[2, 4, 8] = 4
+    """Bits of an element, its sign among them."""
+    bucket_elements: PositiveInt = 512
+    """Elements that share a norm."""
+
+
+class TopKInt8Options(RatioOptions, Int8Options):
+    """Of the greatest elements as integers."""
+
+
+class TopKQsgdOptions(RatioOptions, QsgdOptions):
+    """Of the greatest elements in levels."""
+
+
+class RandomKQsgdOptions(RandomKOptions, QsgdOptions):
+    """Of drawn elements in levels."""
+
+
+def int8_levels(num_bits: int, ranks: int) -> int:
+    """Levels on either side of 0 that each of the ranks has, so that their sum does not overflow."""
+    return ((1 << num_bits - 1) - 1) // ranks
 
 
 @dataclass(frozen=True)
@@ -60,7 +165,7 @@ _SUMMED = "all-reduce; reduce-scatter of a shard"
 _NATURAL = CompressorEntry(
     "natural",
     "powers of two in a byte, drawn so that their mean is exact",
-    "dynbench.compress.natural:natural",
+    "dynbench.compress.quantised:natural",
     ContractiveOptions,
     paper="Horvath et al., Natural Compression for Distributed Deep Learning, 2019",
     variant="127 powers below the greatest of a parameter",
@@ -70,7 +175,7 @@ _NATURAL = CompressorEntry(
 _THRESHOLD = CompressorEntry(
     "threshold",
     "the elements above a fixed size, with their indices",
-    "dynbench.compress.threshold:threshold",
+    "dynbench.compress.sparse:threshold",
     ThresholdOptions,
     paper="Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, Interspeech 2015",
     variant="elements in full, and zeros where a rank has fewer than another",
@@ -131,7 +236,7 @@ _SINGLE = (
     CompressorEntry(
         "fp16_torch",
         "torch's fp16_compress_hook, as its DistributedDataParallel takes it: rounded and summed in half precision",
-        "dynbench.compress.torch_hook:Fp16Torch",
+        "dynbench.compress.cast:Fp16Torch",
         paper="Micikevicius et al., Mixed Precision Training, ICLR 2018",
         variant="torch's own function, a bucket after the other; a shard is cut from the whole mean",
         bias="rounding only",
@@ -150,7 +255,7 @@ _SINGLE = (
     CompressorEntry(
         "int8",
         "integers of 8 or 4 bits with one scale for all ranks, summed on the way without overflow",
-        "dynbench.compress.int8:int8",
+        "dynbench.compress.quantised:int8",
         Int8Options,
         paper="Sapio et al., Scaling Distributed Machine Learning with In-Network Aggregation, NSDI 2021",
         variant="a scale for each parameter, 127 // ranks levels on either side of 0",
@@ -161,7 +266,7 @@ _SINGLE = (
     CompressorEntry(
         "fp8",
         "eight-bit floating point with a scale for each parameter, summed in float32",
-        "dynbench.compress.fp8:fp8",
+        "dynbench.compress.cast:fp8",
         Fp8Options,
         paper="Micikevicius et al., FP8 Formats for Deep Learning, 2022",
         variant="each way rounded once, sent as bytes",
@@ -171,7 +276,7 @@ _SINGLE = (
     CompressorEntry(
         "qsgd",
         "levels of 2, 4 or 8 bits in buckets, drawn so that their mean is exact",
-        "dynbench.compress.qsgd:qsgd",
+        "dynbench.compress.quantised:qsgd",
         QsgdOptions,
         paper="Alistarh et al., QSGD, NeurIPS 2017",
         variant="buckets scaled by their greatest element",
@@ -183,7 +288,7 @@ _SINGLE = (
     CompressorEntry(
         "topk",
         "the greatest elements of every parameter, each rank's own, with their indices",
-        "dynbench.compress.topk:topk",
+        "dynbench.compress.sparse:topk",
         RatioOptions,
         paper="Stich et al., Sparsified SGD with Memory, NeurIPS 2018",
         variant="exact, for each parameter",
@@ -195,7 +300,7 @@ _SINGLE = (
     CompressorEntry(
         "randomk",
         "elements drawn alike on all ranks, without indices",
-        "dynbench.compress.randomk:randomk",
+        "dynbench.compress.sparse:randomk",
         RandomKOptions,
         paper="Stich et al., Sparsified SGD with Memory, NeurIPS 2018",
         variant="without replacement, from a shared seed, for each parameter",
@@ -245,7 +350,7 @@ _SINGLE = (
     CompressorEntry(
         "signsgd",
         "a bit for each element: a vote weighted by samples, or scaled signs with error feedback",
-        "dynbench.compress.signsgd:signsgd",
+        "dynbench.compress.signs:signsgd",
         CompressionOptions,
         paper="Bernstein et al., signSGD, ICML 2018; Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019",
         variant="times the mean absolute value of each parameter; 0 is positive, a tied vote gives 0",
@@ -256,7 +361,7 @@ _SINGLE = (
     CompressorEntry(
         "onebit",
         "a bit for each element, and the means of what is above and below 0",
-        "dynbench.compress.onebit:onebit",
+        "dynbench.compress.signs:onebit",
         CompressionOptions,
         paper="Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014",
         variant="means for each parameter",

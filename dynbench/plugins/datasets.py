@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dynbench.plugins.registry import Entry, Registry
-from dynbench.plugins.section import PositiveFloat, Section
+from dynbench.plugins.registry import Entry, PositiveFloat, Registry, Section
 from dynbench.plugins.workloads import Kind
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, TypedDict
 
 from dynbench.errors import UsageError
-from dynbench.plugins.registry import Entry, Registry
-from dynbench.plugins.section import Auto, PositiveInt, Section
+from dynbench.plugins.registry import Auto, Entry, PositiveInt, Registry, Section
 
 Layout = Literal["padded", "packed", "flattened"]
 """Of a micro-batch: as wide as its longest sample; one row of real tokens, whose samples our attention keeps apart; or
@@ -115,20 +114,20 @@ POLICIES: Registry[PolicyEntry] = Registry(
         PolicyEntry(
             "sorted_equal",
             "the batch sorted, cut into equal counts",
-            "dynbench.schedule.peers.sorted_equal:SortedEqual",
+            "dynbench.schedule.peers.batch_peers:SortedEqual",
             capped=False,
             costs=False,
         ),
         PolicyEntry(
             "lpt",
             "longest first to the least loaded rank, padding not seen",
-            "dynbench.schedule.peers.lpt:LongestFirst",
+            "dynbench.schedule.peers.batch_peers:LongestFirst",
             capped=False,
         ),
         PolicyEntry(
             "karmarkar_karp",
             "largest differencing, any counts",
-            "dynbench.schedule.peers.karmarkar_karp:KarmarkarKarp",
+            "dynbench.schedule.peers.batch_peers:KarmarkarKarp",
             needs="prtpy",
             slow_above=1_000_000,
             capped=False,
@@ -136,7 +135,7 @@ POLICIES: Registry[PolicyEntry] = Registry(
         PolicyEntry(
             "karmarkar_karp_equal",
             "largest differencing, equal counts",
-            "dynbench.schedule.peers.karmarkar_karp:KarmarkarKarpEqual",
+            "dynbench.schedule.peers.batch_peers:KarmarkarKarpEqual",
             capped=False,
         ),
         PolicyEntry(
@@ -150,7 +149,7 @@ POLICIES: Registry[PolicyEntry] = Registry(
         PolicyEntry(
             "group_by_length",
             "transformers' length-grouped sampler",
-            "dynbench.schedule.peers.group_by_length:GroupByLength",
+            "dynbench.schedule.peers.transformers_samplers:GroupByLength",
             needs="torch",
             capped=False,
             costs=False,
@@ -159,7 +158,7 @@ POLICIES: Registry[PolicyEntry] = Registry(
         PolicyEntry(
             "hf_batch_rebalance",
             "transformers' batch rebalancing",
-            "dynbench.schedule.peers.hf_batch_rebalance:BatchRebalance",
+            "dynbench.schedule.peers.transformers_samplers:BatchRebalance",
             needs="torch",
             capped=False,
             costs=False,
@@ -168,7 +167,7 @@ POLICIES: Registry[PolicyEntry] = Registry(
         PolicyEntry(
             "verl",
             "verl's balancing, equal counts, its own cost",
-            "dynbench.schedule.peers.verl:Verl",
+            "dynbench.schedule.peers.batch_peers:Verl",
             slow_above=1_000_000,
             capped=False,
             **_PACKER,
@@ -176,7 +175,7 @@ POLICIES: Registry[PolicyEntry] = Registry(
         PolicyEntry(
             "verl_free",
             "the same, any counts",
-            "dynbench.schedule.peers.verl:VerlFree",
+            "dynbench.schedule.peers.batch_peers:VerlFree",
             slow_above=1_000_000,
             capped=False,
             **_PACKER,

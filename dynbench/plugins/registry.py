@@ -1,7 +1,7 @@
 """What every kind of plug-in is listed by: a name, a line of description, where its class is, and its options.
 
-Nothing of a plug-in is imported to list it, to validate its options or to say which of them are read. What
-`DYNBENCH_PLUGINS` names is loaded before any registry is first read.
+Nothing of a plug-in is imported to list it, to validate its options or to say which of them are read. Plug-ins from
+outside are loaded before any registry is first read.
 """
 
 from __future__ import annotations
@@ -12,11 +12,56 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import get_annotations
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from dynbench.errors import UsageError, did_you_mean
 from dynbench.plugins import outside
-from dynbench.plugins.section import Section
+
+MOST = 2**31 - 1
+"""Largest whole number of a setting, which columns and libraries hold in 32 bits."""
+PositiveInt = Annotated[int, Field(gt=0, le=MOST)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=MOST)]
+MOST_SEED = 2**62
+"""Seeds of launches are counted up from the first, within 64 bits."""
+Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
+RankCount = Annotated[int, Field(gt=0, le=65_536)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Auto = Literal["auto"]
+
+
+class Section(BaseModel):
+    """Base of the sections and of a plug-in's options: immutable, unknown keys refused, values never coerced."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+    refused: ClassVar[bool] = False
+    """Whether rules refuse the options that a class declares where the chosen plug-in does not have them."""
+
+    @classmethod
+    def declarer(cls, option: str) -> type[Section]:
+        """The class in which a field is written down."""
+        sections = (kind for kind in cls.__mro__ if issubclass(kind, Section))
+        return next(kind for kind in sections if option in get_annotations(kind))
+
+
+Options = TypeVar("Options", bound=Section)
+
+
+def options_of(section: object, options: type[Options]) -> Options:
+    """The options of a plug-in as its section holds them, beside what others read.
+
+    Args:
+        section: a section of the configuration; None gives the defaults.
+        options: what the plug-in was registered with, or a base of it.
+    """
+    if section is None:
+        return options()
+    return options.model_construct(**{name: getattr(section, name) for name in options.model_fields})
+
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\+[a-z][a-z0-9_]*)*")
 
@@ -92,7 +137,6 @@ class Entry:
 
 
 E = TypeVar("E", bound=Entry)
-S = TypeVar("S", bound=Section)
 
 
 class Registry(Mapping[str, E]):
@@ -214,14 +258,14 @@ class Registry(Mapping[str, E]):
         self._in_use = True
 
 
-def with_options(**choices: Registry[Any]) -> Callable[[type[S]], type[S]]:
+def with_options(**choices: Registry[Any]) -> Callable[[type[Options]], type[Options]]:
     """Gives a section of the configuration the options of its plug-ins.
 
     Args:
         choices: a field that chooses a plug-in to the registry of its kind, whose options are put behind it.
     """
 
-    def assemble(section: type[S]) -> type[S]:
+    def assemble(section: type[Options]) -> type[Options]:
         fields = {}
         for name, info in section.model_fields.items():
             fields[name] = info

@@ -7,8 +7,15 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from dynbench.plugins.registry import Entry, Registry
-from dynbench.plugins.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from dynbench.plugins.registry import (
+    Entry,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Registry,
+    Section,
+)
 
 Objective = Literal["sum", "slots"]
 """What plans of several micro-batches per rank make least: the slowest rank's sum of them, where ranks meet once a
@@ -170,7 +177,7 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
         StrategyEntry(
             "zero1_torch",
             "ddp with torch's ZeroRedundancyOptimizer, whose own broadcasts are not counted",
-            "dynbench.sync.zero_torch:Zero1Torch",
+            "dynbench.sync.ddp:Zero1Torch",
             DdpOptions,
             counted=False,
             moments="divided",
@@ -218,7 +225,7 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
         StrategyEntry(
             "local_sgd_torch",
             "local_sgd by torch's PeriodicModelAverager, whose messages are not counted; not the same training",
-            "dynbench.sync.local_torch:LocalSgdTorch",
+            "dynbench.sync.local_steps:LocalSgdTorch",
             LocalOptions,
             compresses=False,
             counted=False,

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from dynbench.plugins.policies import LAYOUTS, Layout
-from dynbench.plugins.registry import Entry, Registry
-from dynbench.plugins.section import Auto, NonNegativeInt, Section
+from dynbench.plugins.registry import Auto, Entry, NonNegativeInt, Registry, Section
 
 Kind = Literal["texts", "images", "digits"]
 """What samples are made of; `digits` are images of 28 by 28 grey pixels."""

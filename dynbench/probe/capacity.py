@@ -21,8 +21,7 @@ from dynbench.probe.fit import between, peak_mb
 from dynbench.runs.probe_record import CapacityRow, MemoryFit, Soak, TrialRow
 from dynbench.schedule.capacity import capacity_of
 from dynbench.schedule.evaluate import largest_fitting
-from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import Problem, make_policy
+from dynbench.schedule.policy import Planner, Problem, make_policy
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from dynbench.probe.children import RESERVE
 from dynbench.probe.trial import TrialStep, limit_process, rehearsed, resident_bytes
 from dynbench.runs.run import Run
 from dynbench.units import mb
-from dynbench.wire.null import silent_group
+from dynbench.wire.base import silent_group
 from dynbench.workloads.registry import build_workload, import_model_code
 
 

@@ -18,8 +18,7 @@ from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_cost
 from dynbench.schedule.plan import FloatArray, IntArray
-from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import Problem
+from dynbench.schedule.policy import Planner, Problem
 from dynbench.units import mb
 from dynbench.windows import whole_windows
 

@@ -41,8 +41,8 @@ from dynbench.runs.run import Run
 from dynbench.runs.store import Naming, RunStore
 from dynbench.schedule.capacity import capacity_of
 from dynbench.schedule.cost import CostModel
+from dynbench.schedule.partition_unequal import distinct_speeds
 from dynbench.schedule.policy import Problem
-from dynbench.schedule.rank_classes import distinct_speeds
 from dynbench.units import mb
 from dynbench.workloads.base import Workload
 from dynbench.workloads.inputs import check_inputs

@@ -29,13 +29,12 @@ from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.kernels.packed_attention import most_demanding
 from dynbench.plugins import COMPRESSORS, STRATEGIES, options_of
-from dynbench.plugins.compressor_options import CompressionOptions
+from dynbench.plugins.compressors import CompressionOptions
 from dynbench.plugins.strategies import DilocoOptions
-from dynbench.sync.base import Strategy
-from dynbench.sync.local import Local
+from dynbench.sync.base import Local, Strategy
 from dynbench.units import mb
+from dynbench.wire.base import NullWire
 from dynbench.wire.channel import Channel
-from dynbench.wire.null import NullWire
 from dynbench.wire.segment import Segment
 from dynbench.workloads.base import Workload
 from dynbench.workloads.data import TokenisedData

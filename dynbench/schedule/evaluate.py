@@ -1,17 +1,154 @@
-"""What a plan costs, step by step and over a run."""
+"""What a plan costs, and lower bounds on that, whatever the plan."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dynbench.errors import NothingFits, UsageError
-from dynbench.schedule.bounds import step_bound
+from dynbench.schedule.cost import CostModel
 from dynbench.schedule.plan import FloatArray, IntArray, Share, StepPlan
 from dynbench.schedule.policy import Problem, make_policy
-from dynbench.schedule.streams import automatic_buffer
+from dynbench.schedule.prefix import automatic_buffer
+
+
+def batch_bound(
+    padded_lengths: IntArray,
+    cost: CostModel,
+    workers: int,
+    *,
+    speeds: FloatArray | None = None,
+    micro_batches: int = 1,
+    limits: IntArray | FloatArray | None = None,
+    extra: FloatArray | float = 0.0,
+) -> float:
+    """No plan of these samples has a smaller maximum of cost over speed.
+
+    Padding only adds, so the ranks' work is at least that of the samples one by one; some rank does at least the mean
+    of it, and some rank holds the longest sample. Every rank works, so each pays `measured`'s alpha once, and the price
+    of a further micro-batch for each beyond.
+
+    Args:
+        padded_lengths: lengths of the step's samples, rounded up, shape [n], tokens.
+        cost: the cost model.
+        workers: ranks that train (G).
+        speeds: relative speed per rank, shape [G]; ones by default.
+        micro_batches: the most micro-batches that one rank may run.
+        limits: largest micro-batch at each sample's length on any rank, shape [n]; a micro-batch of n samples then
+            uses up at least the sum of their 1/limit, so it bounds the number of micro-batches from below. Where one is
+            0, a policy that knows no limits took what fits nowhere, and nothing is counted.
+        extra: tokens that each sample costs besides, shape [n]; see `Problem.second`.
+
+    Returns:
+        The bound, in the cost's unit.
+    """
+    speed = np.ones(workers) if speeds is None else np.asarray(speeds, dtype=np.float64)
+    total_speed, fastest = float(speed.sum()), float(speed.max())
+    weights = cost.per_sample(padded_lengths, extra)
+    work, largest = float(weights.sum()), float(weights.max())
+    if cost.cost_type == "tokens_sq":
+        return _squares(weights, speed, micro_batches)
+    alpha = cost.alpha if cost.cost_type == "measured" else 0.0
+    runs = workers
+    if limits is not None and np.all(limits > 0):
+        runs = max(workers, math.ceil(float((1.0 / limits).sum()) - 1e-9))
+    mean = (float(cost.of_rank(runs * alpha, runs - workers + 1)) + work) / total_speed
+    if cost.cost_type == "tokens" and np.all(speed == speed[0]):
+        mean = _even(weights, workers) / fastest
+    return max(mean, (alpha + largest) / fastest)
+
+
+def packed_bound(
+    lengths: IntArray,
+    cost: CostModel,
+    workers: int,
+    *,
+    speeds: FloatArray | None = None,
+    micro_batches: int = 1,
+    limits: IntArray | None = None,
+    extra: FloatArray | float = 0.0,
+) -> float:
+    """As `batch_bound`, of rows of real tokens; `limits` are tokens.
+
+    Of the k*G + 1 dearest samples some rank holds k + 1 (the pigeonhole principle): with equal ranks the cheapest of
+    these k + 1 bound it too.
+    """
+    shares = None if limits is None else limits / lengths
+    bound = batch_bound(lengths, cost, workers, speeds=speeds, micro_batches=micro_batches, limits=shares, extra=extra)
+    squared = cost.cost_type == "tokens_sq"
+    if len(lengths) <= workers or (squared and micro_batches > 1) or not (speeds is None or np.ptp(speeds) == 0):
+        return bound
+    falling = np.sort(cost.per_sample(lengths, extra))[::-1]
+    before = np.concatenate(([0.0], np.cumsum(falling)))
+    k = np.arange(1, (len(falling) - 1) // workers + 1)
+    crowded = float((before[k * workers + 1] - before[k * (workers - 1)]).max())
+    alpha = cost.alpha if cost.cost_type == "measured" else 0.0
+    fastest = 1.0 if speeds is None else float(speeds[0])
+    return max(bound, (crowded**2 if squared else alpha + crowded) / fastest)
+
+
+def _even(weights: FloatArray, ranks: int) -> float:
+    """The mean over ranks of what samples weigh, rounded up where all weigh whole numbers."""
+    mean = float(weights.sum()) / ranks
+    return math.ceil(mean) if np.all(weights == np.floor(weights)) else mean
+
+
+def _squares(tokens: FloatArray, speed: FloatArray, micro_batches: int) -> float:
+    """Bound for `tokens_sq`: k micro-batches of t tokens together cost at least t²/k, and at least sum(L²)."""
+    fastest = float(speed.max())
+    longest = float(tokens.max()) ** 2 / fastest
+    if micro_batches == 1 and np.all(speed == speed[0]):
+        return max(_even(tokens, len(speed)) ** 2 / fastest, longest)
+    together = float(tokens.sum()) / float(np.sqrt(speed).sum())
+    apart = float((tokens**2).sum()) / float(speed.sum())
+    return max(together**2 / micro_batches, apart, longest)
+
+
+def slots_bound(weights: FloatArray, cost: CostModel, fastest: float, ranks: int, slots: int) -> float:
+    """No plan whose ranks meet in every micro-batch has a smaller sum over these of the slowest rank's.
+
+    Of n slots, i hold i*G samples at least, so the i-th shortest one is no shorter than the i*G-th cheapest sample; and
+    some slot holds the dearest. The mean over ranks bounds this sum as it bounds the slowest rank's: see `batch_bound`.
+
+    Args:
+        weights: what each sample adds to its micro-batch, in any order, shape [n].
+        cost: the cost model.
+        fastest: the largest relative speed.
+        ranks: ranks that train (G).
+        slots: micro-batches that every rank runs at least (n).
+    """
+    falling = np.sort(weights)[::-1]
+    dearest = falling[[0, *(len(falling) - ranks * np.arange(1, slots))]]
+    if cost.cost_type == "tokens_sq":
+        dearest = dearest * dearest
+    alpha = cost.alpha if cost.cost_type == "measured" else 0.0
+    return (float(dearest.sum()) + slots * alpha + (slots - 1) * cost.surcharge) / fastest
+
+
+def step_bound(plan: StepPlan, problem: Problem) -> float:
+    """The bound on `step_cost` of the samples that a plan took, at the micro-batches it uses; packed plans do not pad.
+
+    Where every rank runs the same number because ranks meet in each, a number that was chosen may be as small as the
+    capacities allow.
+    """
+    ids = plan.sample_ids()
+    lengths = problem.lengths[ids] if plan.packed else problem.padded_lengths[ids]
+    bound = packed_bound if plan.packed else batch_bound
+    most = max(len(share) for share in plan.shares)
+    limits = None
+    if most > 1 and not problem.capacity.unlimited:
+        limits = problem.capacity.limits(problem.workers, lengths).max(axis=0)
+    speeds, extra = None if problem.speeds is None else problem.relative_speeds(), problem.extra_of(ids)
+    found = bound(lengths, problem.cost, problem.workers, speeds=speeds, micro_batches=most, limits=limits, extra=extra)
+    if most == 1 or problem.objective == "sum":
+        return found
+    slots = most if problem.micro_batches != "auto" else 1
+    weights, fastest = problem.cost.per_sample(lengths, extra), float(problem.relative_speeds().max())
+    return max(found, slots_bound(weights, problem.cost, fastest, problem.workers, slots))
+
 
 TRIED_ONE_BY_ONE = 512
 """Global batches tried without leaving one out; below these, every step down is a hundredth."""
@@ -51,103 +188,86 @@ class StepFacts:
         return float(self.real_tokens.sum() / self.local_batches.sum())
 
 
-@dataclass(frozen=True, slots=True)
-class _MicroBatches:
-    """All micro-batches of a plan, rank by rank; arrays of shape [M]."""
+class _Priced:
+    """The micro-batches of a plan, rank by rank; arrays of shape [M]."""
 
-    rank: IntArray
-    first_of_rank: IntArray
-    count: IntArray
-    longest: IntArray
-    tokens: IntArray
-    squares: FloatArray
-    extra: FloatArray
+    def __init__(self, plan: StepPlan, problem: Problem) -> None:
+        self.problem = problem
+        self.per_rank = np.array([len(share) for share in plan.shares])
+        self.first_of_rank = np.concatenate(([0], np.cumsum(self.per_rank)[:-1]))
+        self.rank = np.repeat(np.arange(len(self.per_rank)), self.per_rank)
+        self.count = np.array([len(ids) for share in plan.shares for ids in share])
+        starts = np.concatenate(([0], np.cumsum(self.count)[:-1]))
+        ids = plan.sample_ids()
+        real = problem.lengths[ids]
+        self.longest = np.maximum.reduceat(problem.padded_lengths[ids], starts)
+        self.tokens = np.add.reduceat(real, starts)
+        extra = np.add.reduceat(np.broadcast_to(problem.extra_of(ids), ids.shape), starts)
+        if plan.packed:
+            squares = np.add.reduceat(real.astype(np.float64) ** 2, starts)
+            self.costs = problem.cost.cost_packed(self.tokens, squares, extra)
+        else:
+            self.costs = problem.cost.cost_padded(self.count, self.longest, extra)
 
+    def of_ranks(self, values: IntArray) -> IntArray:
+        """Sums over each rank's micro-batches, shape [G]."""
+        return np.add.reduceat(values, self.first_of_rank)
 
-def _micro_batches(plan: StepPlan, problem: Problem) -> _MicroBatches:
-    per_rank = np.array([len(share) for share in plan.shares])
-    count = np.array([len(ids) for share in plan.shares for ids in share])
-    starts = np.concatenate(([0], np.cumsum(count)[:-1]))
-    ids = plan.sample_ids()
-    real = problem.lengths[ids]
-    squares = np.add.reduceat(real.astype(np.float64) ** 2, starts) if plan.packed else np.zeros(len(count))
-    return _MicroBatches(
-        rank=np.repeat(np.arange(len(per_rank)), per_rank),
-        first_of_rank=np.concatenate(([0], np.cumsum(per_rank)[:-1])),
-        count=count,
-        longest=np.maximum.reduceat(problem.padded_lengths[ids], starts),
-        tokens=np.add.reduceat(real, starts),
-        squares=squares,
-        extra=np.add.reduceat(np.broadcast_to(problem.extra_of(ids), ids.shape), starts),
-    )
+    def share_costs(self) -> FloatArray:
+        """Predicted cost of each share, whoever runs it, shape [G]."""
+        return self.problem.cost.of_rank(np.add.reduceat(self.costs, self.first_of_rank), self.per_rank)
 
+    def rank_costs(self) -> FloatArray:
+        """The same over the rank's speed, shape [G]."""
+        whole = self.share_costs()
+        return whole if self.problem.speeds is None else whole / self.problem.relative_speeds()
 
-def _costs(plan: StepPlan, problem: Problem, parts: _MicroBatches) -> FloatArray:
-    """Predicted cost of each micro-batch, shape [M]."""
-    if plan.packed:
-        return problem.cost.cost_packed(parts.tokens, parts.squares, parts.extra)
-    return problem.cost.cost_padded(parts.count, parts.longest, parts.extra)
+    def lasts(self) -> float:
+        """What the step lasts, by the problem's objective."""
+        problem = self.problem
+        if problem.objective == "sum" or len(self.rank) == len(self.per_rank):
+            return float(self.rank_costs().max())
+        slot = np.arange(len(self.rank)) - self.first_of_rank[self.rank]
+        costs = self.costs + np.where(slot > 0, problem.cost.surcharge, 0.0)
+        dearest = np.zeros(int(slot.max()) + 1)
+        np.maximum.at(dearest, slot, costs / problem.relative_speeds()[self.rank])
+        return float(dearest.sum())
 
-
-def _share_costs(plan: StepPlan, problem: Problem, parts: _MicroBatches) -> FloatArray:
-    """Predicted cost of each share, whoever runs it."""
-    costs = _costs(plan, problem, parts)
-    per_rank = np.diff(parts.first_of_rank, append=len(costs))
-    return problem.cost.of_rank(np.add.reduceat(costs, parts.first_of_rank), per_rank)
-
-
-def _rank_costs(plan: StepPlan, problem: Problem, parts: _MicroBatches) -> FloatArray:
-    whole = _share_costs(plan, problem, parts)
-    return whole if problem.speeds is None else whole / problem.relative_speeds()
-
-
-def _lasts(plan: StepPlan, problem: Problem, parts: _MicroBatches) -> float:
-    if problem.objective == "sum" or len(parts.rank) == len(plan.shares):
-        return float(_rank_costs(plan, problem, parts).max())
-    slot = np.arange(len(parts.rank)) - parts.first_of_rank[parts.rank]
-    costs = _costs(plan, problem, parts) + np.where(slot > 0, problem.cost.surcharge, 0.0)
-    dearest = np.zeros(int(slot.max()) + 1)
-    np.maximum.at(dearest, slot, costs / problem.relative_speeds()[parts.rank])
-    return float(dearest.sum())
+    def violations(self, sizes: IntArray) -> int:
+        """Micro-batches above capacity; their sizes are in its unit, shape [M]."""
+        if self.problem.capacity.unlimited:
+            return 0
+        limits = self.problem.capacity.limits(self.problem.workers, self.longest)
+        return int(np.count_nonzero(sizes > limits[self.rank, np.arange(len(self.rank))]))
 
 
 def share_cost(share: Share, problem: Problem) -> float:
     """Predicted cost of one rank's micro-batches."""
-    plan = StepPlan(0, (share,), packed=problem.packed)
-    return float(_share_costs(plan, problem, _micro_batches(plan, problem))[0])
+    return float(_Priced(StepPlan(0, (share,), packed=problem.packed), problem).share_costs()[0])
 
 
 def step_costs(plan: StepPlan, problem: Problem) -> FloatArray:
     """Predicted cost of each rank's micro-batches over its speed, shape [G]."""
-    return _rank_costs(plan, problem, _micro_batches(plan, problem))
+    return _Priced(plan, problem).rank_costs()
 
 
 def step_cost(plan: StepPlan, problem: Problem) -> float:
     """What a step lasts, by the problem's objective: see `StepFacts.max_cost`."""
-    return _lasts(plan, problem, _micro_batches(plan, problem))
+    return _Priced(plan, problem).lasts()
 
 
 def step_facts(plan: StepPlan, problem: Problem) -> StepFacts:
     """Costs, tokens, counts, bound and violations of a plan."""
-    parts = _micro_batches(plan, problem)
-    padded = parts.tokens if plan.packed else parts.count * parts.longest
+    parts = _Priced(plan, problem)
     return StepFacts(
-        costs=_rank_costs(plan, problem, parts),
-        max_cost=_lasts(plan, problem, parts),
-        padded_tokens=np.add.reduceat(padded, parts.first_of_rank),
-        real_tokens=np.add.reduceat(parts.tokens, parts.first_of_rank),
-        local_batches=np.add.reduceat(parts.count, parts.first_of_rank),
+        costs=parts.rank_costs(),
+        max_cost=parts.lasts(),
+        padded_tokens=parts.of_ranks(parts.tokens if plan.packed else parts.count * parts.longest),
+        real_tokens=parts.of_ranks(parts.tokens),
+        local_batches=parts.of_ranks(parts.count),
         bound=step_bound(plan, problem),
-        capacity_violations=_violations(parts.tokens if plan.packed else parts.count, parts, problem),
+        capacity_violations=parts.violations(parts.tokens if plan.packed else parts.count),
     )
-
-
-def _violations(sizes: IntArray, parts: _MicroBatches, problem: Problem) -> int:
-    """Micro-batches above capacity; their sizes are in its unit, shape [M]."""
-    if problem.capacity.unlimited:
-        return 0
-    limits = problem.capacity.limits(problem.workers, parts.longest)[parts.rank, np.arange(len(parts.rank))]
-    return int(np.count_nonzero(sizes > limits))
 
 
 OnBatch = Callable[[int], None]

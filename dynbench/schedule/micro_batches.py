@@ -1,10 +1,10 @@
 """Several padded micro-batches per rank, for ranks of equal capacity and one global batch.
 
-This contains multiprocessor scheduling: few samples are dealt in every way (`slots`), more by a heuristic that
+This contains multiprocessor scheduling: few samples are dealt in every way (`cheapest`), more by a heuristic that
 proves nothing. The sorted batch is cut into M contiguous micro-batches in a few ways. Where ranks meet once a step,
 these are dealt to them, dearest first to the rank that would end it first (LPT: Graham 1969; with unequal speeds
 Gonzalez, Ibarra and Sahni 1977); where they meet in every micro-batch, neighbours in cost run together, and one of the
-cuts is made for that (`slots`). The best of all is polished (`accumulation`). Where samples have a second cost,
+cuts is made for that (`cut_by_slots`). The best of all is `polished`. Where samples have a second cost,
 one micro-batch per rank is made here too, and contiguous ones are a heuristic.
 """
 
@@ -14,10 +14,21 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dynbench.errors import UsageError
-from dynbench.schedule.accumulation import FEW_ROUNDS, TOO_LARGE, Accumulation, Deal, SortedStep, deal_of, polished
+from dynbench.schedule.accumulation import (
+    FEW_ROUNDS,
+    TOO_LARGE,
+    Accumulation,
+    Deal,
+    SortedStep,
+    best_grouping,
+    cheapest,
+    cut_by_slots,
+    deal_of,
+    every_cut,
+    polished,
+)
+from dynbench.schedule.balancing import deal_longest_first, deal_to_first_finish
 from dynbench.schedule.capacity import BoolArray, batch_too_large, sample_too_long
-from dynbench.schedule.longest_first import deal_longest_first, deal_to_first_finish
 from dynbench.schedule.partition_search import (
     TABLE_LIMIT,
     fits_table,
@@ -31,8 +42,7 @@ from dynbench.schedule.partition_search import (
 )
 from dynbench.schedule.partition_unequal import UnequalRanks, even_sizes
 from dynbench.schedule.plan import Exactness, FloatArray, IntArray, Share
-from dynbench.schedule.policy import Problem
-from dynbench.schedule.slots import best_grouping, cheapest, cut_by_slots, every_cut
+from dynbench.schedule.policy import Problem, check_enough_samples
 
 EVERY_NUMBER = 64
 """Largest global batch for which `auto` weighs every number of micro-batches; above, multiples of the world size."""
@@ -69,13 +79,8 @@ class MicroBatchPlanner:
         self._slots = problem.objective == "slots"
         self._speeds = None if problem.equal_ranks else problem.relative_speeds()
         self._unequal = None if problem.equal_ranks else UnequalRanks(problem)
-        ranks, batch = problem.workers, problem.global_batch
-        if self._fixed is not None and batch < ranks * self._fixed:
-            raise UsageError(
-                f"schedule.micro_batches: {self._fixed} on each of {ranks} ranks for {batch} samples",
-                f"Use at most {batch // ranks}, or a train.global_batch of at least {ranks * self._fixed}.",
-            )
-        speeds = np.ones(ranks) if self._speeds is None else self._speeds
+        check_enough_samples(problem)
+        speeds = np.ones(problem.workers) if self._speeds is None else self._speeds
         self._meets = Accumulation(problem.objective, speeds, problem.cost.surcharge)
 
     def wanted(self, lengths: IntArray) -> bool:

@@ -1,4 +1,9 @@
-"""Packed rows of one global batch: no padding, so a rank's cost is the sum of its samples' and of its rows' price."""
+"""Packed rows of one global batch: no padding, so a rank's cost is the sum of its samples' and of its rows' price.
+
+Where ranks meet in every row, the sum over the slots of rows of the slowest rank's is made least. Without padding the
+work is constant, so a plan is optimal where all rows of a slot last alike, however long. Where the longest sample
+lasts longer than that, a slot is filled to its length, and the rest is dealt to others.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +12,101 @@ from itertools import count
 
 import numpy as np
 
-from dynbench.errors import NothingFits, UsageError
+from dynbench.errors import NothingFits
 from dynbench.schedule import capacity
-from dynbench.schedule.accumulation import TOO_LARGE, Accumulation
-from dynbench.schedule.bounds import packed_bound
+from dynbench.schedule.accumulation import TOO_LARGE, Accumulation, best_grouping
+from dynbench.schedule.balancing import (
+    ROUNDING,
+    SEARCHED,
+    Search,
+    Work,
+    deal_longest_first,
+    exchanged,
+    longest_first,
+    within_limits,
+)
 from dynbench.schedule.capacity import UNLIMITED, BoolArray
-from dynbench.schedule.longest_first import deal_longest_first
-from dynbench.schedule.packed_deal import ROUNDING, SEARCHED, Search, Work, longest_first, within_limits
-from dynbench.schedule.packed_exchange import exchanged
-from dynbench.schedule.packed_slots import Rows, rows_by_slot
+from dynbench.schedule.evaluate import packed_bound
 from dynbench.schedule.partition_search import sort_longest_first
 from dynbench.schedule.plan import Exactness, FloatArray, IntArray, StepPlan, single
-from dynbench.schedule.policy import Problem
-from dynbench.schedule.slots import best_grouping
+from dynbench.schedule.policy import Problem, check_enough_samples
+
+Rows = list[list[IntArray]]
+"""Per rank its rows, slot by slot: positions of samples, dearest first."""
+
+
+def rows_by_slot(work: Work, slots: int) -> Rows | None:
+    """So many rows of every rank; None where no way was found to keep to the limits.
+
+    Args:
+        work: of one row per rank, whose limits are the same for all ranks; at least `slots` samples per rank.
+        slots: rows of every rank.
+    """
+    left = np.arange(len(work.weights))
+    rows: Rows = [[] for _ in work.speeds]
+    fastest = int(work.speeds.argmax())
+    while slots > 1:
+        longest = (work.fixed[fastest] + work.weights[left[0]]) / work.speeds[fastest]
+        if longest <= (work.weights[left].sum() / slots + work.fixed.sum()) / work.speeds.sum():
+            break
+        taken = _filled(work, left, longest, len(left) - (slots - 1) * work.ranks)
+        for own, row in zip(rows, taken, strict=True):
+            own.append(left[row])
+        left, slots = np.delete(left, np.concatenate(taken)), slots - 1
+    dealt = _balanced(work, left, slots)
+    return None if dealt is None else [own + more for own, more in zip(rows, dealt, strict=True)]
+
+
+def _filled(work: Work, left: IntArray, lasts: float, most: int) -> list[list[int]]:
+    """Rows that end by then, one per rank, of at most so many samples together, as places in `left`.
+
+    The fastest rank runs the longest sample alone; the rank with most room takes the longest that it has room for.
+    """
+    weights, lengths = work.weights[left], work.lengths[left]
+    room = lasts * work.speeds - work.fixed
+    fastest = int(work.speeds.argmax())
+    rows: list[list[int]] = [[] for _ in room]
+    rows[fastest], room[fastest], place, idle = [0], -np.inf, 1, work.ranks - 1
+    while (rank := int(room.argmax())) >= 0 and room[rank] > 0 and place < len(left) - idle:
+        place = max(place, int(np.searchsorted(-weights, -room[rank])))
+        if place >= len(left) - idle or sum(map(len, rows)) + idle >= most + (not rows[rank]):
+            break
+        row = [*rows[rank], place]
+        if work.limits is not None and lengths[row].sum() > work.limits[rank, left[row]].min():
+            room[rank] = -np.inf
+            continue
+        idle -= not rows[rank]
+        rows[rank].append(place)
+        room[rank], place = room[rank] - weights[place], place + 1
+    for row in rows:
+        if not row:
+            row.append(len(left) - idle)
+            idle -= 1
+    return rows
+
+
+def _balanced(work: Work, left: IntArray, slots: int) -> Rows | None:
+    """Rows that last alike, as far as the samples allow; in a slot those that are neighbours in cost."""
+    every = Work(
+        work.weights[left],
+        work.lengths[left],
+        np.tile(work.speeds, slots),
+        np.tile(work.fixed, slots),
+        None if work.limits is None else np.tile(work.limits[:, left], (slots, 1)),
+    )
+    mean = float((every.weights.sum() + every.fixed.sum()) / every.speeds.sum())
+    owners: IntArray | None = exchanged(every, longest_first(every), mean, limited=False)
+    if owners is None or not every.fits(owners):
+        owners = within_limits(every)
+        if owners is None:
+            return None
+        owners = exchanged(every, owners, mean)
+    numbers, spent = np.arange(slots * work.ranks).reshape(slots, -1), every.spent(owners)
+    dearest_first = np.argsort(-spent[numbers], axis=0, kind="stable")
+    grid = np.take_along_axis(numbers, dearest_first, axis=0)
+    if np.ptp(work.speeds) == 0:
+        grid = np.argsort(-spent, kind="stable").reshape(slots, -1)
+    return [[left[owners == number] for number in grid[:, rank].tolist()] for rank in range(work.ranks)]
 
 
 class PackedRows:
@@ -27,7 +114,7 @@ class PackedRows:
 
     One row per rank: exact where the bound is met or few samples let all deals be searched, else a heuristic. With
     `micro_batches` N every rank runs N rows, with auto as many as the capacities ask for: a heuristic but for very few
-    samples (`slots`). Where ranks meet in every row, all run as many (`packed_slots`).
+    samples (`best_grouping`). Where ranks meet in every row, all run as many (`rows_by_slot`).
 
     Args:
         problem: of packed micro-batches.
@@ -41,13 +128,8 @@ class PackedRows:
         measured, self._squared = cost.cost_type == "measured", cost.cost_type == "tokens_sq"
         self._alpha = cost.alpha if measured else 0.0
         self._further = cost.alpha + cost.surcharge if measured else 0.0
-        rows, ranks, batch = problem.micro_batches, problem.workers, problem.global_batch
-        self._rows = None if rows == "auto" else rows
-        if self._rows is not None and batch < ranks * self._rows:
-            raise UsageError(
-                f"schedule.micro_batches: {rows} on each of {ranks} ranks for {batch} samples",
-                f"Use at most {batch // ranks}.",
-            )
+        self._rows = None if problem.micro_batches == "auto" else problem.micro_batches
+        check_enough_samples(problem)
 
     def plan(self, ids: IntArray, step: int) -> StepPlan:
         """The plan of a step's samples, shape [B].

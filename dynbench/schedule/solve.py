@@ -14,10 +14,11 @@ from dynbench.errors import NothingFits, UsageError, did_you_mean
 from dynbench.plugins import POLICIES, PolicyEntry, outside
 from dynbench.plugins.policies import ROWS, Layout, plan_name, plan_names, plan_of
 from dynbench.schedule.capacity import Capacity
-from dynbench.schedule.greedy_gap import GreedyGap, greedy_gap
 from dynbench.schedule.measure import (
+    GreedyGap,
     Series,
     adjacent_correlation,
+    greedy_gap,
     length_spread,
     policy_window,
     run_policy,

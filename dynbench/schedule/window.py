@@ -1,10 +1,16 @@
-"""Several global batches dealt together, so that few steps are dear and the ranks of each step finish together."""
+"""Several global batches dealt together, so that few steps are dear and the ranks of each step finish together.
+
+First plans, the better of which is improved by annealing, then polished. A point of the search is what
+`SortedWindow.sweep` turns into a plan: the order in which the steps take their shares, and a threshold per step. The
+counts follow from them, slack is filled by the sweep, and the plan always has B samples in every step. A few hundred
+sweeps of simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983) are then enough.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,8 +21,163 @@ from dynbench.schedule.partition import Partition, cut
 from dynbench.schedule.partition_search import least_maximum, search_weights, sort_longest_first
 from dynbench.schedule.plan import FloatArray, IntArray, StepPlan, single
 from dynbench.schedule.policy import BatchPolicy, Problem
-from dynbench.schedule.window_search import search
-from dynbench.schedule.window_sweep import SortedWindow
+from dynbench.schedule.window_sweep import Deal, SortedWindow, guesses, polished
+
+SPREADS = (0.97, 1.0)
+"""Allowed standard deviations of the steps' mean lengths, relative to random batches.
+
+The second is used where the first cannot be kept: a single very long sample alone can spread the means that much.
+"""
+SWEPT_SHARES = 3000
+"""Shares swept per step that is planned: what the search costs, at about 0.2 microseconds each."""
+SWEEP_OVERHEAD = 15
+"""What one sweep costs besides its shares, in shares."""
+MIN_SWEEPS = 24
+
+_TEMPERATURE = 0.01
+"""Of the annealing's start, relative to a step's mean price."""
+_PENALTY = 0.5
+"""Price of exceeding the allowed variance by once itself, relative to the whole price."""
+_ROUNDING = 1e-9
+_REPAIRS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """Prices deals, valid or not.
+
+    Args:
+        window: the samples.
+        allowed_variance: of the steps' mean lengths, tokens².
+        scale: a typical price, the unit of the penalties.
+    """
+
+    window: SortedWindow
+    allowed_variance: float
+    scale: float
+
+    def penalised(self, deal: Deal, limit: float = math.inf) -> tuple[float, bool]:
+        """Price plus penalties, and whether the deal is valid; above `limit` the spread may be left out."""
+        price = float(self.window.price(deal)) + self.scale * deal.excess
+        if price > limit:
+            return price, False
+        over = self.variance(self.window.step_tokens(deal)) / max(self.allowed_variance, _ROUNDING) - 1
+        if over <= _ROUNDING:
+            return price, deal.excess == 0
+        return price + _PENALTY * self.scale * over, False
+
+    def is_spread(self, tokens: IntArray) -> bool:
+        """Whether the steps' mean lengths are spread further than allowed, by their tokens, shape [W]."""
+        over = self.variance(tokens.tolist()) / max(self.allowed_variance, _ROUNDING) - 1
+        return over > _ROUNDING
+
+    def variance(self, tokens: list[int]) -> float:
+        """Variance of the steps' mean lengths, tokens²."""
+        mean = sum(tokens) / len(tokens)
+        return sum((total - mean) ** 2 for total in tokens) / len(tokens) / self.window.global_batch**2
+
+
+def search(window: SortedWindow, rng: np.random.Generator) -> tuple[list[int], list[int]] | None:
+    """Step and samples of each share of the best plan found, longest samples first, shape [W*G].
+
+    It keeps to the capacities and to an allowed spread; None when none was found.
+
+    Args:
+        window: the samples of at least two steps.
+        rng: makes the annealing's choices; from the same state comes the same plan.
+    """
+    scale = window.steps * (sum(window.work) / window.steps / window.workers) ** _power(window)
+    shares = window.steps * window.workers
+    sweeps = max(window.steps * SWEPT_SHARES // (shares + SWEEP_OVERHEAD), MIN_SWEEPS)
+    for spread in SPREADS:
+        judge = _Judge(window, spread**2 * random_variance(window), scale)
+        slack_tokens = 0.5 * math.sqrt(judge.allowed_variance) * window.global_batch
+        starts = [_draw_together(judge, guess) for guess in guesses(window, slack_tokens)]
+        start = min(starts, key=lambda deal: judge.penalised(deal)[0])
+        best = _anneal(judge, start, sweeps, rng)
+        if best is not None:
+            return polished(window, best.order, best.counts, judge.is_spread, rng)
+    return None
+
+
+def _power(window: SortedWindow) -> int:
+    return 2 if window.cost.cost_type == "tokens_sq" else 1
+
+
+def random_variance(window: SortedWindow) -> float:
+    """Expected variance of the steps' mean lengths about the window's mean if its samples are dealt at random, tokens².
+
+    B of W*B samples drawn without replacement have a mean of variance s²/B * (1 - 1/W), s² being the window's sample
+    variance (Cochran, Sampling Techniques, theorem 2.2).
+    """
+    return float(window.lengths.var(ddof=1)) / window.global_batch * (1 - 1 / window.steps)
+
+
+def _draw_together(judge: _Judge, deal: Deal) -> Deal:
+    """Move the steps' mean lengths to the allowed spread: a higher threshold brings more long samples, fewer short."""
+    for _ in range(_REPAIRS):
+        tokens = judge.window.step_tokens(deal)
+        variance = judge.variance(tokens)
+        if variance <= judge.allowed_variance:
+            break
+        mean = sum(tokens) / len(tokens)
+        surplus = 1 - 0.9 * math.sqrt(judge.allowed_variance / variance)
+        thresholds = [
+            max(int(threshold * (1 + surplus * (mean - total) / total)), 1)
+            for threshold, total in zip(deal.thresholds, tokens, strict=True)
+        ]
+        deal = judge.window.sweep(deal.order, thresholds)
+    return deal
+
+
+def _anneal(judge: _Judge, deal: Deal, sweeps: int, rng: np.random.Generator) -> Deal | None:
+    """The cheapest valid deal on the way."""
+    window = judge.window
+    current, valid = judge.penalised(deal)
+    best, least = (deal, current) if valid else (None, math.inf)
+    cooling = _TEMPERATURE * judge.scale / window.steps * (1 - np.arange(sweeps) / sweeps)
+    slacks: list[float] = (rng.exponential(size=sweeps) * cooling).tolist()
+    draws: list[list[float]] = rng.random((sweeps, 5)).tolist()
+    for slack, draw in zip(slacks, draws, strict=True):
+        trial = window.sweep(*_neighbour(window, deal, draw))
+        price, valid = judge.penalised(trial, limit=current + slack)
+        if price <= current + slack:
+            deal, current = trial, price
+            if valid and price < least:
+                best, least = trial, price
+    return best
+
+
+def _neighbour(window: SortedWindow, deal: Deal, draw: list[float]) -> tuple[list[int], list[int]]:
+    """Order and thresholds next to those of `deal`: two shares swap steps, or a step's threshold moves, or both.
+
+    Args:
+        window: the samples.
+        deal: where the search is.
+        draw: five numbers in [0, 1).
+    """
+    kind, where, whither, which, how = draw
+    order, thresholds = deal.order, deal.thresholds
+    if kind < 0.55:
+        # The last fifth of the shares, short and flexible, is worth few swaps.
+        first = int(where * 0.8 * len(order))
+        second = min(first + 1 + int(whither * window.steps), len(order) - 1)
+        order = order.copy()
+        order[first], order[second] = order[second], order[first]
+    if kind > 0.45:
+        step = int(which * window.steps)
+        thresholds = thresholds.copy()
+        thresholds[step] = _moved_threshold(window, deal.heads[step], deal.lasts[step], how)
+    return order, thresholds
+
+
+def _moved_threshold(window: SortedWindow, head: int, last: int, how: float) -> int:
+    """Towards where the last share costs as much as the others; or a little up or down; or far, to other counts."""
+    if how < 0.25:
+        return int(head + 8 * how * (last - head) / window.workers)
+    if how < 0.9:
+        return int(head * (0.9 + 0.26 * (how - 0.25)))
+    return int(head * 9 ** (10 * (how - 0.9)) / 3)
 
 
 class Window(BatchPolicy):

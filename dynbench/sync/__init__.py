@@ -20,23 +20,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dynbench.sync.bucketed import BucketedDDP
-    from dynbench.sync.flat import FlatDDP
-    from dynbench.sync.fully_sharded import FullyShardedDDP
-    from dynbench.sync.naive import NaiveDDP
-    from dynbench.sync.overlap import OverlapDDP
-    from dynbench.sync.sharded_optimizer import ShardedOptimizer
+    from dynbench.sync.fully_sharded import FullyShardedDDP as FullyShardedDDP
+    from dynbench.sync.in_order import BucketedDDP as BucketedDDP
+    from dynbench.sync.in_order import OverlapDDP as OverlapDDP
+    from dynbench.sync.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
+    from dynbench.sync.synchronised import FlatDDP as FlatDDP
+    from dynbench.sync.synchronised import NaiveDDP as NaiveDDP
 
 _MODULES = {
-    "BucketedDDP": "bucketed",
-    "FlatDDP": "flat",
+    "BucketedDDP": "in_order",
+    "FlatDDP": "synchronised",
     "FullyShardedDDP": "fully_sharded",
-    "NaiveDDP": "naive",
-    "OverlapDDP": "overlap",
+    "NaiveDDP": "synchronised",
+    "OverlapDDP": "in_order",
     "ShardedOptimizer": "sharded_optimizer",
 }
-
-__all__ = ["BucketedDDP", "FlatDDP", "FullyShardedDDP", "NaiveDDP", "OverlapDDP", "ShardedOptimizer"]
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> object:

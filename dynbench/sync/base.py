@@ -1,4 +1,4 @@
-"""What the training loop asks of a strategy that synchronises gradients: a session with one model.
+"""The interface of a strategy that synchronises gradients, and the strategy of virtual ranks.
 
 Files of plug-ins import this module while the configuration is still being assembled from what they register.
 """
@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 
 from dynbench.config.ranks import Ranks, ranks_under
 from dynbench.runs.columns import Column
-from dynbench.wire.base import Wire
-from dynbench.wire.plain import PlainWire
+from dynbench.wire.base import NullWire, PlainWire, Wire
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Sync
+
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 """Builds an optimizer over the parameters that it is given."""
@@ -195,3 +195,48 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 def state_on_cpu(model: nn.Module) -> dict[str, Tensor]:
     """Copies of a model's parameters and buffers."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.state_dict().items()}
+
+
+class Local(Strategy):
+    """For virtual ranks; not in the registry. `on_ready` is never called: gradients are ready when backward ends.
+
+    Gradients are cleared to zeros between steps, not dropped: the first rank's backward pass would else be cheaper than
+    the others', as it finds none to add to. A parameter that no rank used has no gradient in the optimizer's step, as
+    under DDP: with zeros, weight decay and momentum would move it.
+    """
+
+    equal_gradients: ClassVar[bool] = True
+
+    def __init__(self, settings: Sync | None = None, wire: Wire | None = None) -> None:
+        super().__init__(settings, NullWire(0, 1) if wire is None else wire)
+        self._cleared: dict[nn.Parameter, tuple[Tensor, int]] = {}
+        """Gradients of zeros, with the version that autograd counts up when it adds to one."""
+
+    def _wrapped(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def accumulating(self) -> AbstractContextManager[None]:
+        """Nothing is ever sent."""
+        return nullcontext()
+
+    def finish(self) -> None:
+        """Nothing to wait for."""
+
+    def step(self, optimizer: Optimizer, precision: Stepper) -> None:
+        """The optimizer's step, without what was not used since gradients were cleared."""
+        unused = {
+            parameter: zeros
+            for parameter, (zeros, version) in self._cleared.items()
+            if parameter.grad is zeros and zeros._version == version
+        }
+        for parameter in unused:
+            parameter.grad = None
+        super().step(optimizer, precision)
+        for parameter, zeros in unused.items():
+            parameter.grad = zeros
+
+    def clear_gradients(self, optimizer: Optimizer) -> None:
+        """To zeros."""
+        optimizer.zero_grad(set_to_none=False)
+        gradients = [(parameter, parameter.grad) for parameter in self.model.parameters()]
+        self._cleared = {parameter: (grad, grad._version) for parameter, grad in gradients if grad is not None}

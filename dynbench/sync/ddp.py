@@ -1,20 +1,26 @@
-"""PyTorch's DistributedDataParallel: buckets all-reduced while the backward pass still runs."""
+"""PyTorch's DistributedDataParallel: buckets all-reduced while the backward pass still runs.
+
+Also with torch's own optimizer of divided state, what `zero1` is compared with.
+"""
 
 import gc
 import inspect
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # missing from torch's stubs
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from dynbench.plugins import options_of
 from dynbench.plugins.strategies import DdpOptions
-from dynbench.sync.base import Strategy
-from dynbench.sync.one_model import check_same_model
+from dynbench.sync.base import OptimizerFactory, Strategy
+from dynbench.sync.shared_model import check_same_model
 from dynbench.wire.base import new_future
 from dynbench.wire.segment import lay_out
 
@@ -99,3 +105,25 @@ class DdpNoop(Ddp):
         done = new_future(bucket.buffer().device)
         done.set_result(bucket.buffer())
         return done
+
+
+class _Timed(ZeroRedundancyOptimizer):
+    """Tells when it broadcasts."""
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], waiting: Callable[[], AbstractContextManager[None]], **kwargs: Any
+    ) -> None:
+        self._waiting = waiting
+        super().__init__(parameters, **kwargs)
+
+    def _sync_params(self) -> None:
+        with self._waiting():
+            super()._sync_params()  # type: ignore[misc]  # torch's has no types
+
+
+class Zero1Torch(Ddp):
+    """DDP with a ZeroRedundancyOptimizer, whose broadcasts after a step go past the wire and are not counted."""
+
+    def build_optimizer(self, parameters: Iterable[nn.Parameter], factory: OptimizerFactory) -> Optimizer:
+        """Over all parameters, each stepped by the rank that it is dealt to."""
+        return _Timed(parameters, self.waiting, optimizer_class=factory, process_group=self.wire.group)

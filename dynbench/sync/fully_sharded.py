@@ -18,10 +18,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 from dynbench.errors import UsageError
-from dynbench.sync.empty import give_memory, share_what_is_trained
-from dynbench.sync.flat import FlatDDP
 from dynbench.sync.fully_sharded_streams import Gather, Scatter, Waiting, blocks_of, streams_of
-from dynbench.sync.one_model import check_same_model, share_tensors, unused_everywhere, wire_for
+from dynbench.sync.shared_model import (
+    check_same_model,
+    give_memory,
+    share_tensors,
+    share_what_is_trained,
+    unused_everywhere,
+    wire_for,
+)
+from dynbench.sync.synchronised import FlatDDP
 from dynbench.wire.base import Wire
 from dynbench.wire.segment import Segment, lay_out
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from copy import deepcopy
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.futures import Future
 from torch.optim import Optimizer
 
@@ -22,12 +22,11 @@ from dynbench.plugins import options_of
 from dynbench.plugins.strategies import DilocoOptions, LocalOptions
 from dynbench.runs.columns import Column
 from dynbench.sync.base import Stepper, Strategy
-from dynbench.sync.one_model import flat_like, share_model, trained_parameters, view_like
+from dynbench.sync.shared_model import flat_like, share_model, trained_parameters, view_like
 from dynbench.wire.base import Wire
 from dynbench.wire.segment import Segment, lay_out
 
 Named = Sequence[tuple[str, nn.Parameter]]
-State = dict[str, Any]
 
 PIECE = 2**20
 """Elements of a parameter that all ranks' values are held of at a time."""
@@ -156,17 +155,6 @@ class LocalSteps(Strategy):
             if flat.data_ptr() != parameter.data_ptr():
                 parameter.copy_(view_like(flat, parameter))
 
-    def state_dict(self) -> State:
-        """What this rank goes on from beside its own parameters and inner optimizer; nothing is on its way then."""
-        self.drain()
-        return {"steps": self._steps, "fragments": [fragment.state_dict() for fragment in self._fragments]}
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from what a rank of this number kept, whose model was cut alike."""
-        self._steps = state["steps"]
-        for fragment, kept in zip(self._fragments, state["fragments"], strict=True):
-            fragment.load_state_dict(kept)
-
     def row(self) -> Mapping[str, object]:
         """Of the step that ended."""
         return {"met_parameters": self._met}
@@ -178,8 +166,6 @@ class Fragment:
     Args:
         named: their names and themselves, of one type.
     """
-
-    KEPT: ClassVar = ("anchor", "momentum", "change", "sent_after")
 
     def __init__(self, named: Named) -> None:
         self.named = named
@@ -219,15 +205,6 @@ class Fragment:
         """Set the parameters, not where they last met."""
         for segment, (_, parameter) in zip(self.segments, self.named, strict=True):
             parameter.detach().copy_(view_like(flat[segment.offset : segment.offset + segment.numel], parameter))
-
-    def state_dict(self) -> State:
-        """Copies of what it keeps, once nothing is on its way."""
-        return deepcopy({key: getattr(self, key) for key in self.KEPT})
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from such copies."""
-        for key in self.KEPT:
-            setattr(self, key, deepcopy(state[key]))
 
     def now(self) -> Tensor:
         """The parameters, shape [n]."""
@@ -283,3 +260,30 @@ class Diloco(LocalSteps):
 def _by_kind(named: Named) -> list[Named]:
     kinds = dict.fromkeys(parameter.dtype for _, parameter in named)
     return [[each for each in named if each[1].dtype == kind] for kind in kinds]
+
+
+class LocalSgdTorch(LocalSteps):
+    """Ranks that step apart, with a PeriodicModelAverager, whose all-reduces go past the wire and are not counted.
+
+    It averages after the first step, and then every `sync.inner_steps`.
+    """
+
+    def _wrapped(self, model: nn.Module) -> nn.Module:
+        self._averager = PeriodicModelAverager(period=self._every, process_group=self.wire.group)
+        return super()._wrapped(model)
+
+    def step(self, optimizer: Optimizer, precision: Stepper) -> None:
+        """The inner step, and the mean where it is due."""
+        precision.step(optimizer)
+        meets = self._averager.step % self._every == 0
+        for fragment in self._fragments:
+            for _, parameter in fragment.named:
+                if parameter.grad is None:  # torch leaves it out, on this rank alone
+                    parameter.grad = torch.zeros_like(parameter)
+        with self.waiting():
+            self._averager.average_parameters(self.model.parameters())
+        self._met = sum(fragment.size for fragment in self._fragments) if meets else 0
+        if meets:
+            self._has_met = True
+            for fragment in self._fragments:
+                fragment.anchor = fragment.now()

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from dynbench.runs.columns import Column
 from dynbench.sync.base import Stepper, Strategy
 from dynbench.sync.in_order import StepTimes
-from dynbench.sync.one_model import share_model, trained_parameters
+from dynbench.sync.shared_model import share_model, trained_parameters
 
 SERVER = 0
 OF_A_WORKER, OF_THE_SERVER = ("push_ms", "pull_ms"), ("receive_ms", "average_ms", "send_ms")

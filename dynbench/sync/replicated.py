@@ -12,12 +12,8 @@ from dynbench.plugins import options_of
 from dynbench.plugins.strategies import BucketOptions
 from dynbench.runs.columns import Column
 from dynbench.sync.base import Strategy
-from dynbench.sync.bucketed import BucketedDDP
-from dynbench.sync.flat import FlatDDP, Named
-from dynbench.sync.in_order import StepTimes
-from dynbench.sync.naive import NaiveDDP
-from dynbench.sync.overlap import OverlapDDP
-from dynbench.sync.synchronised import SynchronisedModule
+from dynbench.sync.in_order import BucketedDDP, OverlapDDP, StepTimes
+from dynbench.sync.synchronised import FlatDDP, NaiveDDP, Named, SynchronisedModule
 from dynbench.wire.base import Wire
 
 
@@ -25,7 +21,12 @@ class Replicated(Strategy):
     """One of the public modules, on the wire that the engine gives."""
 
     equal_gradients: ClassVar[bool] = True
+    public: ClassVar[type[SynchronisedModule]]
+    """The public class."""
     module: SynchronisedModule
+
+    def _wrapped(self, model: nn.Module) -> nn.Module:
+        return self.public(model, self.wire, self.on_ready)
 
     def accumulating(self) -> AbstractContextManager[None]:
         """The module's `no_sync`."""
@@ -45,15 +46,13 @@ class Replicated(Strategy):
 class Naive(Replicated):
     """`NaiveDDP`."""
 
-    def _wrapped(self, model: nn.Module) -> nn.Module:
-        return NaiveDDP(model, self.wire, self.on_ready)
+    public = NaiveDDP
 
 
 class Overlap(Replicated):
     """`OverlapDDP`."""
 
-    def _wrapped(self, model: nn.Module) -> nn.Module:
-        return OverlapDDP(model, self.wire, self.on_ready)
+    public = OverlapDDP
 
 
 class Bucketed(Replicated):
@@ -62,24 +61,6 @@ class Bucketed(Replicated):
     def _wrapped(self, model: nn.Module) -> nn.Module:
         size = options_of(self.settings, BucketOptions).bucket_mb
         return BucketedDDP(model, None if size == "none" else size, self.wire, self.on_ready)
-
-
-class Flat(Replicated):
-    """`FlatDDP`, with the time that copying takes apart."""
-
-    columns: ClassVar[tuple[Column, ...]] = (
-        Column("flatten_ms", "number", "ms", "Copying all gradients into one, within the time to synchronise."),
-        Column("unflatten_ms", "number", "ms", "Copying their means back, within the time to synchronise."),
-    )
-    module: _Timed
-
-    def _wrapped(self, model: nn.Module) -> nn.Module:
-        return _Timed(model, self.wire, self.on_ready)
-
-    def row(self) -> Mapping[str, object]:
-        """Their values, of a step that the device has done."""
-        times = self.module.times.take_ms()
-        return {column.name: times[column.name] for column in self.columns}
 
 
 class _Timed(FlatDDP):
@@ -96,3 +77,19 @@ class _Timed(FlatDDP):
     def unflatten(self, flat: Tensor, together: Named) -> None:
         with self.times.of("unflatten_ms"):
             super().unflatten(flat, together)
+
+
+class Flat(Replicated):
+    """`FlatDDP`, with the time that copying takes apart."""
+
+    columns: ClassVar[tuple[Column, ...]] = (
+        Column("flatten_ms", "number", "ms", "Copying all gradients into one, within the time to synchronise."),
+        Column("unflatten_ms", "number", "ms", "Copying their means back, within the time to synchronise."),
+    )
+    public = _Timed
+    module: _Timed
+
+    def row(self) -> Mapping[str, object]:
+        """Their values, of a step that the device has done."""
+        times = self.module.times.take_ms()
+        return {column.name: times[column.name] for column in self.columns}

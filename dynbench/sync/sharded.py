@@ -14,11 +14,10 @@ from torch.optim import Optimizer
 from dynbench.plugins import options_of
 from dynbench.plugins.strategies import BucketOptions
 from dynbench.sync.base import OptimizerFactory, Stepper, gradient_norm
-from dynbench.sync.bucketed import Bucket, BucketedDDP
 from dynbench.sync.fully_sharded_streams import blocks_of
-from dynbench.sync.in_order import Members, Part
-from dynbench.sync.one_model import view_like
+from dynbench.sync.in_order import Bucket, BucketedDDP, Members, Part
 from dynbench.sync.replicated import Replicated
+from dynbench.sync.shared_model import view_like
 from dynbench.wire.base import Wire
 
 

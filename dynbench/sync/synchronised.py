@@ -1,17 +1,27 @@
-"""What modules have in common that turn the ranks' gradients into their mean."""
+"""Modules that average gradients over ranks after the backward pass: one message per parameter, or one for all."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dynbench.errors import UsageError
-from dynbench.sync.one_model import share_model, trained_parameters, unused_everywhere, wire_for
+from dynbench.sync.shared_model import (
+    flat_like,
+    refuse_sparse,
+    share_model,
+    trained_parameters,
+    unused_everywhere,
+    view_like,
+    wire_for,
+)
 from dynbench.wire.base import Wire
+from dynbench.wire.segment import lay_out
 
 
 class SynchronisedModule(nn.Module, ABC):
@@ -81,3 +91,51 @@ class SynchronisedModule(nn.Module, ABC):
         """Parameters that no rank has a gradient of, by their place in `_trained`; a collective, equal on all ranks."""
         used = [place for place, (_, parameter) in enumerate(self._trained) if parameter.grad is not None]
         return unused_everywhere(used, len(self._trained), self._wire, self._device)
+
+
+class NaiveDDP(SynchronisedModule):
+    """Data parallelism as it is first written down: nothing overlaps, and every parameter is a message of its own."""
+
+    def _average(self) -> None:
+        self._on_ready()
+        unused = self._unused()
+        for index, (name, parameter) in enumerate(self._trained):
+            if index not in unused:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                flat = flat_like(parameter.grad, parameter)
+                self._wire.mean(flat, lay_out([(name, parameter.shape)])).wait()
+                if flat.data_ptr() != parameter.grad.data_ptr():
+                    parameter.grad.copy_(view_like(flat, parameter))
+
+
+Named = Sequence[tuple[str, nn.Parameter]]
+
+
+class FlatDDP(SynchronisedModule):
+    """Data parallelism in one message, or one for each type of parameters: copied together, averaged, copied back."""
+
+    def _average(self) -> None:
+        self._on_ready()
+        unused = self._unused()
+        used = [named for index, named in enumerate(self._trained) if index not in unused]
+        kinds = sorted(used, key=lambda named: str(named[1].dtype))
+        for _, kind in groupby(kinds, key=lambda named: named[1].dtype):
+            together = list(kind)
+            flat = self.flatten(together)
+            self._wire.mean(flat, lay_out((name, p.shape) for name, p in together)).wait()
+            self.unflatten(flat, together)
+
+    def flatten(self, together: Named) -> Tensor:
+        """Their gradients one after the other, shape [n]; zeros for one that this rank lacks."""
+        given = [torch.zeros_like(p) if p.grad is None else p.grad for _, p in together]
+        for gradient in given:
+            refuse_sparse(gradient)
+        return torch.cat([gradient.reshape(-1) for gradient in given])
+
+    def unflatten(self, flat: Tensor, together: Named) -> None:
+        """Back to the gradients."""
+        for segment, (_, parameter) in zip(lay_out((name, p.shape) for name, p in together), together, strict=True):
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+            parameter.grad.copy_(segment.of(flat))

@@ -17,9 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from dynbench.wire.base import Averager, new_future
+from dynbench.wire.base import Averager, PlainWire, new_future
 from dynbench.wire.channel import Channel
-from dynbench.wire.plain import PlainWire
 from dynbench.wire.segment import Segment
 
 

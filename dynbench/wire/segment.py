@@ -1,4 +1,4 @@
-"""Segments of a buffer, and the ranges in them."""
+"""Parameters as segments of a flat gradient, their parts in its pieces, and named ranges of a profile."""
 
 from __future__ import annotations
 
@@ -61,3 +61,38 @@ def lay_out(parameters: Iterable[tuple[str, Sequence[int]]]) -> tuple[Segment, .
         segments.append(Segment(name, end, tuple(shape)))
         end += segments[-1].numel
     return tuple(segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One parameter's part of a piece of a flat gradient.
+
+    Args:
+        name: the parameter's.
+        start: its first element in the parameter.
+        offset: the same in the flat gradient.
+        numel: its elements.
+        whole: the parameter's.
+    """
+
+    name: str
+    start: int
+    offset: int
+    numel: int
+    whole: int
+
+    def of(self, flat: Tensor, begins: int = 0) -> Tensor:
+        """This part of `flat`, which begins at an element of the flat gradient; a view, shape [numel]."""
+        return flat[self.offset - begins : self.offset - begins + self.numel]
+
+
+def cut(segments: Sequence[Segment], piece: int, pieces: int) -> list[list[Part]]:
+    """The parts of pieces of a flat gradient, `piece` elements each; empty segments have none."""
+    found: list[list[Part]] = [[] for _ in range(pieces)]
+    for segment in segments:
+        first, last = segment.offset, segment.offset + segment.numel
+        for number in range(first // piece if piece else 0, -(-last // piece) if piece else 0):
+            start, end = max(first, number * piece), min(last, (number + 1) * piece)
+            if start < end:
+                found[number].append(Part(segment.name, start - first, start, end - start, segment.numel))
+    return found

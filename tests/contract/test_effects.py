@@ -13,8 +13,7 @@ from dynbench.errors import UsageError
 from dynbench.plugins import DATASETS, POLICIES
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import Problem, policy_class
+from dynbench.schedule.policy import Planner, Problem, policy_class
 from dynbench.workloads.datasets.base import TextSplit
 from dynbench.workloads.datasets.registry import load_dataset
 

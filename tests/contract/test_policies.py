@@ -19,8 +19,7 @@ from dynbench.schedule.evaluate import step_facts
 from dynbench.schedule.peers.base import EpochPolicy
 from dynbench.schedule.peers.row_peers import RowPeer
 from dynbench.schedule.plan import StepPlan, single
-from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import BatchPolicy, Policy, Problem, make_policy
+from dynbench.schedule.policy import BatchPolicy, Planner, Policy, Problem, make_policy
 from dynbench.schedule.static import Static
 
 STEPS = 10

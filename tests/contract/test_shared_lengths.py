@@ -15,7 +15,7 @@ from dynbench.config.schema import Config
 from dynbench.engine.planning import build_problem
 from dynbench.plugins import POLICIES
 from dynbench.runs.records import work_hash
-from dynbench.schedule.planner import Planner
+from dynbench.schedule.policy import Planner
 from dynbench.workloads.registry import build_workload
 
 STEPS, RANKS = 14, 2

@@ -36,7 +36,7 @@ from dynbench.runs.columns import COLUMNS_FILE
 from dynbench.runs.records import COLUMNS
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
-from dynbench.schedule.planner import Planner
+from dynbench.schedule.policy import Planner
 from dynbench.sync.base import gradient_norm
 from dynbench.workloads.causal_lm import CausalLanguageModel
 from dynbench.workloads.data import TokenisedData

@@ -14,7 +14,7 @@ from dynbench.cli.main import main
 from dynbench.config.layers import load_config
 from dynbench.engine.planning import build_problem
 from dynbench.runs.records import work_hash
-from dynbench.schedule.planner import Planner
+from dynbench.schedule.policy import Planner
 from dynbench.workloads.registry import build_workload
 
 pytestmark = pytest.mark.multiproc

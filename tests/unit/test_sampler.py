@@ -13,8 +13,7 @@ from dynbench.plugins import POLICIES
 from dynbench.sampler import PlannedBatchSampler
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import Problem, policy_class
+from dynbench.schedule.policy import Planner, Problem, policy_class
 
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(3, 1, 203).astype(int), 2, 300)
 RANKS, BATCH = 3, 12

@@ -8,7 +8,7 @@ from dynbench.config.held import residuals_held
 from dynbench.config.image_rules import known_entry
 from dynbench.config.schema import Config
 from dynbench.plugins import COMPRESSORS, WORKLOADS, options_of
-from dynbench.plugins.compressor_options import FeedbackOptions
+from dynbench.plugins.compressors import FeedbackOptions
 from dynbench.plugins.workloads import OF_MODEL
 from dynbench.workloads.image_side import image_side
 

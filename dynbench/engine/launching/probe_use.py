@@ -16,7 +16,7 @@ from dynbench.plugins import DATASETS, WORKLOADS, options_of
 from dynbench.plugins.workloads import ImageOptions
 from dynbench.runs.probe_record import ProbeRecord
 from dynbench.runs.provenance import UnknownFactError, cpu_model
-from dynbench.schedule.rank_classes import distinct_speeds
+from dynbench.schedule.partition_unequal import distinct_speeds
 from dynbench.workloads.own_code import registered_code
 
 PROBE_AGAIN = "Probe again with this run's settings (dynbench probe --name NAME, then --probe NAME), or name no probe."

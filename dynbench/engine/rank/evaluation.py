@@ -18,7 +18,7 @@ from dynbench.padding import padded_width
 from dynbench.runs.columns import CORRECT
 from dynbench.runs.records import StepRow
 from dynbench.schedule.plan import IntArray
-from dynbench.schedule.problem import Problem
+from dynbench.schedule.policy import Problem
 from dynbench.sync.base import Strategy
 from dynbench.workloads.base import Workload
 from dynbench.workloads.held_out import evaluated_ids

@@ -19,10 +19,8 @@ from dynbench.plugins.outside import VARIABLE, digests
 from dynbench.schedule import capacity
 from dynbench.schedule.plan import IntArray, Share
 from dynbench.schedule.policy import Problem
-from dynbench.schedule.prefix import require_room
-from dynbench.schedule.prefix_enumerate import room_of
-from dynbench.schedule.prefix_solvers import solve_counts
-from dynbench.schedule.streams import RankStream, candidate_costs
+from dynbench.schedule.prefix import RankStream, candidate_costs, require_room
+from dynbench.schedule.prefix_counts import room_of, solve_counts
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=7)

@@ -37,13 +37,9 @@ from dynbench.runs.columns import write_columns
 from dynbench.runs.row_writer import CallWriter, RowWriter
 from dynbench.runs.run import Run
 from dynbench.schedule.policy import Problem, policy_class
-from dynbench.sync.base import Strategy
-from dynbench.sync.local import Local
-from dynbench.wire.base import Wire
-from dynbench.wire.channel import Channel
-from dynbench.wire.link import Link
-from dynbench.wire.null import NullWire, silent_group
-from dynbench.wire.plain import PlainWire
+from dynbench.sync.base import Local, Strategy
+from dynbench.wire.base import NullWire, PlainWire, Wire, silent_group
+from dynbench.wire.channel import Channel, Link
 from dynbench.wire.queued import QueuedWire
 from dynbench.workloads.base import Workload
 from dynbench.workloads.registry import Expects

@@ -30,9 +30,9 @@ from dynbench.runs.columns import CORRECT, Column
 from dynbench.runs.provenance import UnknownFactError, memory_mb
 from dynbench.schedule.plan import Share
 from dynbench.sync.base import Strategy
-from dynbench.sync.empty import fillable
+from dynbench.sync.shared_model import fillable
 from dynbench.units import mb
-from dynbench.wire.null import NullWire
+from dynbench.wire.base import NullWire
 from dynbench.workloads.base import Workload
 from dynbench.workloads.micro_batch import LossPart, MicroBatch, make_micro_batch, total_correct
 from dynbench.workloads.registry import BuildsEmpty, Grades

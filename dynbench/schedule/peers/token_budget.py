@@ -12,11 +12,10 @@ from bisect import bisect_left
 import numpy as np
 
 from dynbench.errors import NothingFits
+from dynbench.schedule.balancing import Work, exchanged, longest_first
 from dynbench.schedule.capacity import UNLIMITED
-from dynbench.schedule.packed_deal import Work, longest_first
-from dynbench.schedule.packed_exchange import exchanged
 from dynbench.schedule.peers.base import EpochPolicy, row_limit
-from dynbench.schedule.peers.bin_packing import best_fit_decreasing
+from dynbench.schedule.peers.row_peers import best_fit_decreasing
 from dynbench.schedule.plan import IntArray
 from dynbench.schedule.policy import Problem
 

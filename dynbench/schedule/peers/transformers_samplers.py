@@ -1,12 +1,18 @@
-"""The samplers of the installed transformers, imported when a policy that uses one is made."""
+"""Policies by the samplers of the installed transformers, imported when one is made."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from importlib import import_module
+from itertools import count
 from typing import Any
 
+import numpy as np
+
 from dynbench.errors import UsageError
-from dynbench.schedule.policy import Problem
+from dynbench.schedule.peers.base import Peer
+from dynbench.schedule.plan import IntArray, Share, StepPlan
+from dynbench.schedule.policy import Coverage, Policy, Problem, check_enough_samples
 
 
 def accumulation_steps(problem: Problem) -> int:
@@ -30,3 +36,91 @@ def sampler_class(policy: str, name: str) -> Any:
     if found is None:
         raise UsageError(f"{policy}: the installed transformers has no {name}", "Install transformers 5.23 or later.")
     return found
+
+
+class GroupByLength(Policy):
+    """`LengthGroupedSampler` as the Trainer uses it: per-rank batches of B/(G*N), dealt to the ranks in turn, N times.
+
+    Raises:
+        UsageError: transformers or torch is missing, or B is no multiple of G times N micro-batches.
+    """
+
+    level = "stream"
+    splits = True
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self._accumulated = accumulation_steps(problem)
+        if problem.global_batch % (problem.workers * self._accumulated):
+            each = "" if self._accumulated == 1 else f" times {self._accumulated} micro-batches"
+            ranks = f"{problem.workers} ranks{each}"
+            raise UsageError(
+                f"train.global_batch: {problem.global_batch} is not a multiple of the {ranks}",
+                "group_by_length deals equal counts.",
+            )
+        self._sampler = sampler_class(self.name, "LengthGroupedSampler")
+        self._order = problem.data_order()
+
+    @property
+    def coverage(self) -> Coverage:
+        """The incomplete last batch is dropped."""
+        return Coverage(lost=len(self.problem.lengths) % self.problem.global_batch)
+
+    def plans(self, start: int = 0) -> Iterator[StepPlan]:
+        """Endless plans from optimizer step `start` on; the incomplete last step of an epoch is dropped."""
+        import torch
+
+        problem, steps, rounds = self.problem, self._order.steps_per_epoch, self._accumulated
+        per_rank = problem.global_batch // problem.workers
+        lengths = problem.lengths.tolist()
+        epoch, offset = divmod(start, steps)
+        for current in count(epoch):
+            seed = int(np.random.default_rng([problem.seed, current]).integers(2**62))
+            sampler = self._sampler(per_rank, lengths=lengths, generator=torch.Generator().manual_seed(seed))
+            ids = np.fromiter(sampler, dtype=np.int64, count=len(lengths))
+            for step in range(offset, steps):
+                batch = ids[step * problem.global_batch : (step + 1) * problem.global_batch]
+                parts = batch.reshape(rounds, problem.workers, -1).swapaxes(0, 1)
+                yield StepPlan(current * steps + step, tuple(tuple(share) for share in parts))
+            offset = 0
+
+
+class BatchRebalance(Peer):
+    """`BatchRebalanceSampler`'s split of static's batches; its cost is n*L + 0.001*n*L**2, whatever ours is.
+
+    Raises:
+        UsageError: transformers or torch is missing, or too old for this sampler; less than a sample per micro-batch.
+    """
+
+    splits = True
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self._lengths: list[int] = problem.lengths.tolist()
+        accumulated = accumulation_steps(problem)
+        check_enough_samples(problem)
+        self._sampler = sampler_class(self.name, "BatchRebalanceSampler")(
+            lengths=self._lengths,
+            effective_batch_size=problem.global_batch,
+            dp_size=problem.workers,
+            grad_accum=accumulated,
+        )
+
+    def deal(self, batches: Sequence[IntArray], first_step: int) -> Sequence[StepPlan]:
+        """One plan per batch; ranks of unequal speed are served in order of speed where there is one micro-batch."""
+        if self._sampler.grad_accum == 1:
+            return super().deal(batches, first_step)
+        return [StepPlan(step, self._shares(batch)) for step, batch in enumerate(batches, first_step)]
+
+    def groups(self, batch: IntArray) -> Sequence[IntArray]:
+        """Groups in the sampler's rank order."""
+        return [share[0] for share in self._shares(batch)]
+
+    def _shares(self, batch: IntArray) -> tuple[Share, ...]:
+        """Micro-batches per rank.
+
+        Iterating the sampler gives one rank's share and computes all; the step that computes them is called once.
+        """
+        ids = batch.tolist()
+        ranks = self._sampler._assign(ids, [self._lengths[i] for i in ids])
+        return tuple(tuple(np.array(part, dtype=np.int64) for part in parts) for parts in ranks)

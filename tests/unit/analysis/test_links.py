@@ -15,7 +15,7 @@ from dynbench.analysis.summary import summarise
 from dynbench.analysis.table_specs import TABLES
 from dynbench.report import load_template
 from dynbench.runs.run import Run
-from dynbench.wire.link import Arrivals
+from dynbench.wire.channel import Arrivals
 
 Make = Callable[..., Run]
 

@@ -15,7 +15,7 @@ from dynbench.runs.row_writer import RowWriter
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.plan import StepPlan
-from dynbench.schedule.problem import Problem
+from dynbench.schedule.policy import Problem
 
 OPTIMIZER_MS, DATA_MS = 1.25, 0.5
 

@@ -19,7 +19,7 @@ from dynbench.engine.rank.timers import StepTimer
 from dynbench.errors import UsageError
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
-from dynbench.schedule.planner import Planner
+from dynbench.schedule.policy import Planner
 from dynbench.workloads.registry import build_workload
 
 CPU = torch.device("cpu")

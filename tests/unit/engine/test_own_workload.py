@@ -29,8 +29,8 @@ from dynbench.probe.trial import TrialStep
 from dynbench.runs.row_writer import LENGTHS_FILE
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
-from dynbench.schedule.planner import Planner
-from dynbench.sync.local import Local
+from dynbench.schedule.policy import Planner
+from dynbench.sync.base import Local
 from dynbench.workloads.registry import build_workload
 
 CPU = torch.device("cpu")

@@ -29,7 +29,7 @@ from dynbench.kernels import Boundaries, packed_attention
 from dynbench.plugins.policies import ROWS
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
-from dynbench.schedule.planner import Planner
+from dynbench.schedule.policy import Planner
 from dynbench.workloads.data import TokenisedData
 from dynbench.workloads.inputs import check_inputs
 from dynbench.workloads.micro_batch import make_micro_batch

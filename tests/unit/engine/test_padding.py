@@ -16,7 +16,7 @@ from dynbench.plugins import POLICIES
 from dynbench.probe.capacity import planned_shapes
 from dynbench.probe.prober import _length_grid, _within
 from dynbench.schedule.evaluate import step_facts
-from dynbench.schedule.planner import Planner
+from dynbench.schedule.policy import Planner
 from dynbench.workloads.base import Workload
 from dynbench.workloads.micro_batch import LossPart, make_micro_batch
 from dynbench.workloads.registry import build_workload

@@ -13,7 +13,7 @@ from dynbench.engine.plan_check import check_plan
 from dynbench.engine.planning import build_problem
 from dynbench.errors import DynbenchError, NothingFits, UsageError
 from dynbench.plugins import POLICIES
-from dynbench.schedule.planner import Planner
+from dynbench.schedule.policy import Planner
 
 RANKS, BATCH = 8, 64
 NOWHERE = Path("nowhere")

@@ -13,7 +13,7 @@ from dynbench.engine.speeds import StepPlans
 from dynbench.errors import UsageError
 from dynbench.runs.probe_record import ProbeRecord
 from dynbench.schedule.plan import Share
-from dynbench.schedule.planner import Planner
+from dynbench.schedule.policy import Planner
 
 LENGTHS = np.random.default_rng(0).integers(2, 60, size=200)
 

@@ -14,8 +14,7 @@ from dynbench.lengths import SST2
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_facts
 from dynbench.schedule.plan import FloatArray
-from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import Problem
+from dynbench.schedule.policy import Planner, Problem
 
 LENGTHS = np.random.default_rng(0).permutation(SST2.lengths())
 ONE_SLOW = np.array([1.0, 1.0, 2.0, 1.0])

@@ -26,7 +26,7 @@ from dynbench.report import LANGUAGES, count, load_template, substitute
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
-from dynbench.schedule.prefix_enumerate import REFERENCE_LIMIT, least_by_enumeration
+from dynbench.schedule.prefix_counts import REFERENCE_LIMIT, least_by_enumeration
 
 MakeComparison = Callable[..., Run]
 

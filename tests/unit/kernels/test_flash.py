@@ -14,9 +14,8 @@ from torch import Tensor
 from dynbench.bench.attention import plain_bytes
 from dynbench.errors import UsageError
 from dynbench.kernels import Boundaries, FlashAttentionTorch, FlashAttentionTriton, flash_torch
-from dynbench.kernels.flash_tiles import Tiles, hide_later, seen_keys, stacks_of, tiles_for
-from dynbench.kernels.flash_torch import forward_tiles
-from dynbench.kernels.flash_triton_tiles import tiles_of
+from dynbench.kernels.flash_torch import Tiles, forward_tiles, hide_later, seen_keys, stacks_of, tiles_for
+from dynbench.kernels.flash_triton import tiles_of
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 BOTH = [FlashAttentionTorch, pytest.param(FlashAttentionTriton, marks=[needs_triton, pytest.mark.slow])]

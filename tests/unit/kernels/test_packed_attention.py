@@ -15,10 +15,10 @@ import torch
 from packed import LENGTHS
 from torch import Tensor
 
-from dynbench.kernels import Boundaries, packed_attention, variable_length
-from dynbench.kernels.packed_attention import CALL, COPY, attend, cheaper_arrangement
+from dynbench.kernels import Boundaries, packed_attention
+from dynbench.kernels import packed_attention as variable_length
+from dynbench.kernels.packed_attention import CALL, COPY, attend, cheaper_arrangement, sides
 from dynbench.kernels.packed_rows import Arrangement
-from dynbench.kernels.variable_length import sides
 
 HEADS, CHANNELS = 4, 8
 ARRANGEMENTS = get_args(Arrangement)

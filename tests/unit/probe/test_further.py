@@ -26,7 +26,7 @@ from dynbench.probe.children import Children
 from dynbench.probe.fit import Timings, at_full_speed, fit_cost, further_at_full_speed, time_grid
 from dynbench.probe.trial import TrialStep
 from dynbench.runs.store import RunStore
-from dynbench.sync.local import Local
+from dynbench.sync.base import Local
 from dynbench.workloads.micro_batch import LossPart, MicroBatch
 from dynbench.workloads.registry import build_workload
 

@@ -20,7 +20,7 @@ from dynbench.probe.fit import predicted_speedups
 from dynbench.probe.trial import TrialStep, shaped_batch
 from dynbench.runs.store import RunStore
 from dynbench.schedule.capacity import UNLIMITED, PackedCapacity
-from dynbench.schedule.planner import Planner
+from dynbench.schedule.policy import Planner
 from dynbench.workloads.micro_batch import CPU
 from dynbench.workloads.registry import build_workload
 

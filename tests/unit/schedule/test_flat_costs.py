@@ -15,8 +15,7 @@ from dynbench.plugins import POLICIES
 from dynbench.plugins.policies import Layout
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import Problem, policy_class
+from dynbench.schedule.policy import Planner, Problem, policy_class
 
 COEFFICIENTS = [
     (0.0, 0.0, 0.0),

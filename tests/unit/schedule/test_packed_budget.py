@@ -13,7 +13,7 @@ from dynbench.errors import NothingFits
 from dynbench.schedule.capacity import PackedCapacity
 from dynbench.schedule.evaluate import step_facts
 from dynbench.schedule.measure import run_policy
-from dynbench.schedule.peers.bin_packing import best_fit_decreasing
+from dynbench.schedule.peers.row_peers import best_fit_decreasing
 from dynbench.schedule.peers.token_budget import TokenBudget
 from dynbench.schedule.policy import Coverage, Problem
 from dynbench.schedule.traces import built_in_trace

@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dynbench.schedule import packed_exchange, partition_search
+from dynbench.schedule import balancing as packed_exchange
+from dynbench.schedule import partition_search
 from dynbench.schedule.policy import Problem, make_policy
 
 BATCH, WORKERS = 1024, 64

@@ -8,9 +8,8 @@ from plan_rules import judge_plan
 
 from dynbench.lengths import SST2
 from dynbench.schedule.evaluate import step_facts
-from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import Problem, make_policy
-from dynbench.schedule.rank_classes import SAME_SPEED, distinct_speeds
+from dynbench.schedule.partition_unequal import SAME_SPEED, distinct_speeds
+from dynbench.schedule.policy import Planner, Problem, make_policy
 
 ONE_SLOW = np.array([1.0, 1.0, 1.0, 0.5])
 LENGTHS = np.clip(np.random.default_rng(1).lognormal(3, 0.8, 70).astype(int), 1, 200)

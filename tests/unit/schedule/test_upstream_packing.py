@@ -9,7 +9,7 @@ from upstream_packing import UPSTREAM
 from dynbench.errors import UsageError
 from dynbench.plugins import POLICIES
 from dynbench.schedule.capacity import PackedCapacity
-from dynbench.schedule.peers import bin_packing
+from dynbench.schedule.peers import row_peers as bin_packing
 from dynbench.schedule.peers.base import row_tokens
 from dynbench.schedule.policy import BatchPolicy, Coverage, Policy, Problem, make_policy
 

@@ -1,6 +1,7 @@
 """`window`: the rules it keeps, never worse than `partition`, and brute force on small windows."""
 
-from dataclasses import replace
+from __future__ import annotations
+
 from itertools import combinations, islice, product
 
 import numpy as np
@@ -10,16 +11,14 @@ from hypothesis import strategies as st
 from plan_rules import judge_plan
 
 from dynbench.errors import NothingFits
-from dynbench.schedule import window_search
+from dynbench.schedule import window as window_search
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.plan import StepPlan, single
 from dynbench.schedule.policy import Problem, make_policy
-from dynbench.schedule.window import plan_window
-from dynbench.schedule.window_guess import polished
-from dynbench.schedule.window_search import SPREADS, random_variance
-from dynbench.schedule.window_sweep import SortedWindow
+from dynbench.schedule.window import SPREADS, plan_window, random_variance
+from dynbench.schedule.window_sweep import WORK_RESOLUTION, SortedWindow, guesses
 
 COSTS = st.sampled_from(
     [
@@ -173,13 +172,6 @@ def test_a_window_sorted_into_long_and_short_steps_would_break_the_spread():
     assert means.var() <= SPREADS[0] ** 2 * random * (1 + 1e-6)
 
 
-def test_the_spread_of_random_dealing_is_what_random_dealing_gives():
-    lengths = trace(5, 6 * 10)
-    rng = np.random.default_rng(0)
-    drawn = np.mean([rng.permutation(lengths).reshape(6, 10).mean(axis=1).var() for _ in range(4000)])
-    assert random_variance(SortedWindow(np.sort(lengths)[::-1], 6, 2, CostModel())) == pytest.approx(drawn, rel=0.05)
-
-
 def test_one_long_sample_makes_one_step_dear():
     lengths = np.r_[1000, np.full(8 * 16 - 1, 10)]
     shares = plan_window(lengths, 4, 8, CostModel())
@@ -195,14 +187,6 @@ def test_samples_that_fit_only_when_spread_over_the_window_are_spread():
         next(make_policy("partition", problem).plans())
     for plan in islice(make_policy("window", problem).plans(), 2):
         judge_plan(plan, problem)
-
-
-@pytest.mark.parametrize("speeds", [None, np.array([1.0, 1.5])])
-def test_a_sample_beyond_every_capacity_is_refused(speeds):
-    capacity = Capacity.table([[(100, 8)]])
-    problem = Problem(np.r_[[50] * 9, 200, [50] * 6], 2, 4, capacity=capacity, speeds=speeds, order="file", window=4)
-    with pytest.raises(NothingFits, match="sample 9 of 200"):
-        next(make_policy("window", problem).plans())
 
 
 @pytest.mark.slow
@@ -228,45 +212,6 @@ def test_windows_of_several_micro_batches_keep_every_rule_and_are_never_worse_th
     batches = problem.data_order().epoch_batches(0)
     taken = np.concatenate([plan.sample_ids() for plan in ours[:4]])
     assert sorted(taken) == sorted(batches[:4].ravel())
-
-
-def test_a_window_runs_as_many_micro_batches_as_make_it_fastest():
-    cheap = CostModel("measured", alpha=100.0, further=5.0)
-    problem = Problem(trace(7, 4 * 32), 2, 32, cheap, window=4, micro_batches="auto")
-    costs = {}
-    for parts in (1, 2, 3, "auto"):
-        plans = list(islice(make_policy("window", replace(problem, micro_batches=parts)).plans(), 4))
-        costs[parts] = total_cost(plans, problem)
-    assert costs["auto"] <= min(costs[2], costs[3]) < costs[1]
-
-
-def test_polishing_never_makes_a_window_dearer_and_keeps_to_capacities_and_spread():
-    cheaper = 0
-    for seed in range(6):
-        lengths = np.sort(trace(seed, 6 * 24))[::-1]
-        limits = np.where(lengths > 300, 6, 16).tolist()
-        window = SortedWindow(lengths, 6, 3, CostModel(), limits)
-        deal = window.sweep([*range(6), *range(5, -1, -1), *range(6)], [2500] * 6)
-        if deal.excess:
-            continue
-        allowed = 2 * np.var(window.step_tokens(deal))
-        order, counts = polished(
-            window,
-            deal.order,
-            deal.counts,
-            lambda tokens, allowed=allowed: tokens.var() > allowed,
-            np.random.default_rng(0),
-        )
-        starts = np.cumsum(counts) - counts
-        costs, steps = counts * lengths[starts], np.array(order)
-        tokens = np.add.reduceat(lengths, starts)
-        maxima = [costs[steps == step].max() for step in range(6)]
-        assert sum(maxima) <= window.price(deal)
-        assert [int(np.array(counts)[steps == step].sum()) for step in range(6)] == [24] * 6
-        assert all(count <= limits[start] for count, start in zip(counts, starts, strict=True))
-        assert np.var([tokens[steps == step].sum() for step in range(6)]) <= allowed
-        cheaper += sum(maxima) < window.price(deal)
-    assert cheaper >= 2
 
 
 def splits(ids: tuple[int, ...]):
@@ -301,3 +246,80 @@ def test_small_windows_without_a_limit_on_the_spread_are_near_brute_force(cost, 
         assert best * (1 - 1e-9) <= ours
         ratios.append(ours / best)
     assert np.mean(ratios) < 1.03
+
+
+TIGHT = Capacity.table([[(10, 6), (100, 3)]])
+
+
+def lengths_of(seed: int, size: int) -> np.ndarray:
+    return np.clip(np.random.default_rng(seed).lognormal(3, 1, size).astype(int), 2, 400)
+
+
+def test_a_check_refuses_only_what_does_not_fit_spread_over_the_window_either():
+    lengths = np.r_[np.full(6, 100), np.full(10, 10)]
+    problem = Problem(lengths, 2, 8, capacity=TIGHT, order="file", window=2)
+    batches = [np.arange(8), np.arange(8, 16)]
+    with pytest.raises(NothingFits):
+        make_policy("partition", problem).check(batches, 0)
+    make_policy("window", problem).check(batches, 0)
+    beyond = Problem(np.r_[np.full(14, 100), np.full(2, 10)], 2, 8, capacity=TIGHT, order="file", window=2)
+    with pytest.raises(NothingFits, match="step 3: 8 samples"):
+        make_policy("window", beyond).check(batches, 3)
+
+
+def cost_by_position(seed: int, windows: int, **changes) -> np.ndarray:
+    """What the steps of so many windows of 8 cost, shape [windows, 8]."""
+    problem = Problem(lengths_of(seed, 8 * 16 * windows), 2, 16, seed=seed, window=8, **changes)
+    plans = islice(make_policy("window", problem).plans(), 8 * windows)
+    return np.array([step_costs(plan, problem).max() for plan in plans]).reshape(windows, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"micro_batches": 2}, {"speeds": np.array([1.0, 1.7])}], ids=str)
+def test_a_step_costs_on_average_the_same_wherever_in_its_window_it_comes(changes):
+    costs = cost_by_position(0, 100, **changes)
+    error = costs.std() / np.sqrt(len(costs))
+    assert np.abs(costs.mean(axis=0) - costs.mean()).max() < 4 * error
+
+
+def test_shares_take_what_their_threshold_allows_and_the_last_takes_the_rest():
+    window = SortedWindow(np.array([9, 8, 6, 4, 4, 3, 2, 1]), steps=2, workers=2, cost=CostModel())
+    deal = window.sweep([0, 1, 1, 0], [9, 16])
+    assert deal.counts == [1, 2, 2, 3]
+    assert deal.heads == [9, 16]
+    assert deal.lasts == [3 * 3, 2 * 4]
+    assert window.price(deal) == 9 + 16
+    assert window.step_tokens(deal) == [9 + 6, 14 + 8]
+
+
+def test_tokens_sq_prices_squares():
+    window = SortedWindow(np.array([9, 8, 6, 4]), steps=2, workers=1, cost=CostModel("tokens_sq"))
+    assert window.price(window.sweep([0, 1], [1, 1])) == 18**2 + 12**2
+
+
+def test_real_costs_become_whole_work():
+    cost = CostModel("measured", alpha=3.0, beta=0.002, gamma=1e-6)
+    lengths = np.array([1000, 400, 30, 1])
+    work = np.array(SortedWindow(lengths, 2, 2, cost).work)
+    assert work[0] == WORK_RESOLUTION
+    assert work / work[0] == pytest.approx(cost.per_sample(lengths) / cost.per_sample(1000), abs=1 / WORK_RESOLUTION)
+
+
+def test_scarce_capacity_overrides_the_threshold():
+    window = SortedWindow(np.full(12, 5), steps=2, workers=2, cost=CostModel(), limits=[3] * 12)
+    assert window.sweep([0, 1, 1, 0], [5, 5]).counts == [3, 3, 3, 3]
+    scarce = SortedWindow(np.full(12, 5), steps=2, workers=2, cost=CostModel(), limits=[2] * 12)
+    assert scarce.sweep([0, 1, 1, 0], [5, 5]).excess == 4
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 20), st.integers(0, 10**6), st.booleans())
+def test_every_guess_deals_all_samples(steps, workers, extra, seed, equal):
+    batch = workers + extra
+    lengths = np.sort(np.random.default_rng(seed).lognormal(4, 1.2, steps * batch).astype(np.int64) + 1)[::-1]
+    window = SortedWindow(np.full_like(lengths, 3) if equal else lengths, steps, workers, CostModel())
+    for deal in guesses(window, slack_tokens=0.0):
+        per_step = np.zeros(steps, dtype=int)
+        np.add.at(per_step, deal.order, deal.counts)
+        assert per_step.tolist() == [batch] * steps
+        assert np.bincount(deal.order).tolist() == [workers] * steps
+        assert min(deal.counts) >= 1

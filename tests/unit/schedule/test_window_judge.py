@@ -13,8 +13,7 @@ from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.policy import Problem, make_policy
 from dynbench.schedule.traces import built_in_trace
-from dynbench.schedule.window import plan_window
-from dynbench.schedule.window_search import random_variance
+from dynbench.schedule.window import plan_window, random_variance
 from dynbench.schedule.window_sweep import SortedWindow
 
 MOVES, WINDOWS = 150_000, 3

@@ -23,7 +23,7 @@ from dynbench.runs.row_writer import EVERYONE, Call
 from dynbench.sync import fully_sharded
 from dynbench.sync.fully_sharded import FullyShardedDDP
 from dynbench.sync.fully_sharded_streams import Streams
-from dynbench.wire.null import NullWire
+from dynbench.wire.base import NullWire
 
 CPU = torch.device("cpu")
 FORWARD_MS, BACKWARD_MS, BLOCKS, RANKS = 4.0, 8.0, 3, 2

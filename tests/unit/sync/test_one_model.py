@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from dynbench.sync.one_model import unused_everywhere
-from dynbench.wire.null import NullWire
+from dynbench.sync.shared_model import unused_everywhere
+from dynbench.wire.base import NullWire
 
 GPU = torch.device("cuda", 0)
 

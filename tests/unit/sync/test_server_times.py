@@ -17,7 +17,7 @@ from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.plugins import STRATEGIES
 from dynbench.sync import in_order
 from dynbench.sync.base import Strategy
-from dynbench.wire.null import NullWire
+from dynbench.wire.base import NullWire
 
 CPU = torch.device("cpu")
 WORKERS, TENSORS = 2, 4

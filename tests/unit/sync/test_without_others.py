@@ -16,7 +16,7 @@ from dynbench.config.layers import load_config
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.plugins import STRATEGIES
 from dynbench.sync.sharded import Zero1
-from dynbench.wire.null import NullWire
+from dynbench.wire.base import NullWire
 
 CPU = torch.device("cpu")
 

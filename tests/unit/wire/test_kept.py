@@ -18,8 +18,8 @@ from torch.futures import Future
 from dynbench.config.schema import Compress, Sync
 from dynbench.plugins import COMPRESSORS, STRATEGIES
 from dynbench.wire import channel as channel_module
+from dynbench.wire.base import PlainWire
 from dynbench.wire.channel import Channel
-from dynbench.wire.plain import PlainWire
 from dynbench.wire.queued import QueuedWire
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 from torch.futures import Future
 
-from dynbench.wire.link import Arrivals, Link
+from dynbench.wire.channel import Arrivals, Link
 
 SIZE = 1000
 """Takes a second over the link."""

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
 from dynbench.config.layers import load_config
-from dynbench.sync.empty import fillable
+from dynbench.sync.shared_model import fillable
 from dynbench.workloads.datasets import language
 from dynbench.workloads.image_model import image_model
 from dynbench.workloads.language_model import language_model

@@ -13,7 +13,7 @@ from dynbench.engine.launching.resolve import Machine, Resolved, resolve
 from dynbench.engine.launching.torchrun import ranks_from_environment
 from dynbench.errors import ConfigError, RunLookupError, UsageError
 from dynbench.plugins import COMPRESSORS, options_of
-from dynbench.plugins.compressor_options import FeedbackOptions
+from dynbench.plugins.compressors import FeedbackOptions
 from dynbench.runs.store import RunStore
 
 LAPTOP = Machine(cores=2, gpus=0, bf16=False)

@@ -18,8 +18,8 @@ from dynbench.engine.rank.evaluation import EVAL_BATCH, EVAL_FILE, Evaluator, ev
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.runs.run import Run
 from dynbench.schedule.capacity import Capacity, PackedCapacity
-from dynbench.schedule.problem import Problem
-from dynbench.sync.local import Local
+from dynbench.schedule.policy import Problem
+from dynbench.sync.base import Local
 from dynbench.workloads.causal_lm import CausalLanguageModel
 
 CPU = torch.device("cpu")

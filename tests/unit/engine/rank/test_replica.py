@@ -21,8 +21,8 @@ from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.engine.rank.real import session
 from dynbench.engine.rank.replica import Replica, build_optimizer, seed_dropout
 from dynbench.engine.rank.timers import StepTimer
+from dynbench.sync.base import Local
 from dynbench.sync.ddp import Ddp
-from dynbench.sync.local import Local
 from dynbench.workloads.micro_batch import MicroBatch, evened_out
 
 CPU = torch.device("cpu")

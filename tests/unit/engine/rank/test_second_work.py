@@ -14,7 +14,7 @@ from dynbench.config.layers import load_config
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.second_work import WIDTH, SecondWork
 from dynbench.engine.rank.timers import StepTimer
-from dynbench.sync.local import Local
+from dynbench.sync.base import Local
 from dynbench.workloads.registry import build_workload
 
 CPU = torch.device("cpu")

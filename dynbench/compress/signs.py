@@ -1,6 +1,8 @@
-"""Signs, one bit each: a vote of the ranks, or scaled signs where error feedback makes up for what they leave out.
+"""One bit per element.
 
-Majority vote: Bernstein et al., ICML 2018. Scaled signs with error feedback: Karimireddy et al., ICML 2019.
+signsgd: a vote of the ranks (Bernstein et al., ICML 2018), or scaled signs where error feedback makes up for what they
+leave out (Karimireddy et al., ICML 2019). 1-bit SGD: above or below 0, and the mean of either (Seide et al.,
+Interspeech 2014).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from dynbench.compress.codec import Codec, Field, Fields, Known
 from dynbench.compress.compressing import asked_feedback
-from dynbench.compress.mean import CompressedMean
+from dynbench.compress.mean import CompressedMean, compressor
 from dynbench.compress.message import pack, packed_bytes, unpack
 
 if TYPE_CHECKING:
@@ -63,3 +65,31 @@ class SignSgd(Codec):
 def signsgd(settings: Compress | None = None) -> CompressedMean:
     """The compressor `signsgd`."""
     return CompressedMean.from_settings(SignSgd(vote=not asked_feedback(settings, SignSgd.leaves_out)), settings)
+
+
+class OneBit(Codec):
+    """Of a parameter the mean of what is not negative, the mean of what is, and a bit for each element."""
+
+    name = "onebit"
+    leaves_out = True
+
+    def fields(self, n: int, known: Known) -> Fields:
+        """Both means, and a bit for each element, 1 for negative."""
+        return Field(torch.float32, 2), Field(torch.uint8, packed_bytes(n, 1))
+
+    def encode(self, values: Tensor, known: Known, out: Sequence[Tensor]) -> None:
+        """A mean of nothing is 0."""
+        negative = values < 0
+        count = negative.sum()
+        below = torch.where(negative, values, 0).sum()
+        out[0][0] = (values.sum() - below) / (len(values) - count).clamp(min=1)
+        out[0][1] = below / count.clamp(min=1)
+        pack(negative.view(torch.uint8), 1, out[1])
+
+    def decode(self, payload: Sequence[Tensor], known: Known, out: Tensor) -> None:
+        """One mean or the other."""
+        above, below = payload[0]
+        out.copy_(torch.where(unpack(payload[1], 1, len(out)).bool(), below, above))
+
+
+onebit = compressor(OneBit)
