@@ -1,4 +1,4 @@
-"""What warm ranks do for the collectives benchmark."""
+"""What ranks do for the benchmarks: cases measured on the CPU, and collectives on warm ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dynbench.bench import collective_calls
-from dynbench.bench.base import Row
+from dynbench.bench.base import Benchmark, Row
 from dynbench.bench.collectives import Collectives
 from dynbench.bench.rank import rows_of
 from dynbench.engine.rank.rank_process import RankContext
@@ -20,18 +20,19 @@ from dynbench.plugins.benchmarks import CollectivesOptions
 Call = Callable[..., Any]
 
 
-def rows_on(rank: int, **options: Any) -> list[Row]:
-    """The rows of every case, tiny unless asked otherwise."""
-    small = {"sizes_mib": (0.01,), "backend": ("gloo",), "iterations": 3, "warmup": 1}
-    benchmark = Collectives(CollectivesOptions(**{**small, **options}))
-    ranks = dist.get_world_size()
-    context = RankContext(rank, rank, ranks, torch.device("cpu"))
+def rows_here(benchmark: Benchmark) -> list[Row]:
+    """The rows of every case, measured in this process on the CPU."""
+    context = RankContext(0, 0, 1, torch.device("cpu"))
     return [row for case in benchmark.cases() for row in rows_of(benchmark, case, context)]
 
 
-def rows_with(rank: int, options: Mapping[str, Any]) -> list[Row]:
-    """The same with options by name."""
-    return rows_on(rank, **options)
+def rows_on(rank: int, options: Mapping[str, Any], queued: bool = False) -> list[Row]:
+    """The rows of every case, tiny unless asked otherwise; `queued` takes gloo for a back end that queues its calls."""
+    small = {"sizes_mib": (0.01,), "backend": ("gloo",), "iterations": 3, "warmup": 1}
+    benchmark = Collectives(CollectivesOptions(**{**small, **options}))
+    context = RankContext(rank, rank, dist.get_world_size(), torch.device("cpu"))
+    with patch.object(collective_calls, "QUEUED", ("gloo",) if queued else ()):
+        return [row for case in benchmark.cases() for row in rows_of(benchmark, case, context)]
 
 
 FUNCTIONS = {
@@ -44,7 +45,7 @@ FUNCTIONS = {
 }
 
 
-def with_a_wrong_one(rank: int, operation: str, fault: str) -> Sequence[Row]:
+def with_a_wrong_one(rank: int, operation: str, fault: str, queued: bool = False) -> Sequence[Row]:
     """Of an operation that rank 1 has wrong: never done, or an element of its result changed."""
     right = getattr(dist, FUNCTIONS[operation])
     calls = 0
@@ -67,7 +68,7 @@ def with_a_wrong_one(rank: int, operation: str, fault: str) -> Sequence[Row]:
         return []
 
     with patch.object(dist, FUNCTIONS[operation], wrong):
-        found = rows_on(rank, operations=(operation,))
+        found = rows_on(rank, {"operations": (operation,)}, queued)
     assert calls >= 4
     return found
 
@@ -79,16 +80,4 @@ def without(rank: int, error: Exception) -> Sequence[Row]:
         raise error
 
     with patch.object(dist, FUNCTIONS["reduce_scatter"], missing):
-        return rows_on(rank, operations=("all_reduce", "reduce_scatter"))
-
-
-def queued(rank: int, options: Mapping[str, Any]) -> Sequence[Row]:
-    """With gloo taken for a back end whose calls are queued."""
-    with patch.object(collective_calls, "QUEUED", ("gloo",)):
-        return rows_on(rank, **options)
-
-
-def queued_with_a_wrong_one(rank: int, operation: str, fault: str) -> Sequence[Row]:
-    """The same where rank 1 has an operation wrong."""
-    with patch.object(collective_calls, "QUEUED", ("gloo",)):
-        return with_a_wrong_one(rank, operation, fault)
+        return rows_on(rank, {"operations": ("all_reduce", "reduce_scatter")})

@@ -36,7 +36,7 @@ class Check:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
         for name in rows[0] if rows else ():
-            cells = [row[name] for row in rows]
+            cells = [row[name] for row in rows if row[name] is not None]  # a torn last line has fewer
             found = self._field(document, "", name, _read(cells[0]), str(path))
             for cell in () if found is None else dict.fromkeys(cells):
                 if cell == "" and found.nullable:

@@ -1,4 +1,7 @@
-"""Every command once, in this process and on made-up runs: what it prints under `--json`, and the files it leaves."""
+"""Every command once, in this process: what it prints under `--json`, and the files it leaves.
+
+Analyses are of the recorded runs of the goldens; only what would launch ranks is stood in for.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,16 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
 import pixel
 import pytest
-from compressed_runs import SENT, compressed_run
-from probes import make_probe
-from unit.analysis.conftest import Fake, build_run
+from golden.corpus import unpack
 from unit.bench.test_bench_run import group_of_one, launched_at_once
 from unit.cli.test_train_figures import TINY, launched
 from unit.engine.launching.test_toy_ranks import checked_at_once
-from unit.experiment.test_compare import RECIPE, FakeTraining
 
 from dynbench.bench import bench_run
 from dynbench.cli import trained
@@ -28,14 +28,10 @@ from dynbench.engine.failure import record_failure
 from dynbench.engine.launching import toy_ranks
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import WorkerFailed
-from dynbench.experiment import launches, training
+from dynbench.experiment import training
 from dynbench.experiment.assignment import suite
 from dynbench.probe import prober
-from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.columns import COMM_COLUMNS, write_columns
-from dynbench.runs.records import PROFILE_SCHEMA_VERSION, ProfileRow, RankProfile
-from dynbench.runs.row_writer import Call, CallWriter
-from dynbench.runs.run import Run
+from dynbench.runs.atomic import write_text
 from dynbench.runs.store import RunStore
 from dynbench.workloads import hub
 from dynbench.workloads.datasets.language import VOCAB_SIZE
@@ -44,35 +40,7 @@ from dynbench.workloads.model_config import LANGUAGE_MODEL
 from dynbench.workloads.saved_model import save_model
 from dynbench.workloads.tokenizer import load_tokenizer
 
-ROW = {"rank": 0, "length": 64, "peak_mem_mb": 90.5}
-PROBED: dict[str, object] = {
-    "capacity": [{**ROW, "length": length, "max_batch": 8, "tested_ok": 9, "tested_fail": 10} for length in (32, 64)],
-    "trials": [{**ROW, "n": n, "fits": n < 10} for n in (9, 10)],
-    "timings": [
-        {"rank": rank, "n": n, "length": length, "ms": 1.0 + 0.01 * n * length, "held_out": n == 4}
-        for rank in range(2) for n in (1, 2, 4) for length in (32, 64)
-    ],
-    "cost_model": {
-        "alpha_ms": 1.0, "beta_ms_per_token": 0.01, "gamma_ms_per_token2": 0.0, "further_ms": 0.5,
-        "heldout": {"tokens": {"mape": 0.1, "rank_correlation": 0.99}, "measured": None},
-    },
-    "memory_model": {
-        "fixed_mb": 1.0, "per_sample_mb": 1.0, "per_length_mb": 0.1, "per_token_mb": 0.1, "per_square_mb": 0.1,
-        "mape": 0.1, "tokens_only_mape": 0.2,
-    },
-    "soak": {"steps": 3, "ok": True, "peak_mem_mb": 90.0, "reserved_mem_mb": 99.0, "allocator_retries": 0, "shrunk": 0},
-    "predicted_speedup": {"partition": 1.2, "prefix": None},
-    "slowdown": {1: 1.1},
-    "overhead_ms": 0.5,
-    "break_even_batch": 8,
-    "break_even_tried": [4, 8],
-}  # fmt: skip
-CELLS = "cells:\n  - {train.seed: 0}\n  - {train.seed: 9}\n"
-STRATEGY = {
-    "comm_ms": 1.5, "comm_sum_ms": 2.0, "hidden_comm_ms": 0.5, "collectives": 1, "bytes_raw": 100, "bytes_wire": 50,
-    "sync_forward_ms": 0.0, "sync_backward_ms": 0.0, "sync_optimizer_ms": 0.0, "bytes_sent": 51,
-    "gradient_bytes_raw": 100, "gradient_bytes_wire": 25,
-}  # fmt: skip
+RECORDED = ("single", "regimes", "buckets", "scaling")
 
 
 @dataclass
@@ -101,12 +69,15 @@ def take_tour(folder: Path) -> Tour:
     """Run every command."""
     tour = Tour(folder / "results")
     store = RunStore(tour.root)
+    for name in RECORDED:
+        unpack(name, tour.root)
+    for left in tour.root.glob("*/ranks/facts.json"):  # which later versions remove
+        left.unlink()
     with pytest.MonkeyPatch.context() as patch:
         pixel.unrendered(patch)
         patch.delenv("DYNBENCH_RESULTS", raising=False)
         patch.setattr(training, "launch_arms", launched)
-        patch.setattr(prober, "run_probe", lambda *_, **__: make_probe(store, **PROBED))
-        patch.setattr(launches, "run_arms", FakeTraining(data={}))
+        patch.setattr(prober, "run_probe", lambda *_, **__: store.resolve("probed"))
         patch.setattr(bench_run, "launch_ranks", launched_at_once({}))
         patch.setattr(toy_ranks, "_on_processes", checked_at_once)
         patch.setattr(suite, "ORDER", ("accounting",))
@@ -115,7 +86,7 @@ def take_tour(folder: Path) -> Tour:
         _comparisons(tour, store, folder)
         _bench(tour)
         _saved(tour, folder / "model")
-        _others(tour, store, folder)
+        _others(tour, folder)
     return tour
 
 
@@ -136,19 +107,13 @@ def _single_runs(tour: Tour, store: RunStore) -> None:
     (store.resolve("t").path / "tensorboard").mkdir()
     with mock.patch.multiple(trained, serve=lambda *_: "http://localhost:6006/", wait_for_ctrl_c=lambda: None):
         tour.run("tensorboard", "t", document="tensorboard --json")
-    made = build_run(store, Fake(extra=STRATEGY, status="failed", steps_written=30), "strategy")
-    write_columns(made.ranks_dir, COMM_COLUMNS)
-    _measured_beside_null(store, made)
-    said = {"say": "comm_model.none", "text": "none", "values": {}}
-    chosen = {"decisions": {"launch.comm_model": {"value": "none", "reason": "launch.comm_model", "said": said}}}
-    build_run(store, Fake(overrides=("launch.launcher=virtual", "launch.world_size=2"), env=chosen), "virtual")
-    for name in ("strategy", "virtual"):
+    for name in ("exposed", "profiled", "packed", "virtual", "served", "language", "slowed", "within"):
         tour.run("analyze", name, document="analyze --json")
-    failed = store.resolve("strategy")
+    failed = store.resolve("served")
     record_failure(failed, 0, WorkerFailed("rank 0 died", "See its log."))
     failed.update(failure={"kind": "worker", "message": "rank 0 died", "rank": 0, "log": "logs/rank_0.err"})
-    Turns(("a", "b")).write(made.path)
-    tour.run("probe", "--name", "p", "--slowdown", "1:1.1", document="probe --json")
+    Turns(("a", "b")).write(failed.path)
+    tour.run("probe", document="probe --json")
     too_many = "8192"  # ranks for the trace: skipped
     tour.run("solve", "lognormal", "--steps", "4", "--world-size", f"2,{too_many}", document="solve --json")
     tour.run("solve", "--list", document="solve --list --json")
@@ -167,57 +132,20 @@ def _single_runs(tour: Tour, store: RunStore) -> None:
         tour.run("data", "wikipedia", "-o", str(tour.root.parent / "w.json"), document="data wikipedia --json")
 
 
-def _measured_beside_null(store: RunStore, run: Run) -> None:
-    """The run kept its calls and a profile, and shared its launch with one without communication."""
-    null = build_run(store, Fake(overrides=("sync.communicate=false",)))
-    clocks = {"offsets_ns": [0, 0], "uncertainty_ns": 0, "source": "same"}
-    turns = {"id": run.id, "runs": [run.id, null.id], "arms": ["with", "null"], "block": 1, "seed": 0, "launch": 0}
-    write_json(run.env_file, {**run.env(), "clocks": clocks, "together": turns})
-    rows = [ProfileRow("backward", "all_reduce", 1.0, 2.0, 0.2), ProfileRow("backward", "communication", 1.0, 2.0, 0.2)]
-    run.profiler_dir.mkdir()
-    for rank in range(2):
-        with CallWriter(run.calls_file(rank)) as writer:
-            for step in range(30):
-                writer.write(step, [Call("all_reduce", -1, step, 50, 10**7 * step + rank, 10**7 * step + 9)])
-        found = asdict(RankProfile(rank, 8, 2, 10.0, rows))
-        write_json(run.profile_file(rank), {"schema_version": PROFILE_SCHEMA_VERSION, **found})
-
-
 def _comparisons(tour: Tour, store: RunStore, folder: Path) -> None:
-    runs = [build_run(store, Fake(policy, seed=seed)).id for policy in ("static", "partition") for seed in range(2)]
-    tour.run("analyze", *runs, document="analyze --json")
-    ranks = [build_run(store, Fake("static", world_size=number)).id for number in (2, 4)]
-    tour.run("analyze", *ranks, document="analyze --json")
-    tour.run("analyze", *_strategies(store), document="analyze --json")
-    compressed = [compressed_run(lambda **fields: build_run(store, Fake(**fields)), name).id for name in SENT]
-    tour.run("analyze", *compressed, document="analyze --json")
-    (folder / "two.yaml").write_text(RECIPE, encoding="utf-8")
-    (folder / "cells.yaml").write_text(RECIPE.replace("launches: 4", "launches: 2") + CELLS, encoding="utf-8")
-    tour.run("compare", str(folder / "two.yaml"), "--name", "two", document="compare --json")
-    tour.run("compare", str(folder / "two.yaml"), "--dry-run", document="compare --dry-run --json")
-    tour.run("compare", str(folder / "cells.yaml"), "--dry-run", document="compare --dry-run --json")
-    tour.run("compare", str(folder / "cells.yaml"), "--name", "cells", document="compare --json")
-    tour.run("report", "two", document="report --json")
-
-
-def _strategies(store: RunStore) -> list[str]:
-    """Arms whose ranks kept their calls and counted what they held."""
-    held = dict.fromkeys(("parameters_mb", "gradients_mb", "optimizer_mb", "strategy_mb"), 2.0) | {"peak_mb": None}
-    moments = dict.fromkeys(("initialised", "before_step", "after_step"), held)
-    parts = [{"rank": rank, "whole_mb": 2.0, "activations_mb": 1.0, **moments} for rank in range(2)]
-    found = []
-    for name, size, calls in (("naive", 25, 3), ("overlap", 25, 5), ("bucketed", 25, 9), ("bucketed", 1, 15)):
-        overrides = (f"sync.name={name}", f"sync.bucket_mb={size}")
-        run = build_run(store, Fake(overrides=overrides, extra={**STRATEGY, "collectives": calls}))
-        write_columns(run.ranks_dir, COMM_COLUMNS)
-        write_json(run.env_file, {**run.env(), "memory_parts": parts})
-        for rank in range(2):
-            with CallWriter(run.calls_file(rank)) as writer:
-                for step in range(50):
-                    at = 10**7 * step + rank
-                    writer.write(step, [Call("all_reduce", -1, calls * step + n, 50, at, at + 9) for n in range(calls)])
-        found.append(run.id)
-    return found
+    whole = {
+        run.id.split("-")[2]: run
+        for run, record in store.entries()
+        if (record.command, record.group) == ("compare", None)
+    }
+    for name in ("buckets", "scaling"):
+        tour.run("analyze", whole[name].id, document="analyze --json")
+    for name in ("buckets", "regimes"):
+        whole[name].update(name=name)
+        tour.run("compare", "--resume", name, document="compare --json")
+    for recipe in ("quickstart", "regimes"):
+        tour.run("compare", recipe, "--dry-run", document="compare --dry-run --json")
+    tour.run("report", "buckets", document="report --json")
 
 
 def _bench(tour: Tour) -> None:
@@ -241,15 +169,16 @@ def _bench(tour: Tour) -> None:
     tour.run("bench", "assignment", document="bench assignment --json")
 
 
-def _others(tour: Tour, store: RunStore, folder: Path) -> None:
-    for name in ("t", "two", "strategy", "cells"):
+def _others(tour: Tour, folder: Path) -> None:
+    store = RunStore(tour.root)
+    for name in ("t", "buckets", "served", "regimes"):
         tour.run("runs", "show", name, document="runs show --json")
     tour.run("runs", "ls", document="runs ls --json")
-    tour.run("runs", "export", "two", "-o", str(folder / "two.zip"), document="runs export --json")
-    made = next(run for run, record in store.entries() if record.group == store.resolve("two").id)
+    tour.run("runs", "export", "buckets", "-o", str(folder / "two.zip"), document="runs export --json")
+    made = next(run for run, record in store.entries() if record.group == store.resolve("buckets").id)
     reader = store.create("analyze", "comparison")
     write_text(reader.path / "recipe.yaml", f"# {made.id}\n")
-    tour.run("runs", "rm", "two", "--with-launches", "--dry-run", document="runs rm --json")
+    tour.run("runs", "rm", "buckets", "--with-launches", "--dry-run", document="runs rm --json")
     tour.run("recipes", "ls", document="recipes ls --json")
     tour.run("recipes", "show", document="recipes show --json")
     tour.run("guide", document="guide --json")

@@ -101,7 +101,7 @@ def deaf_ranks() -> None:
 
 def clock_that_steps_back(seconds: float = 3600) -> None:
     """A clock that is set back a little whenever it is looked at, as the first time after the start by an hour."""
-    import dynbench.runs.names as names
+    import dynbench.runs.run_record as names
     import dynbench.runs.run_record as run_record
 
     looked = [0]

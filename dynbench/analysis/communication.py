@@ -15,9 +15,9 @@ from dynbench.analysis.run_facts import fact
 from dynbench.config.digest import is_like
 from dynbench.errors import DynbenchError
 from dynbench.runs.columns import COMM_COLUMNS, COMPRESSES, read_columns
-from dynbench.runs.names import is_part
 from dynbench.runs.phrase import Phrase, PhraseRecord
 from dynbench.runs.run import Run
+from dynbench.runs.run_record import is_folder_name
 from dynbench.units import Unit
 
 COMMUNICATION = "communication and planning"
@@ -325,7 +325,7 @@ def silent_run(run: Run) -> Run | None:
         ids = fact(run.env(), "together.runs")
     except DynbenchError:  # of a run that ended before it was written
         return None
-    for other in filter(is_part, map(str, ids if isinstance(ids, list) else ())):
+    for other in filter(is_folder_name, map(str, ids if isinstance(ids, list) else ())):
         beside = Run(run.path.parent / other)
         try:
             if other != run.id and is_like(beside.config(), run.config()):

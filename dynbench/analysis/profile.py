@@ -13,7 +13,7 @@ import polars as pl
 from dynbench.analysis.measure import Launches, Summaries, ratio, total
 from dynbench.analysis.merge import MergedRun
 from dynbench.errors import RecordError
-from dynbench.runs.json_record import read_json
+from dynbench.runs.atomic import read_json
 from dynbench.runs.records import COMMUNICATION, COMPUTE, PROFILE_SCHEMA_VERSION, RankProfile
 from dynbench.units import Unit
 

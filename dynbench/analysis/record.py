@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from dynbench.analysis.question import TOKENS
 from dynbench.analysis.questions import DEFAULT
 from dynbench.analysis.verdict import Verdict
-from dynbench.runs.json_record import read_json
-from dynbench.runs.names import RunId
+from dynbench.runs.atomic import read_json
 from dynbench.runs.phrase import PhraseRecord, recorded, translated
 from dynbench.runs.records import SCHEMA_VERSION
+from dynbench.runs.run_record import RunId
 
 Severity = Literal["info", "warn", "fail"]
 WORDS = ("seen", "limit", "hint")

@@ -17,7 +17,7 @@ from dynbench.config.schema import Config
 from dynbench.errors import RecordError
 from dynbench.runs.phrase import Phrase
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,7 @@ from dynbench.analysis.profile import profile_rows
 from dynbench.analysis.record import Finding
 from dynbench.analysis.results_csv import RESULTS_FILE, record_of, results_csv
 from dynbench.errors import RecordError
-from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.json_record import read_json
+from dynbench.runs.atomic import read_json, write_json, write_text
 from dynbench.runs.run import Run
 from dynbench.table_text import csv_text
 

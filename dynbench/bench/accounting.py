@@ -99,10 +99,8 @@ class Accounting(Benchmark):
         self.setting = replace(PRESETS[options.preset], **options.model_dump(exclude={"preset"}, exclude_none=True))
         self._lines = {line.name: line for line in all_lines(self.setting)}
 
-    @property
-    def device(self) -> Device:
-        """Nothing for a GPU to do."""
-        return "cpu"
+    device: Device = "cpu"
+    """There is nothing for a GPU to do."""
 
     def cases(self) -> Sequence[Case]:
         """A quantity each."""
@@ -126,9 +124,13 @@ class Accounting(Benchmark):
 
 
 def all_lines(given: Setting) -> Iterator[Line]:
-    """Every quantity."""
+    """Every quantity that is finite: meshes that are never compute-bound have no batch."""
     for part in (_one_device, _sharded, _mesh, _levers, _buckets):
-        yield from part(given)
+        yield from (line for line in part(given) if math.isfinite(line.value))
+
+
+def _ceil(value: float) -> float:
+    return float(np.ceil(value))
 
 
 def _one_device(given: Setting) -> Iterator[Line]:
@@ -142,10 +144,9 @@ def _one_device(given: Setting) -> Iterator[Line]:
     yield Line("saved for backward of a token, bf16", given.saved_per_token / 1e6, "MB", "2 (D + F) L", sizes)
     for name, unit in (("GB", GB), ("GiB", GIB)):
         room = given.accelerator_gb * unit
-        yield Line(
-            f"accelerators of {given.accelerator_gb:g} {name} for the state alone", math.ceil(state / room),
-            "devices", "ceil(16 P / memory)", f"16 P = {state / GB:,.2f} GB, {state / room:.2f} times the memory",
-        )  # fmt: skip
+        label = f"accelerators of {given.accelerator_gb:g} {name} for the state alone"
+        put = f"16 P = {state / GB:,.2f} GB, {state / room:.2f} times the memory"
+        yield Line(label, _ceil(state / room), "devices", "ceil(16 P / memory)", put)
 
 
 def least_devices(given: Setting, tokens: int, room: float) -> float:
@@ -164,11 +165,8 @@ def _sharded(given: Setting) -> Iterator[Line]:
         put = f"h={given.sharded_activations:g}, A={given.saved_per_token * tokens / GB:.4g} GB of {tokens} tokens"
         for name, unit in (("GB", GB), ("GiB", GIB)):
             exact = least_devices(given, tokens, given.chip_gb * unit)
-            if math.isfinite(exact):
-                yield Line(
-                    f"least devices of {given.chip_gb:g} {name} for FSDP, {tokens} tokens each", math.ceil(exact),
-                    "devices", formula, f"{put}; N >= {exact:.2f}",
-                )  # fmt: skip
+            label = f"least devices of {given.chip_gb:g} {name} for FSDP, {tokens} tokens each"
+            yield Line(label, _ceil(exact), "devices", formula, f"{put}; N >= {exact:.2f}")
     devices, tokens = given.devices, given.local_tokens[-1]
     activations = given.saved_per_token * tokens
     held = 16 * given.parameters / devices
@@ -208,58 +206,48 @@ def _mesh(given: Setting) -> Iterator[Line]:
         ("not overlapped, exact rings", batch_of_sum(given, exact=True), "as not overlapped, with (X-1)/X and (Y-1)/Y"),
     )
     for label, batch, formula in forms:
-        if not math.isfinite(batch):
-            continue
-        whole, with_value = math.ceil(batch), f"{mesh}; B >= {batch:.1f}"
-        yield Line(f"compute-bound batch, {label}", whole, "tokens", formula, with_value)
+        with_value = f"{mesh}; B >= {batch:.1f}"
+        yield Line(f"compute-bound batch, {label}", _ceil(batch), "tokens", formula, with_value)
         yield Line(f"compute-bound batch per device, {label}", batch / given.devices, "tokens", "B / (X Y)", with_value)
         yield Line(f"compute-bound batch per FSDP shard, {label}", batch / x, "tokens", "B / X", with_value)
-    yield Line(
-        "least F for the tensor axis, axes overlapped",
-        y * alpha / given.tensor_links,
-        "channels",
-        "Y alpha / M_Y",
-        mesh,
-    )
+    least = y * alpha / given.tensor_links
+    yield Line("least F for the tensor axis, axes overlapped", least, "channels", "Y alpha / M_Y", mesh)
     links = given.fsdp_links * given.tensor_links
     for label, factor in (("not overlapped", 4), ("overlapped", 1)):
-        yield Line(
-            f"compute-bound batch per device, best mesh, axes {label}", factor * alpha**2 / (links * given.inner),
-            "tokens", f"{factor if factor > 1 else ''} alpha^2 / (M_X M_Y F)".strip(), f"{mesh}, F={given.inner}",
-        )  # fmt: skip
+        batch, formula = factor * alpha**2 / (links * given.inner), f"{factor} alpha^2 / (M_X M_Y F)".removeprefix("1 ")
+        name = f"compute-bound batch per device, best mesh, axes {label}"
+        yield Line(name, batch, "tokens", formula, f"{mesh}, F={given.inner}")
     batch = batch_of_sum(given)
-    if math.isfinite(batch):
-        best = math.sqrt(batch / given.inner * given.fsdp_links / given.tensor_links * given.devices)
-        yield Line("best X at that batch", best, "devices", "sqrt(B/F M_X/M_Y X Y)", f"B={batch:.0f}, {mesh}")
+    best = math.sqrt(batch / given.inner * given.fsdp_links / given.tensor_links * given.devices)
+    yield Line("best X at that batch", best, "devices", "sqrt(B/F M_X/M_Y X Y)", f"B={batch:.0f}, {mesh}")
 
 
 def _levers(given: Setting) -> Iterator[Line]:
     """What lowers the batch at which a forward pass of this mesh is compute-bound, each by itself."""
-    levers: dict[str, tuple[dict[str, Any], str]] = {
-        "8-bit weights and activations on the wire": (
+    levers: Sequence[tuple[str, dict[str, Any], str]] = (
+        (
+            "8-bit weights and activations on the wire",
             {"bandwidth": 2 * given.bandwidth},
             "half the bytes: W doubles (ZeRO++, arXiv:2306.10209)",
         ),
-        "one more link for FSDP": ({"fsdp_links": given.fsdp_links + 1}, "M_X + 1 (scaling book, training chapter)"),
-        "one more link for tensor parallelism": (
+        ("one more link for FSDP", {"fsdp_links": given.fsdp_links + 1}, "M_X + 1 (scaling book, training chapter)"),
+        (
+            "one more link for tensor parallelism",
             {"tensor_links": given.tensor_links + 1},
             "M_Y + 1 (scaling book, training chapter)",
         ),
-        "half of the FSDP axis given to pipeline stages": (
+        (
+            "half of the FSDP axis given to pipeline stages",
             {"fsdp": max(1, given.fsdp // 2)},
             "X / 2 (GPipe, arXiv:1811.06965); its bubbles are not counted",
         ),
-    }
-    for name, (change, source) in levers.items():
-        batch = batch_of_sum(replace(given, **change))
-        if math.isfinite(batch):
-            put = ", ".join(f"{key}={value:g}" for key, value in change.items())
-            yield Line(f"compute-bound batch with {name}", math.ceil(batch), "tokens", f"{SUM}; {source}", put)
-    overlap = batch_of_overlap(given)
-    if math.isfinite(overlap):
-        source = "B >= X alpha/M_X; asynchronous tensor parallelism (Wang et al., ASPLOS 2023)"
-        name = "compute-bound batch with both axes overlapped with computing"
-        yield Line(name, math.ceil(overlap), "tokens", source, f"X={given.fsdp}, alpha={given.alpha:.1f}")
+    )
+    for name, change, source in levers:
+        batch, put = batch_of_sum(replace(given, **change)), ", ".join(f"{key}={change[key]:g}" for key in change)
+        yield Line(f"compute-bound batch with {name}", _ceil(batch), "tokens", f"{SUM}; {source}", put)
+    source = "B >= X alpha/M_X; asynchronous tensor parallelism (Wang et al., ASPLOS 2023)"
+    name = "compute-bound batch with both axes overlapped with computing"
+    yield Line(name, _ceil(batch_of_overlap(given)), "tokens", source, f"X={given.fsdp}, alpha={given.alpha:.1f}")
 
 
 def _buckets(given: Setting) -> Iterator[Line]:

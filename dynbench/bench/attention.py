@@ -8,6 +8,7 @@ memory first; how much that is by hand stands beside what was measured.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache, partial
@@ -339,20 +340,24 @@ def pass_times(
         timer: which is wanted.
         keeps_graph: whether the backward pass of a result can be run more than once, as Triton's timer does.
     """
-    measure = triton_timer(device) if timer == "triton" and (keeps_graph or each != "backward") else None
-    if measure is None:
-        return _own_times(each, forward, backward, options, device), "own"
+    do_bench = triton_timer(device) if timer == "triton" and (keeps_graph or each != "backward") else None
     run: Callable[[], object] = forward if each == "forward" else lambda: backward(forward())
+    if do_bench is None:
+        count, ready = options.warmup + options.iterations, deque[Tensor]()
+        if each == "backward":  # has a forward pass of its own, which is not timed
+            times = time_calls(lambda: backward(ready.pop()), count, device, lambda: ready.append(forward()))
+        else:
+            times = time_calls(run, count, device)
+        return times[options.warmup :], "own"
     if each == "backward":
-        result = forward()
-        run = partial(backward, result, again=True)
+        run = partial(backward, forward(), again=True)
     ms = float(time_calls(run, 2, device)[-1])
     rep = options.iterations * ms
-    times = list(measure(run, warmup=options.warmup * ms, rep=rep, return_mode="all"))
-    each_ms = rep / len(times)  # as it reckons, with what emptying the cache takes
-    while (missing := options.iterations - len(times)) > 0:
-        times += measure(run, warmup=0, rep=missing * each_ms, return_mode="all")
-    return np.array(times), "triton"
+    found = list(do_bench(run, warmup=options.warmup * ms, rep=rep, return_mode="all"))
+    each_ms = rep / len(found)  # as it reckons, with what emptying the cache takes
+    while (missing := options.iterations - len(found)) > 0:
+        found += do_bench(run, warmup=0, rep=missing * each_ms, return_mode="all")
+    return np.array(found), "triton"
 
 
 def triton_timer(device: torch.device) -> Timer | None:
@@ -368,20 +373,3 @@ def triton_timer(device: torch.device) -> Timer | None:
         return None
     found: Timer = do_bench
     return found
-
-
-def _own_times(
-    each: str,
-    forward: Callable[[], Tensor],
-    backward: Backward,
-    options: TimedOptions,
-    device: torch.device,
-) -> Times:
-    """Each iteration from an idle device on; a backward pass has a forward pass of its own, which is not timed."""
-    count = options.warmup + options.iterations
-    if each == "backward":
-        ready: list[Tensor] = []
-        times = time_calls(lambda: backward(ready.pop()), count, device, lambda: ready.append(forward()))
-    else:
-        times = time_calls(forward if each == "forward" else lambda: backward(forward()), count, device)
-    return times[options.warmup :]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-
-from dynbench.plugins.benchmarks import DeviceOptions, WaitingOptions
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +50,27 @@ class Case:
     """Type of its elements."""
     columns: Mapping[str, Cell] = field(default_factory=dict)
     """What sets it apart, by column of the rows."""
+
+
+def model_cases(options: Any, column: str, values: Mapping[str, Cell]) -> list[Case]:
+    """A case for every size, context, type and value of a further column, with short contexts first.
+
+    Args:
+        options: `ContextOptions` of a benchmark.
+        column: name of the further column.
+        values: label of a case to the column's value.
+    """
+    batch, dtypes = options.local_batch, [DTYPES[precision] for precision in options.precisions]
+    shapes = product(options.sizes, sorted(set(options.contexts)), dtypes, values.items())
+    return [
+        Case(
+            f"{size} {context} {dtype} {label}",
+            [batch, context],
+            dtype,
+            {"size": size, "context": context, "batch": batch, column: value},
+        )
+        for size, context, dtype, (label, value) in shapes
+    ]
 
 
 @dataclass(frozen=True)
@@ -156,12 +176,12 @@ class Benchmark(ABC):
     @property
     def device(self) -> Device:
         """What they compute on, by the option of that name; `auto` is the GPU where there is one for each."""
-        return self.options.device if isinstance(self.options, DeviceOptions) else "auto"
+        return getattr(self.options, "device", "auto")
 
     @property
     def timeout_s(self) -> int:
         """Longest wait of one rank for another, seconds, by the option of that name."""
-        return self.options.timeout_s if isinstance(self.options, WaitingOptions) else 600
+        return getattr(self.options, "timeout_s", 600)
 
     @abstractmethod
     def cases(self) -> Sequence[Case]:

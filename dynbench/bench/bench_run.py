@@ -30,8 +30,8 @@ from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import DynbenchError, NothingFits, UsageError
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.provenance import memory_kills
-from dynbench.runs.recorder import new_run, recorded, refuse_running
-from dynbench.runs.run import Run
+from dynbench.runs.recorder import new_run, recorded
+from dynbench.runs.run import Run, refuse_running
 from dynbench.runs.store import RunStore
 from dynbench.signals import handled
 from dynbench.table_text import csv_text
@@ -59,10 +59,9 @@ class BenchResult:
 
     def as_dict(self) -> dict[str, object]:
         """What `bench --json` prints."""
-        record = self.run.record()
         return {
             "name": self.name,
-            "run": {"id": record.id, "name": record.name, "path": self.run.path, "status": record.status},
+            "run": self.run.reference,
             "options": self.benchmark.options.model_dump(mode="json"),
             "rows": [row.as_dict() for row in self.rows],
             "summary": self.benchmark.summary(self.rows),
@@ -106,14 +105,14 @@ def start_bench(
     """
     processes, machine = benchmark.processes, this_machine()
     enough = "cuda" if machine.gpus >= processes else "cpu"
-    asked = {
+    settings = {
         "launch.nproc": processes,
         "launch.device": enough if benchmark.device == "auto" else benchmark.device,
         "launch.launcher": "torchrun",
         "launch.timeout_s": benchmark.timeout_s,
         "train.global_batch": processes,  # any that can be dealt
     }
-    resolved = resolve(load_config(None, (), asked), machine, store)
+    resolved = resolve(load_config(None, (), settings), machine, store)
     on_cpu = resolved.config.launch.device == "cpu"
     run = new_run(
         store,
@@ -158,7 +157,7 @@ def measure_bench(run: Run, *, report: Report, on_rows: Callable[[BenchResult], 
                 with handled(signal.SIG_IGN):
                     result = BenchResult(run, kind, benchmark, read_rows(run))
                     if result.rows:
-                        _keep(result)
+                        _write_results(result)
                         on_rows(result)
     except DynbenchError as error:
         error.result = BenchResult(run, kind, benchmark, read_rows(run)).as_dict()
@@ -181,9 +180,9 @@ def _measure(run: Run, benchmark: Benchmark, launch: Launch) -> None:
     """
     cases = benchmark.cases()
     while (done := cases_done(run)) < len(cases):
-        asked = launch.model_copy(update={"nproc": benchmark.ranks_of(cases[done])})
+        with_ranks = launch.model_copy(update={"nproc": benchmark.ranks_of(cases[done])})
         kills = memory_kills()
-        ended = launch_ranks(RANK_MODULE, [run], asked)
+        ended = launch_ranks(RANK_MODULE, [run], with_ranks)
         failure = ended.failure(run)
         if failure is None:
             assert cases_done(run) > done, "ranks end without a failure once they have measured"
@@ -204,10 +203,10 @@ def _watched(run: Run, benchmark: Benchmark, report: Report) -> Iterator[None]:
     names = [case.name for case in benchmark.cases()]
 
     def watch() -> None:
-        told = -1
+        reported = -1
         while not stop.wait(POLL_S):
-            if told != (done := cases_done(run)) and done < len(names):
-                told = done
+            if reported != (done := cases_done(run)) and done < len(names):
+                reported = done
                 report(f"case {done + 1} of {len(names)}: {names[done]}")
 
     thread = threading.Thread(target=watch, name="progress", daemon=True)
@@ -219,15 +218,12 @@ def _watched(run: Run, benchmark: Benchmark, report: Report) -> Iterator[None]:
         thread.join()
 
 
-def _keep(result: BenchResult) -> None:
+def _write_results(result: BenchResult) -> None:
     """Write what is made of the rows."""
     folder, benchmark, rows = result.run.path, result.benchmark, result.rows
     write_text(folder / "rows.csv", csv_text(row.as_dict() for row in rows))
-    facts = {
-        "name": result.name,
-        "cases": len(benchmark.cases()),
-        "measured": len({row.case for row in rows if row.status == "ok"}),
-    }
+    measured = len({row.case for row in rows if row.status == "ok"})
+    facts = {"name": result.name, "cases": len(benchmark.cases()), "measured": measured}
     write_json(folder / "summary.json", {**facts, **benchmark.summary(rows)})
     for file, content in benchmark.further_files(rows).items():
         write_json(folder / file, content)

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dynbench.bench.base import ELEMENT_BYTES, Case, Columns, Measured, NotMeasured
-from dynbench.bench.collectives import BUS_FACTORS
 from dynbench.bench.measuring import free_bytes
 from dynbench.clock import Clock, clock_for
 from dynbench.engine.rank.exchange import all_floats, max_over_ranks, sum_over_ranks
@@ -81,7 +80,7 @@ def prepare(operation: str, count: int, dtype: torch.dtype, group: dist.ProcessG
     """The tensors of an operation on this rank.
 
     Args:
-        operation: one of `BUS_FACTORS`.
+        operation: as in `collectives.BUS_FACTORS`.
         count: elements of the larger of its buffers, which all ranks can divide where it is divided.
         dtype: of the elements.
         group: the ranks.
@@ -186,7 +185,7 @@ def measure_collective(case: Case, options: CollectivesOptions, context: RankCon
     (all_wrong,) = sum_over_ranks([wrong])
     most = torch.tensor([furthest, -1.0 if sent_bytes is None else sent_bytes / len(ms)], dtype=torch.float64)
     max_over_ranks(most)
-    columns = _columns(case, ms, ranks) | {"#wrong": int(all_wrong), "shared": _shared(context, device)}
+    columns: Columns = {"#wrong": int(all_wrong), "shared": _shared(context, device)}
     if most[1] >= 0:
         columns["sent_bytes"] = round(float(most[1]))
     if operation in SAME_ON_ALL:
@@ -293,20 +292,6 @@ def _queued(
     prepared.call()
     clock.synchronise()
     return found.numpy()
-
-
-def _columns(case: Case, ms: NDArray[np.float64], ranks: int) -> Columns:
-    p95, p99 = map(float, np.percentile(ms, (95, 99)))
-    size, factor = int(case.columns["size"]), BUS_FACTORS[str(case.columns["operation"])](ranks)
-    algbw = size / (float(ms.mean()) * 1e6)
-    return {
-        "time": 1e3 * float(ms.mean()),
-        "algbw": algbw,
-        "busbw": algbw * factor,
-        "p95": p95,
-        "p99": p99,
-        "least_bytes": round(size * factor),
-    }
 
 
 def _shared(context: RankContext, device: torch.device) -> str:

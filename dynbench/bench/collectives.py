@@ -9,10 +9,12 @@ broadcast are measured in place, the others out of place.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dynbench.bench.base import (
     ELEMENT_BYTES,
@@ -73,10 +75,8 @@ class Collectives(Benchmark):
         """The most that are asked for."""
         return max(self.options.processes)
 
-    @property
-    def device(self) -> Device:
-        """That of the process group which all launches have; a back end on GPUs has a group of its own."""
-        return "cpu"
+    device: Device = "cpu"
+    """Of the process group which all launches have; a back end on GPUs has a group of its own."""
 
     def ranks_of(self, case: Case) -> int:
         """Those of the case."""
@@ -111,7 +111,8 @@ class Collectives(Benchmark):
             raise NotMeasured(reason)
         from dynbench.bench.collective_calls import measure_collective
 
-        return measure_collective(case, self.options, context, self.device_of(case, context))
+        measured = measure_collective(case, self.options, context, self.device_of(case, context))
+        return replace(measured, columns={**_bandwidths(case, measured.values), **measured.columns})
 
     def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Latency (alpha) and inverse bandwidth (beta) of the medians of every operation, by relative least squares.
@@ -158,6 +159,17 @@ def _case(operation: str, size_mib: float, dtype: str, about: Mapping[str, Cell]
     part = count // ranks if operation in DIVIDED else count
     columns = {"operation": operation, **about, "size": count * width, "count": part, "type": dtype}
     return Case(f"{operation} {size_mib:g} MiB {dtype} {about['backend']} x{ranks}", [count], dtype, columns)
+
+
+def _bandwidths(case: Case, ms: NDArray[np.float64]) -> Columns:
+    p95, p99 = map(float, np.percentile(ms, (95, 99)))
+    size, factor = (
+        int(case.columns["size"]),
+        BUS_FACTORS[str(case.columns["operation"])](int(case.columns["processes"])),
+    )
+    algbw = size / (float(ms.mean()) * 1e6)
+    times: Columns = {"time": 1e3 * float(ms.mean()), "algbw": algbw, "busbw": algbw * factor, "p95": p95, "p99": p99}
+    return {**times, "least_bytes": round(size * factor)}
 
 
 def _gpus() -> int:

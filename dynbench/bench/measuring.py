@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -27,13 +28,10 @@ from dynbench.units import BYTES_PER_MB
 
 T = TypeVar("T")
 MOST_POINTS = 2000
+PREFIX = "dynbench::"
+"""Of the names of our ranges in a profile."""
 FRAMES = 3
-OWN_FILES = (
-    "/torch/",
-    "/dynbench/bench/measuring.py",
-    "/dynbench/bench/memory.py",
-    "/dynbench/bench/rank.py",
-)
+OWN_FILES = ("/torch/", *(f"/dynbench/bench/{name}.py" for name in ("measuring", "memory", "rank")))
 """In the names of files whose frames say nothing of the work: torch's, and what watches."""
 
 
@@ -136,26 +134,24 @@ def changes_of(changes: Sequence[tuple[float, int]]) -> Changes:
 def _watch_cuda(
     work: Callable[[], T], device: torch.device, snapshot: Path | None, with_history: bool
 ) -> tuple[T, Changes]:
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    if not with_history:
-        result = work()
-        torch.cuda.synchronize(device)
-        held, most = torch.cuda.memory_allocated(device) - before, torch.cuda.max_memory_allocated(device) - before
-        return result, Changes(held, most, np.zeros(1), np.zeros(1, dtype=np.int64))
-    torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")
+    cuda, found = torch.cuda, changes_of([])
+    cuda.synchronize(device)
+    cuda.reset_peak_memory_stats(device)
+    before = cuda.memory_allocated(device)
+    if with_history:
+        cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")
     try:
         result = work()
-        torch.cuda.synchronize(device)
-        history = torch.cuda.memory._snapshot()
+        cuda.synchronize(device)
+        if with_history:
+            found = changes_of(traced_changes(cuda.memory._snapshot(), device.index or 0))
         if snapshot is not None:
-            torch.cuda.memory._dump_snapshot(str(snapshot))  # type: ignore[no-untyped-call]  # torch's
+            cuda.memory._dump_snapshot(str(snapshot))  # type: ignore[no-untyped-call]  # torch's
     finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
-    of_history = changes_of(traced_changes(history, device.index or 0))
-    held = torch.cuda.memory_allocated(device) - before
-    return result, Changes(held, torch.cuda.max_memory_allocated(device) - before, of_history.ms, of_history.nbytes)
+        if with_history:
+            cuda.memory._record_memory_history(enabled=None)
+    held, most = cuda.memory_allocated(device) - before, cuda.max_memory_allocated(device) - before
+    return result, replace(found, held=held, most=most)
 
 
 def traced_changes(history: Mapping[str, Any], index: int) -> list[tuple[float, int]]:
@@ -205,3 +201,11 @@ def _place() -> str:
     named = [f"{Path(each.filename).name}:{each.lineno} {each.name}" for each in reversed(frames)]
     node = torch._C._current_autograd_node()
     return " < ".join([*([node.name()] if node is not None else []), *named[:FRAMES]])
+
+
+@contextmanager
+def span(name: str) -> Iterator[None]:
+    """A range in the profile of torch, and in that of nsys where CUDA is."""
+    in_nvtx = torch.cuda.nvtx.range(name) if torch.cuda.is_available() else nullcontext()
+    with record_function(PREFIX + name), in_nvtx:
+        yield

@@ -7,7 +7,6 @@ residual stream between two layers, by formula and as measured, and the largest 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dynbench.bench.base import DTYPES, Benchmark, Case, Columns, Measured, Row, titled
+from dynbench.bench.base import Benchmark, Case, Columns, Measured, Row, model_cases, titled
 from dynbench.bench.measuring import largest, thinned, watch
 from dynbench.bench.record import add_line
 from dynbench.plugins.benchmarks import MemoryOptions
@@ -48,17 +47,7 @@ class Memory(Benchmark):
 
     def cases(self) -> Sequence[Case]:
         """Every phase of every model, short contexts first."""
-        options, batch = self.options, self.options.local_batch
-        dtypes = [DTYPES[precision] for precision in options.precisions]
-        return [
-            Case(
-                f"{size} {context} {dtype} {phase}",
-                [batch, context],
-                dtype,
-                {"size": size, "context": context, "batch": batch, "phase": phase},
-            )
-            for size, context, dtype, phase in product(options.sizes, sorted(set(options.contexts)), dtypes, PHASES)
-        ]
+        return model_cases(self.options, "phase", {phase: phase for phase in PHASES})
 
     def measure(self, case: Case, context: RankContext) -> Sequence[Measured]:
         """The peak of one phase, and what else is told of it."""

@@ -1,16 +1,22 @@
-"""One of our language models with a random batch, as the benchmarks of whole models run it, phase by phase."""
+"""One of our language models with a random batch, as the benchmarks of whole models run it, phase by phase.
+
+For profiles the same model has an attention whose parts are ranges of their own.
+"""
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW
-from transformers import PretrainedConfig
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from dynbench.bench.base import DTYPES, NotMeasured
-from dynbench.bench.measuring import free_bytes
+from dynbench.bench.measuring import free_bytes, span
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.plugins import WORKLOADS
 from dynbench.units import format_bytes
@@ -23,6 +29,8 @@ STATE_BYTES = 16
 """Per parameter in fp32, of a step with AdamW: itself, its gradient and two moments."""
 PRECISIONS = {dtype: name for name, dtype in DTYPES.items()}
 LEARNING_RATE = 1e-4
+ATTENTION = "dynbench_ranges"
+"""Name of `ranged_attention` in transformers' attention interface."""
 
 
 def config_of(size: str, context: int) -> PretrainedConfig:
@@ -110,3 +118,40 @@ class ModelStep:
         """The optimizer's step, after which gradients are dropped."""
         self.precision.step(self.optimizer)
         self.optimizer.zero_grad()
+
+
+def ranged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention of [batch, heads, n, channels] as it is written, each part in a range of its own."""
+    n = query.shape[-2]
+    with span("scores"):
+        scores = query @ key.transpose(-1, -2)
+    with span("mask"):
+        later = torch.ones(n, n, dtype=torch.bool, device=query.device).triu(1)
+        scaled = scores * (1 / math.sqrt(query.shape[-1]) if scaling is None else scaling)
+        masked = scaled.masked_fill(later, -torch.inf)
+    with span("softmax"):
+        weights = masked.softmax(-1)
+    with span("values"):
+        result = weights @ value
+    return result.transpose(1, 2).contiguous(), None
+
+
+def ranged_model(size: str, context: int, device: torch.device) -> nn.Module:
+    """One of our models with that attention.
+
+    Raises:
+        NotMeasured: memory for it is not there.
+    """
+    AttentionInterface.register(ATTENTION, ranged_attention)
+    model = build_model(size, context, device)
+    assert isinstance(model, PreTrainedModel)
+    model.set_attn_implementation(ATTENTION)
+    return model

@@ -21,8 +21,7 @@ from dynbench.config.typed_text import read_field
 from dynbench.config.yaml_strict import Value
 from dynbench.errors import ConfigError, RecordError, did_you_mean
 from dynbench.plugins import BENCHMARKS, Section
-from dynbench.runs.atomic import jsonable, write_json
-from dynbench.runs.json_record import read_json
+from dynbench.runs.atomic import first_error, jsonable, read_json, write_json
 from dynbench.runs.run import Run
 
 BENCH_FILE = "bench.json"
@@ -77,20 +76,20 @@ def write_benchmark(run: Run, name: str, benchmark: Benchmark) -> None:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What `bench.json` holds."""
+class _Choice:
+    """The content of `bench.json`."""
 
     name: str
     options: dict[str, object]
 
 
 def read_name(run: Run) -> str:
-    """Which benchmark a run is of.
+    """Name of the benchmark that a run is of.
 
     Raises:
         RecordError: it is of none.
     """
-    return _asked(run).name
+    return read_json(run.path / BENCH_FILE, _Choice, _REMEDY).name
 
 
 def read_benchmark(run: Run) -> Benchmark:
@@ -100,21 +99,15 @@ def read_benchmark(run: Run) -> Benchmark:
         RecordError: the run is of none.
         UsageError: no such benchmark in this version.
     """
-    asked = _asked(run)
-    entry = BENCHMARKS.find(asked.name)
+    choice = read_json(run.path / BENCH_FILE, _Choice, _REMEDY)
+    entry = BENCHMARKS.find(choice.name)
     try:
-        options = entry.options.model_validate_json(json.dumps(asked.options))
+        options = entry.options.model_validate_json(json.dumps(choice.options))
     except ValidationError as error:
-        said = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in ("options", *said["loc"]))
-        raise RecordError(f"{run.path / BENCH_FILE}: {where}: {said['msg']}", _REMEDY) from error
+        raise RecordError(f"{run.path / BENCH_FILE}: {first_error(error, 'options')}", _REMEDY) from error
     found: Benchmark = entry.load()(options)
     found.folder = run.path
     return found
-
-
-def _asked(run: Run) -> Asked:
-    return read_json(run.path / BENCH_FILE, Asked, _REMEDY)
 
 
 def rows_file(run: Run) -> Path:
@@ -162,7 +155,7 @@ def check_rows(run: Run, benchmark: Benchmark) -> None:
     """Refuse to go on with rows of other cases than are measured here: of another machine, version, or by hand.
 
     Raises:
-        RecordError: the first of them; or the benchmark can say nothing of the rows.
+        RecordError: the first of them.
     """
     found, known = _by_case(run), benchmark.cases()
     for position, rows in enumerate(found):
@@ -173,13 +166,6 @@ def check_rows(run: Run, benchmark: Benchmark) -> None:
                 f"{rows_file(run)}: holds rows of {rows[0].case!r} where, here and now, {here}",
                 "A benchmark goes on where its cases are the same: with its version of dynbench, on such a machine.",
             )
-    rows = [row for case in found for row in case]
-    try:
-        for say in (benchmark.summary, benchmark.said, benchmark.further_files):
-            say(rows)
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        said = f"{type(error).__name__}: {error}"
-        raise RecordError(f"{rows_file(run)}: holds rows of which nothing can be said ({said})", _REMEDY) from error
 
 
 def _by_case(run: Run) -> Sequence[Sequence[Row]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from dynbench.bench.base import DTYPES, Benchmark, Case, Columns, Measured, NotMeasured, Row, titled
+from dynbench.bench.base import Benchmark, Case, Columns, Measured, NotMeasured, Row, model_cases, titled
 from dynbench.clock import clock_for
 from dynbench.plugins.benchmarks import TransformerOptions
 
@@ -53,18 +52,7 @@ class Transformer(Benchmark):
 
     def cases(self) -> Sequence[Case]:
         """Every model: sizes and contexts as given, of each the types, eager before compiled."""
-        options, batch = self.options, self.options.local_batch
-        dtypes = [DTYPES[precision] for precision in options.precisions]
-        shapes = product(options.sizes, sorted(set(options.contexts)), dtypes, options.execution)
-        return [
-            Case(
-                f"{size} {context} {dtype} {way}",
-                [batch, context],
-                dtype,
-                {"size": size, "context": context, "batch": batch, "compiled": WAYS[way]},
-            )
-            for size, context, dtype, way in shapes
-        ]
+        return model_cases(self.options, "compiled", {way: WAYS[way] for way in self.options.execution})
 
     def measure(self, case: Case, context: RankContext) -> Sequence[Measured]:
         """The phases of one model; of the first, also with fewer iterations left out."""

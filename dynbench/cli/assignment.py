@@ -50,7 +50,7 @@ def run(settings: Settings, suite: Run, *, figures: bool) -> None:
     from dynbench.errors import DynbenchError
     from dynbench.experiment.assignment.questions import answers
     from dynbench.experiment.assignment.suite import run_suite, tables_of
-    from dynbench.runs.recorder import refuse_running
+    from dynbench.runs.run import refuse_running
     from dynbench.runs.store import RunStore
 
     refuse_running(suite)

@@ -292,7 +292,7 @@ def results_folder(settings: Settings) -> Diagnosis:
     """The results folder can be written; nothing is left behind."""
     store = settings.store()
     if store.root.exists():
-        store.check_writable()
+        store.check_place()
         return Diagnosis(True, f"{store.root} can be written")
     try:
         with tempfile.TemporaryFile(dir=_nearest_folder(store.root)):

@@ -14,7 +14,7 @@ import click
 from dynbench.cli.options import FILE_PATH, Settings, common_options, table_option
 from dynbench.cli.output import print_for_script, print_line
 from dynbench.errors import RunLookupError, UsageError
-from dynbench.runs.status import UNSUCCESSFUL
+from dynbench.runs.run_record import UNSUCCESSFUL
 
 if TYPE_CHECKING:
     from dynbench.runs.store import RunStore
@@ -187,7 +187,7 @@ def remove_runs(
 def _warn_of_strangers(store: RunStore) -> list[tuple[Path, str]]:
     """Folders of the results folder that are nobody's to touch; those that look like a run are told on stderr."""
     from dynbench.runs.lookup import strangers
-    from dynbench.runs.names import slug_of
+    from dynbench.runs.run_record import slug_of
 
     found = strangers(store.root)
     for path, reason in found:

@@ -22,7 +22,7 @@ from dynbench.config.schema import Config
 from dynbench.errors import RecordError, UsageError, did_you_mean
 from dynbench.runs.lookup import Entries, Removal, groups_of
 from dynbench.runs.run import Run, current_status, duration_s
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 from dynbench.table_text import printable
 from dynbench.units import format_bytes, format_ms, parse_duration_s

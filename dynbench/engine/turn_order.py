@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dynbench.runs.atomic import write_json
-from dynbench.runs.json_record import read_json
+from dynbench.runs.atomic import read_json, write_json
 
 TURNS_FILE = "turns.json"
 """In the folder of a launch's first run: how its arms take turns."""

@@ -19,13 +19,11 @@ from dynbench.experiment.compare import (
 )
 from dynbench.experiment.launch_plan import read_state
 from dynbench.experiment.preflight import check_startable
-from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.json_record import read_json
-from dynbench.runs.names import RunId
-from dynbench.runs.recorder import made, refuse_running
+from dynbench.runs.atomic import read_json, write_json, write_text
+from dynbench.runs.recorder import made
 from dynbench.runs.records import SCHEMA_VERSION
-from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run import Run, refuse_running
+from dynbench.runs.run_record import RunId, Status
 from dynbench.runs.store import Naming, RunStore
 
 RunCell = Callable[[Run, str], Outcome]

@@ -29,8 +29,8 @@ from dynbench.experiment.report_input import read_report_input
 from dynbench.experiment.reporting import FORMATS, write_report
 from dynbench.experiment.training import make_probe, probe_identity, wants_probe
 from dynbench.runs.atomic import write_text
-from dynbench.runs.recorder import made, recorded, refuse_running
-from dynbench.runs.run import Run
+from dynbench.runs.recorder import made, recorded
+from dynbench.runs.run import Run, refuse_running
 from dynbench.runs.store import Naming, RunStore, results_option
 from dynbench.workloads.own_code import own_code_settings
 

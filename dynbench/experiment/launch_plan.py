@@ -19,10 +19,9 @@ from dynbench.config.schema import Config
 from dynbench.errors import ConfigError
 from dynbench.plugins import STRATEGIES, options_of
 from dynbench.plugins.strategies import DilocoOptions, LocalOptions
-from dynbench.runs.atomic import write_json
-from dynbench.runs.json_record import read_json
-from dynbench.runs.names import RunId
+from dynbench.runs.atomic import read_json, write_json
 from dynbench.runs.records import SCHEMA_VERSION
+from dynbench.runs.run_record import RunId
 
 STATE_FILE = "compare.json"
 Mode = Literal["interleaved", "apart"]

@@ -22,8 +22,7 @@ from dynbench.errors import DynbenchError, NothingFits, RecordError, UsageError
 from dynbench.experiment.report_input import SOLVE_FIGURES, ReportInput
 from dynbench.experiment.solve_run import keep_solution
 from dynbench.experiment.trace_sources import trained_trace
-from dynbench.runs.atomic import write_json
-from dynbench.runs.json_record import read_json
+from dynbench.runs.atomic import read_json, write_json
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore

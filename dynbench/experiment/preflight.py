@@ -25,7 +25,7 @@ from dynbench.errors import ConfigError, NothingFits, RecordError, UsageError, d
 from dynbench.experiment.launch_plan import Grouping, decide_grouping
 from dynbench.experiment.training import wants_probe
 from dynbench.runs.run import duration_s
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 from dynbench.units import format_ms
 from dynbench.workloads.inputs import check_batch, check_inputs

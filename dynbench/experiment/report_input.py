@@ -29,7 +29,7 @@ from dynbench.config.digest import flatten
 from dynbench.errors import RecordError, RunLookupError
 from dynbench.experiment.launch_plan import STATE_FILE, CompareState, read_state
 from dynbench.plugins import WORKLOADS
-from dynbench.runs.json_record import read_json
+from dynbench.runs.atomic import read_json
 from dynbench.runs.lookup import check_own_files
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, results_option

@@ -1,31 +1,31 @@
-"""Files that appear whole or not at all, locked and with room kept for them; JSON written and read.
-
-No more than the standard library is imported.
-"""
+"""Files that appear whole or not at all, file locks and reserved disk space; JSON written, read and validated."""
 
 from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
-from enum import Enum
+from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json, to_jsonable_python
+
+from dynbench.errors import RecordError
+
+T = TypeVar("T")
 RESERVE_BYTES = 2**18
 """Holds `run.json`, `env.json` and what some tens of ranks write about their failure, a block of the disk each."""
-_NAME = ".reserve"
-MOST_DEPTH = 32
-"""Levels of nesting in a record; none of ours has half as many."""
-_HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
-_NULL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+_RESERVE = ".reserve"
+_NULL_CHARACTER = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+"""Making one takes longer than reading a record with it."""
 
 
 @contextmanager
@@ -46,12 +46,12 @@ def reserve(folder: Path) -> None:
     Raises:
         OSError: there is not that much.
     """
-    (folder / _NAME).write_bytes(bytes(RESERVE_BYTES))
+    (folder / _RESERVE).write_bytes(bytes(RESERVE_BYTES))
 
 
 def release(folder: Path) -> None:
     """Give the room back; where none was taken, nothing happens."""
-    (folder / _NAME).unlink(missing_ok=True)
+    (folder / _RESERVE).unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -94,34 +94,24 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def jsonable(value: object) -> object:
-    """A value as JSON knows it.
+def jsonable(value: object) -> Any:
+    """A value as JSON has it.
 
-    Paths become text, enums their value, dataclasses objects, tuples and sets lists, numpy scalars and arrays plain
-    numbers and lists, and NaN and infinities null (JSON has neither).
+    Paths become text, enums their value, dataclasses and pydantic models objects, tuples and sets lists, numpy scalars
+    and arrays plain numbers and lists, and NaN and infinities, which JSON lacks, null.
 
     Raises:
         TypeError: something else.
     """
-    if isinstance(value, Enum):
-        return jsonable(value.value)
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+    return to_jsonable_python(value, inf_nan_mode="null", fallback=_plain)
+
+
+def _plain(value: object) -> object:
     if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [jsonable(item) for item in value]
-    if isinstance(value, set | frozenset):
-        return sorted((jsonable(item) for item in value), key=str)
-    if isinstance(value, Path):
-        return str(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return jsonable(asdict(value))
-    to_plain = getattr(value, "tolist", None)
-    if callable(to_plain):
-        return jsonable(to_plain())
+        return dict(value)
+    to_list = getattr(value, "tolist", None)
+    if callable(to_list):
+        return to_list()
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
@@ -130,37 +120,68 @@ def load_json(path: Path) -> Any:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is no file, no JSON, nested more than `MOST_DEPTH` levels deep, or holds what is no text.
+        ValueError: it is no regular file, not JSON, nested more than 200 levels deep, or holds null characters, which
+            no path may.
     """
     if is_special(path):
         raise ValueError("it is no file")
-    text = path.read_text(encoding="utf-8")
-    try:
-        data = json.loads(text)
-    except RecursionError:
-        raise ValueError(f"nested more than {MOST_DEPTH} levels deep") from None
-    if depth_of(data) > MOST_DEPTH:
-        raise ValueError(f"nested more than {MOST_DEPTH} levels deep")
-    if _NULL.search(text):
+    text = path.read_bytes()
+    if _NULL_CHARACTER.search(text):
         raise ValueError("it holds null characters")
-    if _HALF_CHARACTER.search(text):  # halves of a character that stand alone can be written nowhere
-        json.dumps(data, ensure_ascii=False).encode()
-    return data
+    return from_json(text)
+
+
+def read_json(path: Path, form: type[T], remedy: str, version: int | None = None) -> T:
+    """The content of a JSON file, validated by pydantic.
+
+    Args:
+        path: the file.
+        form: type of the content; whether unknown keys are ignored or refused is up to it.
+        remedy: what to do where the content is not of the type.
+        version: the latest `schema_version` that this dynbench reads; None where the file has none.
+
+    Raises:
+        RecordError: no such file, not JSON, a key missing or of the wrong type, or a newer schema version.
+    """
+    try:
+        data = load_json(path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not JSON ({error})"
+        raise RecordError(f"{path}: cannot be read: {reason}", remedy) from error
+    if version is not None:
+        check_version(path, data, version)
+    try:
+        content: T = _adapter(form).validate_python(data)
+    except ValidationError as error:
+        raise RecordError(f"{path}: {first_error(error)}", remedy) from error
+    return content
+
+
+def first_error(error: ValidationError, *parents: str) -> str:
+    """Where the first mistake is, as a dotted key below `parents`, and what it is."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, (*parents, *first["loc"])))
+    return f"{where or 'content'}: {first['msg'].removeprefix('Value error, ')}"
+
+
+def check_version(path: Path, data: object, version: int) -> None:
+    """Refuse what a later version wrote, before anything else in it is judged.
+
+    Raises:
+        RecordError: its `schema_version` is above `version`.
+    """
+    written = data.get("schema_version") if isinstance(data, dict) else None
+    if isinstance(data, dict) and isinstance(written, int) and written > version:
+        by = f" ({data['version']})" if "version" in data else ""
+        raise RecordError(
+            f"{path}: has schema version {written}, this dynbench reads up to {version}",
+            f"Read it with the version that wrote it{by} or a later one.",
+        )
 
 
 def is_special(path: Path) -> bool:
     """Whether it is a pipe, a device or a folder, from which might be read without an end, or nothing."""
     return path.exists() and not path.is_file()
-
-
-def depth_of(value: object) -> int:
-    """Levels of nesting, counted without recursion."""
-    level, depth = [value], 0
-    while level:
-        parts = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
-        level = [part for item in parts for part in item]
-        depth += 1
-    return depth
 
 
 @contextmanager

@@ -22,17 +22,16 @@ from pathlib import Path
 from typing import Literal
 from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile, ZipInfo
 
-import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
+from pydantic_core import from_json
 
 from dynbench import __version__
 from dynbench.errors import RecordError, RunLookupError, UsageError
-from dynbench.runs.atomic import MOST_DEPTH, jsonable, load_json, replacing
+from dynbench.runs.atomic import check_version, jsonable, replacing
 from dynbench.runs.columns import COLUMNS_FILE
-from dynbench.runs.json_record import check_version
-from dynbench.runs.names import check_spelling
 from dynbench.runs.probe_record import PROBE_FILE
 from dynbench.runs.run import Run
+from dynbench.runs.run_record import check_spelling
 
 EXPORT_FILE = "stored_runs.zip"
 """The export that a comparison keeps in its folder, where its runs come from one."""
@@ -188,9 +187,6 @@ def _unpack(path: Path, folder: Path) -> Export:
     except _BROKEN as error:
         raise _refused(path, f"it is torn or no export ({error or type(error).__name__})") from error
     root = folder / RUNS
-    for record in root.glob("*/*"):
-        if record.suffix in (".json", ".yaml"):
-            _check_nesting(path, record, str(record.relative_to(root)))
     runs = {run_id: _checked_run(path, root, run_id) for run_id in manifest.runs}
     if not runs:
         raise _refused(path, "it holds no run")
@@ -205,10 +201,10 @@ def _manifest(path: Path, file: ZipFile) -> _Manifest:
     if info.file_size > MOST_RECORD_BYTES:
         raise _refused(path, f"its {MANIFEST} has {info.file_size:,} bytes")
     try:
-        content = json.loads(file.read(info))
+        content = from_json(file.read(info))
         check_version(path, content, EXPORT_SCHEMA_VERSION)
         manifest = _Manifest.model_validate(content)
-    except (ValidationError, RecursionError) as error:
+    except ValueError as error:
         raise _refused(path, f"its {MANIFEST} is not one of a {KIND}") from error
     named = [name for arm in (manifest.arms or {}).values() for name in arm]
     if set(named) - set(manifest.runs) or not all((manifest.arms or {"": [""]}).values()):
@@ -248,21 +244,6 @@ def _checked_run(path: Path, root: Path, run_id: str) -> Run:
     except (RecordError, RunLookupError) as error:
         raise _refused(path, error.message.replace(f"{root}/", "")) from error
     return run
-
-
-def _check_nesting(path: Path, record: Path, name: str) -> None:
-    """Refuses records that would take all of the time or the stack to read: nested deeply, or YAML with aliases."""
-    try:
-        if record.suffix == ".json":
-            load_json(record)
-            return
-        depth = 0
-        for event in yaml.parse(record.read_text(encoding="utf-8")):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > MOST_DEPTH or isinstance(event, yaml.AliasEvent):
-                raise ValueError(f"nested more than {MOST_DEPTH} levels deep, or refers to itself")
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise _refused(path, f"{name} cannot be read ({str(error).partition(chr(10))[0]})") from error
 
 
 def _refused(path: Path, reason: str) -> RecordError:

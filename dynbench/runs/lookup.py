@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from zipfile import BadZipFile, ZipFile
 
 from dynbench.errors import RecordError, RunLookupError, did_you_mean
+from dynbench.runs.atomic import is_special
 from dynbench.runs.export import EXPORT_FILE, RUNS
-from dynbench.runs.names import NOT_NAMES, ids_in, slug_of
 from dynbench.runs.run import Run, current_status
-from dynbench.runs.run_record import RunRecord
+from dynbench.runs.run_record import NOT_NAMES, RunRecord, ids_in, slug_of
 
 LATEST = "@latest"
 _MATCHES_SHOWN = 5
@@ -33,24 +32,16 @@ def check_own_files(folder: Path) -> None:
     Raises:
         RecordError: the first of them.
     """
-    for path, reason in _strange(folder):
-        raise RecordError(f"{path}: {reason}, so the run is not read", "Remove it, or put what is meant in its place.")
-
-
-def _strange(folder: Path) -> Iterator[tuple[Path, str]]:
-    base = os.path.realpath(folder)
-    for place, folders, files in os.walk(folder):
-        for path in (Path(place) / name for name in (*folders, *files)):
-            try:
-                mode = path.lstat().st_mode
-            except FileNotFoundError:  # gone meanwhile
-                continue
-            if stat.S_ISLNK(mode):
-                target = os.path.realpath(path)
-                if not target.startswith(f"{base}{os.sep}") or not path.exists():
-                    yield path, "is a link that leads out of the folder, or nowhere"
-            elif not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-                yield path, "is a pipe, a socket or a device"
+    base = folder.resolve()
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            leads_within = path.exists() and base in path.resolve().parents
+            reason = "" if leads_within else "is a link that leads out of the folder, or nowhere"
+        else:
+            reason = "is a pipe, a socket or a device" if is_special(path) and not path.is_dir() else ""
+        if reason:
+            hint = "Remove it, or put what is meant in its place."
+            raise RecordError(f"{path}: {reason}, so the run is not read", hint)
 
 
 Runs: TypeAlias = list[Run]
@@ -171,8 +162,7 @@ def strangers(root: Path) -> list[tuple[Path, str]]:
     return [(path, reason) for path, reason in reasons if reason is not None]
 
 
-@dataclass(frozen=True)
-class Kept:
+class InUse(NamedTuple):
     """A run of a comparison that stays, because something else reads it."""
 
     run: Run
@@ -192,7 +182,7 @@ class Removal:
 
     runs: Sequence[Run]
     members: Sequence[Run]
-    kept: Sequence[Kept]
+    kept: Sequence[InUse]
 
 
 def plan_removal(root: Path, chosen: Sequence[Run], comparisons: Sequence[Run], entries: Entries) -> Removal:
@@ -212,7 +202,7 @@ def plan_removal(root: Path, chosen: Sequence[Run], comparisons: Sequence[Run], 
     made = [run_id for run in comparisons for run_id in members_of(run.id, groups)]
     members = {run_id: known[run_id][0] for run_id in made if run_id not in taken}
     reads = _reads_of(root, members)
-    kept: list[Kept] = []
+    kept: list[InUse] = []
     while True:
         used = {
             run_id: folder
@@ -223,7 +213,7 @@ def plan_removal(root: Path, chosen: Sequence[Run], comparisons: Sequence[Run], 
         }
         if not used:
             return Removal(chosen, list(members.values()), kept)
-        kept += [Kept(members.pop(run_id), folder) for run_id, folder in used.items()]
+        kept += [InUse(members.pop(run_id), folder) for run_id, folder in used.items()]
 
 
 def _reads_of(root: Path, wanted: Iterable[str]) -> dict[str, set[str]]:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from dynbench.errors import RecordError
 from dynbench.plugins.policies import Layout
-from dynbench.runs.json_record import read_json
+from dynbench.runs.atomic import read_json
 
 PROBE_FILE = "probe.json"
 PROBE_SCHEMA_VERSION = 2

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 
@@ -78,18 +79,16 @@ def collect(
 
 def machine_facts() -> tuple[dict[str, object], dict[str, str]]:
     """Facts about this machine and installation, and the reasons of those that are null."""
+    facts: dict[str, object] = dict.fromkeys(FACTS)
     unknown: dict[str, str] = {}
-    return {key: _learn(key, learn, unknown) for key, learn in FACTS.items()}, unknown
-
-
-def _learn(key: str, learn: Callable[[], object], unknown: dict[str, str]) -> object:
-    try:
-        return learn()
-    except UnknownFactError as reason:
-        unknown[key] = str(reason)
-    except OSError as error:
-        unknown[key] = f"{error.filename or learn.__name__}: {error.strerror}"
-    return None
+    for key, learn in FACTS.items():
+        try:
+            facts[key] = learn()
+        except UnknownFactError as reason:
+            unknown[key] = str(reason)
+        except OSError as error:
+            unknown[key] = f"{error.filename or key}: {error.strerror}"
+    return facts, unknown
 
 
 def git_state() -> dict[str, object]:
@@ -101,14 +100,12 @@ def git_state() -> dict[str, object]:
     if not (_SOURCE.parent / ".git").exists():
         raise UnknownFactError("dynbench is installed, not run from a git checkout")
     changes = _git("status", "--porcelain", "--untracked-files=no")
-    commit = _git("rev-parse", "HEAD")
+    diff = _git("diff", "--no-ext-diff", "--no-color", "HEAD") if changes else ""
     return {
-        "commit": commit,
+        "commit": _git("rev-parse", "HEAD"),
         "dirty": bool(changes),
         "changed_files": len(changes.splitlines()),
-        "changes_digest": hashlib.sha256(_git("diff", "--no-ext-diff", "--no-color", "HEAD").encode()).hexdigest()[:16]
-        if changes
-        else None,
+        "changes_digest": hashlib.sha256(diff.encode()).hexdigest()[:16] if changes else None,
     }
 
 
@@ -116,33 +113,23 @@ def _git(*arguments: str) -> str:
     command = ["git", "-C", str(_SOURCE.parent), "--no-optional-locks", *arguments]
     try:
         done = subprocess.run(
-            command,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_GIT_TIMEOUT_S,
-            check=True,
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=_GIT_TIMEOUT_S, check=False
         )
-    except FileNotFoundError:
-        raise UnknownFactError("git is not installed") from None
     except subprocess.TimeoutExpired:
         raise UnknownFactError(f"git took more than {_GIT_TIMEOUT_S} s") from None
-    except subprocess.CalledProcessError as error:
-        reason = error.stderr.strip().splitlines()
-        raise UnknownFactError(f"git {arguments[0]}: {reason[0] if reason else f'exit {error.returncode}'}") from None
+    if done.returncode != 0:
+        said = done.stderr.strip().partition("\n")[0] or f"exit {done.returncode}"
+        raise UnknownFactError(f"git {arguments[0]}: {said}")
     return done.stdout.strip()
 
 
 def package_versions() -> dict[str, str | None]:
     """Version of every package that can change a result; null for those not installed."""
-
-    def one(name: str) -> str | None:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            return None
-
-    return {name: one(name) for name in PACKAGES}
+    found: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def cpu_model() -> str:

@@ -38,9 +38,8 @@ from dynbench.errors import (
 )
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.provenance import collect
-from dynbench.runs.run import Run, refuse_owned
-from dynbench.runs.run_record import Failure
-from dynbench.runs.status import Status
+from dynbench.runs.run import Run
+from dynbench.runs.run_record import Failure, Status
 from dynbench.runs.store import Naming, RunStore
 from dynbench.signals import handled, terminate
 
@@ -111,15 +110,6 @@ def new_run(
     return run
 
 
-def refuse_running(run: Run) -> None:
-    """Leave a run alone that another process works on, before going on with it.
-
-    Raises:
-        UsageError: one does, or did on another host, of which nothing can be known here.
-    """
-    refuse_owned(run.record())
-
-
 @contextmanager
 def recorded(run: Run, *, at_its_end: bool = False) -> Iterator[Recording]:
     """This process works on the run, and its record says how that ended.
@@ -186,20 +176,15 @@ def _record(recording: Recording, **ending: object) -> None:
 
 def _ending(error: DynbenchError, recording: Recording) -> dict[str, object]:
     """The fields of the record of a run that an error ended."""
-    run = recording.run
+    status, failure = Status.FAILED, Failure(error.kind, error.message)
     if recording.ended_by is not None:
-        failure = Failure(Interrupted.kind, recording.ended_by)
-        return {"status": Status.INTERRUPTED, "exit_code": error.exit_code, "failure": failure}
-    if isinstance(error, Interrupted):
+        status, failure = Status.INTERRUPTED, Failure(Interrupted.kind, recording.ended_by)
+    elif isinstance(error, Interrupted):
         status = Status.INTERRUPTED
     elif isinstance(error, NothingFits) and not isinstance(error, BatchTooLarge):
         status = Status.OOM
-    else:
-        status = Status.FAILED
-    rank, log = (error.rank, error.log) if isinstance(error, WorkerFailed) else (None, None)
-    within = str(log.relative_to(run.path)) if log is not None and log.is_relative_to(run.path) else None
-    return {
-        "status": status,
-        "exit_code": error.exit_code,
-        "failure": Failure(error.kind, error.message, rank, within),
-    }
+    elif isinstance(error, WorkerFailed):
+        folder, log = recording.run.path, error.log
+        within = str(log.relative_to(folder)) if log is not None and log.is_relative_to(folder) else None
+        failure = Failure(error.kind, error.message, error.rank, within)
+    return {"status": status, "exit_code": error.exit_code, "failure": failure}

@@ -10,10 +10,9 @@ from dynbench.config.layers import load_mapping, validate_config
 from dynbench.config.schema import Config
 from dynbench.errors import ConfigError, RecordError, UsageError
 from dynbench.plugins.outside import VARIABLE, digests
-from dynbench.runs.atomic import is_special, locked, release, reserve, write_json
-from dynbench.runs.json_record import read_json
-from dynbench.runs.run_record import RunRecord, changed, is_gone, now, read_record, this_process
-from dynbench.runs.status import Status, check_transition
+from dynbench.runs.atomic import is_special, locked, read_json, release, reserve, write_json
+from dynbench.runs.records import SCHEMA_VERSION
+from dynbench.runs.run_record import RunRecord, Status, changed, check_transition, is_gone, now, this_process
 
 _LOCK = ".lock"
 
@@ -80,7 +79,7 @@ class Run:
         Raises:
             RecordError: `run.json` cannot be read.
         """
-        return read_record(self.record_file)
+        return read_json(self.record_file, RunRecord, "Restore the file, or remove the folder.", SCHEMA_VERSION)
 
     @property
     def name(self) -> str | None:
@@ -123,8 +122,8 @@ class Run:
                 check_transition(current_status(old), status)
                 changes = {**_following(status), **changes}
                 if status is Status.RUNNING:
-                    if not _is_ours(old):
-                        refuse_owned(old)
+                    if not this_process().items() <= old.as_dict().items():
+                        refuse_running(self)
                     reserve(self.path)
                 else:
                     release(self.path)
@@ -184,21 +183,18 @@ def current_status(record: RunRecord) -> Status:
     return record.status
 
 
-def refuse_owned(record: RunRecord) -> None:
+def refuse_running(run: Run) -> None:
     """Leave a run alone that a process works on.
 
     Raises:
         UsageError: one does, or did on another host, of which nothing can be known here.
     """
+    record = run.record()
     if current_status(record) is Status.RUNNING:
         raise UsageError(
             f"{record.name or record.id}: is running in process {record.pid} on {record.host}",
             "Wait until it ends. If that host is gone, start it anew.",
         )
-
-
-def _is_ours(record: RunRecord) -> bool:
-    return {"host": record.host, "pid": record.pid, "pid_start": record.pid_start} == this_process()
 
 
 def duration_s(record: RunRecord) -> float | None:

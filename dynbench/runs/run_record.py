@@ -1,24 +1,127 @@
-"""The content of `run.json`: who a run is, where it stands, how it ended, and which process it belongs to."""
+"""The content of `run.json`: a run's id and name, its status, how it ended, and the process that it belongs to."""
 
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, TypeAdapter
 
+from dynbench.errors import RunLookupError
 from dynbench.runs.atomic import jsonable
-from dynbench.runs.json_record import read_json
-from dynbench.runs.names import NAME_RULE, is_name
 from dynbench.runs.records import SCHEMA_VERSION
-from dynbench.runs.status import Status
 
-REMEDY = "Restore the file, or remove the folder."
+_SUFFIX_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+_SUFFIX_LENGTH = 4
+_ID = re.compile(r"(?P<time>\d{8}-\d{6})-(?P<slug>[a-z0-9]+(?:-[a-z0-9]+)*)-(?P<suffix>[a-z2-9]{4})")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NOT_NAMES = ("", os.curdir, os.pardir)
+"""Last parts of a path that name no folder within the one before."""
+NAME_RULE = "A name starts with a letter or digit and goes on with letters, digits, '.', '_' or '-', up to 64 in all."
+
+
+def new_id(slug: str) -> str:
+    """A run id: UTC time, slug, random suffix, like `20261120-145312-dynamic-k3f9`."""
+    suffix = "".join(secrets.choice(_SUFFIX_ALPHABET) for _ in range(_SUFFIX_LENGTH))
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{make_slug(slug)}-{suffix}"
+
+
+def make_slug(text: str) -> str:
+    """Lower-case letters and digits joined by single dashes; `run` when nothing is left."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].strip("-") or "run"
+
+
+def slug_of(run_id: str) -> str | None:
+    """The slug within an id; None when it is not an id."""
+    match = _ID.fullmatch(run_id)
+    return match["slug"] if match else None
+
+
+def ids_in(text: str) -> set[str]:
+    """Every id that stands in a text."""
+    return {match[0] for match in _ID.finditer(text)}
+
+
+def is_folder_name(text: str) -> bool:
+    """Whether a text names something within a folder, and cannot lead out of it."""
+    return text not in NOT_NAMES and os.sep not in text and text.isprintable()
+
+
+def _run_id(text: str) -> str:
+    if not is_folder_name(text):
+        raise ValueError(f"{text!r} is no id of a run")
+    return text
+
+
+RunId = Annotated[str, AfterValidator(_run_id)]
+"""An id as a record names it, looked up below a results folder."""
+
+
+def is_name(text: str) -> bool:
+    """Whether a run may be called so."""
+    return _NAME.fullmatch(text) is not None
+
+
+def check_spelling(name: str) -> None:
+    """Refuse names that a shell, a file system or the lookup would trip over.
+
+    Raises:
+        RunLookupError: the name is not of the allowed form, or looks like an id.
+    """
+    if not is_name(name):
+        raise RunLookupError(f"--name {name!r}: not allowed as a name", NAME_RULE)
+    if _ID.fullmatch(name):
+        raise RunLookupError(f"--name {name!r}: has the form of a run id", "Choose a name that no id can have.")
+
+
+class Status(StrEnum):
+    """Where a run stands. `lost` is never written: it is what an unfinished run shows when its process is gone."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    OOM = "oom"
+    LOST = "lost"
+
+    @property
+    def is_over(self) -> bool:
+        """True when nothing will be added to the run."""
+        return self not in (Status.CREATED, Status.RUNNING)
+
+
+UNSUCCESSFUL = frozenset({Status.FAILED, Status.INTERRUPTED, Status.OOM, Status.LOST})
+
+TRANSITIONS: dict[Status, frozenset[Status]] = {
+    Status.CREATED: frozenset({Status.RUNNING, Status.COMPLETED, Status.FAILED, Status.INTERRUPTED, Status.OOM}),
+    Status.RUNNING: frozenset({Status.COMPLETED, Status.FAILED, Status.INTERRUPTED, Status.OOM}),
+    Status.INTERRUPTED: frozenset({Status.RUNNING}),
+    Status.FAILED: frozenset({Status.RUNNING}),
+    Status.OOM: frozenset({Status.RUNNING}),
+    Status.COMPLETED: frozenset({Status.RUNNING}),
+    Status.LOST: frozenset({Status.RUNNING, Status.FAILED, Status.INTERRUPTED}),
+}
+
+
+def check_transition(old: Status, new: Status) -> None:
+    """Refuse a change of state that cannot happen.
+
+    A run that is over may only run again, which is how an unfinished comparison goes on.
+
+    Raises:
+        ValueError: the change is not in `TRANSITIONS`.
+    """
+    if new != old and new not in TRANSITIONS[old]:
+        raise ValueError(f"a run cannot go from {old} to {new}")
 
 
 def host_name() -> str:
@@ -48,18 +151,14 @@ def this_process() -> dict[str, Any]:
 
 
 def is_gone(host: str, pid: int, mark: str | None) -> bool:
-    """True when the process is certainly not running any more; another machine's processes are never certain."""
-    if host != host_name():
-        return False
-    if mark is not None and Path("/proc/self/stat").exists():
-        return start_mark(pid) != mark
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
+    """True when the process is certainly not running any more; another machine's processes are never certain.
+
+    Args:
+        host: that the process runs on.
+        pid: its number.
+        mark: of it, by `start_mark`; None where the system had no `/proc`.
+    """
+    return host == host_name() and mark is not None and start_mark(pid) != mark
 
 
 def _boot_id() -> str:
@@ -119,7 +218,7 @@ class RunRecord:
     pid: int
     """Process of the launcher."""
     pid_start: str | None
-    """Tells the process from a later one with the same number; see `process.start_mark`."""
+    """Tells the process from a later one with the same number; see `start_mark`."""
     version: str
     """dynbench's version."""
     argv: list[str] = field(default_factory=list)
@@ -159,18 +258,6 @@ def changed(record: RunRecord, changes: Mapping[str, object]) -> RunRecord:
         TypeError: a field that a record does not have.
         ValueError: a value of the wrong type.
     """
-    unknown = set(changes) - {item.name for item in fields(RunRecord)}
-    if unknown:
+    if unknown := changes.keys() - {item.name for item in fields(RunRecord)}:
         raise TypeError(f"a run record has no field {', '.join(sorted(unknown))}")
-    return _ADAPTER.validate_python({**record.as_dict(), **{k: jsonable(v) for k, v in changes.items()}})
-
-
-def read_record(path: Path) -> RunRecord:
-    """Read a `run.json`.
-
-    Keys that this version does not know are left out, as long as the schema version is known.
-
-    Raises:
-        RecordError: as `read_json`.
-    """
-    return read_json(path, RunRecord, REMEDY, SCHEMA_VERSION)
+    return _ADAPTER.validate_python({**record.as_dict(), **jsonable(changes)})

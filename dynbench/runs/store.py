@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import secrets
 import shlex
 import shutil
 import sys
@@ -18,10 +17,8 @@ from dynbench import __version__
 from dynbench.errors import RecordError, RunLookupError, UsageError
 from dynbench.runs.atomic import locked, write_json
 from dynbench.runs.lookup import Entries, Runs, check_own_files, resolve_ref, why_foreign
-from dynbench.runs.names import check_spelling, new_id
 from dynbench.runs.run import Run
-from dynbench.runs.run_record import RunRecord, now, this_process
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import RunRecord, Status, check_spelling, new_id, now, this_process
 
 _LOCK = ".lock"
 _log = logging.getLogger(__name__)
@@ -85,33 +82,26 @@ class RunStore:
             RunLookupError: the name is not allowed or in use.
             UsageError: the results folder cannot be written.
         """
-        if name is not None:
-            check_spelling(name)
-        self.check_writable()
-        with locked(self.root / _LOCK):  # so that two runs cannot take one name
-            self.check_name(name, replace)
-            run = self._make_folder(slug)
-            try:
-                self._fill(run, command, name, list(sys.argv if argv is None else argv))
-            except OSError as error:
-                shutil.rmtree(run.path, ignore_errors=True)
-                raise self._not_writable(error) from error
+        self.check_name(name, replace=True)
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            with locked(self.root / _LOCK):  # so that two runs cannot take one name
+                self.check_name(name, replace)
+                run = self._make_folder(slug)
+                try:
+                    self._fill(run, command, name, list(sys.argv if argv is None else argv))
+                except OSError:
+                    shutil.rmtree(run.path, ignore_errors=True)
+                    raise
+        except OSError as error:
+            raise self._not_writable(error) from error
         return run
 
     def _fill(self, run: Run, command: str, name: str | None, argv: list[str]) -> None:
         for folder in (run.ranks_dir, run.logs_dir):
             folder.mkdir()
-        record = RunRecord(
-            id=run.id,
-            name=name,
-            command=command,
-            status=Status.CREATED,
-            created=now(),
-            **this_process(),
-            version=__version__,
-            argv=argv,
-            group=self.group,
-        )
+        made = {"version": __version__, "argv": argv, "group": self.group, **this_process()}
+        record = RunRecord(run.id, name, command, Status.CREATED, now(), **made)
         for older in self._named(name):
             older.update(name=None)
         write_json(run.record_file, record)
@@ -127,25 +117,9 @@ class RunStore:
         root = self.root.absolute()
         nearest = next(path for path in (root, *root.parents) if os.path.lexists(path))
         if not nearest.is_dir():
-            raise self._not_writable(NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
+            raise self._not_writable(OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
         if not os.access(nearest, os.W_OK | os.X_OK):
-            raise self._not_writable(PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
-
-    def check_writable(self) -> None:
-        """Make the results folder and write a file in it.
-
-        Raises:
-            UsageError: one of them fails.
-        """
-        trial = self.root / f".write-test-{secrets.token_hex(4)}"
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            try:
-                trial.write_bytes(b"x")
-            finally:
-                trial.unlink(missing_ok=True)
-        except OSError as error:
-            raise self._not_writable(error) from error
+            raise self._not_writable(OSError(errno.EACCES, os.strerror(errno.EACCES)))
 
     def _not_writable(self, error: OSError) -> UsageError:
         return UsageError(
@@ -243,15 +217,10 @@ class RunStore:
 
         Raises:
             RunLookupError: as `check_removable`.
-            UsageError: the folder cannot be deleted.
+            OSError: the folder cannot be deleted.
         """
         self.check_removable(run, force)
-        try:
-            shutil.rmtree(run.path)
-        except OSError as error:
-            raise UsageError(
-                f"{run.path}: cannot be removed: {error.strerror}", "Check who owns it, and that nothing holds it."
-            ) from error
+        shutil.rmtree(run.path)
 
     def _folders(self) -> Iterator[Run]:
         if self.root.is_dir():

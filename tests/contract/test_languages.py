@@ -29,7 +29,7 @@ from dynbench.experiment.report_texts import reason, recovered, said, status
 from dynbench.report import LANGUAGES, language_labels, load_template
 from dynbench.runs.phrase import RECORDS_LANGUAGE, Phrase, environment, templates_dir, texts
 from dynbench.runs.records import BY_ITSELF, COMMUNICATION, COMPUTE
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 
 OTHERS = [language for language in LANGUAGES if language != RECORDS_LANGUAGE]
 DYNAMIC = {

@@ -11,21 +11,18 @@ Every part is a command of its own with a limit of time, and what it leaves runn
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from dynbench.engine.launching.resolve import this_machine
 
@@ -36,10 +33,8 @@ MARK = "DYNBENCH_FIRST_GPU"
 """In the environment of a part, by which what it started is found: ranks have sessions of their own."""
 MODULES = {"dynbench": "dynbench", "pytest": "pytest", "torchrun": "torch.distributed.run"}
 """What runs programs that belong to this Python."""
-TAIL = 30
-"""Lines of a failed part's log on the page."""
-MOST = 40
-"""Lines of figures of a part."""
+TAIL = 40
+"""Lines of a part's log on the page."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,7 @@ class Part:
 
     Args:
         name: of its files.
-        command: `dynbench`, which is asked for JSON, `pytest`, `torchrun`, or a program that may not be installed.
+        command: `dynbench`, `pytest`, `torchrun`, or a program that may not be installed.
         limit_s: seconds after which it is ended.
         gpus: the fewest it can do with.
         cpu: what is added where GPUs are hidden; None where it wants some.
@@ -124,7 +119,7 @@ def words_of(command: str, folder: Path) -> list[str]:
     """A command as it is run."""
     program, *words = shlex.split(command)
     if program == "dynbench":
-        words += ["--json", "--results", str(folder / "runs")]
+        words += ["--results", str(folder / "runs")]
     module = MODULES.get(program)
     return [*([program] if module is None else [sys.executable, "-m", module]), *words]
 
@@ -141,15 +136,15 @@ def why_not(part: Part, gpus: int | None) -> str:
 
 def run(part: Part, folder: Path, gpus: int | None) -> Outcome:
     """Run a part to its end or its limit; nothing that it started goes on."""
-    began, file, mark, fault = time.monotonic(), folder / "logs" / part.name, f"{os.getpid()}-{part.name}", ""
-    with file.with_suffix(".log").open("wb") as log, file.with_suffix(".json").open("wb") as answer:
+    began, mark, fault = time.monotonic(), f"{os.getpid()}-{part.name}", ""
+    with (folder / "logs" / f"{part.name}.log").open("wb") as log:
         process = subprocess.Popen(
             words_of(part.on(gpus), folder),
             cwd=ROOT,
             env={**os.environ, **({} if gpus else {"CUDA_VISIBLE_DEVICES": ""}), MARK: mark},
             stdin=subprocess.DEVNULL,
-            stdout=answer if part.command.startswith("dynbench") else log,
-            stderr=log,
+            stdout=log,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         try:
@@ -186,7 +181,7 @@ def _marked(mark: str) -> Iterator[int]:
 
 
 def page(outcomes: Sequence[Outcome], parts: int, folder: Path, gpus: int | None) -> str:
-    """What ran, what failed with the end of its log, what was left out, and what was measured, as Markdown."""
+    """What ran, what failed, what was left out, and the end of what each printed, as Markdown."""
     by_result = {
         result: [each for each in outcomes if each.result == result] for result in ("passed", "FAILED", "left out")
     }
@@ -200,94 +195,18 @@ def page(outcomes: Sequence[Outcome], parts: int, folder: Path, gpus: int | None
         took = "" if each.ran is None else f"{each.ran:.0f}"
         lines.append(f"| {each.part.name} | {each.result} | {took} | `{each.part.on(gpus)}` |")
     for each in by_result["FAILED"]:
-        log = (folder / "logs" / f"{each.part.name}.log").read_text(encoding="utf-8", errors="replace")
-        lines += ["", f"## {each.part.name}: {each.fault}", "", *(f"    {line}" for line in log.splitlines()[-TAIL:])]
+        lines += ["", f"## {each.part.name}: {each.fault}", "", *log_tail(each.part, folder)]
     if by_result["left out"]:
         lines += ["", "## Left out", "", *(f"- {each.part.name}: {each.fault}" for each in by_result["left out"])]
     for each in by_result["passed"]:
-        found = figures(each.part, folder)
-        lines += ["", f"## {each.part.name}", "", *(f"- {line}" for line in found[:MOST])]
-        if len(found) > MOST:
-            lines.append(f"- and {len(found) - MOST} more in logs/{each.part.name}.json")
+        lines += ["", f"## {each.part.name}", "", *log_tail(each.part, folder)]
     return "\n".join(lines) + "\n"
 
 
-def figures(part: Part, folder: Path) -> list[str]:
-    """What a part measured, in lines: of its JSON, or of its log the table of nccl-tests, or else the last line."""
-    log, answer = (folder / "logs" / f"{part.name}.{kind}" for kind in ("log", "json"))
-    if answer.stat().st_size:
-        try:
-            told = json.loads(answer.read_bytes())
-            return list(_TOLD[told["command"]](told))
-        except (LookupError, TypeError, ValueError) as error:  # the page of all other parts is worth more than this
-            return [f"logs/{answer.name} is not what was expected: {error!r}"]
-    text = log.read_text(encoding="utf-8", errors="replace")
-    found = re.findall(r"^ *(\d+) +\d+ +\w+ +\w+ +-?\d+ +([\d.]+) +[\d.]+ +([\d.]+) ", text, re.MULTILINE)
-    return [_call(int(size), float(us), float(rate)) for size, us, rate in found] or text.splitlines()[-1:]
-
-
-def _of_doctor(answer: Mapping[str, Any]) -> Iterator[str]:
-    environment = answer["environment"]
-    yield f"commit {environment['git']['commit'] if environment['git'] else None}, {environment['cpu_model']}"
-    for check in answer["checks"]:
-        if not check["ok"] or check["id"] in ("python", "torch", "devices", "communication", "triton"):
-            yield f"{check['id']}{'' if check['ok'] else ', WARNS'}: {check['seen']}"
-
-
-def _of_train(answer: Mapping[str, Any]) -> Iterator[str]:
-    told = answer["summary"]
-    yield (
-        f"{told['world_size']} ranks ({told['launcher']}): step {_number(told['step_time_ms']['p50'])} ms (p50), "
-        f"{_number(told['throughput_tokens_per_s']['mean'])} tokens/s, peak {_number(told['peak_mem_mb']['max'])} MB, "
-        f"exposed communication {_number(told['exposed_comm_ms']['mean'])} ms, "
-        f"loss {_number(told['loss']['first'])} to {_number(told['loss']['last'])}"
-    )
-
-
-def _of_compare(answer: Mapping[str, Any]) -> Iterator[str]:
-    for pair in answer["comparisons"]:
-        yield f"{pair['candidate']} against {pair['baseline']}: {pair['verdict']}, {pair['reason']}"
-    for check in answer["checks"]:
-        if check["severity"] != "info":
-            yield f"{check['severity']} {check['id']}: {check['seen']}"
-
-
-def _of_probe(answer: Mapping[str, Any]) -> Iterator[str]:
-    for row in answer["capacity"]:
-        peak = _number(row["peak_mem_mb"])
-        yield f"rank {row['rank']}, {row['length']} tokens: {row['max_batch']} samples, {peak} MB"
-
-
-def _of_bench(answer: Mapping[str, Any]) -> Iterator[str]:
-    """What could not be measured first; attention beside torch's own, collectives as nccl-tests tells them."""
-    own = {
-        f"{way} {shape}": ratio
-        for shape, ratios in answer["summary"].get("times_of_sdpa", {}).items()
-        for way, ratio in ratios.items()
-        if way != "sdpa"
-    }
-    for row in sorted(answer["rows"], key=lambda row: row["status"] == "ok"):
-        if row["status"] != "ok":
-            yield f"{row['case']}: {row['status']}, {row['reason']}"
-        elif "busbw" in row:
-            yield _call(row["size"], row["time"], row["busbw"])
-        else:
-            more = " ".join(str(row[name]) for name in ("phase", "quantity", "kernel", "warmup") if row.get(name))
-            beside = f", {own[row['case']]:.3g} times as long as torch's own" if row["case"] in own else ""
-            value = row["mean"] if row["p50"] is None else row["p50"]
-            yield f"{row['case']} {more}".rstrip() + f": {_number(value)} {row['unit']}{beside}"
-
-
-_TOLD = {"doctor": _of_doctor, "train": _of_train, "compare": _of_compare, "probe": _of_probe, "bench": _of_bench}
-"""By the command that an answer names."""
-
-
-def _call(size: int, us: float, busbw: float) -> str:
-    return f"all-reduce of {size:,} B: {_number(us)} us, bus bandwidth {_number(busbw)} GB/s"
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+def log_tail(part: Part, folder: Path) -> list[str]:
+    """The end of what a part printed, as a block of Markdown."""
+    log = (folder / "logs" / f"{part.name}.log").read_text(encoding="utf-8", errors="replace")
+    return [f"    {line}" for line in log.splitlines()[-TAIL:]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

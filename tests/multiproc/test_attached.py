@@ -12,7 +12,7 @@ from multiproc.faults import TORCHRUN
 from multiproc.launches import command, environment, rows_of
 from pixel import UNRENDERED
 
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc

@@ -13,7 +13,7 @@ from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.plugins.benchmarks import CollectivesOptions
 from dynbench.runs.provenance import usable_cores
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow]

@@ -9,7 +9,7 @@ from forked import forked_ranks
 from dynbench.bench.bench_run import measure_bench, start_bench
 from dynbench.bench.optimizer import MOMENTS, OptimizerState
 from dynbench.plugins.benchmarks import OptimizerOptions
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow]

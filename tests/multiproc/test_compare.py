@@ -13,7 +13,7 @@ from multiproc.launches import wait_until
 from pixel import UNRENDERED
 
 from dynbench.experiment.launch_plan import read_state
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
 

@@ -10,7 +10,7 @@ from multiproc.launches import TINY, rows_of
 from dynbench.analysis.merge import merge_run
 from dynbench.config.layers import load_config
 from dynbench.experiment.training import run_training
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc

@@ -18,7 +18,7 @@ from multiproc.faults import (
 )
 from pixel import UNRENDERED
 
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.fault]

@@ -16,7 +16,7 @@ from probes import make_probe
 
 from dynbench.runs.probe_record import PROBE_FILE
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
@@ -135,7 +135,7 @@ def test_a_clock_that_is_set_back(tmp_path: Path) -> None:
 
 MAKE_RUNS = """\
 import sys, pathlib
-import dynbench.runs.names as names
+import dynbench.runs.run_record as names
 from datetime import datetime
 from dynbench.runs.store import RunStore
 class Clock(datetime):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from multiproc.faults import Command, settled
 
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.fault, pytest.mark.matrix]
 

@@ -25,7 +25,7 @@ from planted import at, in_folder
 
 from dynbench.engine.whereabouts import MEETING, PREPARING, last_seen
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
 

@@ -20,7 +20,7 @@ from dynbench.engine.launching.run_launch import WORKER_MODULE, launch_arms
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import NothingFits
 from dynbench.experiment.launch_plan import read_state
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc

@@ -11,7 +11,7 @@ import pytest
 from multiproc.launches import TINY, fork, rows_of, start, wait_until
 
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc

@@ -15,7 +15,7 @@ from multiproc.launches import TINY, fork, global_loss, rows_of
 
 from dynbench.plugins import POLICIES, STRATEGIES
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc

@@ -16,7 +16,7 @@ from dynbench.analysis.analyze import analyze_runs
 from dynbench.config.schema import Analysis
 from dynbench.engine.launching.leftovers import rank_pids
 from dynbench.engine.launching.run_launch import WORKER_MODULE
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc

@@ -17,7 +17,7 @@ from dynbench.config.schema import Analysis
 from dynbench.engine.launching.run_launch import launch_arms
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import EXIT_CHECKS
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc

@@ -12,7 +12,7 @@ from multiproc.launches import rows_of
 from dynbench.runs.columns import COMM_COLUMNS, TURN, read_columns
 from dynbench.runs.records import COLUMNS
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 
 pytestmark = pytest.mark.multiproc
 

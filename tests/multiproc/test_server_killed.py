@@ -13,7 +13,7 @@ from multiproc.faults import ENDLESS, Command, check
 from dynbench.engine.launching.leftovers import rank_pids
 from dynbench.engine.launching.run_launch import WORKER_MODULE
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
 

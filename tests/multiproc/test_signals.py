@@ -17,8 +17,7 @@ from dynbench.engine.launching.leftovers import rank_pids
 from dynbench.engine.launching.run_launch import WORKER_MODULE
 from dynbench.plugins import STRATEGIES
 from dynbench.runs.run import Run
-from dynbench.runs.run_record import RunRecord
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import RunRecord, Status
 from dynbench.runs.store import RunStore
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.fault]

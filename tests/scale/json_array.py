@@ -14,12 +14,12 @@ import filecmp
 import json
 import logging
 import os
+import resource
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from subprocess import PIPE, Popen
@@ -48,7 +48,7 @@ class Tokenised:
         tokens: of all samples, those held out among them.
         seconds: for reading and tokenising.
         before_kb: its peak memory before that: what was imported.
-        peak_kb: its peak memory.
+        peak_kb: its peak memory with that of its largest child.
     """
 
     tokens: int
@@ -95,11 +95,11 @@ def tokenise(given: argparse.Namespace) -> Tokenised:
     }
     asked = [f"workload.{key}={value}" for key, value in settings.items()]
     config = load_config(None, [*asked, "train.eval_samples=0"])
-    before, began = high_water_kb(os.getpid()), time.monotonic()
+    before, began = peak_kb(), time.monotonic()
     workload = CausalLanguageModel(config)
     seconds = time.monotonic() - began
     tokens = sum(int(data.lengths.sum()) for data in (workload.train, workload.eval) if data is not None)
-    return Tokenised(tokens, seconds, before, high_water_kb(os.getpid()))
+    return Tokenised(tokens, seconds, before, peak_kb())
 
 
 def _kill_at(characters: int) -> None:
@@ -122,42 +122,18 @@ def _kill_at(characters: int) -> None:
     TextTokenizer.encoder = killed  # type: ignore[method-assign, assignment]
 
 
-def high_water_kb(pid: int) -> int:
-    """Peak resident memory of a process; 0 of one that is gone."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1])
-    return 0
-
-
-def descendants(pid: int) -> Iterator[int]:
-    """The processes below one."""
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            for child in map(int, children.read_text().split()):
-                yield child
-                yield from descendants(child)
+def peak_kb() -> int:
+    """Peak resident memory of this process and of its largest child."""
+    return sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def tokenise_apart(given: argparse.Namespace, name: str, *more: str) -> Tokenised | int:
-    """A process that tokenises into `FOLDER/name`: what it says, its tree's peak in place of its own, or how it ended.
-
-    The peak of a tree is taken as the sum of what each of its processes had at most, which is no less.
-    """
+    """A process that tokenises into `FOLDER/name`: what it says, or how it ended."""
     words = [str(given.folder), "--tokenizer", given.tokenizer, "--shard-characters", str(given.shard_characters)]
     argv = [sys.executable, __file__, *words, "--into", str(given.folder / name), *more]
-    below: dict[int, int] = {}
     with Popen(argv, stdout=PIPE, text=True) as child:
-        while child.poll() is None:
-            below |= {pid: high_water_kb(pid) or below.get(pid, 0) for pid in descendants(child.pid)}
-            time.sleep(0.02)
-        assert child.stdout is not None
-        said = child.stdout.read()
-    if child.returncode != 0:
-        return child.returncode
-    own = json.loads(said.splitlines()[-1])
-    return Tokenised(**{**own, "peak_kb": own["peak_kb"] + sum(below.values())})
+        said, _ = child.communicate()
+    return child.returncode or Tokenised(**json.loads(said.splitlines()[-1]))
 
 
 def finished(cache: Path) -> dict[Path, int]:

@@ -21,7 +21,7 @@ from dynbench.analysis.figures.charts import (
 from dynbench.analysis.measures import workers_of
 from dynbench.analysis.record import COMPARISON_FILE, read_analysis
 from dynbench.errors import RecordError
-from dynbench.runs.json_record import read_json
+from dynbench.runs.atomic import read_json
 from dynbench.runs.run import Run
 
 GAPS = "greedy_gaps.csv"

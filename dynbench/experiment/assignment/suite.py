@@ -31,13 +31,11 @@ from dynbench.experiment.report_values import linked
 from dynbench.experiment.reporting import FORMATS
 from dynbench.plugins import BENCHMARKS
 from dynbench.report import LANGUAGES
-from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.json_record import read_json
+from dynbench.runs.atomic import read_json, write_json, write_text
 from dynbench.runs.lookup import check_own_files
-from dynbench.runs.names import RunId
-from dynbench.runs.recorder import new_run, recorded, refuse_running
-from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.recorder import new_run, recorded
+from dynbench.runs.run import Run, refuse_running
+from dynbench.runs.run_record import RunId, Status
 from dynbench.runs.store import Naming, RunStore
 
 _log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from dynbench.config.schema import Analysis
 from dynbench.experiment.reporting import FORMATS
 from dynbench.report import LANGUAGES
 from dynbench.runs.export import EXPORT_FILE
-from dynbench.runs.names import is_name
 from dynbench.runs.row_writer import Call, CallWriter
+from dynbench.runs.run_record import is_name
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.usefixtures("undrawn")

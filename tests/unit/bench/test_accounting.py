@@ -6,21 +6,16 @@ import math
 from dataclasses import replace
 
 import pytest
-import torch
+from bench_jobs import rows_here
 
 from dynbench.bench.accounting import PRESETS, Accounting, batch_of_overlap, batch_of_sum, least_devices
-from dynbench.bench.rank import measured_row
-from dynbench.engine.rank.rank_process import RankContext
 from dynbench.plugins.benchmarks import AccountingOptions
 
-CPU = torch.device("cpu")
 EXERCISE = PRESETS["communication_accounting"]
 
 
 def values(options: AccountingOptions) -> dict[str, tuple[float, str | None]]:
-    benchmark = Accounting(options)
-    context = RankContext(0, 0, 1, CPU)
-    rows = [measured_row(case, benchmark.measure(case, context), CPU) for case in benchmark.cases()]
+    rows = rows_here(Accounting(options))
     assert all(row.n == 1 and row.columns["formula"] and row.columns["with"] for row in rows)
     return {row.case: (row.p50, row.unit) for row in rows if row.p50 is not None}
 

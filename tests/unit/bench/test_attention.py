@@ -13,16 +13,13 @@ import numpy as np
 import pytest
 import torch
 from answered import unanswered
+from bench_jobs import rows_here
 from torch import Tensor
 from torch._inductor.exc import InvalidCxxCompiler
 
 from dynbench.bench import attention
 from dynbench.bench.attention import Attention, Flash, hand_count, plain_bytes
 from dynbench.bench.base import Row
-from dynbench.bench.rank import rows_of
-from dynbench.bench.record import read_options
-from dynbench.engine.rank.rank_process import RankContext
-from dynbench.plugins import BENCHMARKS
 from dynbench.plugins.benchmarks import AttentionOptions
 
 CPU = torch.device("cpu")
@@ -30,14 +27,10 @@ SMALL: dict[str, Any] = {"lengths": (64, 16), "widths": (8,), "iterations": 3, "
 OURS: dict[str, Any] = {**SMALL, "lengths": (64,), "ways": ("flash_torch",)}
 
 
-def rows(benchmark: Attention) -> list[Row]:
-    return [row for case in benchmark.cases() for row in rows_of(benchmark, case, RankContext(0, 0, 1, CPU))]
-
-
 @pytest.fixture(scope="module")
 def flash() -> tuple[Flash, list[Row]]:
     benchmark = Flash(AttentionOptions(**SMALL))
-    return benchmark, rows(benchmark)
+    return benchmark, rows_here(benchmark)
 
 
 def test_every_pass_of_every_way(flash: tuple[Flash, list[Row]]) -> None:
@@ -68,7 +61,7 @@ def test_plain_memory_is_quadratic_and_as_counted_by_hand() -> None:
     options = AttentionOptions(
         **{**SMALL, "lengths": (128, 256), "batch": 2, "ways": ("plain", "sdpa"), "iterations": 1}
     )
-    measured = rows(Attention(options))
+    measured = rows_here(Attention(options))
     found = {(row.columns["way"], row.columns["length"]): row.columns for row in measured}
     assert unanswered("attention", measured) == ["2.2a"], "which is about what is compiled"
     for name in ("saved_mb", "peak_mb"):
@@ -82,7 +75,7 @@ def test_plain_memory_is_quadratic_and_as_counted_by_hand() -> None:
 def test_what_runs_out_of_memory_is_a_row_with_its_hand_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "free_bytes", lambda _: 10_000)
     benchmark = Attention(AttentionOptions(**{**SMALL, "batch": 1}))
-    measured = rows(benchmark)
+    measured = rows_here(benchmark)
     assert [row.case for row in measured if row.status == "oom"] == [
         f"plain {each} 64 x 8 float32" for each in ("forward", "backward")
     ]
@@ -95,7 +88,7 @@ def test_what_runs_out_of_memory_is_a_row_with_its_hand_count(monkeypatch: pytes
 
 @pytest.mark.parametrize("way", ["flex", "sdpa_flash"])
 def test_what_needs_a_gpu_is_a_row_that_says_so(way: str) -> None:
-    measured = rows(Attention(AttentionOptions(**{**SMALL, "ways": (way,)})))
+    measured = rows_here(Attention(AttentionOptions(**{**SMALL, "ways": (way,)})))
     assert {row.status for row in measured} == {"skipped"} and all(way in str(row.reason) for row in measured)
 
 
@@ -118,7 +111,7 @@ def test_what_needs_a_compiler_is_a_row_where_there_is_none(
         raise RuntimeError(f"backend='inductor' raised:\nError: {error()}\n\nSet TORCHDYNAMO_VERBOSE=1")
 
     monkeypatch.setattr(attention, "way_of", lambda *_: attend)
-    for row in rows(Flash(AttentionOptions(**OURS))):
+    for row in rows_here(Flash(AttentionOptions(**OURS))):
         assert row.status == "skipped" and "compiler:" in str(row.reason) and "\n" not in str(row.reason)
 
 
@@ -126,12 +119,14 @@ def test_a_wrong_way_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = attention.plain_attention
     own = lambda way, causal, device: lambda q, k, v: plain(q, k, v, not causal)  # noqa: E731
     monkeypatch.setattr(attention, "_own", own)
-    wrong = {row.columns["way"]: row.reference_error for row in rows(Attention(AttentionOptions(**SMALL)))}
+    wrong = {row.columns["way"]: row.reference_error for row in rows_here(Attention(AttentionOptions(**SMALL)))}
     assert wrong["sdpa"] > 1e-2 and wrong["flash_torch"] < 1e-5
 
 
-def test_a_wrong_gradient_is_seen_where_the_result_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Doubled(torch.autograd.Function):
+def faulty(fault: Callable[[Tensor], Tensor]) -> type[torch.autograd.Function]:
+    """Attention whose gradient of the keys goes through a fault."""
+
+    class Faulty(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
             ctx.save_for_backward(query, key, value)
@@ -143,65 +138,43 @@ def test_a_wrong_gradient_is_seen_where_the_result_is_right(monkeypatch: pytest.
             with torch.enable_grad():
                 states = [each.detach().requires_grad_() for each in ctx.saved_tensors]
                 result = attention.plain_attention(states[0], states[1], states[2], ctx.is_causal)
-            query, *others = torch.autograd.grad(result, states, gradients[0])
-            return 2 * query, *others, None
+            query, key, value = torch.autograd.grad(result, states, gradients[0])
+            return query, fault(key), value, None
 
-    monkeypatch.setitem(attention.OURS, "flash_torch", Doubled)
-    errors = {row.columns["pass"]: row.reference_error for row in rows(Flash(AttentionOptions(**OURS)))}
-    assert errors["forward"] < 1e-5 and min(errors["backward"], errors["both"]) > 1e-2
+    return Faulty
 
 
-def test_what_is_no_number_is_told_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoGradientOfKeys(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
-            ctx.shape = query.shape
-            return attention.plain_attention(query, key, value, is_causal)
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-            return torch.zeros(ctx.shape), torch.full(ctx.shape, torch.nan), torch.zeros(ctx.shape), None
-
-    monkeypatch.setitem(attention.OURS, "flash_torch", NoGradientOfKeys)
+def test_a_wrong_gradient_is_seen_where_the_result_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     flash = Flash(AttentionOptions(**OURS))
-    found = rows(flash)
+    monkeypatch.setitem(attention.OURS, "flash_torch", faulty(lambda key: 2 * key))
+    errors = {row.columns["pass"]: row.reference_error for row in rows_here(flash)}
+    assert errors["forward"] < 1e-5 and min(errors["backward"], errors["both"]) > 1e-2
+    monkeypatch.setitem(attention.OURS, "flash_torch", faulty(lambda key: torch.full_like(key, torch.nan)))
+    found = rows_here(flash)
     by_pass = {row.columns["pass"]: row for row in found}
-    assert by_pass["forward"].columns["not_finite"] == 0 and by_pass["forward"].reference_error < 1e-5
+    assert by_pass["forward"].columns["not_finite"] == 0
     for each in ("backward", "both"):
         assert by_pass[each].columns["not_finite"] == math.prod(by_pass[each].shape)
         assert math.isnan(by_pass[each].reference_error)
-    wrong = [line for line in flash.said(found) if "NaN or infinite" in line]
-    assert len(wrong) == 2 and all("its times mean nothing" in line for line in wrong)
+    assert sum("NaN or infinite; its times mean nothing" in line for line in flash.said(found)) == 2
 
 
-def test_flash_is_timed_by_triton_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[float, float]] = []
-
+@pytest.mark.parametrize(("emptying_ms", "count"), [(0.0, 3), (1.5, 20)])
+def test_flash_is_timed_by_triton_as_often_as_asked(
+    monkeypatch: pytest.MonkeyPatch, emptying_ms: float, count: int
+) -> None:
     def do_bench(run: Callable[[], object], warmup: float, rep: float, return_mode: str) -> list[float]:
-        asked.append((warmup, rep))
-        assert return_mode == "all"
-        for _ in range(2):
-            run()
-        return [1.0, 2.0, 4.0]
+        assert return_mode == "all" and warmup in (0.5, 0)
+        run()
+        return [0.5] * max(1, int(rep / (0.5 + emptying_ms)))
 
     monkeypatch.setattr(attention, "triton_timer", lambda device: do_bench)
-    monkeypatch.setattr(attention, "time_calls", lambda run, count, device, prepare=None: np.full(count, 0.5))
-    timed = rows(Flash(AttentionOptions(**OURS)))
-    assert [(row.columns["timer"], row.n, row.p50) for row in timed] == [("triton", 3, 2.0)] * 3
-    assert asked == [(1 * 0.5, 3 * 0.5)] * 3
-    assert all(row.reference_error is not None and row.reference_error < 1e-5 for row in timed)
-    own = rows(Attention(AttentionOptions(**OURS)))
+    monkeypatch.setattr(attention, "time_calls", lambda run, count, device, prepare=None: np.full(count, 0.25 * 2))
+    timed = rows_here(Flash(AttentionOptions(**{**OURS, "iterations": count})))
+    assert {(row.columns["timer"], row.p50) for row in timed} == {("triton", 0.5)}
+    assert all(count <= row.n <= count + 1 and row.reference_error < 1e-5 for row in timed)
+    own = rows_here(Attention(AttentionOptions(**OURS)))
     assert [(row.columns["timer"], row.n, row.p50) for row in own] == [("own", 3, 0.5)] * 2
-
-
-def test_as_many_iterations_as_asked_for_where_emptying_the_cache_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def do_bench(run: Callable[[], object], warmup: float, rep: float, return_mode: str) -> list[float]:
-        return [0.5] * max(1, int(rep / 2.0))  # 0.5 ms of work and 1.5 ms of emptying
-
-    monkeypatch.setattr(attention, "triton_timer", lambda device: do_bench)
-    monkeypatch.setattr(attention, "time_calls", lambda run, count, device, prepare=None: np.full(count, 0.5))
-    timed = rows(Flash(AttentionOptions(**{**OURS, "iterations": 20})))
-    assert all(20 <= row.n <= 21 for row in timed)
 
 
 def test_what_is_compiled_runs_backward_once_after_each_forward(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,23 +195,12 @@ def test_what_is_compiled_runs_backward_once_after_each_forward(monkeypatch: pyt
 
 
 def test_tritons_timer_needs_a_gpu_and_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("triton.testing")
+    module, gpu = ModuleType("triton.testing"), torch.device("cuda")
     module.__dict__["do_bench"] = timer = lambda: None
-    gpu = torch.device("cuda")
+    monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
     for there, device, found in ((module, gpu, timer), (module, CPU, None), (None, gpu, None)):
-        monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
         monkeypatch.setitem(sys.modules, "triton.testing", there)
         assert attention.triton_timer(device) is found
-
-
-@pytest.mark.parametrize("name", ["attention", "flash", "collectives"])
-def test_full_options_are_options(name: str) -> None:
-    entry = BENCHMARKS.find(name)
-    full = read_options(name, entry.full)
-    assert full != entry.options()
-    assert len(entry.load()(full).cases()) > len(entry.load()(entry.options()).cases())
-    later = read_options("flash", [*BENCHMARKS.find("flash").full, "lengths=7"])
-    assert isinstance(later, AttentionOptions) and later.lengths == (7,) and later.widths == (16, 32, 64, 128)
 
 
 def test_plain_attention_is_torchs_own() -> None:

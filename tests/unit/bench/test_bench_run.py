@@ -8,24 +8,25 @@ import json
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from bench_jobs import rows_here
 
 from dynbench.analysis.figures.bench import bench_collectives, bench_memory_timeline
 from dynbench.bench import bench_run
 from dynbench.bench import rank as bench_rank
-from dynbench.bench.base import Benchmark, Case, Measured, Row
+from dynbench.bench.base import Case, Measured, Row
 from dynbench.bench.collectives import COMM_FILE, Collectives
 from dynbench.bench.memory import TIMELINES_FILE
 from dynbench.bench.optimizer import OptimizerState
 from dynbench.bench.precision import PrecisionStudy
 from dynbench.bench.rank import measured_row, rows_of, work
-from dynbench.bench.record import add_line, add_rows, cases_done, read_benchmark, read_options, read_rows, rows_file
-from dynbench.cli import console
+from dynbench.bench.record import add_line, add_rows, cases_done, read_benchmark
 from dynbench.cli.main import main
 from dynbench.config.schema import Launch
 from dynbench.engine.comm_model import build_comm_model
@@ -40,11 +41,12 @@ from dynbench.plugins import BENCHMARKS
 from dynbench.plugins.benchmarks import CollectivesOptions, OptimizerOptions, PrecisionOptions
 from dynbench.runs.atomic import write_text
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 from dynbench.table_text import csv_text
 
 SIZES = "sizes_mib=1,2,4"
+HERE = RankContext(0, 0, 1, torch.device("cpu"))
 ONE = ("--set", SIZES, "--set", "backend=gloo", "--set", "operations=all_reduce")
 
 
@@ -68,7 +70,7 @@ def launched_at_once(planted: Mapping[int, BaseException]) -> Callable[..., Rank
             if error is not None:
                 record_failure(run, 1, error)
                 return RanksEnded({1: 1})
-            add_rows(run, [row(case)] if isinstance(benchmark, Collectives) else here(benchmark, case))
+            add_rows(run, [row(case)] if isinstance(benchmark, Collectives) else rows_of(benchmark, case, HERE))
         return RanksEnded({})
 
     return launched
@@ -82,11 +84,6 @@ def group_of_one() -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-
-
-def here(benchmark: Benchmark, case: Case) -> list[Row]:
-    """Measured in this process."""
-    return rows_of(benchmark, case, RankContext(0, 0, 1, torch.device("cpu")))
 
 
 @pytest.fixture
@@ -170,19 +167,6 @@ def test_what_was_measured_is_kept_and_shown_at_every_end(
     assert len((run.path / "rows.csv").read_text().splitlines()) == 4
 
 
-def test_it_goes_on_after_a_row_that_a_full_disk_tore(
-    store: RunStore, ranks: dict, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ranks[1] = Terminated(signal.SIGTERM)
-    run_it(capsys, 143)
-    (run,) = store.list()
-    with rows_file(run).open("a") as file:
-        file.write('[{"case": "all_red')
-    ranks.clear()
-    assert main(["bench", "--resume", run.id, "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["rows"]) == cases_done(run) == 3
-
-
 def test_where_ranks_of_an_earlier_launch_were_is_forgotten(
     store: RunStore, ranks: dict, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,13 +200,6 @@ def test_a_timeline_that_was_taken_twice_is_drawn_once(store: RunStore) -> None:
     assert drawing is not None and drawing.table["mb"].to_list() == [1, 2]
 
 
-@pytest.mark.parametrize("name", sorted(BENCHMARKS))
-def test_ranks_that_wait_for_others_do_so_as_long_as_asked(name: str) -> None:
-    entry = BENCHMARKS.find(name)
-    if entry.load()(entry.options()).processes > 1:
-        assert entry.load()(read_options(name, ["timeout_s=7"])).timeout_s == 7
-
-
 def test_what_was_begun_on_a_gpu_does_not_go_on_without_one(
     store: RunStore, ranks: dict, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,10 +213,22 @@ def test_what_was_begun_on_a_gpu_does_not_go_on_without_one(
     assert store.resolve("@latest").status is Status.INTERRUPTED
 
 
-def test_options_without_a_benchmark_are_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--full"], ["--set", SIZES], ["--name", "c"]):
-        assert main(["bench", *words]) == 2
-        assert "no benchmark is named" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--full",), "no benchmark is named"),
+        (("--set", SIZES), "no benchmark is named"),
+        (("--name", "c"), "no benchmark is named"),
+        (("collectives", "--set", "sizes_mib=1e308"), "sizes_mib"),
+        (("collectives", "--set", "iteration=3"), "Did you mean 'iterations'?"),
+        *(((*more, "--resume", "x"), "takes no others") for more in (("collectives",), ("--full",), ("--set", SIZES))),
+    ],
+)
+def test_a_mistake_leaves_nothing(
+    store: RunStore, ranks: dict, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    assert main(["bench", *words]) == 2
+    assert said in capsys.readouterr().err and not store.root.exists()
 
 
 def test_sizes_that_are_the_same_elements_are_one_size(
@@ -248,33 +237,6 @@ def test_sizes_that_are_the_same_elements_are_one_size(
     words = ("--set", "sizes_mib=1e-9,2e-9", "--set", "backend=gloo", "--set", "operations=all_reduce", "--no-figures")
     assert main(["bench", "collectives", *words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["summary"]["fits"] == [] and not recwarn.list
-
-
-def test_sizes_that_nothing_holds_are_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "collectives", "--set", "sizes_mib=1e308"]) == 2
-    assert "sizes_mib" in capsys.readouterr().err
-
-
-def test_what_cannot_be_resumed(store: RunStore, ranks: dict, capsys: pytest.CaptureFixture[str]) -> None:
-    trained = store.create("train", "static")
-    assert main(["bench", "--resume", trained.id]) == 2
-    assert "Only what dynbench bench made" in capsys.readouterr().err
-    for more in (["collectives"], ["--full"], ["--set", SIZES], ["--name", "c"]):
-        assert main(["bench", *more, "--resume", trained.id]) == 2
-        assert "takes no others" in capsys.readouterr().err
-
-
-def test_a_torn_last_row_is_left_out(store: RunStore) -> None:
-    run = store.create("bench", "collectives")
-    add_rows(run, [row(Case("a", [4], "float32", {"operation": "all_reduce"}))] * 2)
-    with rows_file(run).open("a") as file:
-        file.write('[{"case": "b"')
-    assert [each.case for each in read_rows(run)] == ["a", "a"] and cases_done(run) == 1
-    add_rows(run, [row(Case("c", [4], "float32"))])
-    assert [each.case for each in read_rows(run)] == ["a", "a", "c"] and cases_done(run) == 2
-    rows_file(run).write_text("[")
-    add_rows(run, [row(Case("d", [4], "float32"))])
-    assert [each.case for each in read_rows(run)] == ["d"]
 
 
 @pytest.mark.parametrize(("told", "code"), [(True, 0), (False, 3)])
@@ -340,7 +302,7 @@ def test_cases_of_several_rows_and_of_several_numbers_of_ranks(
     def launched(module: str, runs: Sequence[Run], launch: Launch) -> RanksEnded:
         assert isinstance(launch.nproc, int)
         asked.append(launch.nproc)
-        work(runs, [], RankContext(0, 0, launch.nproc, torch.device("cpu")), StopFlag())
+        work(runs, [], replace(HERE, world_size=launch.nproc), StopFlag())
         return RanksEnded({})
 
     monkeypatch.setattr(bench_run, "launch_ranks", launched)
@@ -353,56 +315,14 @@ def test_cases_of_several_rows_and_of_several_numbers_of_ranks(
     assert [(each.case, each.columns["part"]) for each in result.rows] == [(n, p) for n in "abcd" for p in (1.0, 2.0)]
 
 
-@pytest.mark.parametrize("arguments", [["bench"], ["bench", "ls"]])
-def test_the_list(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 0
-    assert "collectives" in capsys.readouterr().out
-    assert main([*arguments, "--json"]) == 0
-    lines = {line["name"]: line["options"] for line in json.loads(capsys.readouterr().out)["plugins"]}
-    defaults = {name: {option["key"]: option["default"] for option in options} for name, options in lines.items()}
-    assert defaults.pop("assignment") == {}, "it has no options of its own"
-    assert defaults == {name: entry.options().model_dump(mode="json") for name, entry in BENCHMARKS.items()}
-
-
-def test_a_mistake_leaves_nothing(store: RunStore, ranks: dict, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = run_it(capsys, 2, "--set", "iteration=3")
-    assert "Did you mean 'iterations'?" in shown["error"]["message"]
-    assert not store.root.exists()
-
-
 @pytest.mark.parametrize(("processes", "said"), [(2, None), (3, "3 processes share 2 usable cores")])
 def test_more_processes_than_cores_are_told(
-    processes: int,
-    said: str | None,
-    store: RunStore,
-    ranks: dict,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    processes: int, said: str | None, store: RunStore, ranks: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench_run, "this_machine", lambda: Machine(cores=2, gpus=0, bf16=False))
     assert main(["bench", "collectives", "--no-figures", "--set", f"processes={processes}"]) == 0
     warnings = store.list()[0].record().warnings
-    assert [said in warning for warning in warnings] == [True] * (said is not None)
-    assert said is None or said in capsys.readouterr().err
-
-
-def test_what_is_measured_is_shown_once_nothing_is_told_on_the_way_any_more(
-    ranks: dict, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    @contextmanager
-    def working(*_: object) -> Iterator[Callable[[str], None]]:
-        capsys.readouterr()
-        yield lambda _: None
-        assert capsys.readouterr().out == ""
-
-    monkeypatch.setattr(console, "working", working)
-    assert main(["bench", "collectives", "--no-figures", "--set", "backend=gloo"]) == 0
-    assert "busbw" in capsys.readouterr().out
-
-
-class _Twice(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return 2 * x
+    assert [str(said) in warning for warning in warnings] == [True] * (said is not None)
 
 
 def test_what_many_cases_compile_is_compiled_in_all_of_them() -> None:
@@ -414,12 +334,13 @@ def test_what_many_cases_compile_is_compiled_in_all_of_them() -> None:
         return graph.forward
 
     class Compiles(PrecisionStudy):
+        def cases(self) -> list[Case]:
+            return [Case(str(number), [1], "float32") for number in range(14)]
+
         def measure(self, case: Case, context: RankContext) -> Measured:
-            torch.compile(_Twice(), backend=count)(torch.ones(2, 3))
+            torch.compile(torch.nn.Identity(), backend=count)(torch.ones(2, 3) * 2)
+            torch.compile(lambda x: 2 * x, backend=count)(torch.ones(2, 3))
             return Measured(np.ones(1), {})
 
-    benchmark = Compiles(PrecisionOptions())
-    context = RankContext(0, 0, 1, torch.device("cpu"))
-    for _ in range(14):
-        rows_of(benchmark, benchmark.cases()[0], context)
+    rows_here(Compiles(PrecisionOptions()))
     assert len(compiled) == 14

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from answered import unanswered
-from bench_jobs import queued, queued_with_a_wrong_one, rows_with, with_a_wrong_one, without
+from bench_jobs import rows_on, with_a_wrong_one, without
 from warm import RankError, WarmRanks
 
 from dynbench.bench import collective_calls, collectives
@@ -32,7 +32,7 @@ OPERATIONS = tuple(BUS_FACTORS)
 @pytest.fixture(scope="module")
 def measured(ranks: WarmRanks) -> Sequence[Row]:
     """Every operation and type on two ranks, two sizes."""
-    first, second = ranks(rows_with, {"sizes_mib": (0.5, 0.01), "dtype": ("float32", "bfloat16")})
+    first, second = ranks(rows_on, {"sizes_mib": (0.5, 0.01), "dtype": ("float32", "bfloat16")})
     assert [row.columns for row in first] == [row.columns for row in second], "the same on every rank"
     return first
 
@@ -56,14 +56,6 @@ def test_right_collectives_have_nothing_wrong(measured: Sequence[Row]) -> None:
             assert int(small.columns["size"]) < int(large.columns["size"])
 
 
-def test_what_nccl_tests_counts_as_the_bus() -> None:
-    at = {operation: factor(4) for operation, factor in BUS_FACTORS.items()}
-    assert at == {
-        "all_reduce": 1.5, "reduce_scatter": 0.75, "all_gather": 0.75, "all_to_all": 0.75, "broadcast": 1.0,
-        "send_recv": 1.0,
-    }  # fmt: skip
-
-
 @pytest.mark.skipif(not can_count(), reason="the kernel does not count the bytes of connections")
 def test_bytes_that_the_kernel_counts(measured: Sequence[Row]) -> None:
     for row in measured:
@@ -76,14 +68,14 @@ def test_bytes_that_the_kernel_counts(measured: Sequence[Row]) -> None:
         assert 0.99 < ratio < most, (row.case, ratio)
 
 
-@pytest.mark.parametrize("fault", ["left out", "one element"])
+@pytest.mark.parametrize(("fault", "queued"), [("left out", False), ("one element", False), ("one element", True)])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_wrong_collective_is_counted_and_told(ranks: WarmRanks, operation: str, fault: str) -> None:
-    for (row,) in ranks(with_a_wrong_one, operation, fault):
+def test_a_wrong_collective_is_counted_and_told(ranks: WarmRanks, operation: str, fault: str, queued: bool) -> None:
+    for (row,) in ranks(with_a_wrong_one, operation, fault, queued):
         parts = 2 if operation == "reduce_scatter" else 1
         least = 1 if fault == "one element" else row.shape[0] // parts // 2
         assert least <= int(row.columns["#wrong"]) <= row.shape[0] and row.reference_error > 0
-        assert fault == "left out" or row.columns["#wrong"] == 1
+        assert fault == "left out" or queued or row.columns["#wrong"] == 1
         said = Collectives(CollectivesOptions()).said([row])
         assert "broken" in said[0]
         if operation in collective_calls.SAME_ON_ALL:
@@ -102,17 +94,9 @@ def test_a_broken_connection_is_no_missing_operation(ranks: WarmRanks) -> None:
 
 
 def test_iterations_that_are_queued_are_measured_and_judged_alike(ranks: WarmRanks) -> None:
-    first, second = ranks(queued, {"sizes_mib": (0.01,), "dtype": ("float32", "float16"), "iterations": 20})
+    first, second = ranks(rows_on, {"dtype": ("float32", "float16"), "iterations": 20}, True)
     assert [row.columns for row in first] == [row.columns for row in second]
     assert {(row.n, row.columns["#wrong"], row.columns.get("unequal", 0)) for row in first} == {(20, 0, 0)}
-    for (row,) in ranks(queued, {"operations": ("all_reduce",), "limit_s": 1e-9}):
-        assert (row.n, row.columns["#wrong"]) == (1, 0)
-
-
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_wrong_collective_is_seen_where_they_are_queued(ranks: WarmRanks, operation: str) -> None:
-    for (row,) in ranks(queued_with_a_wrong_one, operation, "one element"):
-        assert int(row.columns["#wrong"]) >= 1
 
 
 def test_a_queue_begins_behind_a_collective_and_goes_on_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,34 +121,27 @@ def test_a_queue_begins_behind_a_collective_and_goes_on_without_a_pause(monkeypa
     assert len(found) == 3
 
 
-def test_no_room_and_no_time_are_said(ranks: WarmRanks) -> None:
-    little = {"operations": ("all_reduce",), "sizes_mib": (0.01, 2.0**40), "limit_s": 1e-9}
-    rows = ranks(rows_with, little)[0]
+def test_no_room_is_a_row(ranks: WarmRanks) -> None:
+    rows = ranks(rows_on, {"operations": ("all_reduce",), "sizes_mib": (0.01, 2.0**40)})[0]
     assert [row.status for row in rows] == ["ok", "oom"] and "2 x 2 x 1.15e+06 TB" in str(rows[1].reason)
-    assert rows[0].n == 1
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_what_the_last_iteration_left_is_judged_also_where_time_was_over(ranks: WarmRanks, queued: bool) -> None:
+    for rows in ranks(rows_on, {"limit_s": 1e-9}, queued):
+        assert {row.columns["operation"] for row in rows} == set(BUS_FACTORS)
+        assert [(row.n, row.columns["#wrong"]) for row in rows] == [(1, 0)] * len(rows)
     said = Collectives(CollectivesOptions(limit_s=1e-9)).said(rows)
     assert any("1 iterations, as limit_s=1e-09 was over" in line for line in said)
 
 
-def test_what_the_last_iteration_left_is_judged_also_where_time_was_over(ranks: WarmRanks) -> None:
-    for rows in ranks(rows_with, {"limit_s": 1e-9}):
-        assert {row.columns["operation"] for row in rows} == set(BUS_FACTORS)
-        assert [(row.n, row.columns["#wrong"]) for row in rows] == [(1, 0)] * len(rows)
-
-
 @pytest.mark.parametrize("world_size", [2, 4, 5, 6, MOST_RANKS])
-@pytest.mark.parametrize("fault", ["a rank left out", "a rank twice", "maximum", "moved by one"])
-def test_every_wrong_sum_differs_from_the_known_one(world_size: int, fault: str) -> None:
-    parts = [contribution(rank) for rank in range(world_size)]
+def test_every_wrong_sum_differs_from_the_known_one(world_size: int) -> None:
+    parts = torch.stack([contribution(rank) for rank in range(world_size)])
     right = known_sum(world_size)
-    assert torch.equal(torch.stack(parts).sum(0), right)
-    wrong = {
-        "a rank left out": torch.stack(parts[:-1]).sum(0),
-        "a rank twice": torch.stack([*parts, parts[-1]]).sum(0),
-        "maximum": torch.stack(parts).amax(0),
-        "moved by one": right.roll(1),
-    }[fault]
-    assert not torch.equal(wrong, right)
+    assert torch.equal(parts.sum(0), right)
+    for wrong in (parts[:-1].sum(0), torch.cat([parts, parts[-1:]]).sum(0), parts.amax(0), right.roll(1)):
+        assert not torch.equal(wrong, right)
 
 
 def test_no_two_ranks_contribute_the_same() -> None:
@@ -184,10 +161,10 @@ def test_comparing_finds_every_element(elements: int) -> None:
         assert compare(changed, known) == (1, 2.0)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_known_sum_is_exact_in_every_type(dtype: torch.dtype) -> None:
+def test_the_known_sum_is_exact_in_every_type() -> None:
     exact = known_sum(MOST_RANKS)
-    assert torch.equal(exact.to(dtype).long(), exact)
+    for dtype in (torch.bfloat16, torch.float16):
+        assert torch.equal(exact.to(dtype).long(), exact)
 
 
 def test_every_combination_is_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,18 +222,7 @@ def test_the_fit_finds_latency_and_bandwidth() -> None:
     assert isinstance(bent["r2"], float) and bent["r2"] < 1
 
 
-def test_options_from_the_command_line() -> None:
-    asked = ["sizes_mib=1,2.5", "processes=4", "dtype=bfloat16", "operations=all_reduce", "backend=gloo"]
-    options = read_options("collectives", asked)
-    assert options == CollectivesOptions(
-        sizes_mib=(1, 2.5), processes=(4,), dtype=("bfloat16",), operations=("all_reduce",), backend=("gloo",)
-    )
-    assert read_options("collectives", ["sizes_mib=3"]) == CollectivesOptions(sizes_mib=(3,))
-    assert isinstance(options, CollectivesOptions)
-    assert [case.shape for case in Collectives(options).cases()] == [[2**19], [round(2.5 * 2**19)]]
-
-
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_in_options_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         read_options("collectives", ["size_mib=1", "processes=1", "sizes_mib=0", "dtype=float23", "nothing"])
     problems = "\n".join(caught.value.problems)
@@ -268,7 +234,21 @@ def test_all_mistakes_are_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_every_benchmark_has_cases_of_different_names(name: str) -> None:
+def test_every_benchmark_has_cases_of_different_names_and_more_with_full(name: str) -> None:
     entry = BENCHMARKS.find(name)
-    names = [case.name for case in entry.load()(entry.options()).cases()]
-    assert names and all(names) and len(set(names)) == len(names)
+    small, full = (entry.load()(read_options(name, texts)) for texts in ((), entry.full))
+    for benchmark in (small, full):
+        names = [case.name for case in benchmark.cases()]
+        assert names and all(names) and len(set(names)) == len(names)
+    assert not entry.full or full.options != small.options
+    if small.processes > 1:
+        assert entry.load()(read_options(name, ["timeout_s=7"])).timeout_s == 7
+
+
+def test_options_are_lists_of_numbers_or_words_and_the_last_one_holds() -> None:
+    texts = ["sizes_mib=1,2.5", "processes=4", "dtype=bfloat16", "operations=all_reduce", "backend=gloo"]
+    options = read_options("collectives", ["sizes_mib=3", *texts])
+    assert options == CollectivesOptions(
+        sizes_mib=(1, 2.5), processes=(4,), dtype=("bfloat16",), operations=("all_reduce",), backend=("gloo",)
+    )
+    assert [case.shape for case in Collectives(options).cases()] == [[2**19], [round(2.5 * 2**19)]]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from answered import unanswered
+from bench_jobs import rows_here
 from torch import nn
 
 from dynbench.bench import memory as memory_bench
@@ -16,8 +17,6 @@ from dynbench.bench.base import Row
 from dynbench.bench.measuring import changes_of, largest, thinned, traced_changes, watch
 from dynbench.bench.memory import PHASES, Memory
 from dynbench.bench.model_step import parameters_of
-from dynbench.bench.rank import rows_of
-from dynbench.engine.rank.rank_process import RankContext
 from dynbench.plugins.benchmarks import MemoryOptions
 
 CPU = torch.device("cpu")
@@ -26,7 +25,7 @@ CPU = torch.device("cpu")
 def rows(folder: Path | None = None, **options: object) -> list[Row]:
     benchmark = Memory(MemoryOptions.model_validate({"contexts": (8, 16), "precisions": ("fp32",), **options}))
     benchmark.folder = folder
-    return [row for case in benchmark.cases() for row in rows_of(benchmark, case, RankContext(0, 0, 1, CPU))]
+    return rows_here(benchmark)
 
 
 def peaks(measured: list[Row]) -> dict[tuple[int, str], Row]:

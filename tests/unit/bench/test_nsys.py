@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 from answered import unanswered
+from bench_jobs import rows_here
 
-from dynbench.bench import nsys_profile
+from dynbench.bench import model_step, nsys
 from dynbench.bench.base import Row
-from dynbench.bench.model_step import build_model
-from dynbench.bench.nsys import Nsys, run_nsys, write_commands
-from dynbench.bench.nsys_profile import KINDS, RANGES, TOGETHER, kind_of, ranged_model, run_step
-from dynbench.bench.rank import rows_of
+from dynbench.bench.model_step import build_model, ranged_model
+from dynbench.bench.nsys import KINDS, PHASES_OF, RANGES, Nsys, kind_of, run_nsys, run_step, write_commands
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.plugins.benchmarks import NsysOptions
 from dynbench.runs.run_record import start_mark
@@ -35,13 +34,9 @@ OPTIONS = NsysOptions(
 )
 
 
-def rows_at(benchmark: Nsys) -> list[Row]:
-    return [row for case in benchmark.cases() for row in rows_of(benchmark, case, RankContext(0, 0, 1, CPU))]
-
-
 @pytest.fixture(scope="module")
 def measured() -> Sequence[Row]:
-    return rows_at(Nsys(OPTIONS))
+    return rows_here(Nsys(OPTIONS))
 
 
 def of(rows: Sequence[Row], phase: str, part: str) -> list[Row]:
@@ -49,11 +44,11 @@ def of(rows: Sequence[Row], phase: str, part: str) -> list[Row]:
 
 
 def test_every_phase_is_told_and_its_parts_add_up(measured: Sequence[Row]) -> None:
-    assert {row.columns["phase"] for row in measured} == set(TOGETHER)
+    assert {row.columns["phase"] for row in measured} == set(PHASES_OF)
     for row in measured:
         assert (row.status, row.unit, row.n, row.case) == ("ok", "ms", 2, "tiny, context 16, fp32")
         assert row.mean is not None and row.mean > 0 and int(row.columns["calls"]) > 0
-    for phase in TOGETHER:
+    for phase in PHASES_OF:
         (total,) = of(measured, phase, "total")
         kinds, kernels = of(measured, phase, "kind"), of(measured, phase, "kernel")
         assert sum(float(row.columns["share"]) for row in kinds) == pytest.approx(1)
@@ -111,68 +106,57 @@ def test_the_model_with_ranges_gives_what_the_model_gives() -> None:
 
 
 def test_a_kernel_that_takes_longer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    right, numbers = nsys_profile.ranged_attention, torch.rand(300_000)
+    right, numbers = model_step.ranged_attention, torch.rand(300_000)
 
     def slow(*arguments: object, **named: object) -> object:
         numbers.sort()
         return right(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(nsys_profile, "ranged_attention", slow)
-    longest = of(rows_at(Nsys(OPTIONS)), "inference", "kernel")
+    monkeypatch.setattr(model_step, "ranged_attention", slow)
+    longest = of(rows_here(Nsys(OPTIONS)), "inference", "kernel")
     assert ("aten::sort", LAYERS) in [(row.columns["kernel"], row.columns["calls"]) for row in longest]
 
 
 @pytest.mark.parametrize(
-    ("kernel", "kind"),
+    ("kind", "kernels"),
     [
-        ("aten::addmm", "matmul"),
-        ("aten::bmm", "matmul"),
-        ("aten::add", "elementwise"),
-        ("aten::_softmax", "softmax"),
-        ("aten::_softmax_backward_data", "softmax"),
-        ("aten::_log_softmax", "loss"),
-        ("aten::native_layer_norm_backward", "norm"),
-        ("aten::copy_", "copy"),
-        ("aten::cat", "copy"),
-        ("aten::embedding_dense_backward", "embedding"),
-        ("aten::view", "other"),
-        ("Optimizer.step#AdamW.step", "optimizer"),
-        ("sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32", "matmul"),
-        ("nvjet_hsh_128x256_64x4_2x1_v_bz_TNT", "matmul"),
-        ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_256x128_16x3_tn_align4>", "matmul"),
-        ("void (anonymous namespace)::softmax_warp_forward<float, float, float, 7, false, false>", "softmax"),
-        ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, LogSoftMaxForwardEpilogue>", "loss"),
-        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", "elementwise"),
-        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
+        ("matmul", ("aten::addmm", "aten::bmm", "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32")),
+        ("matmul", ("nvjet_hsh_128x256_64x4_2x1_v_bz_TNT", "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm>")),
+        ("elementwise", ("aten::add", "void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>")),
+        ("softmax", ("aten::_softmax", "aten::_softmax_backward_data", "void softmax_warp_forward<float, 7, false>")),
+        ("loss", ("aten::_log_softmax", "void at::native::cunn_SoftMaxForward<4, float, LogSoftMaxForwardEpilogue>")),
+        ("norm", ("aten::native_layer_norm_backward",)),
+        ("copy", ("aten::copy_", "aten::cat")),
+        ("embedding", ("aten::embedding_dense_backward",)),
+        ("optimizer", ("Optimizer.step#AdamW.step", "void multi_tensor_apply_kernel<FusedAdamMathFunctor>")),
+        ("other", ("aten::view",)),
     ],
 )
-def test_kinds_of_kernels(kernel: str, kind: str) -> None:
-    assert kind_of(kernel) == kind
+def test_kinds_of_kernels(kind: str, kernels: Sequence[str]) -> None:
+    assert {kind_of(kernel) for kernel in kernels} == {kind}
 
 
-FAKE = """#!/bin/sh
-echo "$@" >> {calls}
-[ "$1" = profile ] && exit {code}
-echo done
-"""
+def fake_nsys(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    fake = folder / "bin" / "nsys"
+    fake.parent.mkdir()
+    fake.write_text(f"#!/bin/sh\n{script}")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
 
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_nsys_is_run_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
 ) -> None:
-    fake, calls = tmp_path / "bin" / "nsys", tmp_path / "calls"
-    fake.parent.mkdir()
-    fake.write_text(FAKE.format(calls=calls, code=code))
-    fake.chmod(0o755)
+    calls = tmp_path / "calls"
+    fake_nsys(tmp_path, monkeypatch, f'echo "$@" >> {calls}\n[ "$1" = profile ] && exit {code}\necho done\n')
     (case,) = Nsys(OPTIONS).cases()
     script = write_commands(case, tmp_path, on_gpu=True)
     assert script == tmp_path / "nsys" / "tiny-16-float32.sh"
-    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
     assert run_nsys(script) == (code == 0)
     profiled, *sums = calls.read_text().splitlines()
     assert profiled.startswith("profile --trace=cuda,nvtx,osrt --capture-range=cudaProfilerApi")
-    assert profiled.endswith("-m dynbench.bench.nsys_profile tiny 16 2 float32 cuda")
+    assert profiled.endswith("-m dynbench.bench.nsys tiny 16 2 float32 cuda")
     if code == 0:
         assert sums[0].startswith("stats") and "--report=nvtx_kern_sum" in sums[0]
         assert sums[0].endswith("nsys/tiny-16-float32.nsys-rep")
@@ -180,31 +164,21 @@ def test_nsys_is_run_where_it_is(
         assert sums == [] and "exit code 3" in caplog.text and "tiny-16-float32.log" in caplog.text
 
 
-class OverOnceItRuns(subprocess.Popen[bytes]):
-    """It is over as soon as a file is there: its time, or the rank, which a signal ends."""
-
-    pid_file = Path()
-    ends: BaseException = subprocess.TimeoutExpired("nsys", 600)
-
-    def wait(self, timeout: float | None = None) -> int:
-        while timeout is not None:
-            if self.pid_file.exists():
-                raise self.ends
-        return super().wait()
-
-
 @pytest.mark.parametrize("ends", [subprocess.TimeoutExpired("nsys", 600), SystemExit(143)], ids=["time", "SIGTERM"])
 def test_nothing_of_nsys_is_left_when_it_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends: BaseException
 ) -> None:
-    fake, pid = tmp_path / "bin" / "nsys", tmp_path / "pid"
-    fake.parent.mkdir()
-    fake.write_text(f"#!/bin/sh\nsleep 100 &\necho $! > {pid}.new\nmv {pid}.new {pid}\nwait\n")
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    pid = tmp_path / "pid"
+
+    class OverOnceItRuns(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            while timeout is not None:
+                if pid.exists():
+                    raise ends
+            return super().wait()
+
+    fake_nsys(tmp_path, monkeypatch, f"sleep 100 &\necho $! > {pid}.new\nmv {pid}.new {pid}\nwait\n")
     monkeypatch.setattr(subprocess, "Popen", OverOnceItRuns)
-    monkeypatch.setattr(OverOnceItRuns, "pid_file", pid)
-    monkeypatch.setattr(OverOnceItRuns, "ends", ends)
     script = tmp_path / "x.sh"
     script.write_text("set -e\nnsys profile\n")
     if isinstance(ends, SystemExit):
@@ -220,9 +194,9 @@ def test_nothing_of_nsys_is_left_when_it_is_over(
 
 def test_nsys_finds_the_memory_that_its_case_has_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    monkeypatch.setattr(nsys_profile, "profile_phases", lambda *_: done.append("profiled") or [])
+    monkeypatch.setattr(nsys, "profile_phases", lambda *_: done.append("profiled") or [])
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("given back"))
-    monkeypatch.setattr("dynbench.bench.nsys.run_nsys", lambda _: done.append("nsys"))
+    monkeypatch.setattr(nsys, "run_nsys", lambda _: done.append("nsys"))
     benchmark = Nsys(OPTIONS.model_copy(update={"nsys": "auto"}))
     benchmark.folder = tmp_path
     benchmark.measure(benchmark.cases()[0], RankContext(0, 0, 1, torch.device("cuda", 0)))
@@ -239,8 +213,8 @@ def test_nsys_is_left_out_where_it_is_not(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_what_nsys_profiles_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    span = nsys_profile.span
-    monkeypatch.setattr("dynbench.bench.nsys_profile.span", lambda name: seen.append(name) or span(name))
+    span = nsys.span
+    monkeypatch.setattr("dynbench.bench.nsys.span", lambda name: seen.append(name) or span(name))
     run_step(["tiny", "8", "1", "bfloat16", "cpu"])
     phases = [name for name in seen if name not in RANGES]
     assert phases[-4:] == ["inference", "forward", "backward", "optimizer"]

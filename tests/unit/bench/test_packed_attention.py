@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import pytest
-import torch
+from bench_jobs import rows_here
 
 from dynbench.bench import packed_attention
 from dynbench.bench.base import Row
 from dynbench.bench.packed_attention import WAYS, PackedAttention, row_lengths
-from dynbench.bench.rank import measured_row
-from dynbench.engine.rank.rank_process import RankContext
 from dynbench.plugins.benchmarks import PackedAttentionOptions
 
-CPU = torch.device("cpu")
 SMALL = PackedAttentionOptions(
     tokens=(48, 32), heads=2, channels=8, mean=6, longest=12, iterations=3, warmup=1, device="cpu"
 )
 
 
 def rows() -> list[Row]:
-    benchmark = PackedAttention(SMALL)
-    context = RankContext(0, 0, 1, CPU)
-    return [measured_row(case, benchmark.measure(case, context), CPU) for case in benchmark.cases()]
+    return rows_here(PackedAttention(SMALL))
 
 
 def test_every_way_gives_attention_of_each_sample_alone() -> None:

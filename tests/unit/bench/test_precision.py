@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 from answered import unanswered
+from bench_jobs import rows_here
 
 from dynbench.bench.precision import HALF, PARTS, SUMS, PrecisionStudy, types_under
-from dynbench.bench.rank import rows_of
-from dynbench.engine.rank.rank_process import RankContext
 from dynbench.plugins.benchmarks import PrecisionOptions
 
 CPU = torch.device("cpu")
@@ -16,7 +15,7 @@ CPU = torch.device("cpu")
 def test_sums_types_and_times() -> None:
     options = PrecisionOptions(features=16, samples=4, iterations=2, warmup=1, device="cpu")
     benchmark = PrecisionStudy(options)
-    rows = [row for case in benchmark.cases() for row in rows_of(benchmark, case, RankContext(0, 0, 1, CPU))]
+    rows = rows_here(benchmark)
     errors = [row.reference_error or 0.0 for row in rows if row.unit == "1"]
     assert len(errors) == len(SUMS) and errors[0] < 1e-3 < errors[1] and errors[0] < errors[2] == errors[3] < errors[1]
     types = {(row.dtype, row.case.split(": ")[1]): row.columns["shown"] for row in rows if row.unit == "bits"}

@@ -8,18 +8,13 @@ import numpy as np
 import pytest
 import torch
 from answered import unanswered
+from bench_jobs import rows_here
 from torch._inductor.exc import InvalidCxxCompiler
 from torch.utils.flop_counter import FlopCounterMode
 
 from dynbench.bench import model_step, transformer
-from dynbench.bench.base import Row
 from dynbench.bench.model_step import ModelStep, build_model, config_of, forward_flops
-from dynbench.bench.rank import rows_of
-from dynbench.bench.record import read_options
 from dynbench.bench.transformer import PHASES, Transformer, peak_flops
-from dynbench.engine.rank.rank_process import RankContext
-from dynbench.errors import ConfigError
-from dynbench.plugins import BENCHMARKS
 from dynbench.plugins.benchmarks import TransformerOptions
 from dynbench.workloads.language_model import LANGUAGE_MODEL
 from dynbench.workloads.model_config import make_model
@@ -28,13 +23,9 @@ CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {"contexts": (8,), "precisions": ("fp32",), "iterations": 3, "warmup": 3, "device": "cpu"}
 
 
-def rows(benchmark: Transformer) -> list[Row]:
-    return [row for case in benchmark.cases() for row in rows_of(benchmark, case, RankContext(0, 0, 1, CPU))]
-
-
 def test_phases_of_every_model_and_what_warm_up_leaves_out() -> None:
     benchmark = Transformer(TransformerOptions(**{**SMALL, "precisions": ("fp32", "bf16")}))
-    measured = rows(benchmark)
+    measured = rows_here(benchmark)
     first, second = ([row for row in measured if row.dtype == dtype] for dtype in ("float32", "bfloat16"))
     assert [row.columns["warmup"] for row in first] == [each for each in (0, 1, 2, 3) for _ in PHASES]
     assert [row.columns["warmup"] for row in second] == [3] * len(PHASES)
@@ -57,7 +48,7 @@ def test_phases_of_every_model_and_what_warm_up_leaves_out() -> None:
 def test_rows_of_fewer_left_out_are_of_the_same_series(monkeypatch: pytest.MonkeyPatch) -> None:
     series = np.arange(24.0).reshape(6, 4)
     monkeypatch.setattr(transformer, "time_phases", lambda step, n: series[:n])
-    by_warmup = {row.columns["warmup"]: row.mean for row in rows(Transformer(TransformerOptions(**SMALL)))
+    by_warmup = {row.columns["warmup"]: row.mean for row in rows_here(Transformer(TransformerOptions(**SMALL)))
                  if row.columns["phase"] == "step"}  # fmt: skip
     assert by_warmup == {0: 7, 1: 11, 2: 15, 3: 19}
 
@@ -89,7 +80,7 @@ def test_sizes_are_those_of_the_assignment() -> None:
 
 def test_a_model_that_cannot_fit_is_a_row_with_its_hand_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_step, "free_bytes", lambda _: 30_000_000)
-    (row,) = rows(Transformer(TransformerOptions(**SMALL)))
+    (row,) = rows_here(Transformer(TransformerOptions(**SMALL)))
     assert row.status == "oom" and "M parameters x 16 B = 33" in str(row.reason)
 
 
@@ -104,7 +95,7 @@ def test_what_cannot_be_compiled_is_a_row_that_says_why(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(torch, "compile", refuses)
     eager, compiled = (
-        rows(Transformer(TransformerOptions(**{**SMALL, "execution": (way,)}))) for way in ("eager", "compiled")
+        rows_here(Transformer(TransformerOptions(**{**SMALL, "execution": (way,)}))) for way in ("eager", "compiled")
     )
     assert {row.status for row in eager} == {"ok"} and {row.columns["compiled"] for row in eager} == {0}
     assert [row.status for row in compiled] == ["skipped"] and "torch.compile: " in str(compiled[0].reason)
@@ -114,9 +105,9 @@ def test_compiling_is_outside_of_the_times(monkeypatch: pytest.MonkeyPatch) -> N
     calls = []
     monkeypatch.setattr(torch, "compile", lambda model: model)
     monkeypatch.setattr(transformer, "_compiled_in", lambda step: calls.append(step) or 7.0)
-    compiled = rows(Transformer(TransformerOptions(**{**SMALL, "execution": ("compiled",)})))
+    compiled = rows_here(Transformer(TransformerOptions(**{**SMALL, "execution": ("compiled",)})))
     assert len(calls) == 1 and {row.columns["compile_s"] for row in compiled} == {7.0}
-    assert "2.2b" not in unanswered("transformer", [*rows(Transformer(TransformerOptions(**SMALL))), *compiled])
+    assert "2.2b" not in unanswered("transformer", [*rows_here(Transformer(TransformerOptions(**SMALL))), *compiled])
 
 
 def test_a_wrong_phase_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,23 +131,6 @@ def test_a_wrong_phase_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert transformer.time_phases(step, 2).tolist() == [[1, 10, 100, 111]] * 2
 
 
-@pytest.mark.parametrize("name", ["transformer", "memory", "optimizer"])
-def test_full_options_are_options(name: str) -> None:
-    entry = BENCHMARKS.find(name)
-    full = read_options(name, entry.full)
-    assert full != entry.options()
-    assert len(entry.load()(full).cases()) >= len(entry.load()(entry.options()).cases())
-
-
 def test_peaks_are_of_known_devices_only() -> None:
     assert peak_flops("NVIDIA H100 80GB HBM3", "bfloat16") == 989e12
     assert np.isnan(peak_flops("cpu", "float32"))
-
-
-def test_one_word_is_a_list_of_one() -> None:
-    found = read_options("transformer", ["sizes=2.7B", "execution=compiled", "contexts=64"])
-    assert isinstance(found, TransformerOptions)
-    assert (found.sizes, found.execution, found.contexts) == (("2.7B",), ("compiled",), (64,))
-    with pytest.raises(ConfigError) as wrong:
-        read_options("transformer", ["sizes=huge"])
-    assert "Allowed: a list of tiny, small, medium" in wrong.value.problems[0]

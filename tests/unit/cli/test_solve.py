@@ -16,7 +16,7 @@ from dynbench.cli import console, solve_view
 from dynbench.cli.main import main
 from dynbench.plugins import POLICIES
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 from dynbench.schedule import solve as solve_module
 from dynbench.schedule.solve import Skipped

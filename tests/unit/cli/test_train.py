@@ -17,7 +17,7 @@ from dynbench.config.layers import load_config
 from dynbench.engine.launching.progress import Progress
 from dynbench.runs.atomic import write_text
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 
 Output = pytest.CaptureFixture[str]

@@ -20,7 +20,7 @@ from dynbench.experiment.training import run_training
 from dynbench.runs.records import StepRow, work_hash
 from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import Naming, RunStore
 
 Output = pytest.CaptureFixture[str]

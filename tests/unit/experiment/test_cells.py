@@ -15,7 +15,7 @@ from dynbench.errors import UsageError, WorkerFailed
 from dynbench.experiment.cells import holds_cells, read_cells, run_cells, start_cells
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 
 TWO = """\

@@ -48,7 +48,7 @@ from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.records import StepRow, work_hash
 from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import Naming, RunStore
 
 RECIPE = """\

@@ -28,7 +28,7 @@ from dynbench.experiment.trace_sources import dataset_trace, run_trace, trained_
 from dynbench.report import LANGUAGES
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 from dynbench.schedule.measure import run_policy
 from dynbench.schedule.policy import make_policy

@@ -27,7 +27,7 @@ from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.records import StepRow, work_hash
 from dynbench.runs.row_writer import LENGTHS_FILE, RowWriter, write_lengths
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 from dynbench.workloads.registry import build_workload
 

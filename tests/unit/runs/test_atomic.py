@@ -4,63 +4,50 @@ import json
 import math
 import threading
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dynbench.runs.atomic import jsonable, replacing_folder, settle_folder, write_json, write_text
-
-
-class Colour(StrEnum):
-    RED = "red"
+from dynbench.errors import RecordError
+from dynbench.runs.atomic import (
+    RESERVE_BYTES,
+    jsonable,
+    load_json,
+    read_json,
+    replacing_folder,
+    settle_folder,
+    write_json,
+    write_text,
+)
+from dynbench.runs.run import Run
+from dynbench.runs.run_record import Status
 
 
 @dataclass
-class Point:
-    x: float
-    y: tuple[int, ...]
+class Content:
+    name: str
+    sizes: list[int]
 
 
-def test_everything_a_record_holds_becomes_json() -> None:
-    value = {
-        "nan": math.nan,
-        "inf": [math.inf, -math.inf, 1.5],
-        "numpy": np.float32(0.5),
-        "numpy nan": np.float64("nan"),
-        "array": np.array([[1, 2], [3, 4]]),
-        "path": Path("a/b"),
-        "enum": Colour.RED,
-        "point": Point(math.nan, (1, 2)),
-        "set": {"b", "a"},
-        3: True,
-        "none": None,
-    }
-    assert jsonable(value) == {
-        "nan": None,
-        "inf": [None, None, 1.5],
-        "numpy": 0.5,
-        "numpy nan": None,
-        "array": [[1, 2], [3, 4]],
-        "path": "a/b",
-        "enum": "red",
-        "point": {"x": None, "y": [1, 2]},
-        "set": ["a", "b"],
-        "3": True,
-        "none": None,
-    }
-
-
-def test_what_has_no_json_form_is_refused() -> None:
-    with pytest.raises(TypeError, match="complex"):
-        jsonable({"z": 1j})
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ([math.nan, math.inf, -math.inf, 1.5], [None, None, None, 1.5]),
+        ((np.float32(0.5), np.float64("nan"), np.int64(3)), [0.5, None, 3]),
+        (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        ({"path": Path("a/b"), "enum": Status.OOM, 3: {"x"}}, {"path": "a/b", "enum": "oom", "3": ["x"]}),
+        (Content("a", [1]), {"name": "a", "sizes": [1]}),
+    ],
+)
+def test_what_a_record_holds_becomes_json(value: object, found: object) -> None:
+    assert jsonable(value) == found
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     write_json(path, {"a": 1})
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="object cannot be written"):
         write_json(path, {"a": object()})
     with pytest.raises(OSError):
         write_text(path.parent / ("x" * 300), "never")
@@ -69,65 +56,120 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing(tmp_path: Path) ->
 
 
 def test_text_is_written_as_it_is(tmp_path: Path) -> None:
-    write_text(tmp_path / "t", "a\r\n批\n")
-    assert (tmp_path / "t").read_bytes() == "a\r\n批\n".encode()
-    write_text(tmp_path / "t", "\udcff")  # a byte of a command line that is no UTF-8
-    assert (tmp_path / "t").read_text() == r"\udcff"
+    write_text(tmp_path / "t", "a\r\n批\n\udcff")  # the last is a byte of a command line that is no UTF-8
+    assert (tmp_path / "t").read_bytes() == "a\r\n批\n\\udcff".encode()
 
 
 @pytest.mark.slow
 def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    write_json(path, {"n": 0, "pad": "x" * 100_000})
-    stop = threading.Event()
+    path, stop = tmp_path / "a.json", threading.Event()
+    write_json(path, "x" * 100_000)
 
     def rewrite() -> None:
-        for n in range(100):
-            write_json(path, {"n": n, "pad": "x" * 100_000})
+        for _ in range(100):
+            write_json(path, "x" * 100_000)
         stop.set()
 
     writer = threading.Thread(target=rewrite)
     writer.start()
-    reads = 0
-    while not stop.is_set() or reads == 0:
-        assert len(json.loads(path.read_text())["pad"]) == 100_000
-        reads += 1
+    while not stop.is_set():
+        assert len(json.loads(path.read_text())) == 100_000
     writer.join()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "EOF"),
+        ("[" * 100_000, "recursion limit"),
+        ('{"a": ' * 300 + "1" + "}" * 300, "recursion limit"),
+        ('{"a": "x\\u0000y"}', "null characters"),
+        ('{"a": "\\ud800"}', "hex escape"),
+        ("9" * 5000, "number out of range"),
+    ],
+)
+def test_json_that_no_record_holds(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=said):
+        load_json(path)
+
+
+def test_text_that_only_looks_like_null_characters_is_read(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", ["\\u0000", "\U0001f600"])
+    assert load_json(tmp_path / "a.json") == ["\\u0000", "\U0001f600"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "hint"),
+    [
+        (None, "cannot be read: No such file", "Make it again."),
+        ("{", "cannot be read: not JSON", "Make it again."),
+        ("[1]", "content: ", "Make it again."),
+        ('{"name": "a"}', "sizes: Field required", "Make it again."),
+        ('{"name": "a", "sizes": [1, "x"]}', r"sizes\.1: ", "Make it again."),
+        ('{"schema_version": 3, "version": "9.1"}', "has schema version 3, this dynbench reads up to 2", "9.1"),
+    ],
+)
+def test_a_record_that_cannot_be_used_says_where(tmp_path: Path, text: str | None, reason: str, hint: str) -> None:
+    path = tmp_path / "a.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(RecordError, match=reason) as caught:
+        read_json(path, Content, "Make it again.", 2)
+    assert str(path) in caught.value.message and hint in caught.value.hint
+
+
+def test_keys_of_later_versions_are_ignored(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"name": "a", "sizes": [1], "schema_version": 1, "more": 0})
+    assert read_json(tmp_path / "a.json", Content, "", 2) == Content("a", [1])
 
 
 def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
+def write_in(folder: Path, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "a").write_text(text)
+
+
 @pytest.mark.parametrize("error", [SystemExit, OSError])
-@pytest.mark.parametrize("there", [True, False])
-def test_a_folder_is_the_old_one_or_the_new_one(tmp_path: Path, there: bool, error: type[BaseException]) -> None:
+@pytest.mark.parametrize("before", [{}, {"kept/a": "old"}])
+def test_a_folder_is_the_old_one_or_the_new_one(
+    tmp_path: Path, before: dict[str, str], error: type[BaseException]
+) -> None:
     folder = tmp_path / "kept"
-    if there:
-        write_text_in(folder, "a", "old")
-    before = contents(tmp_path)
+    if before:
+        write_in(folder, "old")
     with pytest.raises(error), replacing_folder(folder) as partial:
-        (partial / "a").write_text("new")
+        write_in(partial, "new")
         raise error
     assert contents(tmp_path) == before
     with replacing_folder(folder) as partial:
-        (partial / "b").write_text("new")
-        assert contents(folder) == ({"a": "old"} if there else {})
-    assert contents(tmp_path) == {"kept/b": "new"}
+        write_in(partial, "new")
+        assert contents(folder) == ({"a": "old"} if before else {})
+    assert contents(tmp_path) == {"kept/a": "new"}
 
 
-def test_a_writer_that_was_killed_is_tidied_up_after(tmp_path: Path) -> None:
-    folder = tmp_path / "kept"
-    write_text_in(tmp_path / ".kept.partial", "a", "half")
-    settle_folder(folder)
-    assert contents(tmp_path) == {}
-    for left, kept in (((".kept.old",), "old"), ((".kept.old", "kept"), "new")):
-        for name in (*left, ".kept.partial"):
-            write_text_in(tmp_path / name, "a", {".kept.old": "old", "kept": "new"}.get(name, "half"))
-        settle_folder(folder)
-        assert contents(tmp_path) == {"kept/a": kept}
+@pytest.mark.parametrize(
+    ("left", "found"), [([], {}), ([".kept.old"], {"kept/a": ".kept.old"}), ([".kept.old", "kept"], {"kept/a": "kept"})]
+)
+def test_what_a_killed_writer_left_is_tidied_up(tmp_path: Path, left: list[str], found: dict[str, str]) -> None:
+    for name in (*left, ".kept.partial"):
+        write_in(tmp_path / name, name)
+    settle_folder(tmp_path / "kept")
+    assert contents(tmp_path) == found
 
 
-def write_text_in(folder: Path, name: str, text: str) -> None:
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text(text)
+def test_room_is_reserved_for_the_end_while_a_run_runs(run: Run) -> None:
+    def reserved() -> int:
+        return sum(path.stat().st_size for path in run.path.glob(".*"))
+
+    assert reserved() == 0
+    for end in ("completed", "failed", "interrupted", "oom"):
+        run.update(status="running")
+        run.update(warnings=["still running"])
+        assert reserved() == RESERVE_BYTES
+        run.update(status=end)
+        assert reserved() == 0

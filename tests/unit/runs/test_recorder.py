@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -22,10 +21,9 @@ from dynbench.errors import (
     WorkerFailed,
 )
 from dynbench.runs import recorder
-from dynbench.runs.recorder import made, named, new_run, recorded, refuse_running
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import start_mark
-from dynbench.runs.status import Status
+from dynbench.runs.recorder import made, named, new_run, recorded
+from dynbench.runs.run import Run, refuse_running
+from dynbench.runs.run_record import Status, start_mark
 from dynbench.runs.store import RunStore
 from dynbench.signals import STOPPING, handle, handled
 
@@ -50,9 +48,8 @@ ENDINGS = [
 
 @pytest.mark.parametrize(("error", "status", "exit_code", "kind"), ENDINGS, ids=lambda value: type(value).__name__)
 def test_the_record_says_how_it_ended(
-    tmp_path: Path, error: BaseException, status: Status, exit_code: int, kind: str
+    run: Run, error: BaseException, status: Status, exit_code: int, kind: str
 ) -> None:
-    run = RunStore(tmp_path).create("probe", "probe")
     with pytest.raises(DynbenchError) as caught, recorded(run):
         assert run.status is Status.RUNNING
         raise error
@@ -63,8 +60,7 @@ def test_the_record_says_how_it_ended(
     assert (record.status, record.exit_code, record.failure.kind) == (status, exit_code, kind)
 
 
-def test_a_signal_before_results_are_written_says_so(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
+def test_a_signal_before_results_are_written_says_so(store: RunStore) -> None:
     hints = []
     for error in (Terminated(signal.SIGTERM), Interrupted("stopped", "Go on.", signum=15), UsageError("no")):
         with pytest.raises(DynbenchError) as caught, recorded(store.create("probe", "probe"), at_its_end=True):
@@ -73,19 +69,13 @@ def test_a_signal_before_results_are_written_says_so(tmp_path: Path) -> None:
     assert "begins anew" in hints[0] and hints[1:] == ["Go on.", ""]
 
 
-def test_what_ran_to_its_end_is_completed(tmp_path: Path) -> None:
-    run = RunStore(tmp_path).create("probe", "probe")
-    with recorded(run):
-        pass
-    assert (run.status, run.record().exit_code, run.record().failure) == (Status.COMPLETED, 0, None)
-
-
-def test_what_ends_the_making_of_a_run_is_recorded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ends_the_making_of_a_run_is_recorded_too(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, full_disk: OSError
+) -> None:
     def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise full_disk
 
     monkeypatch.setattr(recorder, "write_text", full)
-    store = RunStore(tmp_path)
     with pytest.raises(DynbenchError):
         new_run(store, "probe", "probe", load_config(), decisions={}, data={})
     with pytest.raises(BugError), made(store, "compare", "demo"):
@@ -93,38 +83,37 @@ def test_what_ends_the_making_of_a_run_is_recorded_too(tmp_path: Path, monkeypat
     assert [(run.status, run.record().exit_code) for run in store.list()] == [(Status.FAILED, 2), (Status.FAILED, 1)]
 
 
-def test_a_new_run_says_what_it_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = new_run(RunStore(tmp_path), "solve", "solve", load_config(), decisions={}, data={"a": 1}, warnings=["look"])
+def test_a_new_run_says_what_it_is_warned_of(store: RunStore, caplog: pytest.LogCaptureFixture) -> None:
+    run = new_run(store, "solve", "solve", load_config(), decisions={}, data={"a": 1}, warnings=["look"])
     assert run.record().warnings == ["look"] and "look" in caplog.text
     assert run.config() == load_config() and run.env()["data"] == {"a": 1}
 
 
-@pytest.mark.parametrize("ends_well", [True, False])
-def test_warnings_found_on_the_way_are_kept_at_every_end(tmp_path: Path, ends_well: bool) -> None:
-    run = RunStore(tmp_path).create("train", "static")
+@pytest.mark.parametrize(("place", "within"), [("logs/rank_1.err", "logs/rank_1.err"), ("../elsewhere.err", None)])
+def test_warnings_and_a_log_of_the_folder_are_recorded_at_a_bad_end(run: Run, place: str, within: str | None) -> None:
     run.update(warnings=["before"])
-    try:
-        with recorded(run) as recording:
-            recording.warnings.append("on the way")
-            if not ends_well:
-                raise WorkerFailed("no", rank=1, log=run.logs_dir / "rank_1.log")
-    except WorkerFailed:
-        failure = run.record().failure
-        assert failure is not None and (failure.rank, failure.log) == (1, "logs/rank_1.log")
-    assert run.record().warnings == ["before", "on the way"]
-    assert run.status is (Status.COMPLETED if ends_well else Status.FAILED)
+    with pytest.raises(WorkerFailed), recorded(run) as recording:
+        recording.warnings.append("on the way")
+        raise WorkerFailed("no", rank=1, log=(run.path / place).resolve())
+    record = run.record()
+    assert record.failure is not None and (record.failure.rank, record.failure.log) == (1, within)
+    assert record.warnings == ["before", "on the way"] and run.status is Status.FAILED
+    with recorded(run):
+        pass
+    record = run.record()
+    assert (run.status, record.exit_code, record.failure) == (Status.COMPLETED, 0, None)
+    assert record.warnings == ["before", "on the way"]
 
 
-def test_the_end_of_another_nodes_run_is_left_to_it(tmp_path: Path) -> None:
-    ours, theirs = (RunStore(tmp_path).create("train", "static") for _ in range(2))
+def test_the_end_of_another_nodes_run_is_left_to_it(store: RunStore) -> None:
+    ours, theirs = (store.create("train", "static") for _ in range(2))
     with pytest.raises(WorkerFailed) as caught, recorded(ours) as recording:
         recording.run, recording.ours = theirs, False
         raise WorkerFailed("a rank there")
     assert theirs.status is Status.CREATED and caught.value.run_path == theirs.path
 
 
-def test_a_run_that_another_process_began_is_left_to_it(tmp_path: Path) -> None:
-    run = RunStore(tmp_path).create("bench", "flash")
+def test_a_run_that_another_process_began_is_left_to_it(run: Run) -> None:
     run.update(status=Status.RUNNING)
     run.update(pid=(parent := os.getppid()), pid_start=start_mark(parent))
     before = run.record()
@@ -133,8 +122,7 @@ def test_a_run_that_another_process_began_is_left_to_it(tmp_path: Path) -> None:
     assert run.record() == before
 
 
-def test_the_innermost_run_is_the_one_that_is_named(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
+def test_the_innermost_run_is_the_one_that_is_named(store: RunStore) -> None:
     outer, inner = store.create("compare", "demo"), store.create("train", "static")
     with pytest.raises(WorkerFailed) as caught, recorded(outer), recorded(inner):
         raise WorkerFailed("a rank there")
@@ -153,7 +141,7 @@ def _with_a_terminal() -> Iterator[None]:
 @pytest.mark.usefixtures("_with_a_terminal")
 @pytest.mark.parametrize("signum", STOPPING)
 def test_a_signal_stops_it_and_a_second_one_waits_for_the_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
+    run: Run, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
 ) -> None:
     update, ended = Run.update, []
 
@@ -165,7 +153,6 @@ def test_a_signal_stops_it_and_a_second_one_waits_for_the_record(
 
     monkeypatch.setattr(Run, "update", impatient)
     before = [signal.getsignal(each) for each in STOPPING]
-    run = RunStore(tmp_path).create("solve", "solve")
     with pytest.raises(Interrupted), recorded(run):
         signal.raise_signal(signum)
         pytest.fail("went on")
@@ -176,39 +163,34 @@ def test_a_signal_stops_it_and_a_second_one_waits_for_the_record(
     assert run.status is Status.COMPLETED
 
 
-def test_handlers_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_handlers_of_others_are_left_alone(run: Run) -> None:
     seen: list[int] = []
-    with handled(lambda signum, _: seen.append(signum)), recorded(RunStore(tmp_path).create("train", "static")):
+    with handled(lambda signum, _: seen.append(signum)), recorded(run):
         signal.raise_signal(signal.SIGTERM)
     assert seen == [signal.SIGTERM]
-
-
-def test_nohup_stays() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with handled(lambda *_: pytest.fail("handled")):
+        with handled(lambda *_: pytest.fail("nohup is handled")):
             signal.raise_signal(signal.SIGHUP)
-            handle(lambda *_: pytest.fail("handled"), (signal.SIGHUP,))
+            handle(lambda *_: pytest.fail("nohup is handled"), (signal.SIGHUP,))
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
 def test_an_end_that_cannot_be_written_hides_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, full_disk: OSError
 ) -> None:
     def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise full_disk
 
-    run = RunStore(tmp_path).create("solve", "solve")
     with pytest.raises(WorkerFailed, match="rank 1"), recorded(run):
         monkeypatch.setattr(Run, "update", full)
         raise WorkerFailed("rank 1 died")
     assert "cannot be recorded" in caplog.text and str(run.path) in caplog.text
 
 
-def test_what_comes_after_the_end_names_the_run(tmp_path: Path) -> None:
-    run = RunStore(tmp_path).create("solve", "solve")
+def test_what_comes_after_the_end_names_the_run(run: Run) -> None:
     with recorded(run):
         pass
     with pytest.raises(Interrupted) as caught, named(run):
@@ -216,20 +198,16 @@ def test_what_comes_after_the_end_names_the_run(tmp_path: Path) -> None:
     assert caught.value.run_path == run.path and run.status is Status.COMPLETED
 
 
-def test_a_run_that_another_process_works_on_is_left_alone(tmp_path: Path) -> None:
-    run = RunStore(tmp_path).create("compare", "compare", name="both")
+def test_a_run_of_another_host_is_left_alone_until_it_ends(run: Run) -> None:
     refuse_running(run)
     run.update(status=Status.RUNNING, host="elsewhere", pid=77)
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match="mine: is running in process 77 on elsewhere"):
         refuse_running(run)
-    assert caught.value.message == "both: is running in process 77 on elsewhere"
-    assert caught.value.hint == "Wait until it ends. If that host is gone, start it anew."
     run.update(status=Status.FAILED)
     refuse_running(run)
 
 
-def test_what_another_arm_ended_is_interrupted_and_says_by_which(tmp_path: Path) -> None:
-    run = RunStore(tmp_path).create("train", "static")
+def test_what_another_arm_ended_is_interrupted_and_says_by_which(run: Run) -> None:
     with pytest.raises(WorkerFailed), recorded(run) as recording:
         recording.ended_by = "arm b failed"
         raise WorkerFailed("rank 1 died", rank=1)
@@ -237,14 +215,3 @@ def test_what_another_arm_ended_is_interrupted_and_says_by_which(tmp_path: Path)
     assert (record.status, record.exit_code) == (Status.INTERRUPTED, 3)
     assert record.failure is not None
     assert (record.failure.kind, record.failure.message, record.failure.rank) == ("interrupted", "arm b failed", None)
-
-
-@pytest.mark.parametrize(("place", "kept"), [("logs/rank_1.err", "logs/rank_1.err"), ("../elsewhere.err", None)])
-def test_a_log_is_named_within_the_folder_only(tmp_path: Path, place: str, kept: str | None) -> None:
-    run = RunStore(tmp_path).create("train", "static")
-    log = (run.path / place).resolve()
-    with pytest.raises(WorkerFailed), recorded(run):
-        raise WorkerFailed("rank 1 died", rank=1, log=log)
-    failure = run.record().failure
-    assert failure is not None
-    assert (failure.rank, failure.log) == (1, kept)

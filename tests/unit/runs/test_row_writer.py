@@ -8,20 +8,18 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dynbench.errors import RecordError
 from dynbench.runs.records import COLUMNS, StepRow
-from dynbench.runs.row_writer import RowWriter
+from dynbench.runs.row_writer import LENGTHS_FILE, RowWriter, read_lengths, write_lengths
+from dynbench.runs.run import Run
 
-ROW = StepRow(
-    step=0, rank=1, warmup=1, policy="prefix", local_batch=3, micro_batches=1, max_seq_len_in_batch=9, real_tokens=20,
-    padded_tokens=27, real_tokens2=146, padded_tokens2=243, plan_ms=0.1, data_ms=0.2,
-    forward_ms=1.0, backward_ms=2.0, sync_ms=0.3, optimizer_ms=0.4,
-    compute_ms=3.0, step_time_ms=4.0, peak_mem_mb=10.5, reserved_mem_mb=11.5, loss=0.7, work_hash=2**64 - 1, skipped=0,
-    weight=3.0,
-)  # fmt: skip
+ROW = replace(StepRow(*range(len(COLUMNS))), policy="prefix", work_hash=2**64 - 1)
+EXTRA = {"comm_ms": 1.5, "bytes_wire": 10}
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -29,77 +27,87 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_columns_are_the_records_in_order(tmp_path: Path) -> None:
-    path = tmp_path / "rank_0.csv"
-    with RowWriter(path) as writer:
-        writer.write(ROW)
-        writer.write(replace(ROW, step=1))
-    assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
-    rows = read(path)
-    assert [row["step"] for row in rows] == ["0", "1"]
-    assert rows[0]["work_hash"] == str(2**64 - 1)
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "rank_0.csv"
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(loss=st.floats(allow_nan=False), policy=st.text(st.characters(codec="utf-8", exclude_characters="\r\0")))
-def test_values_come_back_exactly(tmp_path: Path, loss: float, policy: str) -> None:
-    path = tmp_path / "rank_0.csv"
+def test_values_come_back_exactly(path: Path, loss: float, policy: str) -> None:
     path.unlink(missing_ok=True)
     with RowWriter(path) as writer:
         writer.write(replace(ROW, loss=loss, policy=policy))
-    row = read(path)[0]
-    assert float(row["loss"]) == loss
-    assert row["policy"] == policy
+    (row,) = read(path)
+    assert tuple(row) == COLUMNS and row["work_hash"] == str(2**64 - 1)
+    assert (float(row["loss"]), row["policy"]) == (loss, policy)
 
 
-def test_every_row_is_there_before_the_next(tmp_path: Path) -> None:
-    path = tmp_path / "rank_0.csv"
+def test_every_row_is_there_before_the_next_and_a_short_write_is_completed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: whole(descriptor, data[:7]))
     writer = RowWriter(path)
     assert path.read_text().count("\n") == 1
     for step in range(3):
         writer.write(replace(ROW, step=step))
-        assert len(read(path)) == step + 1
+        assert [row["step"] for row in read(path)] == list(map(str, range(step + 1)))
     writer.close()
     writer.close()
 
 
-def test_extra_columns_follow(tmp_path: Path) -> None:
-    path = tmp_path / "rank_0.csv"
-    with RowWriter(path, extra=("comm_ms", "bytes_wire")) as writer:
-        writer.write(ROW, {"comm_ms": 1.5, "bytes_wire": 10})
-        with pytest.raises(KeyError):
-            writer.write(ROW, {"comm_ms": 1.5})
-    assert writer.columns == (*COLUMNS, "comm_ms", "bytes_wire")
-    assert [(row["comm_ms"], row["bytes_wire"]) for row in read(path)] == [("1.5", "10")]
-
-
-def test_appending_keeps_one_header_and_refuses_other_columns(tmp_path: Path) -> None:
-    path = tmp_path / "rank_0.csv"
+def test_extra_columns_follow_in_one_file_with_one_header(path: Path) -> None:
     for step in range(2):
-        with RowWriter(path) as writer:
-            writer.write(replace(ROW, step=step))
-    assert [row["step"] for row in read(path)] == ["0", "1"]
+        with RowWriter(path, extra=tuple(EXTRA)) as writer:
+            writer.write(replace(ROW, step=step), EXTRA)
+            with pytest.raises(KeyError):
+                writer.write(ROW, {"comm_ms": 1.5})
+    assert [(row["step"], row["comm_ms"], row["bytes_wire"]) for row in read(path)] == [
+        ("0", "1.5", "10"),
+        ("1", "1.5", "10"),
+    ]
     with pytest.raises(ValueError, match="other columns"):
-        RowWriter(path, extra=("comm_ms",))
+        RowWriter(path)
 
 
-def test_rows_survive_a_kill(tmp_path: Path) -> None:
+def test_rows_survive_a_kill(path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from dynbench.runs.row_writer import RowWriter\n"
         "from dynbench.runs.records import COLUMNS, StepRow\n"
         "writer = RowWriter(Path(sys.argv[1])); row = StepRow(*range(len(COLUMNS)))\n"
         f"writer.write(row); writer.write(row); os.kill(os.getpid(), {signal.SIGKILL})"
     )
-    path = tmp_path / "rank_0.csv"
     subprocess.run([sys.executable, "-c", code, str(path)], check=False)
     assert len(read(path)) == 2
 
 
-def test_a_short_write_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, data: whole(descriptor, data[:7]))
-    path = tmp_path / "rank_0.csv"
-    with RowWriter(path) as writer:
-        writer.write(ROW)
-    monkeypatch.undo()
-    assert read(path)[0]["policy"] == "prefix"
+@pytest.mark.parametrize("positions", [None, 512])
+def test_lengths_come_back(run: Run, positions: int | None) -> None:
+    write_lengths(run, np.array([3, 1, 700]), positions)
+    found = read_lengths(run)
+    assert (found.lengths.tolist(), found.positions) == ([3, 1, 700], positions)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "it ended before its data was known"),
+        *((torn, "cannot be read") for torn in (b"", b"PK\x03\x04 torn", b"no zip at all")),
+        ({"lengths": np.array([{"any": "object"}]), "positions": np.int64(0)}, "allow_pickle"),
+        ({"lengths": np.array([3])}, "positions"),
+        *(
+            ({"lengths": np.array(wrong, dtype=np.int64), "positions": np.int64(0)}, "holds no lengths of at least one")
+            for wrong in ([], [3, 0], [[1, 2], [3, 4]])
+        ),
+    ],
+)
+def test_lengths_that_cannot_be_used_say_why(run: Run, content: object, said: str) -> None:
+    path = run.ranks_dir / LENGTHS_FILE
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif isinstance(content, dict):
+        np.savez(path, **content)
+    with pytest.raises(RecordError, match=said) as caught:
+        read_lengths(run)
+    assert caught.value.message.startswith(f"{path}: ") and caught.value.hint

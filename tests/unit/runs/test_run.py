@@ -2,21 +2,32 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
+import re
+import subprocess
+import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
-from dynbench.errors import RecordError
+from dynbench.errors import RecordError, RunLookupError
 from dynbench.runs.run import Run, duration_s
-from dynbench.runs.status import Status
-from dynbench.runs.store import RunStore
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return RunStore(tmp_path).create("train", "static", name="a", argv=["dynbench", "train"])
+from dynbench.runs.run_record import (
+    TRANSITIONS,
+    UNSUCCESSFUL,
+    Status,
+    check_spelling,
+    check_transition,
+    host_name,
+    is_folder_name,
+    is_gone,
+    make_slug,
+    new_id,
+    slug_of,
+    start_mark,
+)
 
 
 def edit(run: Run, **changes: object) -> None:
@@ -26,172 +37,166 @@ def edit(run: Run, **changes: object) -> None:
 
 def test_a_life_of_a_run(run: Run) -> None:
     record = run.record()
-    assert (record.status, record.command, record.name, record.argv) == ("created", "train", "a", ["dynbench", "train"])
-    assert record.pid == os.getpid()
-    assert duration_s(record) is None
+    assert (record.status, record.command, record.name, record.argv) == (
+        *("created", "train", "mine"),
+        ["dynbench", "train"],
+    )
+    assert record.pid == os.getpid() and duration_s(record) is None
     record = run.update(status="running")
-    assert record.started is not None
-    assert duration_s(record) is not None
-    record = run.update(status=Status.COMPLETED, exit_code=0)
-    assert record.ended is not None
-    assert record.ended >= record.started
-    assert record == run.record()
-    assert run.status is Status.COMPLETED
-
-
-def test_a_failure_is_a_mapping_or_nothing(run: Run) -> None:
+    assert record.started is not None and duration_s(record) is not None
     failure = {"kind": "worker", "message": "rank 1 died", "rank": 1, "log": "logs/rank_1.err"}
-    run.update(status="failed", exit_code=3, failure=failure)
-    record = run.record()
-    assert record.failure is not None
-    assert (record.failure.rank, record.failure.log) == (1, "logs/rank_1.err")
-    assert record.as_dict()["failure"] == failure
-
-
-def test_running_again_forgets_how_it_ended(run: Run) -> None:
-    run.update(status="failed", exit_code=3, failure={"kind": "worker", "message": "x"})
+    record = run.update(status="failed", exit_code=3, failure=failure)
+    assert record.ended is not None and record.ended >= record.started and record == run.record()
+    assert record.as_dict()["failure"] == failure and run.status is Status.FAILED
     record = run.update(status="running")
     assert (record.exit_code, record.failure, record.ended) == (None, None, None)
 
 
 @pytest.mark.parametrize("status", ["created", "running"])
-def test_an_unfinished_run_without_its_process_is_lost(run: Run, status: str) -> None:
+def test_an_unfinished_run_without_its_process_is_lost_and_can_be_taken_over(run: Run, status: str) -> None:
     edit(run, status=status, pid_start="00000000:1")
     assert run.status is Status.LOST
     edit(run, host="elsewhere")
     assert run.status == status
+    edit(run, host=host_name())
+    assert run.update(status="running").pid_start != "00000000:1" and run.status is Status.RUNNING
 
 
-def test_a_lost_run_can_be_taken_over(run: Run) -> None:
-    edit(run, status="running", pid_start="00000000:1")
-    record = run.update(status="running")
-    assert record.pid_start != "00000000:1"
-    assert run.status is Status.RUNNING
-
-
-def test_wrong_updates_change_nothing(run: Run) -> None:
-    run.update(status="running")
-    before = run.record()
-    with pytest.raises(ValueError, match="from running to created"):
-        run.update(status="created")
-    with pytest.raises(ValueError, match="sleeping"):
-        run.update(status="sleeping")
-    with pytest.raises(TypeError, match="no field colour"):
-        run.update(colour="red")
-    with pytest.raises(ValueError, match="exit_code"):
-        run.update(exit_code="much")
+@pytest.mark.parametrize(
+    ("change", "error", "reason"),
+    [
+        ({"status": "created"}, ValueError, "from running to created"),
+        ({"status": "sleeping"}, ValueError, "sleeping"),
+        ({"colour": "red"}, TypeError, "no field colour"),
+        ({"exit_code": "much"}, ValueError, "exit_code"),
+    ],
+)
+def test_wrong_updates_change_nothing(run: Run, change: dict[str, object], error: type[Exception], reason: str) -> None:
+    before = run.update(status="running")
+    with pytest.raises(error, match=reason):
+        run.update(**change)
     assert run.record() == before
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("change", "said"),
     [
-        ("", "not JSON"),
-        ('{"id": "x"', "not JSON"),
-        ("[]", "content|should be"),
-        ("{}", "id: "),
-        ('{"schema_version": 99, "version": "7.0"}', "schema version 99"),
+        ({"pid": "me"}, "pid: "),
+        ({"status": "sleeping"}, "status: "),
+        ({"name": "<script>"}, "name: '<script>' is not allowed as a name"),
+        ({"name": "../../x"}, "is not allowed as a name"),
+        ({"name": "\x1b[31mred"}, "is not allowed as a name"),
+        ({"created": "yesterday"}, "created: "),
+        ({"started": "2026-01-01T00:00:00"}, "names no time zone"),
+        ({"schema_version": 99}, "has schema version 99"),
     ],
 )
-def test_records_that_cannot_be_read(run: Run, text: str, reason: str) -> None:
-    run.record_file.write_text(text)
-    with pytest.raises(RecordError, match=reason) as caught:
-        run.record()
-    assert str(run.record_file) in caught.value.message
-    assert caught.value.hint
-
-
-def test_a_newer_schema_names_the_version_that_wrote_it(run: Run) -> None:
-    run.record_file.write_text('{"schema_version": 99, "version": "7.0"}')
+def test_a_record_of_another_form_is_refused(run: Run, change: dict[str, object], said: str) -> None:
+    edit(run, **change)
     with pytest.raises(RecordError) as caught:
         run.record()
-    assert "7.0" in caught.value.hint
+    assert said in caught.value.message and str(run.record_file) in caught.value.message
 
 
-def test_keys_of_later_versions_are_ignored(run: Run) -> None:
-    edit(run, mood="good")
-    assert run.record().name == "a"
-
-
-def test_a_wrong_type_names_the_key(run: Run) -> None:
-    edit(run, pid="me")
-    with pytest.raises(RecordError, match="pid"):
-        run.record()
-    edit(run, pid=1, status="sleeping")
-    with pytest.raises(RecordError, match="status"):
-        run.record()
-
-
-def test_the_configuration_comes_back(run: Run) -> None:
+def test_the_configuration_comes_back_and_rules_are_not_checked_again(run: Run) -> None:
     config = load_config(None, ["train.steps=7"])
     run.config_file.write_text(dump_config(config))
     assert run.config() == config
-
-
-def test_a_missing_or_foreign_configuration_is_a_record_error(run: Run) -> None:
-    with pytest.raises(RecordError, match="cannot be read"):
-        run.config()
-    run.config_file.write_text("train: {stepps: 3}\n")
-    with pytest.raises(RecordError, match="stepps"):
-        run.config()
-
-
-def test_rules_are_not_checked_when_a_run_is_read(run: Run) -> None:
     run.config_file.write_text("workload: {dataset: tsv}\n")
     assert run.config().workload.dataset == "tsv"
 
 
-def test_provenance_comes_back_or_says_why_not(run: Run) -> None:
-    with pytest.raises(RecordError, match=r"env\.json: cannot be read"):
-        run.env()
-    run.env_file.write_text("[]")
-    with pytest.raises(RecordError, match="valid dictionary"):
-        run.env()
-    run.env_file.write_text('{"host": "h"}')
-    assert run.env() == {"host": "h"}
-
-
-def test_places(run: Run) -> None:
-    assert run.rank_file(3) == run.path / "ranks" / "rank_3.csv"
-    assert run.ranks_dir.is_dir()
-    assert run.logs_dir.is_dir()
-    assert run.label == "a"
-    run.update(name=None)
-    assert run.label == run.id
-
-
-def test_a_clock_that_was_set_back_gives_no_duration(run: Run) -> None:
-    moment = "2026-01-02T03:04:0{}.000000+00:00"
-    edit(run, status="completed", started=moment.format(5), ended=moment.format(7))
-    assert duration_s(run.record()) == 2
-    edit(run, ended=moment.format(5))
-    assert duration_s(run.record()) == 0
-    edit(run, ended=moment.format(4))
-    assert duration_s(run.record()) is None
-    edit(run, ended=None)
-    assert duration_s(run.record()) is None
-
-
-def test_a_configuration_that_is_no_file_is_not_opened(run: Run) -> None:
-    os.mkfifo(run.config_file)
-    with pytest.raises(RecordError) as caught:
+@pytest.mark.parametrize(
+    ("config", "env", "said", "hint"),
+    [
+        (None, None, "cannot be read", "stopped before its configuration was written"),
+        ("train: {stepps: 3}\n", None, "stepps", "another version of dynbench"),
+        ("schedule: {policy: mine}\n", '{"plugins": {"mine.py": "00ff"}}', "mine", "name mine.py in DYNBENCH_PLUGINS"),
+        ("schedule: {policy: mine}\n", '{"plugins": null}', "mine", "another version of dynbench"),
+        ("schedule: {policy: mine}\n", "torn", "mine", "another version of dynbench"),
+        ("a pipe", None, "it is no file", "Restore it from a copy."),
+    ],
+)
+def test_a_configuration_that_cannot_be_used(
+    run: Run, config: str | None, env: str | None, said: str, hint: str
+) -> None:
+    if config == "a pipe":
+        os.mkfifo(run.config_file)
+    elif config is not None:
+        run.config_file.write_text(config)
+    if env is not None:
+        run.env_file.write_text(env)
+    with pytest.raises(RecordError, match=said) as caught:
         run.config()
-    assert (caught.value.message, caught.value.hint) == (f"{run.config_file}: it is no file", "Restore it from a copy.")
+    assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize(
-    ("env", "hint"),
-    [
-        ('{"plugins": {"mine.py": "00ff"}}', "name mine.py in DYNBENCH_PLUGINS"),
-        ('{"plugins": null}', "another version of dynbench"),
-        ("torn", "another version of dynbench"),
-        (None, "another version of dynbench"),
-    ],
+    ("ended", "seconds"),
+    [("03:04:07", 2), ("03:04:05", 0), ("03:04:04", None), (None, None)],
+    ids=["later", "at once", "a clock set back", "lost"],
 )
-def test_plugins_that_are_not_loaded_are_named(run: Run, env: str | None, hint: str) -> None:
-    run.config_file.write_text("schedule: {policy: mine}\n")
-    if env is not None:
-        run.env_file.write_text(env)
-    with pytest.raises(RecordError, match="mine") as caught:
-        run.config()
-    assert hint in caught.value.hint
+def test_how_long_it_took(run: Run, ended: str | None, seconds: int | None) -> None:
+    end = ended and f"2026-01-02T{ended}.000000+00:00"
+    edit(run, status="completed", started="2026-01-02T03:04:05.000000+00:00", ended=end)
+    assert duration_s(run.record()) == seconds
+
+
+@pytest.mark.parametrize("old", list(Status))
+def test_only_the_transitions_of_the_table_are_allowed(old: Status) -> None:
+    for new in Status:
+        if new == old or new in TRANSITIONS[old]:
+            assert new is old or new not in (Status.LOST, Status.CREATED)
+            check_transition(old, new)
+        else:
+            with pytest.raises(ValueError, match=f"from {old} to {new}"):
+                check_transition(old, new)
+    assert old.is_over == (old in UNSUCCESSFUL or old is Status.COMPLETED)
+
+
+def test_a_process_is_told_from_others_until_it_ends() -> None:
+    here = host_name()
+    assert not is_gone(here, os.getpid(), start_mark(os.getpid()))
+    assert is_gone(here, os.getpid(), "00000000:1"), "a later process with the same number"
+    assert not is_gone("elsewhere", 2**22 + 1, "00000000:1") and not is_gone(here, 2**22 + 1, None)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    mark = start_mark(child.pid)
+    assert mark is not None and not is_gone(here, child.pid, mark)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert is_gone(here, child.pid, mark), "before it is reaped"
+    child.communicate()
+    assert is_gone(here, child.pid, mark)
+
+
+@given(st.text())
+def test_any_slug_makes_an_id_that_gives_it_back(text: str) -> None:
+    run_id = new_id(text)
+    assert re.fullmatch(r"\d{8}-\d{6}-[a-z0-9-]+-[a-z2-9]{4}", run_id)
+    assert slug_of(run_id) == make_slug(text)
+
+
+@pytest.mark.parametrize("name", ["runA", "a", "run.1_b-c", "7", "x" * 64])
+def test_names_allowed(name: str) -> None:
+    check_spelling(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "../x", "a/b", "a b", " a", "@x", "@latest", "-x", "a\n", "x" * 65, "é", "a*", "a\0b", "a:b", "~"],
+)
+def test_names_refused_with_the_rule(name: str) -> None:
+    with pytest.raises(RunLookupError) as caught:
+        check_spelling(name)
+    assert "letters, digits" in caught.value.hint and "\n" not in caught.value.message
+
+
+def test_a_name_cannot_pose_as_an_id() -> None:
+    with pytest.raises(RunLookupError, match="form of a run id"):
+        check_spelling(new_id("static"))
+
+
+@pytest.mark.parametrize("text", ["..", ".", "", "a/b", "/etc", "../x", "a\0b", "a\nb", "\x1b[31m"])
+def test_an_id_that_leads_elsewhere_is_none(text: str) -> None:
+    assert not is_folder_name(text)
+    assert is_folder_name(f"20261120-145312-dynamic-k3f9 {len(text)} ä (1)")

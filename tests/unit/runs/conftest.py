@@ -1,0 +1,25 @@
+"""A registry and a run in it, for all tests of this folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    return RunStore(tmp_path / "results")
+
+
+@pytest.fixture
+def run(store: RunStore) -> Run:
+    return store.create("train", "static", name="mine", argv=["dynbench", "train"])
+
+
+@pytest.fixture
+def full_disk() -> OSError:
+    return OSError(28, "No space left on device")
