@@ -11,8 +11,10 @@ import os
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # `dynbench --help` needs neither this nor difflib, and both take milliseconds
+    from pathlib import Path
 
 EXIT_OK = 0
 EXIT_BUG = 1
@@ -250,4 +252,6 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
 def nearest(given: str, known: Iterable[str]) -> str:
     """The nearest known spelling, or an empty string when nothing is near."""
+    from difflib import get_close_matches
+
     return next(iter(get_close_matches(given, list(known), n=1, cutoff=0.6)), "")

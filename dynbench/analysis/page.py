@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 def overview_table(report: Report) -> Table | None:
-    """The table of many arms to read first; None of a few, which one table shows whole."""
-    if report.question is None or len(report.arms) <= SIDE_BY_SIDE:
+    """The table of all arms to read first: their verdicts and what the question is about; None without a question."""
+    if report.question is None:
         return None
     stored = [arm.label for arm in report.arms if arm.stored]
     found = [item.record() for item in report.comparisons]
@@ -98,7 +98,7 @@ def verdict_legend(report: Report) -> list[str]:
     if (aa_noise := max(item.aa_noise or 0.0 for item in report.comparisons)) > first.noise:
         numbers += f", and equal arms came out different by {100 * aa_noise:.1f} %"
     lines = [f"1.5x: 1.5 times as many {first.question.unit.rate}", numbers]
-    if len(report.arms) > SIDE_BY_SIDE and any(item.recovery for item in report.comparisons):
+    if any(item.recovery for item in report.comparisons):
         lines.append(
             "bound: the fitted speed-up of perfect balance; recovered: how much of what is lost to it came back"
         )
@@ -107,7 +107,7 @@ def verdict_legend(report: Report) -> list[str]:
 
 def summary_markdown(report: Report) -> str:
     """The page of the analysis: verdicts in sentences, tables, and what the checks found."""
-    first = overview_table(report)
+    first = overview_table(report) if len(report.arms) > SIDE_BY_SIDE else None
     pairs = [pair.pair_record() for pair in report.pairs]
     ranked = RANKING.table(pairs)
     verdicts = [

@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.next_command import next_command
-from dynbench.cli.options import Settings, common_options, config_options, gate_options, question_option, table_option
-from dynbench.cli.output import fits, print_json, print_line, print_lines, print_results, show_table
+from dynbench.cli.options import (
+    Command,
+    Settings,
+    common_options,
+    config_options,
+    gate_options,
+    question_option,
+    table_option,
+)
+from dynbench.cli.output import fits, next_command, print_json, print_line, print_lines, print_results, show_table
 from dynbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +27,7 @@ if TYPE_CHECKING:
     from dynbench.config.schema import Analysis
     from dynbench.runs.run import Run
     from dynbench.runs.store import RunStore
+    from dynbench.table_text import Table
 
 LINE_EVERY_S = 5.0
 
@@ -38,7 +46,7 @@ Examples:
 """
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Command, epilog=EPILOG)
 @click.argument("refs", nargs=-1, required=True, metavar="RUN [RUN ...]")
 @click.option(
     "--against", type=click.Path(path_type=Path), metavar="FILE", help="Baseline: launches from `runs export`."
@@ -116,7 +124,7 @@ def command(
         if settings.quiet and not settings.as_json:
             show_verdicts(report)
         elif not settings.as_json:
-            show_report(report, documents)
+            show_report(report, settings, documents)
         record = report.record()
         found = record.as_dict()
         if link is not None:
@@ -148,33 +156,42 @@ def _analysis_settings(settings: Settings, again: Run | None) -> Analysis:
     return again.config().analysis
 
 
-def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
-    """Table, verdicts, checks, where the files are, and what to do next.
+def show_report(report: Report, settings: Settings, documents: Sequence[Path] = ()) -> None:
+    """Verdicts, an overview, notes, what the checks found, where the files are, and what to do next.
+
+    Under `-v`, and where `--format` asks for tables, all metrics; under `-v` who beats whom too.
 
     Args:
         report: the analysis.
+        settings: how it is shown.
         documents: reports already written from it.
     """
     from dynbench.analysis.comparison_tables import RANKING, held_jointly
     from dynbench.analysis.page import arm_records, further_tables, metrics, overview_table, rank_notes
 
-    first = overview_table(report)
-    tables = [*([first] if first else []), *metrics(report, fits), *further_tables(report)]
+    verbose = settings.verbosity > 0
+    if report.question is not None:
+        _show_comparisons(report, report.question)
+    first = overview_table(report) if report.comparisons else None
+    tables = [first] if first else []
+    if verbose or not first or settings.form != "table":
+        tables += filter(_tells_apart, [*metrics(report, fits), *further_tables(report)])
     print_results(tables, arm_records(report))
     print_lines(*(f"\n{note}" for note in rank_notes(report)))
     print_lines(*(f"\npartial: {run.label}: {'; '.join(run.lacks)}" for run in report.runs if run.partial))
-    if report.question is not None:
-        _show_comparisons(report, report.question)
     if len(report.runs) > 1 and not report.comparisons:
         print_line(f"\nno comparison: all runs are launches of one arm, {report.arms[0].label}.")
     pairs = [pair.pair_record() for pair in report.pairs]
-    if ranked := RANKING.table(pairs):
+    if verbose and (ranked := RANKING.table(pairs)):
         print_line("")
         show_table(ranked)
         print_line(held_jointly(pairs))
     print_line("")
     show_findings(report)
-    print_lines(f"\nfigures  {report.folder.figures_dir}", f"folder   {report.folder.path}")
+    print_line("")
+    if first and not verbose:
+        print_line(f"more     {next_command('analyze', report.folder.label, '-v', root=report.folder.path.parent)}")
+    print_lines(f"figures  {report.folder.figures_dir}", f"folder   {report.folder.path}")
     print_lines(*(f"report   {path}" for path in documents))
     if any(path.suffix == ".html" for path in documents):
         print_line("next     open the HTML report in a browser")
@@ -182,31 +199,26 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
         print_line(f"next     {next_command('report', report.folder.label, root=report.folder.path.parent)}")
 
 
+def _tells_apart(table: Table) -> bool:
+    """Whether anything differs between the rows of a table, beyond its keys; what there is of a single row does."""
+    columns = list(zip(*table.rows, strict=True))[table.keys :]
+    return len(table.rows) < 2 or any(len(set(column)) > 1 for column in columns)
+
+
 def _show_comparisons(report: Report, question: Question) -> None:
     """A line per verdict, with what no table says of it below; then what the numbers mean."""
-    from dynbench.analysis.comparison_tables import SIDE_BY_SIDE
     from dynbench.analysis.page import verdict_legend, verdict_lines
 
-    print_line(f"\nquestion: {question.name}, {question.description}\n")
+    print_line(f"question: {question.name}, {question.description}\n")
     for line, comparison in zip(verdict_lines(report.comparisons), report.comparisons, strict=True):
-        details = _details(comparison, in_overview=len(report.arms) > SIDE_BY_SIDE)
-        print_lines(line, *(f"  {detail}" for detail in details))
-    print_lines(*(f"({line})" for line in verdict_legend(report)))
+        print_lines(line, *(f"  {detail}" for detail in _details(comparison)))
+    print_lines(*(f"({line})" for line in verdict_legend(report)), "")
 
 
-def _details(comparison: Comparison, in_overview: bool) -> Iterator[str]:
-    """What there is to say of a verdict; in an overview its numbers are columns."""
+def _details(comparison: Comparison) -> Iterator[str]:
+    """What there is to say of a verdict that the overview has no column for."""
     if comparison.forbidden:
         yield comparison.reason
-    if not in_overview:
-        if comparison.predicted is not None:
-            yield f"predicted by the probe: {comparison.predicted:.3f}"
-        if comparison.recovery is not None:
-            yield comparison.recovery.sentence(comparison.baseline.label)
-        if comparison.efficiency is not None:
-            yield f"efficiency of the ranks: {100 * comparison.efficiency:.1f} %"
-        if comparison.question.loss_drift is not None and comparison.loss_drift is not None:
-            yield f"mean training loss: {100 * comparison.loss_drift:+.2f} % of the baseline's"
     if comparison.weights_max_diff is not None:
         yield f"weights at the end: they differ by at most {comparison.weights_max_diff:.1e} of the largest"
     for reason in comparison.pairing.left_out:

@@ -1,24 +1,37 @@
-"""`dynbench bench`: micro-benchmarks, listed and run."""
+"""`dynbench bench`: one part of training measured alone, and the assignment's questions answered from such parts."""
 
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli import assignment
 from dynbench.cli.options import Settings, common_options, name_options, table_option
 from dynbench.cli.output import print_for_script, print_line, print_lines, print_result
 from dynbench.cli.plugins import show_kinds
-from dynbench.errors import Interrupted, StorageError, UsageError, WorkerFailed
+from dynbench.errors import DynbenchError, Interrupted, StorageError, UsageError, WorkerFailed
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dynbench.bench.bench_run import BenchResult
+    from dynbench.experiment.assignment.questions import Answer
     from dynbench.runs.run import Run
 
+ASSIGNMENT = "assignment"
+ASSIGNMENT_LINE: Mapping[str, object] = {
+    "kind": "benchmarks",
+    "name": ASSIGNMENT,
+    "summary": "all that the questions of the systems assignment are answered from, and the report",
+    "key": None,
+    "missing": None,
+    "options": [],
+}
+"""As `bench ls` lists it among the benchmarks."""
 EPILOG = """\b
 Examples:
   dynbench bench ls
@@ -49,7 +62,9 @@ def command(
     name: str | None,
     replace: bool,
 ) -> None:
-    """Run the benchmark NAME, small by default; without a name, or as `ls`, list all of them with their options.
+    """Measure one part of training alone, without a whole run: what collectives, attention or a model's step cost.
+
+    NAME is a benchmark, small by default; without a name, or as `ls`, all of them are listed with their options.
 
     With --full, what would take hours on a CPU wants a GPU, or --set device=cpu.
 
@@ -58,7 +73,7 @@ def command(
     if benchmark == "ls" and resume is None:
         if full or settings.overrides or name or replace:
             raise click.UsageError("no benchmark is named, and options are given; `dynbench bench ls` lists them all.")
-        show_kinds(settings, "bench", ["benchmarks"], [assignment.LINE])
+        show_kinds(settings, "bench", ["benchmarks"], [ASSIGNMENT_LINE])
         return
     from dynbench.analysis.figures import draw_figures
     from dynbench.bench.bench_run import measure_bench
@@ -78,7 +93,7 @@ def command(
         run = settings.store().resolve(resume)
     if holds_assignment(run):
         with _resumable(run):
-            assignment.run(settings, run, figures=not no_figures)
+            _run_assignment(settings, run, figures=not no_figures)
         return
     found = read_benchmark(run)
     ended: list[BenchResult] = []
@@ -99,13 +114,13 @@ def command(
 
 
 def _started(settings: Settings, benchmark: str, full: bool, name: str | None, replace: bool) -> Run:
-    if benchmark == assignment.NAME:
-        return assignment.start(settings, full, name, replace)
+    if benchmark == ASSIGNMENT:
+        return _start_assignment(settings, full, name, replace)
     from dynbench.bench.bench_run import refuse_full_on_cpu, start_bench
     from dynbench.bench.record import read_options
     from dynbench.plugins import BENCHMARKS
 
-    entry = BENCHMARKS.find(benchmark, beside=[assignment.NAME])
+    entry = BENCHMARKS.find(benchmark, beside=[ASSIGNMENT])
     options = read_options(benchmark, [*(entry.full if full else ()), *settings.overrides])
     found = entry.load()(options)
     if full and entry.full:
@@ -138,3 +153,69 @@ def _cell(value: object) -> object:
     if not isinstance(value, float):
         return value
     return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+
+
+def _start_assignment(settings: Settings, full: bool, name: str | None, replace: bool) -> Run:
+    """Register the list.
+
+    Raises:
+        UsageError: options of single benchmarks were given too.
+    """
+    from dynbench.experiment.assignment.suite import start_suite
+
+    if settings.overrides:
+        raise UsageError(
+            f"bench {ASSIGNMENT} takes no --set: its benchmarks have options of their own",
+            "Run one of them by itself: dynbench bench ls lists them.",
+        )
+    return start_suite(settings.store(), full=full, name=name, replace=replace)
+
+
+def _run_assignment(settings: Settings, suite: Run, *, figures: bool) -> None:
+    """Measure what is missing, write the reports, and print which questions have an answer; also on Ctrl-C."""
+    from dynbench.cli.console import working
+    from dynbench.experiment.assignment.questions import answers
+    from dynbench.experiment.assignment.suite import run_suite, tables_of
+    from dynbench.runs.run import refuse_running
+    from dynbench.runs.store import RunStore
+
+    refuse_running(suite)
+    store = RunStore.of(suite)
+    try:
+        with working(settings.shows_progress, ASSIGNMENT) as report:
+            paths = run_suite(suite, store, report, figures=figures)
+    except DynbenchError as error:
+        found = answers(tables_of(suite, store))
+        error.result = _assignment_facts(suite, found, sorted(suite.path.glob("report.*")))
+        if not settings.as_json and not settings.quiet:
+            _show_answers(found)
+        raise
+    found = answers(tables_of(suite, store))
+    if not print_for_script(settings, "bench", _assignment_facts(suite, found, paths), [str(path) for path in paths]):
+        _show_answers(found)
+        print_line("")
+        for path in paths:
+            print_line(f"report   {path}")
+
+
+def _assignment_facts(suite: Run, found: Sequence[Answer], paths: Sequence[Path]) -> dict[str, object]:
+    """What `--json` prints."""
+    about = {"id": suite.id, "name": suite.name, "path": suite.path, "status": suite.status}
+    return {"name": ASSIGNMENT, "run": about, "questions": [each.as_dict() for each in found], "reports": list(paths)}
+
+
+def _show_answers(found: Sequence[Answer]) -> None:
+    records = [each.as_dict() for each in found]
+    cells = [(each.question.number, each.state.replace("_", " "), _next(each)) for each in found]
+    print_result(("question", "state", "next"), cells, records)
+    counts = Counter(each.state.replace("_", " ") for each in found)
+    print_line("")
+    print_line(f"{len(found)} questions: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
+
+
+def _next(answer: Answer) -> str:
+    """What makes its rows, or answers it in full."""
+    if answer.state == "answered":
+        return ""
+    tried = answer.statements or answer.reasons
+    return answer.question.gpu or answer.question.command if tried else answer.question.command

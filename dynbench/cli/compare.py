@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from dynbench.cli.options import (
+    Command,
     Settings,
     common_options,
     config_options,
@@ -40,7 +41,7 @@ Examples:
 """
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Command, epilog=EPILOG)
 @click.argument("recipe", required=False)
 @click.option("--arm", "arms", multiple=True, metavar="NAME:KEY=VALUE,…", help="An arm and what sets it apart; repeat.")
 @click.option(
@@ -114,7 +115,7 @@ def command(
         comparison.update(warnings=warnings)
     outcome = _run(comparison, store, settings)
     if not settings.as_json:
-        _show(outcome, settings.quiet)
+        _show(outcome, settings)
     result = outcome.as_dict()
     compared = [item for found in outcome.comparisons for item in found]
     judge(conditions, strict, compared, outcome.findings, result)
@@ -168,18 +169,18 @@ def _run(comparison: Run, store: RunStore, settings: Settings) -> Outcome | Cell
     return run_cells(comparison, store, run_one) if holds_cells(comparison) else run_one(comparison)
 
 
-def _show(outcome: Outcome | CellsOutcome, quiet: bool) -> None:
+def _show(outcome: Outcome | CellsOutcome, settings: Settings) -> None:
     """Table, verdicts and checks as `analyze` shows them, and where the reports are; of several, a line each."""
     from dynbench.cli.analyze import show_report, show_verdicts
     from dynbench.cli.compare_plan import show_cells
     from dynbench.experiment.compare import Outcome
 
     if isinstance(outcome, Outcome):
-        if quiet:
+        if settings.quiet:
             show_verdicts(outcome.analysed)
         else:
-            show_report(outcome.analysed, outcome.reports)
-    elif quiet:
+            show_report(outcome.analysed, settings, outcome.reports)
+    elif settings.quiet:
         print_line(str(outcome.run.path))
     else:
         show_cells(outcome)

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dynbench.analysis.record import ComparisonRecord
-from dynbench.cli.next_command import next_command
 from dynbench.cli.options import FLAGS, Settings
-from dynbench.cli.output import print_line, print_result, printed_json, writing
+from dynbench.cli.output import next_command, print_line, print_result, printed_json, writing
 from dynbench.config.recipe_file import recipe_yaml, sweep_document, written_recipe
 from dynbench.config.recipes import Recipe, dump_recipe, resolve_cells
 from dynbench.config.typed_text import short_keys

@@ -5,20 +5,15 @@ Adding one: a function from a `Settings` to a `Diagnosis`, and one line in `CHEC
 
 from __future__ import annotations
 
-import locale
 import os
-import platform
 import resource
 import shutil
-import socket
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +22,8 @@ from dynbench.errors import DynbenchError
 from dynbench.runs import provenance
 from dynbench.units import format_bytes
 
-TRIED_PYTHONS = ((3, 11), (3, 12), (3, 13))
-"""As the classifiers of pyproject.toml say; all tests run with the first."""
 DRIVER_FOR_CUDA = {"12": 525, "13": 580}
 """First NVIDIA driver for Linux that programs of a CUDA run on, by its major version (CUDA's release notes)."""
-RENDEZVOUS_PORT = 29_500
-"""Where ranks of several nodes meet unless another port is named."""
 LEAST_DISK_BYTES = 2_000_000_000
 LEAST_MEMORY_MB = 2_000
 LEAST_RANKS = 2
@@ -81,14 +72,6 @@ def guarded(check: Callable[[], Diagnosis], hint: str = "") -> Diagnosis:
     except OSError as error:
         seen = f"{error.filename or 'the system'}: {error.strerror or error}"
         return Diagnosis(False, seen, "Give this user the right to read it, or name another place.")
-
-
-def python(settings: Settings) -> Diagnosis:
-    """The interpreter is one that dynbench is tried with."""
-    first, *others, last = (".".join(map(str, version)) for version in TRIED_PYTHONS)
-    seen = f"{platform.python_version()} ({sys.executable}); tried with {', '.join((first, *others))} and {last}"
-    hint = f"Where it fails, make a virtual environment of Python {first}."
-    return judged(sys.version_info[:2] in TRIED_PYTHONS, seen, hint)
 
 
 def packages(settings: Settings) -> Diagnosis:
@@ -148,18 +131,6 @@ def without_gpus(build: str, cuda: str | None, listed: int) -> Diagnosis:
     return Diagnosis(False, f"no GPU can be used: {seen}", hint)
 
 
-def launcher(settings: Settings) -> Diagnosis:
-    """Torchrun and the communication backends are there."""
-    import torch.distributed as dist
-
-    if not dist.is_available() or find_spec("torch.distributed.run") is None:
-        hint = "Install a torch build with it; only virtual ranks run."
-        return Diagnosis(False, "torch has no torch.distributed", hint)
-    backends = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
-    seen = f"torchrun; backends: {', '.join(name for name, present in backends.items() if present) or 'none'}"
-    return judged(backends["gloo"], seen, "Ranks on the CPU need gloo; install a torch build with it.")
-
-
 def communication(settings: Settings) -> Diagnosis:
     """Two ranks can meet over gloo and add up a tensor; with several GPUs there is NCCL."""
     import torch
@@ -205,23 +176,6 @@ def _all_reduce_fault() -> str:
     return problems[0] if problems else "no answer" if any(each.is_alive() for each in ranks) else ""
 
 
-def ports(settings: Settings) -> Diagnosis:
-    """Processes of this machine can reach each other, as a launch does when its ranks meet."""
-    try:
-        with socket.create_server(("localhost", 0)) as server:
-            port = server.getsockname()[1]
-            socket.create_connection(("localhost", port), PATIENCE_S).close()
-    except OSError as error:
-        hint = "Let /etc/hosts say `127.0.0.1 localhost`, and no firewall close the loopback."
-        return Diagnosis(False, f"no port of localhost can be opened and reached: {error.strerror or error}", hint)
-    try:
-        with socket.create_server(("", RENDEZVOUS_PORT)):
-            state = "free"
-    except OSError:
-        state = "in use: name another in --rdzv-endpoint"
-    return Diagnosis(True, f"localhost can be reached (port {port}); {RENDEZVOUS_PORT}, for several nodes, is {state}")
-
-
 def threads(settings: Settings) -> Diagnosis:
     """Threads per rank, and room for the processes, threads and files of a launch."""
     cores = provenance.usable_cores()
@@ -238,15 +192,6 @@ def threads(settings: Settings) -> Diagnosis:
     seen = f"launch.threads is cores over ranks: {max(1, cores // 2)} for each of 2 ranks on {cores} cores"
     seen += f", whatever OMP_NUM_THREADS={given} says" if given else ""
     return judged(not short, "; ".join([seen, *short]), "Raise the limit: ulimit -n 4096, or that of the container.")
-
-
-def triton(settings: Settings) -> Diagnosis:
-    """Triton, for kernels of our own."""
-    if find_spec("triton") is None:
-        return Diagnosis(True, "not installed", "Only FlashAttention in Triton needs it: pip install dynbench[triton].")
-    gpu = Path("/dev/nvidiactl").exists()
-    how = "compiles for the GPU" if gpu else "interpreted, as there is no GPU: right, and slow"
-    return Diagnosis(True, f"triton {provenance.package_versions().get('triton')}, {how}")
 
 
 def cores(settings: Settings) -> Diagnosis:
@@ -310,29 +255,6 @@ def disk(settings: Settings) -> Diagnosis:
     return judged(free >= LEAST_DISK_BYTES, seen, hint)
 
 
-def data_cache(settings: Settings) -> Diagnosis:
-    """What tokenised data take of the disk."""
-    from dynbench.config.schema import Workload
-    from dynbench.workloads.cache import cache_folder, kept_data
-
-    folder = cache_folder(Workload())
-    size, free = sum(kept.size for kept in kept_data(folder)), shutil.disk_usage(_nearest_folder(folder)).free
-    seen = f"{format_bytes(size)} of tokenised data in {folder}, {format_bytes(free)} free"
-    return judged(size <= free, seen, "dynbench data cache --older-than 4w --remove makes room.")
-
-
-def hub_cache(settings: Settings) -> Diagnosis:
-    """What of the model hub is on this machine."""
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    folder = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    models = sorted(path.name for path in folder.glob("models--*")) if folder.is_dir() else []
-    if not models:
-        hint = "The embedded default needs none; pretrained weights need the network, or --model FOLDER."
-        return Diagnosis(True, f"no model in {folder}", hint)
-    names = ", ".join(name.removeprefix("models--").replace("--", "/") for name in models)
-    return Diagnosis(True, f"{folder}: {names}")
-
-
 def hub(settings: Settings) -> Diagnosis:
     """The model hub answers."""
     from huggingface_hub import constants
@@ -346,37 +268,23 @@ def hub(settings: Settings) -> Diagnosis:
     return judged(not reason, f"{constants.ENDPOINT} {f'does not answer: {reason}' if reason else 'answers'}", hint)
 
 
-def text_encoding(settings: Settings) -> Diagnosis:
-    """Text files and the terminal are UTF-8."""
-    encoding = locale.getpreferredencoding(do_setlocale=False)
-    utf8 = encoding.lower().replace("-", "") == "utf8"
-    return judged(utf8, encoding if utf8 else f"{encoding}, expected UTF-8", "Set LC_ALL=C.UTF-8, or PYTHONUTF8=1.")
-
-
 def _nearest_folder(path: Path) -> Path:
     """The path, or its nearest parent that exists."""
     return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
 
 
 CHECKS: dict[str, Callable[[Settings], Diagnosis]] = {
-    "python": python,
     "packages": packages,
     "torch": torch_works,
     "devices": devices,
-    "launcher": launcher,
     "communication": communication,
-    "ports": ports,
     "threads": threads,
-    "triton": triton,
     "cores": cores,
     "load": load,
     "governor": governor,
     "memory": memory,
     "results": results_folder,
     "disk": disk,
-    "data cache": data_cache,
-    "hub cache": hub_cache,
     "hub": hub,
-    "encoding": text_encoding,
 }
 """By name, in the order in which they are shown."""

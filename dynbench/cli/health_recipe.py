@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 from dynbench.cli.health import Diagnosis, guarded, judged
 from dynbench.cli.options import Settings
 from dynbench.config.layers import load_mapping
-from dynbench.config.paths import BPE_VOCABULARY, BYTES, TORCH_WEIGHTS, VOCABULARY, path_problems
+from dynbench.config.paths import BPE_VOCABULARY, BYTES, TORCH_WEIGHTS, VOCABULARY
 from dynbench.config.recipes import find_recipe, resolve_cells
-from dynbench.errors import DynbenchError, HubError
-from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS, options_of
-from dynbench.plugins.datasets import FileOptions
+from dynbench.errors import DynbenchError
+from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS
 from dynbench.runs import provenance
 
 if TYPE_CHECKING:
@@ -67,55 +66,19 @@ def recipe_checks(reference: str, settings: Settings) -> dict[str, Diagnosis]:
     recipes: list[Recipe] = []
 
     def read() -> Diagnosis:
-        recipes.extend(resolve_cells(file.stem, load_mapping(file), settings.overrides))
+        recipes.extend(resolve_cells(file.stem, load_mapping(file), settings.overrides, paths=True))
         arms = {name for recipe in recipes for name in recipe.arms}
         counts = f"{_counted(len(recipes), 'comparison')}, {_counted(len(arms), 'arm')}"
         launches = sum(recipe.launches.planned for recipe in recipes)
         return Diagnosis(True, f"{file}: {counts}, {launches} launches of each")
 
     found, target = {"recipe": guarded(read, f"Mend {file}.")}, Target(recipes, settings)
-    return found | {name: _tried(check, target, hint) for name, (check, hint) in RECIPE_CHECKS.items() if recipes}
-
-
-def _tried(check: Check, target: Target, hint: str) -> Diagnosis:
-    """As `guarded`; what cannot be used as a path, which `files` names, is seen by whoever meets it."""
-    try:
-        return guarded(partial(check, target), hint)
-    except (RuntimeError, ValueError) as error:
-        return Diagnosis(False, str(error), "Mend what `files` names.")
+    further = RECIPE_CHECKS if recipes else {}
+    return found | {name: guarded(partial(check, target), hint) for name, (check, hint) in further.items()}
 
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
-
-
-def files(target: Target) -> Diagnosis:
-    """The files and folders that the arms name are there."""
-    problems = dict.fromkeys(line for _, config in target.arms for line in path_problems(config))
-    named = dict.fromkeys(
-        path
-        for _, config in target.arms
-        if DATASETS[config.workload.dataset].of_files
-        for _, path in options_of(config.workload, FileOptions)
-        if path is not None
-    )
-    seen = "; ".join(problems) or ", ".join(named) or "none needed"
-    return judged(not problems, seen, "Put the file there, or name another with --set KEY=PATH.")
-
-
-def layout(target: Target) -> Diagnosis:
-    """What is in the files and folders is what the data set reads."""
-    from dynbench.workloads.inputs import check_inputs, read_files
-
-    found = []
-    for config in {config.workload.model_dump_json(): config for _, config in target.arms}.values():
-        try:
-            splits = check_inputs(config)
-        except HubError:  # `weights` tells what cannot be fetched
-            splits = read_files(config)
-        if splits is not None:
-            found.append(f"{splits.train.source}: {len(splits.train):,} samples")
-    return Diagnosis(True, "; ".join(dict.fromkeys(found)) or "nothing to read before the ranks do")
 
 
 def weights(target: Target) -> Diagnosis:
@@ -223,15 +186,13 @@ def start(target: Target) -> Diagnosis:
     store = target.settings.store()
     questions = dict.fromkeys(check_startable(recipe, store).question.name for recipe in target.recipes)
     asks = f"asks: {', '.join(questions)}"
-    loads = _tried(weights, target, "")
+    loads = guarded(partial(weights, target))
     if not loads.ok:
         return Diagnosis(False, f"would end where the ranks load what is not here (weights); {asks}", loads.hint)
     return Diagnosis(True, f"can begin; {asks}")
 
 
 RECIPE_CHECKS: dict[str, tuple[Check, str]] = {
-    "files": (files, ""),
-    "layout": (layout, "Mend the file, or name another."),
     "weights": (weights, ""),
     "packages": (packages, ""),
     "ranks": (ranks, "Choose other ranks: --nproc, --world-size, --device."),

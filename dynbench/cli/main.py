@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -34,18 +33,19 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "analyze": ("dynbench.cli.analyze", "Summary, checks and figures of a run; the comparison of several."),
     "report": ("dynbench.cli.report", "Fill the report template from a run or comparison."),
     "compare": ("dynbench.cli.compare", "A whole experiment: launches in a balanced order, analysis, report."),
-    "bench": ("dynbench.cli.bench", "Micro-benchmarks: collectives, attention, a model's step."),
+    "bench": ("dynbench.cli.bench", "Measure one part alone: collectives, attention, a model's step."),
     "eval": ("dynbench.cli.trained:evaluate", "Loss and perplexity, or accuracy, of a saved model."),
     "generate": ("dynbench.cli.trained:generate", "Text from a saved language model."),
     "tensorboard": ("dynbench.cli.trained:tensorboard", "TensorBoard on the scalars that `train --tensorboard` wrote."),
     "data": ("dynbench.cli.data", "Lengths of a data set, to share them without its text; articles."),
     "runs": ("dynbench.cli.runs", "List, show, export and remove runs."),
-    "recipes": ("dynbench.cli.recipes", "List, show and copy the recipes of `compare`."),
+    "recipes": ("dynbench.cli.shipped:recipes", "List, show and copy the recipes of `compare`."),
     "sync": ("dynbench.cli.plugins:sync", "List the synchronisation strategies; check them against one process."),
     "compress": ("dynbench.cli.plugins:compress", "List the compressors of gradients: what they send, and how."),
     "plugins": ("dynbench.cli.plugins:plugins", "What can be chosen, and with which options."),
-    "guide": ("dynbench.cli.guide", "The guides: verdicts, policies, synchronisation, own loops and more."),
+    "guide": ("dynbench.cli.shipped:guide", "The guides: verdicts, policies, synchronisation, own loops and more."),
     "doctor": ("dynbench.cli.doctor", "What works on this machine, what would go wrong, what a recipe needs."),
+    "completion": ("dynbench.cli.shipped:completion", "The script that completes commands in bash, zsh or fish."),
 }
 """Command to its place and short help: `--help` reads this table and imports no command.
 
@@ -165,8 +165,9 @@ def run_process() -> NoReturn:
 
 def _prepare_streams() -> None:
     """Streams that take everything: closed ones lead nowhere, characters that the locale lacks are escaped."""
-    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  it stays open
-    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,46 +43,45 @@ Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag of the configuration.
+    """One flag of the configuration: a row of `flags.csv`.
 
     Args:
+        group: heading in the help.
+        common: `--help` lists it, not only `--help-all`.
         option: as typed, with dashes.
-        key: dotted key that it sets.
-        help: one line; `{names}` stands for the plug-ins that the key takes.
-        metavar: what stands for the value in the help; empty for the choices.
-        choices: all values, where they are few and fixed.
         aliases: other spellings.
+        key: dotted key that it sets.
+        metavar: what stands for the value in the help; the choices where there are some.
+        choices: all values, where they are few and fixed.
+        help: one line.
     """
 
+    group: str
+    common: bool
     option: str
+    aliases: tuple[str, ...]
     key: str
-    help: str
     metavar: str
     choices: tuple[str, ...]
-    aliases: tuple[str, ...] = ()
+    help: str
 
     @property
     def parameter(self) -> str:
         """The name under which click passes the value."""
         return f"flag_{self.key.replace('.', '__')}"
 
-    @property
-    def declarations(self) -> tuple[str, ...]:
-        """Its spellings and the parameter, as click takes them."""
-        return (self.option, *self.aliases, self.parameter)
 
-
-def _read_flags() -> tuple[Flag, ...]:
+def _read_flags() -> Iterator[Flag]:
     with Path(__file__).with_name("flags.csv").open(encoding="utf-8", newline="") as file:
-        _, *rows = csv.reader(file)
-    return tuple(
-        Flag(option, key, text, metavar, tuple(filter(None, choices.split("|"))), tuple(filter(None, [alias])))
-        for options, key, metavar, choices, text in rows
-        for option, _, alias in [options.partition("|")]
-    )
+        for row in csv.DictReader(file):
+            option, *aliases = row["option"].split("|")
+            choices = tuple(filter(None, row["choices"].split("|")))
+            metavar = row["metavar"] or row["choices"]
+            common = bool(row["common"])
+            yield Flag(row["group"], common, option, tuple(aliases), row["key"], metavar, choices, row["help"])
 
 
-FLAGS = _read_flags()
+FLAGS = tuple(_read_flags())
 
 
 @dataclass(frozen=True)
@@ -162,6 +161,74 @@ class Settings:
         return self.verbosity >= 0
 
 
+GROUPS = (
+    *("Options", "Data", "Model", "Schedule", "Synchronisation", "Training"),
+    *("Launch", "Launches", "Probe", "Analysis", "Output"),
+)
+"""Headings of options, in the order of the help."""
+MANY_OPTIONS = 30
+"""A command with more of them hides the rare ones from `--help`."""
+OPTION_WIDTH = 24
+"""Columns of options beside their help; a longer one has a line of its own."""
+_SHOW_ALL = "dynbench.cli.options.show_all"
+
+
+class Option(click.Option):
+    """An option under a heading of the help.
+
+    Args:
+        group: the heading, of `GROUPS`.
+        rare: `--help` of a command with many options leaves it to `--help-all`.
+    """
+
+    def __init__(self, *arguments: Any, group: str, rare: bool = False, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.group, self.rare = group, rare
+
+
+class Command(click.Command):
+    """A command whose help lists options by group, and rare ones of many only under `--help-all`."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Those of the command, and the options of help."""
+        found = super().get_params(ctx)
+        if len(found) <= MANY_OPTIONS:
+            return found
+        every = click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_all,
+            help="Show all options.",
+        )
+        return [*found, every]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, a section a group."""
+        found = self.get_params(ctx)
+        whole = len(found) <= MANY_OPTIONS or _SHOW_ALL in ctx.meta
+        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in GROUPS}
+        for parameter in found:
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None and (whole or not getattr(parameter, "rare", False)):
+                groups[getattr(parameter, "group", "Output" if parameter.is_eager else "Options")].append(record)
+        formatter.write_paragraph()
+        for title, records in groups.items():
+            if records:
+                formatter.write_heading(title)
+                formatter.indent()
+                formatter.write_dl([(first.ljust(OPTION_WIDTH), text) for first, text in records], OPTION_WIDTH)
+                formatter.dedent()
+
+
+def _show_all(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        context.meta[_SHOW_ALL] = True
+        click.echo(context.get_help(), color=context.color)
+        context.exit()
+
+
 class Duration(click.ParamType[float]):
     """A time like `20m`."""
 
@@ -186,9 +253,11 @@ def option_group(*options: Decorator) -> Decorator:
     return add
 
 
-table_option = click.option(
+output_option = partial(click.option, cls=Option, group="Output")
+table_option = output_option(
     "--format",
     "table_form",
+    rare=True,
     type=click.Choice(["table", "md", "csv"]),
     default="table",
     help="What the result's table is printed as; md and csv leave all else to stderr.  [default: table]",
@@ -196,14 +265,15 @@ table_option = click.option(
 """For commands whose result is a table. Must stand above `common_options`."""
 
 name_options = option_group(
-    click.option("--name", metavar="NAME", help="Name to find the run by."),
-    click.option("--replace", is_flag=True, help="Take the name over; the older run keeps its id."),
+    output_option("--name", metavar="NAME", help="Name to find the run by."),
+    output_option("--replace", rare=True, is_flag=True, help="Take the name over; the older run keeps its id."),
 )
 """Received as `name` and `replace`."""
 
+_analysis = partial(click.option, cls=Option, group="Analysis")
 gate_options = option_group(
-    click.option("--strict", is_flag=True, help="Exit 6 when a check finds more than information."),
-    click.option(
+    _analysis("--strict", is_flag=True, help="Exit 6 when a check finds more than information."),
+    _analysis(
         "--fail-on",
         multiple=True,
         metavar="CONDITION,...",
@@ -212,32 +282,42 @@ gate_options = option_group(
 )
 """Received as `strict` and `fail_on`."""
 
-question_option = click.option(
+question_option = _analysis(
     "--question",
+    rare=True,
     metavar="NAME",
     help="What is compared: schedule, sync, compress, precision, scaling, levers (several at once), steps (packing "
     "or fewer), topology (all-reduce or server).  [default: found from what the arms differ in]",
 )
 
+_launches = partial(click.option, cls=Option, group="Launches")
 _LAUNCHES: dict[str, Decorator] = {
-    "count": click.option("--launches", "count", type=int, metavar="N", help="Launches per arm; else the recipe's."),
-    "mode": click.option(
+    "count": _launches("--launches", "count", type=int, metavar="N", help="Launches per arm; else the recipe's."),
+    "mode": _launches(
         "--launch-mode",
         "mode",
+        rare=True,
         type=click.Choice(["auto", "interleaved", "apart"]),
         help="Arms taking turns in shared launches, or each in its own; auto: shared where they can be.",
     ),
-    "block": click.option("--block", type=int, metavar="STEPS", help="Steps of a turn, interleaved.  [default: 1]"),
-    "half_width": click.option(
+    "block": _launches(
+        "--block", rare=True, type=int, metavar="STEPS", help="Steps of a turn, interleaved.  [default: 1]"
+    ),
+    "half_width": _launches(
         "--half-width", metavar="PERCENT", help="As many launches as an interval of +-PERCENT needs, like 3%."
     ),
-    "first": click.option(
-        "--first-launches", "first", type=int, metavar="N", help="With --half-width: the first stage.  [default: 8]"
+    "first": _launches(
+        "--first-launches",
+        "first",
+        rare=True,
+        type=int,
+        metavar="N",
+        help="With --half-width: the first stage.  [default: 8]",
     ),
-    "max_launches": click.option(
-        "--max-launches", type=int, metavar="N", help="With --half-width: most launches per arm."
+    "max_launches": _launches(
+        "--max-launches", rare=True, type=int, metavar="N", help="With --half-width: most launches per arm."
     ),
-    "max_time_s": click.option(
+    "max_time_s": _launches(
         "--max-time", "max_time_s", type=Duration(), metavar="TIME", help="With --half-width: like 20m or 1.5h."
     ),
 }
@@ -247,35 +327,35 @@ launch_options = option_group(*_LAUNCHES.values())
 """How many launches, and how."""
 
 
-class _FieldOption(click.Option):
-    """A flag whose help takes names and default from its field, looked up when the help is asked for.
+class _FieldOption(Option):
+    """A flag whose help ends with the default of its field, which is looked up when the help is asked for.
 
     Args:
         flag: the flag.
-        shows_default: the help ends with the default.
+        shows_default: whether it does.
     """
 
     def __init__(self, *arguments: Any, flag: Flag, shows_default: bool, **settings: Any) -> None:
         super().__init__(
             *arguments,
-            metavar="|".join(flag.choices) or flag.metavar,
+            group=flag.group,
+            rare=not flag.common,
+            metavar=flag.metavar,
+            help=flag.help,
             shell_complete=lambda context, parameter, begin: [word for word in flag.choices if word.startswith(begin)],
             **settings,
         )
-        self._flag, self._shows_default = flag, shows_default
+        self._key = flag.key if shows_default else ""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """The option and its help."""
-        from dynbench.config.describe import allowed_words, field_of
+        from dynbench.config.describe import field_of
 
-        record, found = super().get_help_record(ctx), field_of(self._flag.key)
-        if record is None or found is None:
+        record, found = super().get_help_record(ctx), field_of(self._key)
+        default = None if found is None else found[0].default
+        if record is None or not isinstance(default, str | int | float):
             return record
-        text = record[1].replace("{names}", ", ".join(allowed_words(found[0])))
-        default = found[0].default
-        if self._shows_default and isinstance(default, str | int | float):
-            text = f"{text} [{default}]"
-        return record[0], text
+        return record[0], f"{record[1]} [{default}]"
 
 
 def _compress_settings(context: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, object]:
@@ -293,6 +373,9 @@ _compress_config = click.option(
     "--compress-config",
     "--comm-config-json",
     _COMPRESS,
+    cls=Option,
+    group="Synchronisation",
+    rare=True,
     metavar="JSON",
     callback=_compress_settings,
     help='Settings of `compress` as one object, like {"ratio": 0.01}; options and flags of their own win.',
@@ -316,36 +399,39 @@ def config_options(*sections: str, defaults: bool = True) -> Decorator:
             "--config",
             "config_path",
             type=FILE_PATH,
-            help="YAML file with the configuration.",
+            help="Configuration, a YAML file.",
         ),
         click.option(
             "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set any field, like train.steps=200."
         ),
         *([_compress_config] if any(flag.key == "compress.name" for flag in chosen) else []),
         *(
-            click.option(*flag.declarations, cls=_FieldOption, flag=flag, shows_default=defaults, help=flag.help)
+            click.option(
+                *(flag.option, *flag.aliases, flag.parameter), cls=_FieldOption, flag=flag, shows_default=defaults
+            )
             for flag in chosen
         ),
     )
 
 
 _common = option_group(
-    click.option(
+    output_option(
         "--results",
+        rare=True,
         type=click.Path(path_type=Path, file_okay=False),
         help="Folder of the runs; else $DYNBENCH_RESULTS, else ./results.",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."),
-    click.option("-q", "--quiet", is_flag=True, help="Errors, and the result in a line: its path, or the verdict."),
-    click.option("-v", "--verbose", is_flag=True, help="More details."),
-    click.option("--debug", is_flag=True, help="Details of the libraries too; tracebacks."),
+    output_option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."),
+    output_option("-q", "--quiet", is_flag=True, help="Only errors, and a path or verdict."),
+    output_option("-v", "--verbose", is_flag=True, help="More details."),
+    output_option("--debug", rare=True, is_flag=True, help="Details of the libraries too; tracebacks."),
 )
 
 
 def common_options(function: Callable[..., object]) -> Callable[..., object]:
     """`--results --json -q -v --debug`; the callback receives `settings`. Put it next to the function."""
 
-    @functools.wraps(function)
+    @wraps(function)
     def wrapper(**given: Any) -> object:
         settings = _take_settings(given)
 

@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from dynbench.cli.next_command import next_command, setting_words
-from dynbench.cli.options import Settings, common_options, config_options, name_options, table_option
-from dynbench.cli.output import print_for_script, print_line, print_lines, print_records, print_table
+from dynbench.cli.options import Command, Settings, common_options, config_options, name_options, table_option
+from dynbench.cli.output import (
+    next_command,
+    print_for_script,
+    print_line,
+    print_lines,
+    print_records,
+    print_table,
+    setting_words,
+)
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Config
@@ -20,8 +27,9 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    cls=Command,
     epilog="\b\nExamples:\n  dynbench probe --name small\n  dynbench probe --memory-limit 2GiB --lengths 64,128,256\n"
-    "  dynbench train --mode dynamic --cost-type measured --probe small --capacity small"
+    "  dynbench train --mode dynamic --cost-type measured --probe small --capacity small",
 )
 @name_options
 @config_options("workload", "sync", "train", "launch", "probe")
@@ -124,11 +132,6 @@ def _notes(record: ProbeRecord) -> Iterator[str]:
         yield f"a server holds {record.server_mb:,.0f} MB of parameters, gradients and optimizer state"
     if record.memory_limit_mb is not None and record.capacity:
         yield "passed, failed: two steps of this shape alone; peak: resident memory of the process, libraries included"
-    beyond = [
-        row for row in record.capacity if record.memory_limit_mb and (row.peak_mem_mb or 0) > record.memory_limit_mb
-    ]
-    if beyond:
-        yield "a peak above the limit: recorded by a version whose limit left out the pages of libraries; probe again"
     soak, memory = record.soak, record.memory_model
     for row in record.capacity if soak is not None and soak.shrunk else ():
         if row.tested_fail is not None and row.tested_fail <= row.tested_ok:

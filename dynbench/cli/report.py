@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.next_command import next_command
 from dynbench.cli.options import FILE_PATH, Settings, common_options
-from dynbench.cli.output import print_for_script, print_line, writing
+from dynbench.cli.output import next_command, print_for_script, print_line, writing
 from dynbench.errors import UsageError
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from typing import Any
 
 import click
 
-from dynbench.cli.next_command import next_command
 from dynbench.cli.options import Settings
-from dynbench.cli.output import Columns, brief, print_for_script, print_line, print_pairs, print_records
+from dynbench.cli.output import Columns, brief, next_command, print_for_script, print_line, print_pairs, print_records
 from dynbench.config.digest import differences
 from dynbench.config.rules import known_world_size
 from dynbench.config.schema import Config

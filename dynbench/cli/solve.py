@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +12,17 @@ from typing import TYPE_CHECKING, Literal, Unpack
 
 import click
 
-from dynbench.cli.options import FILE_PATH, Settings, common_options, config_options, name_options, table_option
+from dynbench.cli.options import (
+    FILE_PATH,
+    Command,
+    Settings,
+    common_options,
+    config_options,
+    name_options,
+    table_option,
+)
 from dynbench.cli.output import Columns, print_for_script, print_records, writing
-from dynbench.errors import UsageError
+from dynbench.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Config
@@ -50,7 +60,7 @@ def _names(context: click.Context, parameter: click.Parameter, text: str) -> tup
     return None if not names or "all" in names else names
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Command, epilog=EPILOG)
 @click.argument("traces", nargs=-1, metavar="[TRACE ...]")
 @click.option("--world-size", "world_sizes", callback=_whole_numbers, metavar="N,N", help="Ranks [4,8,32].")
 @click.option("--batch-per-rank", type=click.IntRange(1), default=8, show_default=True, help="Samples per rank.")
@@ -103,8 +113,9 @@ def command(
 ) -> None:
     """Plan length traces offline: what static scheduling wastes, what each policy gives back, and the bound.
 
-    TRACE is a parquet, CSV, JSONL or .npy file with one length per sample, or sst2, gsm8k or lognormal; without any,
-    these three. `embedded`, or --dataset with its flags, plans a data set as `train` would load it.
+    TRACE is a parquet, CSV, JSONL or .npy file with one length per sample, - for standard input, or sst2, gsm8k or
+    lognormal; without any, these three. `embedded`, or --dataset with its flags, plans a data set as `train` would
+    load it.
     """
     if list_only:
         return _list_policies(settings)
@@ -183,6 +194,8 @@ def _load(
     loaded = [
         _dataset(settings, {"workload.dataset": spec, **second})
         if spec in DATASETS
+        else _standard_input(column, second_column)
+        if spec == "-"
         else load_trace(spec, column, second_column)
         for spec in specs
     ]
@@ -201,6 +214,21 @@ def _load(
         if (count := names[: place + 1].count(name)) > 1:
             loaded[place] = replace(loaded[place], name=f"{name}#{count}")
     return [trace.cut(max_length) for trace in loaded]
+
+
+def _standard_input(column: str | None, second_column: str | None) -> Trace:
+    """The trace that is piped in: JSONL, CSV, or a length a line."""
+    from dynbench.schedule.traces import load_trace
+
+    content = sys.stdin.buffer.read()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "stdin.jsonl" if content.lstrip().startswith(b"{") else "stdin.csv")
+        path.write_bytes(content)
+        try:
+            return replace(load_trace(str(path), column, second_column), source="standard input", workload=None)
+        except DataError as error:
+            error.message = error.message.replace(str(path), "standard input")
+            raise
 
 
 def _names_data(settings: Settings, specs: Sequence[str], from_run: str | None) -> bool:
@@ -235,8 +263,7 @@ def _write_trace(traces: Sequence[Trace], path: Path) -> None:
 
 
 def _show(settings: Settings, config: Config, solution: Solution, draw: bool) -> None:
-    from dynbench.cli.solve_next import next_lines
-    from dynbench.cli.solve_view import print_solution
+    from dynbench.cli.solve_view import next_lines, print_solution
 
     figures: list[Path] = []
     if draw:
@@ -252,7 +279,7 @@ def _show(settings: Settings, config: Config, solution: Solution, draw: bool) ->
         "figures": figures,
     }
     if not print_for_script(settings, "solve", facts, str(solution.run.path)):
-        print_solution(solution, figures, next_lines(solution, config, settings))
+        print_solution(solution, figures, next_lines(solution, config))
 
 
 def _list_policies(settings: Settings) -> None:

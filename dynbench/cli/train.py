@@ -7,12 +7,23 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from dynbench.cli.next_command import next_command, setting_words
-from dynbench.cli.options import Settings, common_options, config_options, name_options
-from dynbench.cli.output import print_for_script, print_line, print_lines, print_table, printed_json, show_warnings
+from dynbench.cli.options import Command, Option, Settings, common_options, config_options, name_options, output_option
+from dynbench.cli.output import (
+    next_command,
+    print_for_script,
+    print_line,
+    print_lines,
+    print_table,
+    printed_json,
+    setting_words,
+    show_warnings,
+)
 from dynbench.errors import RecordError
+from dynbench.units import format_ms
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dynbench.config.schema import Config
     from dynbench.engine.launching.run_launch import LaunchPlan
     from dynbench.experiment.training import TrainingResult
@@ -23,18 +34,24 @@ _SECTIONS = ("workload", "schedule", "sync", "compress", "train", "launch", "pro
 
 
 @click.command(
+    cls=Command,
     epilog="\b\nExamples:\n  dynbench train --mode static --name runA\n  dynbench train --mode dynamic --name runB\n"
     "  dynbench train --mode dynamic --dataset tsv --data-path train.tsv --tokenizer vocab.txt --nproc 2\n"
-    "  torchrun --nproc-per-node 2 -m dynbench train --mode static"
+    "  torchrun --nproc-per-node 2 -m dynbench train --mode static",
 )
 @name_options
-@click.option("--dry-run", is_flag=True, help="Print settings, torchrun line and run folder; do nothing.")
-@click.option("--save-model", is_flag=True, help="Keep the best and the last model, with the tokenizer, in the run.")
-@click.option("--tensorboard", is_flag=True, help="Write scalars too; `dynbench tensorboard` shows them.")
+@click.option("--dry-run", is_flag=True, help="Print what would be run; run nothing.")
+@output_option("--save-model", is_flag=True, help="Keep the best and the last model.")
+@output_option("--tensorboard", rare=True, is_flag=True, help="Write scalars too; `dynbench tensorboard` shows them.")
+@output_option("--no-figures", rare=True, is_flag=True, help="Leave the figures out.")
 @click.option(
-    "--exposed", is_flag=True, help="Train in turns with the same without communication, which tells what that costs."
+    "--exposed",
+    cls=Option,
+    group="Training",
+    rare=True,
+    is_flag=True,
+    help="Train in turns with the same without communication, which tells what that costs.",
 )
-@click.option("--no-figures", is_flag=True, help="Leave the figures out.")
 @config_options(*_SECTIONS)
 @common_options
 def command(
@@ -64,9 +81,10 @@ def command(
         return
 
     from dynbench.cli.console import progress_display
-    from dynbench.experiment.training import run_training
 
     with progress_display(settings.shows_progress) as on_progress:
+        from dynbench.experiment.training import run_training  # seconds, of which the display tells
+
         result = run_training(config, store, on_progress=on_progress, figures=not no_figures, **naming)
     if result is not None:
         _show_result(result, store, settings)
@@ -95,14 +113,11 @@ def _show_plan(plan: LaunchPlan, settings: Settings) -> None:
     print_lines("", torchrun, f"run       {plan.run_path}")
 
 
-SHARED = " Oversubscribed: there are more computing threads than cores, so that ranks wait for a core too."
+LEAST_GAIN = 1.02
+"""Times as fast from which on it is said what is to be gained."""
 
 
 def _show_result(result: TrainingResult, store: RunStore, settings: Settings) -> None:
-    from dynbench.analysis.comparison_tables import metric_tables
-    from dynbench.analysis.page import LEGEND
-    from dynbench.analysis.run_facts import read_data
-
     run, summary, silent = result.run, result.summary, result.silent
     figures = [path for path in result.figures if path.suffix == ".png"]
     facts: dict[str, object] = {"run": run.reference, "summary": summary, "figures": figures}
@@ -111,33 +126,92 @@ def _show_result(result: TrainingResult, store: RunStore, settings: Settings) ->
     if print_for_script(settings, "train", facts, str(run.path)):
         return
     if summary is not None:
-        beside = {} if silent is None or silent.summary is None else {silent.run.label: silent.summary}
-        for table in metric_tables({run.label: summary, **beside}, {}):
-            print_table(table.columns, table.rows)
-        print_line(f"\n{LEGEND}{_origin_note(run)}{SHARED if summary['oversubscribed'] else ''}\n")
-        about = read_data(run.env(), run.config().workload.max_length).lines()
-        print_lines(*(f"{word:<9}{sentence}" for word, sentence in about))
-    print_line(f"run      {run.path}")
-    if silent is not None:
-        print_line(f"beside   {silent.run.path}  (without communication)")
-    if figures:
-        print_line(f"figures  {len(figures)} in {run.figures_dir}")
-    if run.config().train.tensorboard:
-        print_line(f"scalars  {next_command('tensorboard', run.label, root=store.root)}")
-    print_line(f"next     {analysis_command(run, store)}")
+        if settings.verbosity > 0:
+            _show_metrics(run, {each.run.label: each.summary for each in (result, silent) if each and each.summary})
+        print_lines(f"trained   {_trained(run, summary)}", f"to gain   {_to_gain(run, summary, store)}")
+        print_lines(f"loss      {_loss(summary)}")
+        warnings = len(run.record().warnings)
+        print_line(f"warnings  {f'{warnings}, above and in run.json' if warnings else 'none'}")
+    beside = "" if silent is None else f", beside it {silent.run.path} without communication"
+    print_line(f"where     {run.path}{beside}; next: {_next(run, store)}")
 
 
-def _origin_note(run: Run) -> str:
-    """What a number of virtual ranks, or of an emulated link, rests on; empty for real ones."""
-    if (gbps := run.config().launch.link_gbps) is not None:
-        from dynbench.analysis.page import emulated_note
+def _show_metrics(run: Run, summaries: Mapping[str, Mapping[str, object]]) -> None:
+    from dynbench.analysis.comparison_tables import metric_tables
+    from dynbench.analysis.page import LEGEND
+    from dynbench.analysis.run_facts import read_data
 
-        return f" {emulated_note([gbps])}"
-    if run.config().launch.launcher != "virtual":
-        return ""
-    decisions = run.env()["decisions"]
-    assert isinstance(decisions, dict)
-    return f" Virtual ranks, one device; communication model: {decisions['launch.comm_model']['value']}."
+    for table in metric_tables(summaries, {}):
+        print_table(table.columns, table.rows)
+    print_line(f"\n{LEGEND}\n")
+    about = read_data(run.env(), run.config().workload.max_length).lines()
+    print_lines(*(f"{word:<10}{sentence}" for word, sentence in about))
+
+
+def _trained(run: Run, summary: Mapping[str, object]) -> str:
+    """What was trained, by whom, and what its numbers rest on."""
+    from dynbench.analysis.measure import lookup
+    from dynbench.config.ranks import ranks_of
+
+    config = run.config()
+    launch = config.launch
+    rests_on = {
+        "virtual, one device": launch.launcher == "virtual",
+        f"emulated link of {launch.link_gbps} Gb/s": launch.link_gbps is not None,
+        "oversubscribed, more computing threads than cores": summary["oversubscribed"],
+    }
+    ranks = str(ranks_of(config, int(lookup(summary, "world_size") or 1)))
+    notes = "; ".join(note for note, holds in rests_on.items() if holds)
+    time_ms = lookup(summary, "step_time_ms.mean")
+    return (
+        f"{config.workload.name} on {config.workload.dataset}, {config.plan_name} on {ranks}"
+        f"{f' ({notes})' if notes else ''}: {summary['steps']} steps"
+        f"{'' if time_ms is None else f' of {format_ms(time_ms)} on average'}"
+    )
+
+
+def _to_gain(run: Run, summary: Mapping[str, object], store: RunStore) -> str:
+    """Waiting and padding, and what a step without them would be as fast as; of a static run the comparison to try."""
+    from dynbench.analysis.measure import lookup
+    from dynbench.config.image_rules import has_lengths
+
+    config = run.config()
+    wait = lookup(summary, "wait_fraction")
+    padding = lookup(summary, "padding_ratio") if has_lengths(config) else None
+    shares = [] if wait is None else [f"ranks wait {100 * wait:.1f} % of the time"]
+    shares += [f"{100 * (1 - 1 / padding):.0f} % of token positions are padding"] if padding else []
+    text = ", ".join(shares) or "not known"
+    lost = [lookup(summary, f"waste.{part}") for part in ("waiting", "padding")]
+    gain = 1 / (1 - sum(share for share in lost if share is not None)) if None not in lost else 1.0
+    if gain < LEAST_GAIN:
+        return text
+    text += f": up to {gain:.1f} times as fast"
+    if config.schedule.mode != "static" or not has_lengths(config):
+        return text
+    arms = ("--arm", "static:mode=static", "--arm", "partition:mode=dynamic,policy=partition")
+    return f"{text}; try `{next_command('compare', '-c', str(run.config_file), *arms, root=store.root)}`"
+
+
+def _loss(summary: Mapping[str, object]) -> str:
+    from dynbench.analysis.measure import lookup
+
+    shown = {
+        "loss.first": "training {:.3f} at first",
+        "loss.last": "{:.3f} at last",
+        "eval.loss": "evaluation {:.3f}",
+        "eval.perplexity": "perplexity {:.4g}",
+        "eval.accuracy": "accuracy {:.3f}",
+    }
+    found = {text: lookup(summary, key) for key, text in shown.items()}
+    known = [text.format(value) for text, value in found.items() if value is not None]
+    return ", ".join(known) or "none: no model was trained"
+
+
+def _next(run: Run, store: RunStore) -> str:
+    """What reads what the run left: the model, the scalars, else its measurements."""
+    train = run.config().train
+    reader = "eval" if train.save_model else "tensorboard" if train.tensorboard else ""
+    return next_command(reader, run.label, root=store.root) if reader else analysis_command(run, store)
 
 
 def analysis_command(run: Run, store: RunStore) -> str:

@@ -33,65 +33,56 @@ def path_problems(config: Config) -> list[str]:
     affair.
     """
     workload = config.workload
-    problems: list[str] = []
     if workload.runs_own_code:
-        return problems
+        return []
     dataset = DATASETS[workload.dataset]
-    if dataset.of_files:
-        for key, value in options_of(workload, FileOptions):
-            problems += [] if value is None else (_folder if dataset.folder else _file)(f"workload.{key}", value)
+    files = options_of(workload, FileOptions) if dataset.of_files else ()
     tokenizer = None if workload.tokenizer == BYTES else workload.tokenizer
-    for key, value in (("tokenizer", tokenizer), ("model", workload.model if model_is_read(config) else None)):
-        problems += [] if value is None else _tokenizer_or_model(f"workload.{key}", value)
+    named = [
+        *((key, value, _folder if dataset.folder else _file) for key, value in files),
+        ("tokenizer", tokenizer, _tokenizer_or_model),
+        ("model", workload.model if model_is_read(config) else None, _tokenizer_or_model),
+    ]
+    problems: list[str] = []
+    for key, value, look in named:
+        if value is not None:
+            try:
+                found = list(look(value, Path(value).expanduser()))
+            except (OSError, RuntimeError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                found = [f"cannot be used as a path: {reason}"]
+            problems += [f"workload.{key}: {value!r} {problem}" for problem in found]
     return problems
 
 
-def _file(key: str, value: str) -> Iterator[str]:
-    try:
-        path = Path(value).expanduser()
-        if path.is_file():
-            return
-        if path.is_dir():
-            yield f"{key}: {value!r} is a folder; expected a file{_holding(path)}"
-        elif path.exists():
-            yield f"{key}: {value!r} is a pipe or a device, and every rank reads it anew; save it as a file"
-        else:
-            yield f"{key}: {value!r} does not exist{_nearest(path)}"
-    except (OSError, RuntimeError, ValueError) as error:
-        yield _unusable(key, value, error)
-
-
-def _folder(key: str, value: str) -> Iterator[str]:
-    try:
-        path = Path(value).expanduser()
-        if path.is_file():
-            yield f"{key}: {value!r} is a file; expected the folder that holds it, perhaps {str(path.parent)!r}"
-        elif not path.is_dir():
-            yield f"{key}: {value!r} does not exist{_nearest(path)}"
-    except (OSError, RuntimeError, ValueError) as error:
-        yield _unusable(key, value, error)
-
-
-def _tokenizer_or_model(key: str, value: str) -> Iterator[str]:
-    if value.endswith((VOCABULARY, BPE_VOCABULARY, TORCH_WEIGHTS)):
-        yield from _file(key, value)
+def _file(value: str, path: Path) -> Iterator[str]:
+    if path.is_file():
         return
-    try:
-        path = Path(value).expanduser()
-        if path.is_dir():
-            if not any(path.iterdir()):
-                yield f"{key}: {value!r} is an empty folder; expected what transformers saves"
-        elif path.exists():
-            yield f"{key}: {value!r} is a file; expected a folder, perhaps {str(Path(value).parent)!r}, or a hub name"
-        elif means_path(value):
-            yield f"{key}: {value!r} does not exist{_nearest(path)}"
-    except (OSError, RuntimeError, ValueError) as error:
-        yield _unusable(key, value, error)
+    if path.is_dir():
+        yield f"is a folder; expected a file{_holding(path)}"
+    elif path.exists():
+        yield "is a pipe or a device, and every rank reads it anew; save it as a file"
+    else:
+        yield f"does not exist{_nearest(path)}"
 
 
-def _unusable(key: str, value: str, error: Exception) -> str:
-    reason = error.strerror if isinstance(error, OSError) else str(error)
-    return f"{key}: {value!r} cannot be used as a path: {reason}"
+def _folder(value: str, path: Path) -> Iterator[str]:
+    if path.is_file():
+        yield f"is a file; expected the folder that holds it, perhaps {str(path.parent)!r}"
+    elif not path.is_dir():
+        yield f"does not exist{_nearest(path)}"
+
+
+def _tokenizer_or_model(value: str, path: Path) -> Iterator[str]:
+    if value.endswith((VOCABULARY, BPE_VOCABULARY, TORCH_WEIGHTS)):
+        yield from _file(value, path)
+    elif path.is_dir():
+        if not any(path.iterdir()):
+            yield "is an empty folder; expected what transformers saves"
+    elif path.exists():
+        yield f"is a file; expected a folder, perhaps {str(Path(value).parent)!r}, or a hub name"
+    elif means_path(value):
+        yield f"does not exist{_nearest(path)}"
 
 
 def _nearest(path: Path) -> str:

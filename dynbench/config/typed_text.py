@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic.fields import FieldInfo
@@ -12,8 +11,7 @@ from dynbench.config import describe
 from dynbench.config.yaml_strict import Value, parse_scalar
 from dynbench.errors import ConfigError
 
-_CLOSING = {"[": "]", "{": "}"}
-_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\']|\'\')*\'', re.DOTALL)
+_OPENING = ("[", "{", '"', "'")
 EMPTY = "nothing stands there; write null where that is meant, and quotes around a comma that is part of a value"
 
 
@@ -101,31 +99,33 @@ def split_commas(text: str) -> list[str]:
         ValueError: what was opened and is not closed.
     """
     parts: list[str] = []
-    closers: list[str] = []
-    begin, index, opens = 0, 0, True
-    while index < len(text):
-        char = text[index]
-        if opens and char in "\"'":
-            quoted = _QUOTED.match(text, index)
-            if quoted is None:
-                raise ValueError(f"{char} is not closed")
-            index, opens = quoted.end(), False
-            continue
-        if char in _CLOSING and (opens or closers):
-            closers.append(_CLOSING[char])
-            opens = True
-        elif closers and char == closers[-1]:
-            closers.pop()
-            opens = False
-        elif char == "," and not closers:
-            parts.append(text[begin:index])
-            begin, opens = index + 1, True
-        elif not char.isspace():
-            opens = char in ",:" if closers else char == "=" and "=" not in text[begin:index]
-        index += 1
-    if closers:
-        raise ValueError(f"{closers[-1]} is missing")
-    return [*parts, text[begin:]]
+    for piece in text.split(","):
+        if parts and _is_open(parts[-1]):
+            parts[-1] += f",{piece}"
+        else:
+            parts.append(piece)
+    if _is_open(parts[-1]):
+        opened = _value_of(parts[-1])[0]
+        raise ValueError(f"{opened} is not closed")
+    return parts
+
+
+def _value_of(part: str) -> str:
+    """What stands behind `key=`, or the whole of a part that has none."""
+    key, equals, value = part.partition("=")
+    return (value if equals and not key.strip().startswith(_OPENING) else part).strip()
+
+
+def _is_open(part: str) -> bool:
+    """Whether the value of a part is a quoted text, list or mapping that goes on behind the comma."""
+    value = _value_of(part)
+    if not value.startswith(_OPENING):
+        return False
+    try:
+        parse_scalar(value, "")
+    except ConfigError:
+        return True
+    return False
 
 
 def read_settings(text: str, source: str, short: Mapping[str, str], problems: list[str]) -> dict[str, Value]:

@@ -115,12 +115,6 @@ RULES = (
         "policy '{policy}' plans without a predicted cost",
     ),
     Rule(
-        "schedule.attention_a",
-        "train solve",
-        lambda use: use.probes or (use.plans_with_cost and use.config.schedule.cost_type == "attention"),
-        "no plan is made with the attention cost (schedule.cost_type, schedule.policy)",
-    ),
-    Rule(
         "schedule.cost_coefficients",
         "train solve",
         lambda use: use.plans_with_cost and use.config.schedule.cost_type in ("auto", "measured"),
@@ -138,18 +132,6 @@ RULES = (
         "train",
         lambda use: use.config.schedule.speeds == "auto",
         "speeds are not estimated (schedule.speeds=auto)",
-    ),
-    Rule(
-        "train.momentum",
-        "train probe",
-        lambda use: use.config.train.optimizer == "sgd",
-        "only optimizer sgd has it (train.optimizer)",
-    ),
-    Rule(
-        "train.eval_every",
-        "train",
-        lambda use: use.config.train.eval_samples > 0,
-        "evaluation is off (train.eval_samples is 0)",
     ),
     Rule(
         "launch.nproc",

@@ -35,7 +35,7 @@ COMMANDS = (
     *("analyze plain", "analyze plain --format md", "analyze plain -q"),
     *("analyze plain within", "analyze plain within --format md", "analyze plain within --json --force"),
     *("analyze plain slowed", "analyze plain served", "analyze plain packed --question levers", "analyze plain plain"),
-    *(),
+    "analyze plain within -v",
     *(
         "analyze plain --strict",
         "analyze plain within --fail-on faster,slower,estimate",
@@ -53,6 +53,7 @@ COMMANDS = (
     *(f"train --dry-run {NAMED} --global-batch 1", f"train --dry-run {NAMED} --dataset tsv --data-path none.tsv"),
     *(f"train --dry-run {NAMED} --sync ps --compress topk", f"train --dry-run {NAMED} --buffer 4 --window 3"),
     *(f"train --dry-run {NAMED} --name plain", f"train --dry-run {NAMED} --capacity nothing", "train --nproc none"),
+    *("train --help-all", "completion bash"),
     *("train --steps", "train extra", "trian", "--version", "--nothing", "runs nothing"),
     *(f"compare quickstart --dry-run {NAMED}", f"compare sync --dry-run {NAMED} --json", "compare nothing"),
     f"compare --arm a:policy=static --arm b:policy=partition --over global_batch=32,64 --dry-run {NAMED}",

@@ -73,7 +73,7 @@ def test_it_stands_in_the_summary_and_after_training(
     run = make_run("static", overrides=("workload.max_length=64",))
     write_json(run.env_file, run.env() | {"data": data})
 
-    _show_result(TrainingResult(run, summarise(run)), store, Settings())
+    _show_result(TrainingResult(run, summarise(run)), store, Settings(verbosity=1))
 
     page = (run.path / "summary.md").read_text(encoding="utf-8")
     assert [word for word in ("Data", "Cut", "Labels") if f"**{word}:** " in page] == [
@@ -82,4 +82,4 @@ def test_it_stands_in_the_summary_and_after_training(
     printed = capsys.readouterr().out.splitlines()
     for word, sentence in lines.items():
         assert f"**{word.capitalize()}:** {sentence}." in page
-        assert f"{word:<9}{sentence}" in printed
+        assert f"{word:<10}{sentence}" in printed

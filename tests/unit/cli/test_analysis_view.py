@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -61,35 +60,6 @@ def verdicts(lines: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [2, 3, 4, 6])
-def test_many_arms_are_rows_below_an_overview_and_few_are_columns(store: RunStore, show: Show, count: int) -> None:
-    named = arms(store, count)
-    lines = show(*named, width=400)
-
-    labels = [arm["name"] for arm in json.loads("".join(show(*named, "--json")))["arms"]]
-    assert len(labels) == count
-    headings = lines[0 if count < 4 else 1].split()
-    assert (headings[:3] == ["arm", "verdict", "level"]) == (count > 3)
-    if count > 3:
-        assert [line[: len(label)] for line, label in zip(lines[2:], labels, strict=False)] == labels
-        assert lines[2][len(labels[0]) :].split()[0] == "baseline"
-        assert "step time" in lines
-    else:
-        assert all(label in lines[0] for label in labels)
-        assert lines[1].startswith("step time, mean, ms") and "baseline" not in lines[0]
-    assert len(verdicts(lines)) == count - 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [60, 80, 100, 140])
-def test_no_table_is_wider_than_the_terminal(store: RunStore, show: Show, width: int) -> None:
-    lines = show(*arms(store, 3), width=width)
-    table = lines[: next(index for index, line in enumerate(lines) if line.startswith("question: "))]
-    assert max(map(len, table)) <= width and not any("…" in line for line in table)
-    assert any("evaluation accuracy" in line or "eval. accuracy" in line for line in table)
-
-
-@pytest.mark.slow
 def test_quiet_says_what_the_whole_says_of_each_verdict(store: RunStore, show: Show) -> None:
     named = arms(store, 4)
     lines = show(*named, "-q")
@@ -99,18 +69,6 @@ def test_quiet_says_what_the_whole_says_of_each_verdict(store: RunStore, show: S
     assert len(lines) == 3 and all(re.fullmatch(whole, line) for line in lines)
     told = [line for line in show(*named, width=100) if line.startswith(("(1.5x", "(95 %", "(bound"))]
     assert len(told) == 3 and max(map(len, lines + told)) <= 100
-
-
-@pytest.mark.slow
-def test_checks_that_advise_the_same_say_it_once(store: RunStore, show: Show) -> None:
-    named = arms(store, 4)
-    lines = show(*named)
-    checks = json.loads("".join(show(*named, "--json")))["checks"]
-    few = [check for check in checks if check["id"] == "few_launches"]
-    assert len(few) == 3 and len({check["hint"] for check in few}) == 1
-    start = lines.index(f"warn: few_launches: {few[0]['seen']} (limit: {few[0]['limit']})")
-    assert [line.strip() for line in lines[start + 1 : start + 4]] == [few[1]["seen"], few[2]["seen"], few[0]["hint"]]
-    assert [check["seen"] for check in checks if not any(check["seen"] in line for line in lines)] == []
 
 
 def one(store: RunStore, show: Show, *words: str) -> str:
@@ -134,25 +92,6 @@ def test_a_line_says_what_its_number_rests_on(store: RunStore, show: Show) -> No
 
 
 @pytest.mark.slow
-def test_numbers_of_a_question_stand_below_the_verdict_of_a_few_arms_and_in_the_overview_of_many(
-    store: RunStore, show: Show
-) -> None:
-    few = [*launches(store, noise=0.0), *launches(store, world_size=4, noise=0.0)]
-    lines = show(*few)
-    assert any(line.startswith("question: scaling, ") for line in lines)
-    (told,) = (line for line in lines if line.startswith("  efficiency of the ranks: "))
-
-    many = [*few, *launches(store, world_size=8, noise=0.0), *launches(store, world_size=16, noise=0.0)]
-    lines = show(*many, width=300)
-    assert not any(line.startswith("  efficiency") for line in lines)
-    assert "efficiency" in lines[1] and told.rpartition(": ")[2] in lines[3]
-
-    sizes = [(), ("train.precision=bf16",)]
-    lines = show(*[run for over in sizes for run in launches(store, overrides=over)])
-    assert any(line.startswith("  mean training loss: ") for line in lines)
-
-
-@pytest.mark.slow
 def test_arms_configured_alike_are_said_to_be(store: RunStore, show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     again = analyze.analyze_runs
     first, second = launches(store), launches(store)
@@ -164,15 +103,6 @@ def test_arms_configured_alike_are_said_to_be(store: RunStore, show: Show, monke
 
     monkeypatch.setattr(analyze, "analyze_runs", named)
     assert one(store, show, *first, *second).endswith(", 2 launches, configured alike")
-
-
-@pytest.mark.slow
-def test_partial_launches_are_left_out_below_their_verdict(store: RunStore, show: Show) -> None:
-    named = [*arms(store, 4), build_run(store, Fake(seed=2, steps=10, warmup_steps=2, steps_written=5)).id]
-    lines = show(*named)
-    assert any(line.startswith("partial: ") for line in lines)
-    after = [lines[lines.index(line) + 1] for line in verdicts(lines)]
-    assert all(line.startswith("  left out: ") for line in after)
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
 from dynbench.config.recipes import RECIPE_FILE
 from dynbench.engine.launching.resolve import resolve, this_machine
-from dynbench.experiment.cells import read_cells
 from dynbench.runs.atomic import write_text
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -120,19 +119,6 @@ def test_a_started_comparison_is_the_recipe_of_its_arms(compare: Compare, store:
     assert [each.id for each in started] == [run.id, run.id]
 
 
-def test_a_started_sweep_keeps_its_recipe_over_its_comparisons(
-    compare: Compare, store: RunStore, started: list[Run]
-) -> None:
-    compare(*SWEEP, "--name", "sweep", code=130)
-
-    (run,) = started
-    kept = load_cells(run.path / RECIPE_FILE)
-    for cell, recipe in zip(read_cells(run).cells, kept, strict=True):
-        (own,) = load_cells(store.root / cell.comparison / RECIPE_FILE)
-        assert (own.arms, cell.settings) == (recipe.arms, recipe.cell)
-    assert [cell.label for cell in read_cells(run).cells][1] == "train.global_batch=8, train.seed=2"
-
-
 @pytest.mark.parametrize("dry", [True, False])
 def test_a_name_in_use_is_refused_before_anything_is_written_unless_it_is_replaced(
     compare: Compare, store: RunStore, tmp_path: Path, dry: bool
@@ -145,13 +131,6 @@ def test_a_name_in_use_is_refused_before_anything_is_written_unless_it_is_replac
     compare(*words, "--replace", code=0 if dry else 130)
     assert (len(store.list()), (tmp_path / "r.yaml").exists()) == (1 if dry else 6, True)
     assert (store.resolve("mine") == store.list()[0]) == dry
-
-
-@pytest.mark.parametrize(
-    "others", [ARMS[:2], ("--over", "seed=1,2"), ("--save-recipe", "x.yaml"), ("--replace",), ("--dry-run",)]
-)
-def test_resuming_takes_none_of_these(compare: Compare, store: RunStore, others: tuple[str, ...]) -> None:
-    assert "takes no others" in compare("--resume", "x", *others, code=2)["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -198,19 +177,6 @@ def test_arms_that_are_configured_alike_are_told(
     assert told.count("A/A") == len(alike)
 
 
-def test_arms_may_say_how_they_are_probed_and_virtual_ranks_play_them(compare: Compare) -> None:
-    virtual = ("--launcher", "virtual", "--world-size", "4", "--device", "cpu")
-    shown = compare(
-        "--arm", "a:probe=off", "--arm", "b:policy=partition,probe.memory_limit=2GiB", *virtual, "--dry-run"
-    )
-
-    assert [arm["probe"]["run"] for arm in shown["arms"].values()] == ["off", None]
-    assert {(arm["launch"]["launcher"], arm["launch"]["world_size"]) for arm in shown["arms"].values()} == {
-        ("virtual", 4)
-    }
-    assert [line.partition(":")[0] for line in shown["warnings"]] == ["probe.memory_limit"]
-
-
 @pytest.mark.parametrize("words", [(*ARMS, *SMALL), SWEEP], ids=["one", "cells"])
 def test_of_several_nodes_the_first_has_the_name_and_writes_the_file(
     compare: Compare, store: RunStore, started: list[Run], tmp_path: Path, words: tuple[str, ...]
@@ -243,36 +209,3 @@ def test_time_is_that_of_earlier_runs_of_the_same_settings(compare: Compare, sto
     assert compare(*words)["estimated_s"] == pytest.approx(2 * 60 + 2 * 600)
     assert compare(*words, "--over", "global_batch=64,8")["estimated_s"] == pytest.approx(2 * 660 + 4 * 3000)
     assert compare(*words, "--over", "global_batch=64,10")["estimated_s"] is None
-
-
-def test_a_sweep_shows_its_comparisons_and_sends_on_to_them(
-    compare: Compare, store: RunStore, capsys: pytest.CaptureFixture[str]
-) -> None:
-    compare(*SWEEP, "--name", "sweep", code=130)
-    cells = read_cells(store.resolve("sweep")).cells
-    option = ["--results", str(store.root)]
-
-    assert main(["runs", "show", "sweep", *option]) == 0
-    text = capsys.readouterr().out
-    for cell in cells:
-        batch, seed = cell.settings.values()
-        assert f"{cell.comparison}  created  train.global_batch {batch}, train.seed {seed}" in text
-    assert f"next  dynbench compare --resume sweep --results {store.root}" in text
-    assert "configuration: that of its comparisons" in text
-
-    store.remove(store.resolve(cells[0].comparison), force=True)
-    for cell in cells[1:]:
-        run = store.resolve(cell.comparison)
-        run.update(status="running")
-        run.update(status="completed")
-    assert main(["runs", "show", "sweep", "--json", *option]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert [cell["status"] for cell in shown["cells"]] == ["removed", "completed", "completed", "completed"]
-
-    (store.resolve("sweep").path / "cells.json").write_text("{")
-    assert main(["runs", "show", "sweep", *option]) == 0
-    assert "the comparison cannot be read" in capsys.readouterr().err
-
-    assert main(["report", "sweep", *option]) == 2
-    told = capsys.readouterr().err
-    assert "is over several comparisons" in told and "dynbench runs show sweep" in told

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 from compared import compared
 
-from dynbench.cli import console
 from dynbench.cli.compare_plan import show_cells
 from dynbench.experiment.cells import Cell
 from dynbench.runs.atomic import write_json
@@ -66,24 +65,3 @@ def test_only_columns_that_a_comparison_fills_are_shown(
     header, *lines = lines_of(tmp_path, capsys, first, second)
     assert " ".join(header.split()) == f"settings ranks arm verdict {titles}"
     assert ("75.0" in lines[1]) == ("efficiency" in titles)
-
-
-@pytest.mark.parametrize("drawn", [True, False])
-def test_the_folder_of_figures_is_named_where_one_was_drawn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], drawn: bool
-) -> None:
-    lines = lines_of(tmp_path, capsys, {}, {}, drawn=drawn)
-    assert any(line.startswith("figures ") for line in lines) == drawn
-
-
-def test_on_a_narrow_terminal_every_line_still_says_what_it_is_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = console._Console(width=70, force_terminal=True, color_system=None)
-    monkeypatch.setattr(console, "stdout", shown)
-    lines = lines_of(tmp_path, capsys, {**OF_SCHEDULES, "ci95": [1.2, 1.3]}, {"candidate": "window8"})
-    tables = "\n".join(lines).partition("\n\ncomparison")[0].split("\n\n")
-    assert len(tables) > 1
-    for table in tables:
-        found = [line.split()[:3] for line in table.splitlines()]
-        assert found[0] == ["settings", "ranks", "arm"] and len({*map(tuple, found)}) == 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 import pytest
 
@@ -86,35 +85,12 @@ def test_a_file_that_cannot_be_written_leaves_nothing(store: RunStore, capsys: O
     assert list(Path().iterdir()) == []
 
 
-def test_a_run_has_its_own_settings(store: RunStore, capsys: Output) -> None:
-    trained(store)
-    for setting in (["--subset", "50"], ["--set", "train.seed=1"]):
-        assert "a run, and settings beside it" in refused(capsys, "runA", *setting)
-
-
 def test_a_run_of_other_data_is_refused(store: RunStore, capsys: Output) -> None:
     trained(store, fingerprint="another")
     assert "is no longer the data that it trained on" in refused(capsys, "runA")
     store.create("solve", "solve", name="offline")
     assert "offline: a run of `solve` has no data set" in refused(capsys, "offline")
     assert not Path("lengths.parquet").exists()
-
-
-@pytest.mark.slow
-def test_a_solve_of_a_configuration_plans_the_lengths_that_train_takes(store: RunStore, capsys: Output) -> None:
-    np.save("mine.npy", np.random.default_rng(1).integers(1, 200, 300))
-    quick = ["--steps", "4", "--policy", "static,partition", "--world-size", "2", "--no-figures", "--json"]
-    Path("my.yaml").write_text("workload: {dataset: lengths, data_path: mine.npy}\n")
-
-    def planned(*arguments: str) -> list[tuple[object, ...]]:
-        assert main(["solve", *arguments, *quick]) == 0
-        results = json.loads(capsys.readouterr().out)["results"]
-        return [(r["samples"], r["policy"], r["mean_max_cost"], r["padding_ratio"]) for r in results]
-
-    expected = planned("mine.npy")
-    assert [line[:2] for line in expected] == [(300, "static"), (300, "partition")]
-    assert planned("-c", "my.yaml") == planned("--dataset", "lengths", "--data-path", "mine.npy") == expected
-    assert [line[0] for line in planned("gsm8k", "-c", "my.yaml")] == [7473, 7473]
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
+import torch.distributed
 
 from dynbench.cli import health
 from dynbench.cli.health import CHECKS, Diagnosis
@@ -26,22 +28,6 @@ def test_doctor_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixt
     assert shown["environment"]["packages"]["torch"]
     assert all(check["ok"] or check["hint"] for check in shown["checks"])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_doctor_prints_each_check_with_its_next_step(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        health,
-        "CHECKS",
-        {"fine": lambda s: Diagnosis(True, "seen 1"), "poor": lambda s: Diagnosis(False, "seen 2", "do it")},
-    )
-    assert main(["doctor"]) == 0
-    text = capsys.readouterr().out
-    assert "ok    fine   seen 1" in text
-    assert "warn  poor   seen 2" in text
-    assert "poor   do it" in text
-    assert text.endswith("\n1 to look at: poor\n")
 
 
 def test_strict_turns_warnings_into_exit_6(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,13 +55,6 @@ def test_what_the_system_denies_a_check_ends_no_other(
     assert first["hint"] and second["ok"]
 
 
-def test_results_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    finding = health.guarded(lambda: health.results_folder(Settings(results=tmp_path / "file")))
-    assert not finding.ok
-    assert "--results" in finding.hint
-
-
 def test_too_few_cores_and_a_busy_machine_warn(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "usable_cores", lambda: 1)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.6, 0.0, 0.0))
@@ -96,31 +75,10 @@ def test_little_memory_and_disk_warn(settings: Settings, monkeypatch: pytest.Mon
     assert not health.disk(settings).ok
 
 
-def test_a_powersave_clock_warns(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provenance, "cpu_governor", lambda: "powersave")
-    assert not health.governor(settings).ok
-    monkeypatch.setattr(provenance, "cpu_governor", lambda: "performance")
-    assert health.governor(settings).ok
-
-
-def test_the_hub_cache(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    empty = health.hub_cache(settings)
-    assert empty.ok, "the embedded default needs none"
-    assert "--model FOLDER" in empty.hint
-    (tmp_path / "models--org--name").mkdir()
-    assert "org/name" in health.hub_cache(settings).seen
-
-
 def test_a_missing_package_warns(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "package_versions", lambda: {"polars": None, "triton": None, "numpy": "2"})
     finding = health.packages(settings)
     assert (finding.ok, finding.seen) == (False, "missing: polars")
-
-
-def test_a_foreign_encoding_warns(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("locale.getpreferredencoding", lambda do_setlocale=True: "ANSI_X3.4-1968")
-    assert not health.text_encoding(settings).ok
 
 
 @pytest.mark.parametrize(
@@ -146,3 +104,56 @@ def test_driver_and_build_are_named_where_they_do_not_fit(
     assert said in found.seen
     assert found.ok == (driver is None and not listed)
     assert found.ok or ("TORCH_INDEX=" in found.hint and "13.x from driver 580" in found.hint)
+
+
+def test_two_ranks_meet(settings: Settings) -> None:
+    found = health.communication(settings)
+    assert found.ok and "two ranks added up a tensor over gloo in" in found.seen
+
+
+@pytest.mark.parametrize("fault", ["cannot connect", "wrong sum", "never answers"])
+def test_ranks_that_cannot_meet(settings: Settings, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    class Faulty:
+        def __init__(self, *_: object) -> None:
+            if fault == "cannot connect":
+                raise RuntimeError("connectFullMesh failed\nmore")
+
+        def allreduce(self, tensors: object) -> Faulty:
+            return self
+
+        def wait(self) -> None:
+            if fault == "never answers":
+                threading_event.wait(5)
+
+    import threading
+
+    threading_event = threading.Event()
+    monkeypatch.setattr(health, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(torch.distributed, "ProcessGroupGloo", Faulty)
+    found = health.communication(settings)
+    threading_event.set()
+    said = {"cannot connect": "connectFullMesh failed", "wrong sum": "1 + 1 gives 1", "never answers": "no answer"}
+    assert not found.ok and found.seen.endswith(said[fault]) and "GLOO_SOCKET_IFNAME" in found.hint
+
+
+def test_few_files_and_processes(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "tasks_limit", lambda: None)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert health.threads(settings).ok
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, 64))
+    found = health.threads(settings)
+    assert not found.ok and "64 open files (ulimit -n), 1024 wanted" in found.seen and "ulimit" in found.hint
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (4096, 4096))
+    monkeypatch.setattr(provenance, "tasks_limit", lambda: 100)
+    assert "100 processes of the container" in health.threads(settings).seen
+
+
+def test_a_hub_that_does_not_answer(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("dynbench.workloads.hub.why_unreachable", lambda *_: "timed out")
+    found = health.hub(settings)
+    assert not found.ok and found.seen.endswith("does not answer: timed out") and "--model FOLDER" in found.hint
+    monkeypatch.setattr("dynbench.workloads.hub.why_unreachable", lambda *_: "")
+    assert health.hub(settings).ok
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "forbids" in health.hub(settings).seen

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from pixel import png
 
 from dynbench.cli import health, health_recipe
 from dynbench.cli.main import main
@@ -66,7 +65,7 @@ def failing(found: dict[str, dict[str, object]]) -> list[str]:
 def test_one_that_can_begin(capsys: Output, here: Path) -> None:
     found = checks(capsys)
     assert failing(found) == []
-    assert list(found) == ["recipe", "files", "layout", "weights", "packages", "ranks", "start"]
+    assert list(found) == ["recipe", "weights", "packages", "ranks", "start"]
     assert found["recipe"]["seen"] == "own.yaml: 1 comparison, 2 arms, 2 launches of each"
     assert found["ranks"]["seen"] == "2 ranks on cpu"
     assert found["start"]["seen"] == "can begin; asks: schedule"
@@ -76,32 +75,16 @@ def test_one_that_can_begin(capsys: Output, here: Path) -> None:
 TSV = "dataset: tsv, data_path: train.tsv, tokenizer: vocab.txt"
 
 
-def test_files_of_ones_own(capsys: Output) -> None:
-    found = checks(capsys, TSV)
-    assert failing(found) == []
-    assert found["files"]["seen"] == "train.tsv"
-    assert "40 samples" in str(found["layout"]["seen"])
-
-
 def test_a_missing_file_is_named_with_the_nearest(capsys: Output) -> None:
     found = checks(capsys, TSV.replace("train.tsv", "trian.tsv"))
-    assert "Did you mean 'train.tsv'?" in str(found["files"]["seen"])
-    assert failing(found) == ["files", "layout", "start"]
+    assert list(found) == ["recipe"] and "Did you mean 'train.tsv'?" in str(found["recipe"]["seen"])
 
 
 def test_a_file_of_another_layout(capsys: Output, here: Path) -> None:
     (here / "train.tsv").write_text("text,label\na,0\n")
     found = checks(capsys, TSV)
-    assert failing(found) == ["layout", "start"]
-    assert str(found["layout"]["seen"]).startswith("train.tsv:1: ")
-
-
-def test_a_folder_of_another_layout(capsys: Output, here: Path) -> None:
-    (here / "images").mkdir()
-    (here / "images" / "a.png").write_bytes(png())
-    images = "name: image_classification, size: small, dataset: image_folder, data_path: images"
-    found = checks(capsys, images)
-    assert {"layout"} <= set(failing(found)) and "images" in str(found["layout"]["seen"])
+    assert failing(found) == ["start"]
+    assert str(found["start"]["seen"]).startswith("train.tsv:1: ")
 
 
 def test_a_missing_package(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,9 +132,9 @@ def test_weights_and_data_that_only_the_hub_has(capsys: Output, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("model", ["m" * 300, "~nobody-of-this-name/model"])
-def test_weights_that_cannot_be_looked_at_end_no_other_check(capsys: Output, model: str) -> None:
+def test_weights_that_cannot_be_looked_at_are_named(capsys: Output, model: str) -> None:
     found = checks(capsys, f"dataset: embedded, weights: pretrained, model: {model}")
-    assert {"files", "weights"} <= set(failing(found)) and list(found)[-1] == "start"
+    assert failing(found) == list(found) == ["recipe"]
 
 
 def test_a_recipe_with_mistakes_says_them_all(capsys: Output) -> None:
@@ -168,13 +151,3 @@ def test_settings_over_it_and_no_recipe(capsys: Output) -> None:
     assert main(["doctor", "--set", "launch.nproc=4"]) == 2
     assert main(["doctor", "quikstart"]) == 2
     assert "Did you mean 'quickstart'?" in capsys.readouterr().err
-
-
-def test_people_read_it_as_a_table_with_its_next_steps(capsys: Output) -> None:
-    checks(capsys)
-    assert main(["doctor", "own.yaml", "--set", "launch.nproc=4"]) == 0
-    text = capsys.readouterr().out
-    assert "\nrecipe own.yaml\n" in text and "warn  ranks     4 ranks compute" in text
-    assert text.endswith("\n1 to look at: ranks of own.yaml\n")
-    assert main(["doctor", "own.yaml"]) == 0
-    assert capsys.readouterr().out.endswith("\nnothing stands in the way\n")

@@ -87,12 +87,6 @@ def test_a_batch_beyond_what_is_left_to_train_on_tells_what_is_held_out(
     assert main([*dry, *sets(eval_path="train.tsv"), *ten]) == 0
 
 
-def test_solve_names_the_path_too(results: Path, capsys: Output) -> None:
-    assert main(["solve", "--dataset", "tsv", "--data-path", "trian.tsv", "--tokenizer", "vocab.txt", "--json"]) == 2
-    assert "Did you mean 'train.tsv'?" in json.loads(capsys.readouterr().out)["error"]["message"]
-    assert not results.exists()
-
-
 @pytest.mark.parametrize("command", [["train"], ["probe"], ["solve"], ["data", "lengths"]])
 def test_a_recipe_given_as_configuration_is_told_from_one(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -14,13 +13,11 @@ from types import SimpleNamespace
 import click
 import pytest
 
-from dynbench import __version__
 from dynbench.cli import main as main_module
-from dynbench.cli.main import COMMANDS, GROUPS, main
+from dynbench.cli.main import COMMANDS, main
 from dynbench.errors import (
     EXIT_USAGE,
     ChecksFailed,
-    ConfigError,
     DynbenchError,
     Interrupted,
     NotComparable,
@@ -96,19 +93,6 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert done.stderr.splitlines()[-1] == "[]"
 
 
-def test_help_lists_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    text = capsys.readouterr().out
-    assert all(f"\n  {name} " in text for name in COMMANDS)
-    assert all(f"\n    {code} " in text for code in (0, 1, 2, 3, 4, 5, 6, 130))
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_listed_command_loads_and_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([name, "--help"]) == 0
-    assert "--json" in capsys.readouterr().out or name in GROUPS
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_loading_a_command_imports_nothing_heavy(name: str) -> None:
     code = (
@@ -117,33 +101,6 @@ def test_loading_a_command_imports_nothing_heavy(name: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_commands_that_help_says_to_need_no_arguments_require_none() -> None:
-    context = click.Context(main_module.group)
-    named = [word for word in re.findall(r"`(\w+)`", main_module.group.help or "") if word in COMMANDS]
-    required = {
-        name: [parameter.name for parameter in command.params if parameter.required]
-        for name in COMMANDS
-        if (command := main_module.group.get_command(context, name)) is not None
-    }
-    assert named and not any(required[name] for name in named)
-    assert required["eval"] and "eval" not in named
-
-
-@pytest.mark.parametrize("name", GROUPS)
-def test_commands_of_groups_have_help_and_json(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    group = main_module.group.get_command(click.Context(main_module.group), name)
-    assert isinstance(group, click.Group)
-    assert group.commands
-    for inner in group.commands:
-        assert main([name, inner, "--help"]) == 0
-        assert "--json" in capsys.readouterr().out
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.strip() == f"dynbench, version {__version__}"
 
 
 @pytest.mark.parametrize(
@@ -179,65 +136,12 @@ def test_our_errors_are_one_line_a_hint_and_their_code(
     }
 
 
-def test_several_problems_have_a_line_each(
-    fake: Callable[[Callable[[], object]], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    fake(raising(ConfigError(["a: 1", "b: 2"])))
-    assert main(["train"]) == 2
-    assert capsys.readouterr().err == "error: 2 problems\n  a: 1\n  b: 2\n"
-
-
-def test_the_run_that_ended_so_is_named(
-    fake: Callable[[Callable[[], object]], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    error = WorkerFailed("m")
-    error.run_path = Path("results/x")
-    fake(raising(error))
-    assert main(["train", "--json"]) == 3
-    out, err = capsys.readouterr()
-    assert err == "error: m\nrun: results/x\n"
-    assert json.loads(out)["run"] == {"id": "x", "path": "results/x"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message", "hint"),
-    [
-        (["trian"], "No such command 'trian'. Did you mean 'train'?", "dynbench --help"),
-        (["xyz"], "No such command 'xyz'.", "dynbench --help"),
-        (["runs", "shw"], "No such command 'shw'. Did you mean 'show'?", "dynbench runs --help"),
-        (["runs", "show", "--jsn"], "No such option '--jsn'. Did you mean '--json'?", "dynbench runs show --help"),
-        (["--nope"], "No such option '--nope'.", "dynbench --help"),
-        (["probe", "--stepps"], "No such option '--stepps'. Did you mean '--steps'?", "dynbench probe --help"),
-        (["bench", "asignment"], "benchmark: 'asignment' is not a benchmark. Did you mean 'assignment'?", "Known: "),
-        (["runs", "ls", "extra"], "Got unexpected extra argument", "dynbench runs ls --help"),
-        (["train", "--steps"], "Option '--steps' requires an argument.", "dynbench train --help"),
-        (["runs", "ls", "--limit"], "Option '--limit' requires an argument.", "dynbench runs ls --help"),
-    ],
-)
-def test_usage_mistakes(arguments: list[str], message: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
-    err = capsys.readouterr().err.splitlines()
-    assert len(err) == 2
-    assert err[0].startswith(f"error: {message}")
-    assert err[1].startswith(f"hint: {hint}")
-
-
-def test_what_shares_little_more_than_its_dashes_is_not_near(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["probe", "--dry-run"]) == 2
-    assert capsys.readouterr().err.splitlines()[0] == "error: No such option '--dry-run'."
-
-
 def test_usage_mistakes_under_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "ls", "--json", "--nope"]) == 2
     shown = json.loads(capsys.readouterr().out)
     assert (shown["command"], shown["error"]["kind"], shown["error"]["exit_code"]) == ("runs ls", "usage", 2)
     assert main(["--json", "nothing"]) == 2
     assert json.loads(capsys.readouterr().out)["command"] is None
-
-
-def test_no_command_shows_the_help_and_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    assert "Commands:" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), click.Abort()])
@@ -265,21 +169,6 @@ def test_a_bug_is_one_line_and_its_traceback_is_kept(
     assert "Traceback" in file.read_text()
 
 
-def test_a_bug_under_debug_prints_its_traceback(
-    fake: Callable[[Callable[[], object]], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    fake(raising(ZeroDivisionError("x")))
-    assert main(["train", "--debug", "--json"]) == 1
-    out, err = capsys.readouterr()
-    assert "Traceback" in err
-    assert json.loads(out)["error"]["kind"] == "bug"
-
-
-def test_exit_codes_of_commands_are_passed_on(fake: Callable[[Callable[[], object]], None]) -> None:
-    fake(lambda: click.get_current_context().exit(6))
-    assert main(["train"]) == 6
-
-
 @pytest.mark.slow
 def test_a_closed_pipe_is_quiet(tmp_path: Path) -> None:
     reader, writer = os.pipe()
@@ -300,14 +189,6 @@ def test_underscores_are_dashes_in_option_names(capsys: pytest.CaptureFixture[st
     err = capsys.readouterr().err
     assert "train.global_batch: 0 is not allowed" in err
     assert "train.warmup_steps: 'x' is not allowed" in err
-
-
-@pytest.mark.slow
-def test_the_process_exits_with_the_code(tmp_path: Path) -> None:
-    done = dynbench("runs", "show", "nothing", "--json", "--results", str(tmp_path))
-    assert done.returncode == 2
-    assert json.loads(done.stdout)["error"]["exit_code"] == 2
-    assert done.stderr.startswith("error: run 'nothing': not found")
 
 
 def closed(stream: int) -> Callable[[], None]:

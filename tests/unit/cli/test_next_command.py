@@ -5,30 +5,23 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
-from probes import make_probe
 
-from dynbench import cli
-from dynbench.analysis import figures
-from dynbench.cli import probe, solve_next
+from dynbench.cli import probe, solve_view
 from dynbench.cli.main import load_command, main
-from dynbench.cli.next_command import next_command, setting_words
 from dynbench.cli.options import Settings, _take_settings
+from dynbench.cli.output import next_command, setting_words
 from dynbench.config.describe import all_keys, allowed_words, default_of, field_of
-from dynbench.config.digest import changed, differences, dump_config, value_of
+from dynbench.config.digest import changed, dump_config, value_of
 from dynbench.config.layers import Layers, load_config, read_document
 from dynbench.config.schema import Config
-from dynbench.config.unread import Use, unread
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.errors import ConfigError
-from dynbench.experiment import training
-from dynbench.experiment.training import NextTraining, TrainingResult
+from dynbench.experiment.training import NextTraining
 from dynbench.probe import prober
-from dynbench.runs import probe_record
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -36,9 +29,6 @@ from dynbench.runs.store import RunStore
 Output = pytest.CaptureFixture[str]
 WORDS = ("fine", "good", "bad", "poor", "long")
 WORDS_OF_ANY_TYPE = ("7", "64", "0.5", "0.25", "true", "false", "[3, 4]", "[1, 2, 3]", "{1: 2.5}", "a b", "a:B")
-TESTED_HERE = {"next_command", "solve_next", "train", "probe", "recipes"}
-ELSEWHERE = {"analyze", "compare_plan", "report", "runs_show"}
-"""In test_report.py, test_compare_cells.py and tests/unit/experiment/test_compare.py."""
 
 
 @pytest.fixture
@@ -75,11 +65,6 @@ def dry_run(line: str, capsys: Output) -> dict:
     """What `train` would do."""
     assert main([*shlex.split(line)[1:], "--dry-run", "--json"]) == 0
     return json.loads(capsys.readouterr().out)
-
-
-def test_every_command_with_a_next_line_is_tested() -> None:
-    sources = Path(str(cli.__file__)).parent.glob("*.py")
-    assert {path.stem for path in sources if "next_command(" in path.read_text()} == TESTED_HERE | ELSEWHERE
 
 
 def run_of(config: Config, root: Path) -> Run:
@@ -153,79 +138,7 @@ def finished(store: RunStore, mode: str, *settings: str, name: str | None = None
     return run
 
 
-def test_train_suggests_the_analysis_that_was_asked_for(
-    results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = RunStore(results)
-    asked = ("analysis.noise_threshold=0.07", "analysis.loss_tolerance=0.01", "analysis.confidence=0.9")
-    first = finished(store, "static", *asked, name="first")
-    run = finished(store, "dynamic", *asked)
-    monkeypatch.setattr(training, "run_training", lambda *_, **__: TrainingResult(run, None))
-    assert main(["train", "--results", str(results)]) == 0
-
-    line = suggested(capsys.readouterr().out)
-
-    assert shlex.split(line)[1:4] == ["analyze", first.name, run.id]
-    assert parsed(line).config().analysis == run.config().analysis
-    assert parsed(line).store().root == results
-
-
 OWN = ["--dataset", "tsv", "--data-path", "it's my data.tsv", "--tokenizer", "vocab.txt"]
-MORE = ["--seed", "7", "--set", "train.weight_decay=0.5", "--slowdown", "1:2.5"]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        [],
-        [*OWN, "--global-batch", "24", "--max-length", "99", "--nproc", "2", *MORE],
-        ["--sync", "diloco", "--set", "sync.overlap_steps=2"],
-        ["--set", "train.epochs=2", "--set", "train.lr_warmup_steps=3", "--set", "train.batch_per_worker=8"],
-        ["-c", "my settings.yaml"],
-        ["-c", "my settings.yaml", "--steps", "9", "--set", "schedule.policy=window", "--set", "schedule.window=4"],
-    ],
-)
-def test_probe_suggests_training_with_what_was_probed(
-    results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, words: list[str]
-) -> None:
-    Path("my settings.yaml").write_text(
-        "workload: {dataset: lognormal, subset: 500}\nschedule: {policy: static, speeds: [1, 0.5]}\n"
-        "train: {global_batch: 16}\nprobe: {margin: 0.3}\n"
-    )
-    decided: set[str] = set()
-
-    def probed(config: Config, store: RunStore, **_: object) -> Run:
-        resolved = resolve(prober._to_be_probed(config), Machine(cores=2, gpus=0, bf16=False), store)
-        decided.update(resolved.decisions)
-        run = store.create("probe", "probe", name="p")
-        write_text(run.config_file, dump_config(resolved.config))
-        return run
-
-    monkeypatch.setattr(prober, "run_probe", probed)
-    monkeypatch.setattr(probe_record, "read_probe", lambda _: None)
-    monkeypatch.setattr(figures, "draw_figures", lambda *_: [])
-    monkeypatch.setattr(probe, "_show", lambda _: None)
-    fits = NextTraining(64, 110, None, 64, split_fits=True)
-    monkeypatch.setattr(training, "next_training", lambda *_: fits)
-    assert main(["probe", *words, "--soak-steps", "0", "--results", str(results)]) == 0
-
-    settings = parsed(suggested(capsys.readouterr().out))
-
-    asked = load_config(*_given(words))
-    policy = "window" if "schedule.window=4" in words else "partition"
-    plan = {"schedule.mode": "dynamic", "schedule.policy": policy, "probe.run": "p", "probe.soak_steps": 0}
-    differing = differences(changed(asked, plan), settings.config()).keys()
-    assert not {key for key in differing if key.startswith(("schedule.", "probe.", "analysis."))}
-    assert differing <= decided | {"launch.nproc", "launch.nnodes", "launch.world_size"}
-    assert unread("train", [Use(settings.config(), settings.config())]) == []
-    assert settings.store().root == results
-
-
-def _given(words: list[str]) -> tuple[Path | None, tuple[str, ...], dict[str, object]]:
-    settings = _take_settings(dict(import_module("dynbench.cli.probe").command.make_context("probe", [*words]).params))
-    return settings.config_path, settings.overrides, dict(settings.flags)
-
-
 PLAN = ["--policy", "static,partition,window", "--window", "2", "--steps", "4", "--no-figures", "--global-batch", "12"]
 
 
@@ -261,7 +174,7 @@ PLAN = ["--policy", "static,partition,window", "--window", "2", "--steps", "4", 
 def test_solve_suggests_training_on_the_same_data(
     results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, words: list[str], expected: dict
 ) -> None:
-    monkeypatch.setattr(solve_next, "_places", lambda _: 64)
+    monkeypatch.setattr(solve_view, "_places", lambda _: 64)
     Path("my settings.yaml").write_text(
         "workload: {dataset: tsv, data_path: it's my data.tsv, tokenizer: vocab.txt, max_length: 60}\n"
         "train: {learning_rate: 0.25}\n"
@@ -301,23 +214,16 @@ def test_solve_suggests_training_on_the_same_data(
 )
 def test_solve_suggests_as_many_ranks(results: Path, monkeypatch: pytest.MonkeyPatch, own: str, cores: int) -> None:
     """Real ones where the machine can hold them or they were asked for, else virtual ones."""
-    monkeypatch.setattr(solve_next, "_places", lambda _: cores)
+    monkeypatch.setattr(solve_view, "_places", lambda _: cores)
     config = load_config(None, [f"launch.{own}", "train.global_batch=12"])
 
-    wanted = changed(config, solve_next._ranks(config.launch, 3))
+    wanted = changed(config, solve_view._ranks(config.launch, 3))
 
     resolved = resolve(wanted, Machine(cores=2, gpus=0, bf16=False), RunStore(results))
     real = cores == 64 or own == "nproc=3"
     if own in ("launcher=virtual", "world_size=3"):
         real = False
     assert (resolved.world_size, resolved.config.launch.launcher) == (3, "torchrun" if real else "virtual")
-
-
-def test_solve_suggests_one_node_without_the_meeting_point_of_several() -> None:
-    several = ["launch.nnodes=2", "launch.nproc=2", "launch.rdzv_endpoint=host0:29500", "launch.rdzv_id=7"]
-    launch = load_config(None, several).launch
-    wanted = changed(Config(), solve_next._ranks(launch, 2)).launch
-    assert (wanted.nnodes, wanted.rdzv_endpoint, wanted.rdzv_id) == (1, None, None)
 
 
 def test_what_does_not_fit_is_probed_again_as_it_was_asked_for(results: Path) -> None:
@@ -332,74 +238,6 @@ def test_what_does_not_fit_is_probed_again_as_it_was_asked_for(results: Path) ->
     again = parsed(lines[-1].removeprefix("next     ").partition(" with a larger")[0]).config()
     assert (again.train.epochs, again.train.lr_warmup_steps) == (3, 5)
     assert again.schedule == asked.schedule
-
-
-@pytest.mark.parametrize("own", [[], ["--set", "workload.dropout=0.1"]])
-def test_solve_suggests_what_its_probe_was_made_with(results: Path, capsys: Output, own: list[str]) -> None:
-    """Longer samples, another model or slower ranks than were probed are refused by `train`."""
-    store = RunStore(results)
-    made = make_probe(store, tables=[[(64, 16), (256, 16)]] * 2, workload={"size": "base", "max_length": 256})
-    asked = ["workload.size=base", "workload.dropout=0.1", "launch.slowdown={1: 2.0}", "train.precision=fp32"]
-    write_text(made.config_file, dump_config(load_config(None, asked)))
-    write_json(made.env_file, {"decisions": {"train.precision": {"value": "fp32", "reason": "on a CPU"}}})
-    words = ["lognormal", "--probe", made.label, "--world-size", "2", *own, "--policy", "partition", "--steps", "2"]
-    assert main(["solve", *words, "--no-figures", "--results", str(results)]) == 0
-    assert suggested(capsys.readouterr().out) == "the same with --max-length 256"
-    assert main(["solve", *words, "--max-length", "256", "--no-figures", "--results", str(results)]) == 0
-
-    config = parsed(suggested(capsys.readouterr().out)).config()
-
-    assert (config.workload.size, config.workload.dropout, config.launch.slowdown) == ("base", 0.1, {1: 2.0})
-    assert (config.workload.max_length, config.train.precision, config.probe.run) == (256, "auto", made.label)
-
-
-FEW = ["--policy", "static,partition", "--steps", "4", "--no-figures"]
-
-
-@pytest.mark.parametrize("asked", [[], ["--max-length", "700"]])
-def test_solve_suggests_no_training_on_other_lengths_than_it_planned(
-    results: Path, capsys: Output, asked: list[str]
-) -> None:
-    """The small model takes 512 tokens, and the samples have up to 1,024."""
-    words = ["solve", "lognormal", *FEW, "--world-size", "2", "--results", str(results)]
-    assert main([*words, *asked]) == 0
-    out = capsys.readouterr().out
-    assert "dynbench train" not in out
-    assert suggested(out) == "the same with --max-length 512"
-
-    assert main([*words, *asked, *suggested(out).split()[-2:]]) == 0
-
-    assert parsed(suggested(capsys.readouterr().out)).config().workload.max_length == 512
-    (planned, *_) = json.loads((RunStore(results).resolve("@latest").path / "results.json").read_text())["results"]
-    assert planned["max_length"] == 512 and planned["cut_samples"]
-
-
-def test_solve_suggests_training_on_every_number_of_ranks(
-    results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(solve_next, "_places", lambda _: 64)
-    assert main(["solve", "sst2", *FEW, "--world-size", "8,2,4", "--results", str(results)]) == 0
-    out = capsys.readouterr().out
-    commands = [line.removeprefix("Next: ") for line in out.splitlines() if line.startswith("Next: ")]
-    configs = [parsed(command).config() for command in commands]
-    assert [(config.launch.nproc, config.train.global_batch) for config in configs] == [(2, 16), (4, 32), (8, 64)]
-    assert {config.schedule.policy for config in configs} == {"partition"}
-
-
-def test_solve_suggests_whole_windows(results: Path, capsys: Output) -> None:
-    words = ["sst2", "--policy", "window", "--window", "7", "--steps", "70", "--world-size", "2", "--no-figures"]
-    assert main(["solve", *words, "--results", str(results)]) == 0
-    config = parsed(suggested(capsys.readouterr().out)).config()
-    assert (config.schedule.policy_name, config.schedule.window_size) == ("window", 7)
-    assert config.train.warmup_steps % 7 == config.train.steps % 7 == 0
-
-
-def test_recipes_cp_suggests_the_copy(results: Path, capsys: Output) -> None:
-    assert main(["recipes", "cp", "quickstart", "my recipe.yaml", "--results", str(results)]) == 0
-    program, *words = shlex.split(suggested(capsys.readouterr().out))
-    assert (program, words) == ("dynbench", ["compare", "my recipe.yaml", "--results", str(results)])
-    assert main([*words, "--dry-run", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["arms"]) == 5
 
 
 @pytest.mark.parametrize(

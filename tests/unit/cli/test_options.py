@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 import click
 import pytest
@@ -40,14 +39,6 @@ def test_every_flag_sets_a_field_and_lists_its_choices(flag: options.Flag) -> No
     assert "_" not in flag.option
 
 
-def test_flags_are_unique() -> None:
-    assert len({flag.option for flag in FLAGS}) == len({flag.key for flag in FLAGS}) == len(FLAGS)
-
-
-def test_what_is_not_given_is_not_there() -> None:
-    assert settings_of() == Settings()
-
-
 def test_everything_is_collected() -> None:
     settings = settings_of(
         "-c", "a.yaml", "--set", "a.b=1", "--set", "c.d=2", "--steps", "5", "--capacity", "8,4", "--results", "r",
@@ -65,24 +56,6 @@ def test_everything_is_collected() -> None:
     assert not settings_of("-q").shows_progress
 
 
-def test_settings_make_the_configuration_and_the_store() -> None:
-    settings = settings_of("--steps", "5", "--slowdown", "1:2", "--set", "train.seed=3", "--results", "r")
-    config = settings.config()
-    assert (config.train.steps, config.train.seed, config.launch.slowdown) == (5, 3, {1: 2.0})
-    assert settings.store().root == Path("r")
-
-
-def test_sections_and_keys_narrow_the_flags() -> None:
-    @click.command()
-    @config_options("schedule", "train.seed")
-    @common_options
-    def command(settings: Settings) -> None: ...
-
-    names = {name for parameter in command.params for name in parameter.opts}
-    assert {"--policy", "--seed", "--set", "--config", "--json"} <= names
-    assert not {"--steps", "--dataset"} & names
-
-
 def test_choices_complete() -> None:
     @click.command()
     @config_options("schedule.mode")
@@ -92,23 +65,6 @@ def test_choices_complete() -> None:
     mode = next(parameter for parameter in command.params if "--mode" in parameter.opts)
     found = mode.shell_complete(click.Context(command), "dy")
     assert [item.value for item in found] == ["dynamic"]
-
-
-def test_annotated_types_are_importable() -> None:
-    assert get_args(options.Decorator)
-
-
-def test_the_help_shows_the_defaults_of_the_schema_where_it_decides() -> None:
-    @click.command()
-    @config_options("train")
-    def shown() -> None: ...
-
-    @click.command()
-    @config_options("train", defaults=False)
-    def hidden() -> None: ...
-
-    assert "Measured optimizer steps. [100]" in CliRunner().invoke(shown, ["--help"]).output
-    assert "Measured optimizer steps.\n" in CliRunner().invoke(hidden, ["--help"]).output
 
 
 @pytest.mark.parametrize("option", ["--compress-config", "--comm-config-json"])

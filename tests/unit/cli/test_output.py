@@ -22,27 +22,6 @@ def test_json_is_one_line_without_nan(capsys: pytest.CaptureFixture[str]) -> Non
     assert out.isascii()
 
 
-def test_tables_go_to_stdout_unwrapped_and_unstyled(capsys: pytest.CaptureFixture[str]) -> None:
-    path = "results/" + "x" * 120
-    output.print_table(("name", "n", "path"), [("[red]a[/red]", 1, path), ("b", 100, None)])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3
-    assert lines[1].startswith("[red]a[/red]")
-    assert lines[1].endswith(path)
-    assert lines[1].index("1") == lines[2].index("100") + 2
-    assert all(line == line.rstrip() for line in lines)
-
-
-def test_long_lines_are_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
-    output.print_line("[x] " + "y" * 500)
-    assert capsys.readouterr().out == "[x] " + "y" * 500 + "\n"
-
-
-def test_pairs_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
-    output.print_pairs("title", {"a": 1, "long": "x"})
-    assert capsys.readouterr().out == "title\n  a     1\n  long  x\n"
-
-
 @pytest.mark.parametrize(
     ("verbosity", "debug", "seen"),
     [
@@ -68,33 +47,6 @@ def test_diagnostics_go_to_stderr_by_level(
     assert err.splitlines() == seen
 
 
-def test_libraries_speak_only_when_they_warn(capsys: pytest.CaptureFixture[str]) -> None:
-    output.set_up_logging(1)
-    logging.getLogger("library").info("chatter")
-    logging.getLogger("library").warning("beware")
-    assert capsys.readouterr().err == "warning: beware\n"
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ({"a": 1, "b": None, "c": {"d": 2.0}}, "a 1, c (d 2)"),
-        ({}, "none"),
-        ([1, 2.5], "1, 2.5"),
-        (None, "null"),
-        (1 / 3, "0.333333"),
-    ],
-)
-def test_brief(value: object, text: str) -> None:
-    assert output.brief(value) == text
-
-
-def test_a_narrow_terminal_breaks_no_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(console.stdout, "_width", 10)
-    output.print_table(("word", "other"), [("unbreakable", "indivisible")])
-    assert "unbreakable  indivisible" in capsys.readouterr().out
-
-
 def on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setattr(console, "stdout", console._Console(width=width, force_terminal=True, color_system=None))
 
@@ -116,27 +68,6 @@ def test_a_narrow_terminal_gets_every_cell_whole(
     for table in tables:
         header, *body = table.splitlines()
         assert header.split()[:2] == columns[:2] and [line.split()[:2] for line in body] == [row[:2] for row in rows]
-
-
-def test_short_cells_of_several_words_stay_whole_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    on_a_terminal(monkeypatch, 40)
-    cells = ["20261120-145312-partition-k3f9", "2026-11-20 14:53", "3 min 20 s"]
-    output.print_table(("id", "created", "duration"), [cells])
-    out = capsys.readouterr().out
-    assert all(out.count(cell) == 1 for cell in cells[1:])
-    assert "…" not in out
-
-
-def test_sentences_are_wrapped_before_columns_go_below(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    on_a_terminal(monkeypatch, 60)
-    sentence = "a sentence of many words " * 6
-    output.print_table(("check", "seen", "next"), [("load", sentence, sentence)])
-    out = capsys.readouterr().out
-    assert out.count("check") == 1 and max(map(len, out.splitlines())) <= 60
 
 
 def test_nobody_reading_stderr_ends_nothing() -> None:

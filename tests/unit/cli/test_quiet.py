@@ -12,9 +12,9 @@ from unit.engine.launching.test_toy_ranks import checked_at_once
 from dynbench.analysis import figures
 from dynbench.bench import bench_run
 from dynbench.cli import health
-from dynbench.cli.guide import FOLDER
 from dynbench.cli.health import Diagnosis
 from dynbench.cli.main import COMMANDS, main
+from dynbench.cli.shipped import FOLDER
 from dynbench.config.recipes import list_recipes
 from dynbench.engine.launching import toy_ranks
 from dynbench.experiment import training
@@ -47,7 +47,7 @@ LINES: dict[str, tuple[list[str], Callable[[Run], list[str]]]] = {
     "doctor": (["doctor"], lambda run: ["poor"]),
     "guide": (["guide"], lambda run: [path.stem for path in sorted(FOLDER.glob("*.md"))]),
 }
-ELSEWHERE = {"analyze", "compare", "report", "eval", "generate", "tensorboard"}
+ELSEWHERE = {"analyze", "compare", "report", "eval", "generate", "tensorboard", "completion"}
 """With a comparison to show, in unit/experiment/test_compare.py; with a model kept, in engine/rank/test_saved.py; with
 scalars, in test_tensorboard.py."""
 

@@ -35,15 +35,6 @@ def results(tmp_path: Path) -> Path:
     return store.root
 
 
-def test_by_default_it_lies_with_the_latest_comparison(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "--results", str(results)]) == 0
-
-    path = Path(capsys.readouterr().out.splitlines()[0])
-    assert path.name == "report.en.md"
-    assert path.parent.parent == results
-    assert path.is_file()
-
-
 def test_the_suffix_tells_the_format_and_folders_are_made(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -55,40 +46,6 @@ def test_the_suffix_tells_the_format_and_folders_are_made(
     assert output.read_text(encoding="utf-8").startswith('<!doctype html>\n<html lang="zh-CN">')
 
 
-def test_a_dash_writes_to_stdout(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "-o", "-", "--results", str(results)]) == 0
-
-    assert capsys.readouterr().out.startswith("# Waiting for the slowest rank\n")
-
-
-def test_an_unknown_placeholder_names_its_line_and_the_known_ones(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own = tmp_path / "own.md"
-    own.write_text("fine\n{{ best.sped }}\n", encoding="utf-8")
-
-    assert main(["report", "--template", str(own), "--results", str(results)]) == 2
-
-    shown = capsys.readouterr().err
-    assert f"{own}:2: unknown placeholder '{{{{ best.sped }}}}'" in shown
-    assert "best.speedup" in shown
-
-
-def test_an_output_that_cannot_be_written_is_an_error_of_the_user(
-    results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["report", "-o", "/proc/none/report.md", "--results", str(results)]) == 2
-
-    assert "cannot be written" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("arguments", [[], ["nothing"], ["@latest"]])
-def test_nothing_to_report_on(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", *arguments, "--results", str(tmp_path / "empty")]) == 2
-
-    assert "hint: " in capsys.readouterr().err
-
-
 def test_a_dash_and_json_are_too_much_for_one_stdout(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,18 +54,6 @@ def test_a_dash_and_json_are_too_much_for_one_stdout(
 
     assert "both want stdout" in json.loads(capsys.readouterr().out)["error"]["message"]
     assert not Path("-").exists()
-
-
-def test_a_folder_that_cannot_be_written_is_named(
-    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: Path, *_: object) -> None:
-        raise OSError(30, "Read-only file system", str(path))
-
-    monkeypatch.setattr("dynbench.runs.atomic.write_text", refuse)
-    assert main(["report", "--results", str(results)]) == 2
-
-    assert "report.en.md: cannot be written: Read-only file system" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

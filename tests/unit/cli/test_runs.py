@@ -41,29 +41,6 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
     return capsys.readouterr().out
 
 
-def test_ls_shows_what_a_run_was(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
-    run = make(store, "a")
-    header, line = printed(capsys, "runs", "ls").splitlines()
-    assert header.split() == ["id", "name", "command", "status", "created", "duration", "policy", "G", "B"]
-    words = line.split()
-    assert words[:4] == [run.id, "a", "train", "completed"]
-    assert words[-3:] == ["prefix", "2", "64"]
-
-
-def test_ls_as_json(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [make(store, "a"), make(store, "b", "failed")]
-    shown = json.loads(printed(capsys, "runs", "ls", "--json"))
-    assert [row["id"] for row in shown["runs"]] == [run.id for run in runs]
-    assert [row["status"] for row in shown["runs"]] == ["completed", "failed"]
-    assert shown["runs"][0]["global_batch"] == 64
-    assert shown["runs"][0]["duration_s"] >= 0
-
-
-def test_ls_of_nothing_says_what_to_do(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "dynbench train --name" in printed(capsys, "runs", "ls")
-    assert json.loads(printed(capsys, "runs", "ls", "--json"))["runs"] == []
-
-
 def test_ls_survives_malformed_runs(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
     good, torn, no_config = make(store, "a"), make(store, "b"), make(store, "c")
     torn.record_file.write_text("{")
@@ -75,27 +52,6 @@ def test_ls_survives_malformed_runs(store: RunStore, capsys: pytest.CaptureFixtu
     assert rows[no_config.id]["policy"] is None
     assert err.startswith("warning: ")
     assert str(torn.record_file) in err
-
-
-def test_show_prints_everything(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
-    run = make(store, "a", "failed")
-    text = printed(capsys, "runs", "show", "a")
-    for part in (
-        run.id, "failed", "rank 1 ended with exit code 7", "logs/r1.err", "spread is 12 %",
-        "schedule.policy  prefix  (default null)", "packages  torch 9.9", "config.yaml",
-    ):  # fmt: skip
-        assert part in text
-    assert "train.steps" not in text
-
-
-def test_show_defaults_to_the_latest_and_speaks_json(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
-    make(store, "a")
-    run = make(store, "b", "failed")
-    shown = json.loads(printed(capsys, "runs", "show", "--json"))
-    assert shown["run"]["id"] == run.id
-    assert shown["run"]["failure"]["rank"] == 1
-    assert shown["config_differences"]["schedule.policy"] == {"default": None, "value": "prefix"}
-    assert {file["path"] for file in shown["files"]} == {"config.yaml", "env.json", "run.json"}
 
 
 def test_show_of_a_bare_run_says_what_is_missing(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,24 +134,3 @@ def test_rm_of_the_failed_leaves_what_is_no_run_of_the_registry(
     for name in ("copy", "linked"):
         assert f"{store.root / name}: " in err and "leaves it alone" in err
     assert "notes" not in err
-
-
-def test_ls_tells_what_looks_like_a_run_and_is_none(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
-    make(store, "a")
-    (store.root / "notes").mkdir()
-    (store.root / "20260101-000000-static-aaaa").mkdir()
-    assert main(["runs", "ls"]) == 0
-    err = capsys.readouterr().err
-    assert "20260101-000000-static-aaaa: has no run.json that can be read; `runs rm` leaves it alone" in err
-    assert "notes" not in err
-
-
-def test_rm_of_a_comparison_leaves_its_launches(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
-    launch, comparison = make(store, "a"), store.create("compare", "quickstart", name="cmp")
-    comparison.update(status="completed")
-    printed(capsys, "runs", "rm", comparison.id, "--yes")
-    assert store.list() == [launch]
-
-
-def test_rm_of_nothing_named_is_a_mistake(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
-    printed(capsys, "runs", "rm", code=2)

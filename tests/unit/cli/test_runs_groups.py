@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,30 +77,6 @@ def test_a_comparison_is_a_line_that_counts_what_was_made_for_it(
     assert [line.startswith("  ") for line in unfolded[1:]] == [False, *[True] * 45, False]
 
 
-def test_json_lists_every_run_with_its_group(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
-    comparison, runs = compare(store, "cmp")
-    rows = json.loads("\n".join(ls(capsys, "--json")))["runs"]
-    assert [row["id"] for row in rows] == ids([comparison, *runs])
-    assert [row["group"] for row in rows] == [None, *[comparison.id] * 3]
-    assert [row["members"] for row in rows] == [ids(runs), [], [], []]
-    assert ls(capsys, "-q") == ids([comparison, *runs])
-
-
-@pytest.mark.parametrize("quietly", [(), ("-q",)])
-def test_other_forms_leave_stdout_to_the_list(
-    store: RunStore, capsys: pytest.CaptureFixture[str], quietly: tuple[str, ...]
-) -> None:
-    comparison, runs = compare(store, "cmp")
-    rows = list(csv.DictReader(ls(capsys, "--format", "csv", *quietly)))
-    assert [(row["id"], row["group"]) for row in rows] == [
-        (comparison.id, ""),
-        *((id, comparison.id) for id in ids(runs)),
-    ]
-    header, _, *body = ls(capsys, "--format", "md", *quietly)
-    assert header.startswith("| id | name |")
-    assert len(body) == 1 and comparison.id in body[0]
-
-
 def test_launches_recorded_before_groups_were_are_those_of_the_plan(
     store: RunStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,16 +119,6 @@ def test_filters(
     assert bool(expected) == any(made["cmp"].id in line or "20" in line.split()[0] for line in ls(capsys, *options)[1:])
 
 
-@pytest.mark.slow
-def test_a_launch_found_without_its_comparison_names_it(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
-    comparison, runs = compare(store, "cmp", 4, "failed")
-    header, line = ls(capsys, "--status", "failed")
-    assert header.split()[4] == "comparison"
-    assert (line.split()[0], line.split()[4]) == (runs[3].id, "cmp")
-    rm(capsys, "cmp", "--keep-launches", "--yes")
-    assert ls(capsys, "--status", "failed")[1].split()[4] == comparison.id
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -183,14 +147,6 @@ def test_a_comparison_goes_with_all_that_was_made_for_it(store: RunStore, capsys
     assert store.list() == [alone]
     for name in ("cmp", "static-0-cmp"):
         store.check_name(name)
-
-
-def test_a_comparison_goes_alone_where_its_launches_are_to_stay(
-    store: RunStore, capsys: pytest.CaptureFixture[str]
-) -> None:
-    comparison, runs = compare(store, "cmp")
-    assert rm(capsys, "cmp", "--keep-launches", "--yes")["removed"] == [comparison.id]
-    assert store.list() == runs
 
 
 @pytest.mark.parametrize("option", ["--yes", "--dry-run", None])
@@ -243,23 +199,6 @@ def test_what_another_entry_reads_stays(
     assert first.path.is_dir() and solve.path.is_dir()
 
 
-def test_with_both_comparisons_goes_what_both_read(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
-    _, runs = compare(store, "cmp")
-    other = make(store, "analyze", "other")
-    write_json(other.path / "comparison.json", {"arms": [{"runs": ids(runs)}]})
-    assert rm(capsys, "cmp", "other", "--with-launches", "--yes")["kept"] == []
-    assert store.list() == []
-
-
-def test_runs_that_were_made_by_hand_belong_to_no_comparison(
-    store: RunStore, capsys: pytest.CaptureFixture[str]
-) -> None:
-    a, b, entry = make(store, "train", "a"), make(store, "train", "b"), make(store, "analyze")
-    write_json(entry.path / "comparison.json", {"arms": [{"runs": [a.id]}, {"runs": [b.id]}]})
-    assert rm(capsys, entry.id, "--with-launches", "--yes")["removed"] == [entry.id]
-    assert store.list() == [a, b]
-
-
 @pytest.mark.slow
 def test_a_running_launch_stays_with_everything_unless_forced(
     store: RunStore, capsys: pytest.CaptureFixture[str]
@@ -269,23 +208,6 @@ def test_a_running_launch_stays_with_everything_unless_forced(
     assert len(store.list()) == 6
     rm(capsys, "cmp", "--with-launches", "--yes", "--force")
     assert store.list() == []
-
-
-def test_a_launch_that_is_gone_is_no_hindrance(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
-    comparison, (first, second, solve) = compare(store, "cmp")
-    write_json(comparison.path / "compare.json", {"launches": [{"run": first.id}, {"run": second.id}]})
-    store.remove(first)
-    assert rm(capsys, "cmp", "--with-launches", "--yes")["removed"] == ids([second, solve, comparison])
-
-
-def test_links_and_copies_of_launches_belong_to_no_comparison(
-    store: RunStore, capsys: pytest.CaptureFixture[str]
-) -> None:
-    comparison, runs = compare(store, "cmp")
-    shutil.copytree(runs[0].path, store.root / "copy")
-    (store.root / "linked").symlink_to(runs[1].path, target_is_directory=True)
-    assert rm(capsys, "cmp", "--with-launches", "--yes")["removed"] == ids([*runs, comparison])
-    assert (store.root / "copy" / "run.json").is_file() and (store.root / "linked").is_symlink()
 
 
 def test_the_launches_of_an_unreadable_comparison_are_listed_and_stay(
@@ -307,17 +229,6 @@ def test_failed_leaves_the_completed_launches_of_a_failed_comparison(
     comparison.update(status="interrupted")
     rm(capsys, "--failed", "--yes", *word)
     assert store.list() == ([] if word == ("--with-launches",) else [runs[0], runs[2]])
-
-
-@pytest.mark.slow
-def test_a_named_comparison_beside_the_failed_ones(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
-    compare(store, "named")
-    broken, runs = compare(store, "broken")
-    broken.update(status="running")
-    broken.update(status="failed")
-    rm(capsys, "named", "--failed", "--yes", code=2)
-    assert rm(capsys, "named", "--failed", "--yes", "--keep-launches")["kept"] == []
-    assert set(ids(runs)) <= set(ids(store.list()))
 
 
 @pytest.mark.slow
@@ -347,16 +258,3 @@ def test_runs_that_an_analysis_has_a_copy_of_do_not_stay_for_it(
     kept = [] if content == "copy" else ids(runs[:2])
     assert found["kept"] == [{"id": run_id, "used_by": analysis.id} for run_id in kept]
     assert set(found["removed"]) == {comparison.id, *ids(runs)} - set(kept)
-
-
-@pytest.mark.parametrize("command", ["solve", "bench"])
-def test_what_does_not_train_is_listed_without_a_policy_or_batch_of_the_defaults(
-    store: RunStore, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
-    run = make(store, command, "plans")
-    make(store, "train", "one")
-    assert main(["runs", "ls", "--json"]) == 0
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["runs"]}
-    assert rows["plans"]["id"] == run.id
-    assert [rows["plans"][key] for key in ("policy", "dataset", "world_size", "global_batch")] == [None] * 4
-    assert (rows["one"]["policy"], rows["one"]["global_batch"]) == ("static", 64)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import signal
 import subprocess
@@ -12,14 +13,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dynbench.cli import console, solve_view
+from dynbench.cli import solve_view
 from dynbench.cli.main import main
-from dynbench.plugins import POLICIES
-from dynbench.runs.run import Run
 from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 from dynbench.schedule import solve as solve_module
-from dynbench.schedule.solve import Skipped
 
 QUICK = ("--steps", "6", "--policy", "static,partition,prefix", "--world-size", "2", "--batch-per-rank", "4")
 
@@ -70,15 +68,6 @@ def test_a_solve_is_an_entry_of_the_registry(store, trace, capsys):
     assert main(["runs", "show", "first"]) == 0
 
 
-@pytest.mark.slow
-def test_the_figures_are_drawn_from_the_run(store, trace, capsys):
-    found = solved(capsys, trace, *QUICK)
-    names = {Path(path).stem for path in found["figures"]}
-    assert names == {"solve_greedy_gap"}
-    assert all(Path(path).stat().st_size > 0 for path in found["figures"])
-    assert solved(capsys, trace, *QUICK, "--no-figures")["figures"] == []
-
-
 def test_one_step_in_file_order_is_that_of_the_file(store, tmp_path, capsys):
     np.save(tmp_path / "t.npy", [5, 1, 1, 1, 50, 50])
     found = solved(
@@ -86,30 +75,6 @@ def test_one_step_in_file_order_is_that_of_the_file(store, tmp_path, capsys):
         "--policy", "static,partition", "--no-figures",
     )  # fmt: skip
     assert [r["mean_max_cost"] for r in found["results"]] == [10, 5]
-
-
-def test_lists_of_sizes_windows_and_traces_make_a_grid(store, trace, capsys):
-    found = solved(
-        capsys, trace, "sst2", "--world-size", "2,4", "--policy", "partition,window", "--window", "2,3", "--steps", "6",
-        "--no-figures",
-    )  # fmt: skip
-    lines = [(r["trace"], r["world_size"], r["global_batch"], r["policy"], r["window"]) for r in found["results"]]
-    assert lines == [
-        (name, size, 8 * size, policy, window)
-        for name in ("some", "sst2")
-        for size in (2, 4)
-        for policy, window in (("partition", 1), ("window", 2), ("window", 3))
-    ]
-
-
-def test_asking_for_a_window_adds_the_policy_that_plans_it(store, trace, capsys):
-    def planned(*arguments):
-        found = solved(capsys, trace, "--world-size", "2", "--steps", "4", "--no-figures", *arguments)["results"]
-        return [(r["policy"], r["window"]) for r in found]
-
-    assert planned("--policy", "partition", "--window", "4") == [("partition", 1), ("window", 4)]
-    assert planned("--policy", "partition", "--window", "1") == [("partition", 1)]
-    assert planned("--policy", "partition,window") == [("partition", 1), ("window", 8)]
 
 
 @pytest.mark.parametrize(
@@ -138,13 +103,6 @@ def test_what_is_not_read_is_said_and_kept(store, trace, capsys):
     assert warnings[0].startswith("schedule.solver: 'greedy' has no effect: policy 'static'")
     assert warnings[1].startswith("schedule.policy (--policy), train.steps (--steps): no effect on `dynbench solve`")
     assert len(json.loads(found)["results"]) == 1
-
-
-@pytest.mark.slow
-def test_flags_that_describe_a_data_set_are_read(store, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
-    _, err = run(capsys, "--dataset", "lognormal", "--subset", "300", *QUICK, "--no-figures")
-    assert err == ""
 
 
 def test_the_number_of_steps_is_shown_with_the_lines_that_were_cut(store, trace, capsys, monkeypatch):
@@ -181,19 +139,6 @@ def test_two_traces_of_one_name_are_told_apart(store, trace, capsys):
     assert [r["trace"] for r in found["results"]] == ["some", "some#2"]
 
 
-def test_the_table_marks_the_best_and_says_what_comes_next(store, trace, capsys):
-    out, err = run(capsys, trace, *QUICK, "--no-figures")
-    lines = out.splitlines()
-    assert lines[0].startswith("some: 200 samples, mean ")
-    assert [line for line in lines if "partition *" in line]
-    assert not [line for line in lines if "static *" in line]
-    assert [line for line in lines if line.startswith("some G=2 prefix, greedy over exact in 6 steps: maximum +0.00%")]
-    assert lines[-2].startswith(f"Results: {store.root}")
-    assert lines[-1].startswith("Next: dynbench train -c ") and "--mode dynamic" in lines[-1]
-    assert " --policy partition " in lines[-1]
-    assert err == ""
-
-
 @pytest.mark.slow
 def test_where_nothing_is_given_back_nothing_is_recommended(store, tmp_path, capsys):
     """Equal lengths: every policy plans what static plans."""
@@ -224,25 +169,6 @@ def test_the_best_is_told_of_every_number_of_ranks_of_the_first_trace_that_gains
     assert not any(solve_view._is_best(result, flat) for result in flat)
     assert advised(static[1], static[0]) == {2: "flat partition", 8: "flat partition"}
     assert advised(line(3, "partition", None)) == {3: "some partition"}, "with no static to be held against"
-
-
-def test_costs_that_plan_alike_are_named(store, trace, capsys):
-    out, _ = run(capsys, trace, *QUICK, "--no-figures", "--cost-type", "tokens_sq")
-    assert "same least maximum as tokens" in out
-    out, _ = run(capsys, trace, *QUICK, "--no-figures")
-    assert "same least maximum" not in out
-
-
-def test_sorted_steps_are_not_called_best(store, trace, capsys):
-    out, _ = run(capsys, trace, "--policy", "partition,group_by_length", "--world-size", "2", "--no-figures")
-    assert "spread above 1.5" in out
-    assert "group_by_length *" not in out
-
-
-def test_what_was_skipped_is_said_on_stderr(store, trace, capsys):
-    out, err = run(capsys, trace, "--world-size", "2,512", "--policy", "static", "--steps", "2", "--no-figures")
-    assert "skipped all policies (some G=512): train.global_batch: 4096 is more than the 200 samples" in err
-    assert "more than the 200 samples" not in out
 
 
 def test_the_lines_also_go_into_a_file(store, trace, tmp_path, capsys):
@@ -306,27 +232,6 @@ def test_what_train_would_cut_stands_beside_the_numbers(
     assert {key: kept[key] for key in expected} == {key: int(row[key]) for key in expected} == expected
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", [[], ["--max-length", "256"]])
-def test_a_data_set_is_cut_where_asked_and_what_train_would_cut_is_told(
-    store, tmp_path, capsys, monkeypatch, arguments
-):
-    monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
-    found = solved(capsys, "--dataset", "lognormal", *QUICK, "--no-figures", *arguments)["results"][0]
-    assert found["train_max_length"] == 256
-    assert found["cut_samples" if arguments else "longer_than_train"] > 2_000
-    assert found["longer_than_train" if arguments else "cut_samples"] == 0
-
-
-def test_every_policy_is_listed_with_one_line(store, capsys):
-    out, _ = run(capsys, "--list")
-    assert [line.split()[0] for line in out.splitlines()[1:]] == list(POLICIES)
-    listed = json.loads(run(capsys, "--list", "--json")[0])["policies"]
-    packed = [policy["name"] for policy in listed if "packed" in policy["layouts"] and policy["in_train"]]
-    assert packed == ["static", "partition", "token_budget"]
-    assert not store.root.exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -350,28 +255,12 @@ def test_a_mistake_is_one_line_and_makes_no_run(store, capsys, arguments, messag
     assert store.list() == []
 
 
-def test_a_bad_length_is_named_with_file_and_row(store, tmp_path, capsys):
-    (tmp_path / "bad.csv").write_text("length\n3\n-4\n")
-    assert refused(capsys, tmp_path / "bad.csv").startswith(f"{tmp_path / 'bad.csv'}: row 2: length -4,")
-
-
 def test_a_batch_that_does_not_fit_is_recorded_as_failed(store, trace, capsys):
     message = refused(capsys, trace, *QUICK, "--capacity", "3", code=4)
     assert "8 samples do not fit" in message
     (failed,) = store.list()
     record = failed.record()
     assert (record.status, record.exit_code, record.failure.kind) == ("failed", 4, "memory")
-
-
-def test_a_run_without_data_cannot_be_planned(store, trace, capsys):
-    run(capsys, trace, *QUICK, "--no-figures", "--name", "offline")
-    assert "a run of `solve` has no data set" in refused(capsys, "--from-run", "offline")
-
-
-def test_a_name_in_use_is_refused_before_solving(store, trace, capsys):
-    run(capsys, trace, *QUICK, "--no-figures", "--name", "taken")
-    assert "--name taken: in use" in refused(capsys, trace, *QUICK, "--name", "taken")
-    run(capsys, trace, *QUICK, "--no-figures", "--name", "taken", "--replace")
 
 
 @pytest.mark.slow
@@ -386,35 +275,6 @@ def test_it_runs_without_torch(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "skipped hf_batch_rebalance (sst2 G=4): needs the package torch" in done.stderr
     assert len(list(tmp_path.glob("*/figures/*.png"))) == 1
-
-
-def test_progress_waits_before_it_shows(monkeypatch):
-    class Terminal:
-        is_terminal = True
-
-        def __init__(self):
-            self.shown = []
-
-        def status(self, text):
-            return self
-
-        def start(self):
-            pass
-
-        def stop(self):
-            self.shown.append("stopped")
-
-        def update(self, text):
-            self.shown.append(str(text))
-
-    monkeypatch.setattr(console, "stderr", terminal := Terminal())
-    ticks = iter([0.0, 1.0, 3.0, 4.0])
-    monkeypatch.setattr(console.time, "monotonic", lambda: next(ticks))
-    with console.working(True, after_s=solve_view.PATIENCE_S) as tell:
-        update = solve_view.progress_on(tell)
-        for size in (2, 4, 8):
-            update(Skipped("sst2", size, None, "why"))
-    assert terminal.shown == ["2 lines solved, last sst2 G=4", "3 lines solved, last sst2 G=8", "stopped"]
 
 
 @pytest.mark.slow
@@ -440,20 +300,6 @@ def test_a_signal_ends_it_as_interrupted(tmp_path, signum, exit_code):
     assert (run.status, run.record().exit_code) == (Status.INTERRUPTED, exit_code)
 
 
-def test_a_signal_just_after_its_start_is_recorded_too(store, trace, capsys, monkeypatch):
-    update = Run.update
-
-    def interrupted(run, **changes):
-        update(run, **changes)
-        if changes.get("status") is Status.RUNNING:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Run, "update", interrupted)
-    run(capsys, trace, *QUICK, "--no-figures", code=130)
-    (made,) = store.list()
-    assert made.status is Status.INTERRUPTED
-
-
 PACKED = ("--steps", "6", "--world-size", "2", "--batch-per-rank", "4", "--no-figures")
 
 
@@ -466,13 +312,6 @@ def test_packed_rows_alone_are_planned_under_capacities_in_tokens(store, trace, 
     assert line["layout"] == "packed" and line["capacity_violations"] == 0 and "capacity" not in said
     message = refused(capsys, trace, *PACKED, "--policy", "packed", "--layout", "padded")
     assert "workload.layout: 'padded' with policy 'packed'" in message
-
-
-def test_lines_of_packed_rows_beside_padded_ones_say_that_they_know_no_capacities_in_samples(store, trace, capsys):
-    _, said = run(capsys, trace, *PACKED, "--policy", "static,packed", "--capacity", "8")
-    assert "schedule.capacity: counts samples here, and rows of packed are limited in tokens" in said
-    _, said = run(capsys, trace, *PACKED, "--policy", "static,packed")
-    assert "schedule.capacity" not in said
 
 
 AS_FSDP = ("--set", "sync.name=fsdp")
@@ -525,3 +364,15 @@ def test_a_second_column_that_is_not_there_is_refused(store, trace, two_columns,
     assert "'patches'" in refused(capsys, trace, *QUICK, "--second-column", "patches")
     assert "not read by dataset 'embedded'" in refused(capsys, "embedded", *QUICK, "--second-column", "patches")
     assert "distribution" in refused(capsys, *QUICK, "--second-column", "patches")
+
+
+@pytest.mark.parametrize(
+    "text", ["12\n40\n7\n", "length,kind\n12,a\n40,b\n7,c\n", '{"length": 12}\n{"length": 40}\n7\n']
+)
+def test_lengths_are_read_from_standard_input(store, tmp_path, capsys, monkeypatch, text):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    found = solved(capsys, "-", "--world-size", "1", "--batch-per-rank", "3", "--steps", "1", "--policy", "static",
+                   "--order", "file", "--no-figures")  # fmt: skip
+    assert [(r["trace"], r["mean_max_cost"]) for r in found["results"]] == [("stdin", 120)]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"length\n3\n-4\n")))
+    assert refused(capsys, "-").startswith("standard input: row 2: length -4,")

@@ -17,7 +17,7 @@ from unit.bench.test_bench_run import launched_at_once
 from unit.engine.launching.test_toy_ranks import checked_at_once
 
 from dynbench.bench import bench_run
-from dynbench.cli import console, output
+from dynbench.cli import output
 from dynbench.cli.main import COMMANDS, load_command, main
 from dynbench.cli.options import Settings, common_options, table_option
 from dynbench.config.digest import dump_config
@@ -56,11 +56,6 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
 def test_csv_keeps_every_text_and_every_digit(rows: list[dict[str, object]]) -> None:
     found = list(csv.DictReader(io.StringIO(csv_text(rows), newline="")))
     assert [{"a, b": row["a, b"], "n": float(row["n"]), '"q"': int(row['"q"'])} for row in found] == rows
-
-
-def test_csv_has_the_columns_of_all_rows_and_plain_values() -> None:
-    rows = [{"a": None, "b": True, "c": [1, "x"]}, {"b": float("nan"), "d": Path("p")}]
-    assert csv_text(rows) == 'a,b,c,d\n,true,"[1, ""x""]",\n,,,p\n'
 
 
 @given(st.lists(st.lists(st.text(st.characters(exclude_characters="\\")), min_size=3, max_size=3), min_size=1))
@@ -161,30 +156,6 @@ def test_stdout_is_the_table_alone(
             assert said[form].err == ""
 
 
-def test_numbers_are_whole_and_what_has_no_limit_is_empty(probed: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["probe", "--format", "csv"]) == 0
-    limited, open_end = rows_of(capsys.readouterr().out)
-
-    assert (limited["peak_mem_mb"], limited["max_batch_samples"]) == ("1234.5678", "123456")
-    assert (open_end["max_batch_samples"], open_end["tested_fail_samples"], open_end["peak_mem_mb"]) == ("", "", "")
-
-
-@pytest.mark.parametrize("form", ["csv", "md"])
-def test_a_narrow_terminal_cuts_and_breaks_nothing(
-    form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    words = [*SOLVE, "--format", form, "--results"]
-    assert main([*words, str(tmp_path / "wide")]) == 0
-    wide = capsys.readouterr().out
-    monkeypatch.setattr(console, "stdout", console._Console(width=40, force_terminal=True))
-    monkeypatch.setenv("COLUMNS", "40")
-    assert main([*words, str(tmp_path / "narrow")]) == 0
-    narrow = capsys.readouterr().out
-
-    assert len(narrow.splitlines()) == len(wide.splitlines())
-    assert narrow.splitlines()[0] == wide.splitlines()[0]
-
-
 @pytest.mark.parametrize("form", ["csv", "md"])
 @pytest.mark.parametrize("words", [["solve", "--list"], ["recipes", "ls"], ["compare", *SAME], ["analyze", "x"]])
 def test_json_and_a_table_are_not_both_on_stdout(
@@ -192,20 +163,6 @@ def test_json_and_a_table_are_not_both_on_stdout(
 ) -> None:
     assert main([*words, "--json", "--format", form, "--results", str(tmp_path)]) == 2
     assert f"--json and --format {form} both say what stdout holds" in capsys.readouterr().err
-
-
-def test_a_dry_run_is_no_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", *SAME, "--dry-run", "--format", "csv"]) == 2
-    assert "--dry-run prints a recipe" in capsys.readouterr().err
-
-
-def test_what_failed_leaves_stdout_empty_and_the_next_command_prints_again(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert main(["analyze", "nothing", "--format", "csv", "--results", str(tmp_path)]) == 2
-    assert capsys.readouterr().out == ""
-    output.print_line("a line")
-    assert capsys.readouterr().out == "a line\n"
 
 
 def test_a_command_says_the_rest_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from dynbench.cli.console import describe, progress_display
+from dynbench.cli.console import progress_display
 from dynbench.cli.main import main
-from dynbench.cli.train import analysis_command
+from dynbench.cli.train import _to_gain, analysis_command
 from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
 from dynbench.engine.launching.progress import Progress
@@ -36,15 +37,6 @@ def refuse_launches(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("ranks were launched")
 
     monkeypatch.setattr("dynbench.engine.launching.launch_ranks.run_torchrun", launched)
-
-
-def test_dry_run_shows_everything_and_touches_nothing(results: Path, capsys: Output) -> None:
-    assert main(["train", "--mode", "dynamic", "--nproc", "2", "--name", "b", "--dry-run"]) == 0
-    shown = capsys.readouterr().out
-    assert "policy: partition" in shown and "nproc: 2" in shown
-    assert "torchrun" in shown and "--standalone" in shown and "-m dynbench.engine.rank.worker" in shown
-    assert "run " in shown and "partition-<random>" in shown
-    assert list(results.parent.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -84,15 +76,6 @@ def test_dry_run_refuses_what_cannot_take_turns_with_no_communication(results: P
     assert "a server steps by what workers send" in capsys.readouterr().err
     assert main([*asked, "--name", "b"]) == 0
     assert "communicate: true" in capsys.readouterr().out and list(results.parent.iterdir()) == []
-
-
-def test_dry_run_as_json(results: Path, capsys: Output) -> None:
-    assert main(["train", "--dry-run", "--nproc", "2", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["config"]["launch"]["nproc"] == 2
-    assert shown["torchrun"][0] == "torchrun" and shown["environment"]["OMP_NUM_THREADS"]
-    assert shown["decisions"]["schedule.policy"]["value"] == "static"
-    assert not results.exists()
 
 
 @pytest.mark.parametrize(
@@ -159,62 +142,12 @@ def test_what_no_plan_can_meet_is_found_before_anything_is_made(
     assert not results.exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "arguments", "said"),
-    [
-        (None, [], "train.tsv"),
-        ("", [], "train.tsv"),
-        ("text\tlabel\na b\t1\n", ["--text-column", "sentence"], "no column 'sentence'"),
-        ("sentence\tlabel\na b\t1\nc\tgood\n", [], "train.tsv:3: label 'good'"),
-    ],
-)
-def test_mistakes_in_a_data_file_are_found_before_anything_is_made(
-    results: Path,
-    capsys: Output,
-    monkeypatch: pytest.MonkeyPatch,
-    content: str | None,
-    arguments: list[str],
-    said: str,
-) -> None:
-    refuse_launches(monkeypatch)
-    Path("vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n")
-    if content is not None:
-        Path("train.tsv").write_text(content, encoding="utf-8")
-    own = ["--dataset", "tsv", "--data-path", "train.tsv", "--tokenizer", "vocab.txt", *arguments]
-    assert main(["train", "--nproc", "2", "--json", *own]) == 2
-    assert said in json.loads(capsys.readouterr().out)["error"]["message"]
-    assert not results.exists()
-
-
-def test_a_large_data_file_is_left_to_the_ranks(results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynbench.workloads.inputs._CHECKED_MB", 1e-6)
-    Path("vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n")
-    Path("train.tsv").write_text("nothing that could be used", encoding="utf-8")
-    own = ["--dataset", "tsv", "--data-path", "train.tsv", "--tokenizer", "vocab.txt"]
-    assert main(["train", "--nproc", "2", "--dry-run", *own]) == 0
-
-
 def test_a_name_in_use_is_found_before_a_probe(results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_launches(monkeypatch)
     RunStore(results).create("train", "static", name="runA")
     assert main(["train", "--nproc", "2", "--name", "runA", "--probe", "auto"]) == 2
     assert "in use" in capsys.readouterr().err
     assert len(RunStore(results).list()) == 1
-
-
-def test_a_name_in_use(results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_launches(monkeypatch)
-    RunStore(results).create("train", "static", name="runA")
-    assert main(["train", "--nproc", "2", "--name", "runA"]) == 2
-    assert "in use" in capsys.readouterr().err
-    assert len(RunStore(results).list()) == 1
-
-
-def test_results_that_cannot_be_written(results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_launches(monkeypatch)
-    results.write_text("a file, not a folder")
-    assert main(["train", "--nproc", "2"]) == 2
-    assert "cannot be written" in capsys.readouterr().err
 
 
 def finished(store: RunStore, mode: str, *overrides: str, name: str | None = None) -> Run:
@@ -235,45 +168,58 @@ def test_the_next_step_pairs_what_differs_in_scheduling_only(tmp_path: Path) -> 
     assert analysis_command(longer, store) == f"dynbench analyze {longer.id}{option}"
 
 
-def test_a_broken_run_beside_it_does_not_fail_the_next_step(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    static, broken = finished(store, "static", name="runA"), finished(store, "dynamic")
-    broken.config_file.write_text("", encoding="utf-8")
-    assert analysis_command(static, store) == f"dynbench analyze runA --results {tmp_path}"
-
-
-def test_progress_without_a_terminal_is_a_few_lines(capsys: Output) -> None:
-    with progress_display(True) as show:
-        assert show is not None
-        for step in range(101):
-            show(Progress(step, 100, 1.0, 0.5, 1000.0, 1.25))
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 11
-    assert lines[-1].startswith("step 100/100") and "loss 0.500" in lines[-1]
-
-
-def test_what_is_prepared_is_told_as_it_changes(capsys: Output) -> None:
-    with progress_display(True) as show:
-        assert show is not None
-        for said in ("tokenising: 10%", "tokenising: 10%", "tokenising: 60%"):
-            show(Progress(0, 20, 1.0, preparing=said))
-        show(Progress(1, 20, 2.0))
-    err = capsys.readouterr().err
-    assert [err.count(said) for said in ("tokenising: 10%", "tokenising: 60%", "step 1/20")] == [1, 1, 0]
-
-
-def test_quiet_shows_no_progress() -> None:
-    with progress_display(False) as show:
-        assert show is None
-
-
-def test_unknown_facts_are_left_out() -> None:
-    assert describe(Progress(0, 10, 1.0)) == ""
-
-
 def test_epochs_are_told_as_they_end(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_display(True) as show:
         for lines in ((), ("epoch 1",), ("epoch 1",), ("epoch 1", "epoch 2")):
             show(Progress(1, 20, 1.0, epochs=(lines,)))
     told = capsys.readouterr().err.splitlines()
     assert [line for line in told if line.startswith("epoch")] == ["epoch 1", "epoch 2"]
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_what_there_is_to_gain_comes_with_a_comparison_that_can_start(tmp_path: Path, mode: str) -> None:
+    store = RunStore(tmp_path)
+    run = finished(store, mode, "launch.device=cpu", "launch.nproc=2")
+    shares: dict[str, object] = {"wait_fraction": 0.188, "padding_ratio": 3.0}
+    text = "ranks wait 18.8 % of the time, 67 % of token positions are padding"
+    assert _to_gain(run, {**shares, "waste": {"waiting": None, "padding": None}}, store) == text
+    said, _, suggested = _to_gain(run, {**shares, "waste": {"waiting": 0.188, "padding": 0.4}}, store).partition(
+        "; try "
+    )
+    assert said == f"{text}: up to 2.4 times as fast"
+    assert bool(suggested) == (mode == "static")
+    assert not suggested or main([*shlex.split(suggested.strip("`"))[1:], "--dry-run"]) == 0
+
+
+OTHER_SCHEMA = '{"schema_version": 9, "world_size": 2, "allreduce": [{"megabytes": 1, "ms": 1}]}'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--launcher=virtual", "--nnodes=2", "--rdzv-endpoint=h:1"], "2 nodes cannot share virtual ranks"),
+        (["--launcher=virtual", "--set", "launch.slowdown={4: 2.0}"], "there is no rank 4 among 4; greatest: 3"),
+        (["--nproc=2", "--set", "launch.slowdown={2: 2.0}"], "there is no rank 2 among 2; greatest: 1"),
+        (["--set", "launch.slowdown={0: 0.5}"], "Allowed: "),
+        (["--launcher=virtual", "--set", "launch.comm_model=comm.json"], "schema version 9, this version reads 1"),
+        (["--launcher=virtual", "--set", "launch.comm_model=-1,2"], "'-1,2' is negative"),
+        (["--launcher=virtual", "--set", "launch.comm_model=nothing"], "'nothing': not found"),
+        (["--launcher=virtual", "--speeds=1,1"], "[1.0, 1.0] has 2 values for 4 ranks"),
+        (["--nproc=2", "--speeds=1,0"], "Allowed: a list of numbers > 0"),
+        (["--nproc=2", "--speeds=fast"], "'fast' is not allowed"),
+    ],
+)
+def test_what_cannot_be_asked_of_ranks_is_one_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "comm.json").write_text(OTHER_SCHEMA, encoding="utf-8")
+    assert main(["train", *arguments]) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert says in errors[0]
+    assert not (tmp_path / "results").exists()

@@ -76,13 +76,6 @@ def test_a_run_is_drawn_at_its_end(store: RunStore, capsys: Output) -> None:
     assert sorted(json.loads(capsys.readouterr().out)["figures"]) == sorted(shown["figures"])
 
 
-def test_figures_can_be_left_out(store: RunStore, capsys: Output) -> None:
-    assert main(["train", *TINY, "--json", "--no-figures"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["figures"] == []
-    assert not (Path(shown["run"]["path"]) / "figures").exists()
-
-
 def test_figures_that_cannot_be_drawn_do_not_fail_the_run(
     store: RunStore, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,11 +111,11 @@ def test_a_setting_without_effect_is_said_once_and_kept(store: RunStore, capsys:
 
 
 def test_a_dry_run_says_so_too(store: RunStore, capsys: Output) -> None:
-    unread = ("--cost-type", "attention", "--set", "train.eval_every=3", "--set", "train.eval_samples=0")
+    unread = ("--cost-type", "attention", "--set", "schedule.replan_steps=3")
     assert main(["train", *TINY, *unread, "--dry-run", "--json"]) == 0
     printed = capsys.readouterr()
     warnings = json.loads(printed.out)["warnings"]
-    assert [line.partition(":")[0] for line in warnings] == ["schedule.cost_type", "train.eval_every"]
+    assert [line.partition(":")[0] for line in warnings] == ["schedule.cost_type", "schedule.replan_steps"]
     assert [line for line in printed.err.splitlines() if line.startswith("warning: ")] == [
         f"warning: {line}" for line in warnings
     ]
@@ -144,3 +137,17 @@ def test_settings_that_a_probe_made_first_has_read_are_not_named(
     result = run_training(config, store)
     assert result is not None
     assert result.run.record().warnings == []
+
+
+@pytest.mark.parametrize("save", [True, False])
+def test_it_ends_with_five_lines(store: RunStore, capsys: Output, save: bool) -> None:
+    assert main(["train", *TINY, "--name", "a", "--no-figures", *(["--save-model"] if save else [])]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:10].strip() for line in lines] == ["trained", "to gain", "loss", "warnings", "where"]
+    assert "static on 2 ranks" in lines[0] and "25 % of token positions are padding" in lines[1]
+    assert lines[-1].endswith(f"next: dynbench {'eval' if save else 'analyze'} a")
+
+
+def test_the_metrics_are_shown_where_asked_for(store: RunStore, capsys: Output) -> None:
+    assert main(["train", *TINY, "--no-figures", "-v"]) == 0
+    assert "padding, padded over real tokens" in capsys.readouterr().out

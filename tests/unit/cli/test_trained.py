@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
@@ -102,12 +101,6 @@ def test_without_scalars_it_says_how_to_get_them(
     assert said in capsys.readouterr().err and not argv
 
 
-def test_a_port_that_cannot_be_had_is_one_line(store: RunStore, argv: list[str], capsys: Output) -> None:
-    trained(store, "a")
-    assert main(["tensorboard", "--port", "1"]) == 2
-    assert "error: TensorBoard cannot start: port 1 is not ours" in capsys.readouterr().err
-
-
 def test_a_signal_that_asks_to_stop_is_no_ctrl_c(
     store: RunStore, argv: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,19 +133,3 @@ def test_without_the_package_or_what_it_needs_it_is_one_line(
     assert error.startswith("error: the package tensorboard cannot be imported: ")
     assert ("a_module_of_old" in error) is (missing == "what it needs")
     assert hint == "hint: pip install --upgrade tensorboard."
-
-
-@pytest.mark.parametrize("installed", [True, False])
-def test_scalars_without_the_package_are_refused_before_anything_is_launched(
-    store: RunStore, capsys: Output, monkeypatch: pytest.MonkeyPatch, installed: bool
-) -> None:
-    found = ModuleSpec("tensorboard", None) if installed else None
-    monkeypatch.setattr(scalars, "find_spec", lambda name: found)
-    assert main(["train", "--tensorboard", "--dry-run", "--device", "cpu", "--nproc", "2"]) == (0 if installed else 2)
-    told = capsys.readouterr()
-    if installed:
-        assert "tensorboard: true" in told.out
-    else:
-        error, hint = told.err.splitlines()
-        assert error == "error: train.tensorboard: true, but the package tensorboard is not installed"
-        assert hint == "hint: pip install tensorboard."

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-from dynbench.config.digest import NOT_IDENTITY, config_digest, differences, flatten
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dynbench.config.digest import config_digest, differences, dump_config
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config
-
-
-def test_flat_keys_are_dotted_and_complete() -> None:
-    flat = flatten(load_config(None, ["schedule.capacity=8,4", "launch.slowdown=1:2"]))
-    assert flat["schedule.capacity"] == [8, 4]
-    assert flat["launch.slowdown"] == {"1": 2.0}
-    assert set(NOT_IDENTITY) <= set(flat)
+from dynbench.config.schema import Config, Launch, Schedule, Train, Workload
 
 
 def test_differences_name_both_values() -> None:
@@ -28,7 +27,31 @@ def test_digest_ignores_the_seed_and_nothing_of_substance() -> None:
     )
 
 
-def test_digest_is_short_hex() -> None:
-    digest = config_digest(Config())
-    assert len(digest) == 16
-    assert int(digest, 16) >= 0
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
+tricky = st.sampled_from(["1e-4", "no", "012", "3:30", "null", "~", "", "true", " x ", "#", "a: b", "[1", "@latest"])
+configs = st.builds(
+    Config,
+    workload=st.builds(
+        Workload,
+        dataset=st.just("tsv"),
+        data_path=texts | tricky,
+        tokenizer=st.none() | texts | tricky,
+        dropout=st.none() | st.floats(0, 0.99),
+    ),
+    schedule=st.builds(
+        Schedule,
+        capacity=st.none() | st.integers(1, 2**31 - 1) | st.lists(st.integers(1, 99), max_size=4).map(tuple) | tricky,
+        buffer=st.just("auto") | st.integers(64, 10**6),
+    ),
+    train=st.builds(Train, learning_rate=st.floats(min_value=1e-300, allow_nan=False, allow_infinity=False)),
+    launch=st.builds(Launch, slowdown=st.dictionaries(st.integers(0, 99), st.floats(1, 100), max_size=3)),
+)
+
+
+@pytest.mark.slow
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@given(configs)
+def test_what_is_written_loads_to_the_same(tmp_path: Path, config: Config) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_config(config), encoding="utf-8", newline="")
+    assert load_config(path) == config

@@ -42,10 +42,3 @@ def test_more_ranks_never_hold_more_each(sync: str) -> None:
     assert held == sorted(held, reverse=True)
     assert held[0] >= copies_held(config, Ranks(1 + servers, servers))
     assert (copies_served(config) > 0) == (servers > 0)
-
-
-def test_what_is_divided_is_said() -> None:
-    said = {name: held_said(load_config(None, [f"sync.name={name}"]), Ranks(4)) for name in ("ddp", "zero1", "fsdp")}
-    assert "divided" not in said["ddp"]
-    assert said["zero1"].endswith("with the optimizer's state divided by 4 ranks")
-    assert said["fsdp"].endswith("with parameters, gradients and the optimizer's state divided by 4 ranks")

@@ -6,7 +6,6 @@ import pytest
 
 from dynbench.config.image_rules import image_warnings
 from dynbench.config.layers import load_config
-from dynbench.config.rules import check_rules
 from dynbench.errors import ConfigError
 from dynbench.plugins import DATASETS, POLICIES, WORKLOADS
 
@@ -55,24 +54,8 @@ def test_images_are_not_decoded_in_the_time_of_others(given: tuple[str, ...], sa
     assert line.startswith("--set workload.workers: 2") and said in line
 
 
-def test_other_workloads_have_no_workers() -> None:
-    assert not check_rules(load_config(None, ["workload.name=mlp", "workload.workers=2", "launch.launcher=virtual"]), 4)
-
-
 def test_batch_normalisation_is_warned_of_where_counts_may_differ() -> None:
     (line,) = image_warnings(load_config(None, [IMAGES, "schedule.policy=partition"]))
     assert line.startswith("schedule.policy: under 'partition'") and "are not compared" in line
     for given in ([IMAGES], ["workload.name=mlp", "schedule.policy=partition"], ["schedule.policy=partition"]):
         assert image_warnings(load_config(None, given)) == []
-
-
-def test_epochs_and_steps_are_not_given_together() -> None:
-    (line,) = problems("train.steps=30", "train.epochs=2")
-    assert line == "train.epochs: given beside train.steps, and both say how long to train; leave one of them out"
-
-
-def test_one_data_set_that_fits_is_named_alone() -> None:
-    (line,) = problems(IMAGES, "workload.data_path=x")
-    assert "set workload.dataset to image_folder, or leave it out" in line
-    (line,) = problems("workload.name=causal_lm", "workload.dataset=lognormal", "workload.data_path=x")
-    assert ", " in line.partition("set workload.dataset to ")[2].partition(" or ")[0]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
-from dynbench.config.launches import FLAGS, MOST_LAUNCHES, Launches
+from dynbench.config.launches import Launches
 from dynbench.config.layers import load_mapping
 from dynbench.config.recipes import dump_recipe, load_recipe, resolve_cells
 from dynbench.errors import ConfigError
@@ -73,14 +72,3 @@ def test_it_is_dumped_as_it_loads(tmp_path: Path) -> None:
 def test_what_is_wrong_is_told(tmp_path: Path, text: str, flags: dict[str, object], said: str) -> None:
     (line,) = wrong(tmp_path, text, **flags)
     assert line.partition(": ")[2].startswith(said) or line.startswith(said), line
-
-
-def test_every_key_has_an_option() -> None:
-    assert set(FLAGS) == set(Launches.model_fields)
-
-
-@pytest.mark.parametrize("key", ["count", "first", "max_launches"])
-def test_more_launches_than_can_be_laid_out_are_refused(key: str) -> None:
-    assert getattr(Launches.model_validate({key: MOST_LAUNCHES}), key) == MOST_LAUNCHES
-    with pytest.raises(ValidationError, match=f"less than or equal to {MOST_LAUNCHES}"):
-        Launches.model_validate({key: 10**9})

@@ -5,12 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.config.describe import describe
-from dynbench.config.layers import load_config, load_mapping, validate_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
-from dynbench.config.typed_text import read_field
 from dynbench.errors import ConfigError, UsageError
-from dynbench.plugins.benchmarks import AttentionOptions
 
 WORKLOADS = (
     "MODULE:CLASS or FILE.py:CLASS of your own or text_classification, causal_lm, "
@@ -31,23 +28,11 @@ def problems(path: Path | None = None, overrides: tuple[str, ...] = (), flags: M
     return [problem.replace(f"{path}:", "c.yaml:") for problem in caught.value.problems]
 
 
-def test_nothing_given_is_the_defaults() -> None:
-    assert load_config() == Config()
-
-
 def test_flags_win_over_set_over_file_over_defaults(tmp_path: Path) -> None:
     path = write(tmp_path, "train: {steps: 1, seed: 1, global_batch: 8, warmup_steps: 1}\n")
     config = load_config(path, ["train.seed=2", "train.global_batch=16"], {"train.global_batch": "32"})
     assert (config.train.steps, config.train.seed, config.train.global_batch) == (1, 2, 32)
     assert config.train.learning_rate == Config().train.learning_rate
-
-
-def test_later_set_wins() -> None:
-    assert load_config(None, ["train.steps=1", "train.steps=2"]).train.steps == 2
-
-
-def test_flags_not_given_change_nothing() -> None:
-    assert load_config(None, [], {"train.steps": None}) == Config()
 
 
 @pytest.mark.parametrize(
@@ -75,11 +60,6 @@ def test_text_fields_keep_what_was_typed() -> None:
     assert config.launch.rdzv_id == "123"
 
 
-def test_null_clears_a_text_field(tmp_path: Path) -> None:
-    path = write(tmp_path, "workload: {tokenizer: vocab.txt}\n")
-    assert load_config(path, ["workload.tokenizer=null"]).workload.tokenizer is None
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [("8", 8), ("8,4", (8, 4)), ("[8, 4]", (8, 4)), ("@latest", "@latest"), ("null", None), ("runA", "runA")],
@@ -87,25 +67,6 @@ def test_null_clears_a_text_field(tmp_path: Path) -> None:
 def test_capacity_takes_a_number_a_list_or_a_run(text: str, value: object) -> None:
     assert load_config(None, [f"schedule.capacity={text}"]).schedule.capacity == value
     assert load_config(None, [], {"schedule.capacity": text}).schedule.capacity == value
-
-
-def test_lists_of_numbers_become_tuples(tmp_path: Path) -> None:
-    path = write(tmp_path, "schedule:\n  speeds: [1, 0.5]\n  cost_coefficients: [1, 2e-3, 0]\n")
-    schedule = load_config(path).schedule
-    assert schedule.speeds == (1.0, 0.5)
-    assert schedule.cost_coefficients == (1.0, 0.002, 0.0)
-
-
-def test_slowdown_is_a_mapping_from_rank(tmp_path: Path) -> None:
-    path = write(tmp_path, "launch:\n  slowdown:\n    1: 2\n")
-    assert load_config(path).launch.slowdown == {1: 2.0}
-    assert load_config(path, ["launch.slowdown.0=3"]).launch.slowdown == {0: 3.0, 1: 2.0}
-    assert load_config(None, [], {"launch.slowdown": "1:2,3:1.5"}).launch.slowdown == {1: 2.0, 3: 1.5}
-    assert load_config(None, ["launch.slowdown={1: 2}"]).launch.slowdown == {1: 2.0}
-
-
-def test_an_empty_section_is_its_defaults(tmp_path: Path) -> None:
-    assert load_config(write(tmp_path, "train:\nschedule: {}\n")) == Config()
 
 
 def test_a_policy_alone_means_dynamic(tmp_path: Path) -> None:
@@ -202,38 +163,10 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | None) -> No
         load_config(path)
 
 
-def test_a_file_may_hold_more_than_a_configuration(tmp_path: Path) -> None:
-    path = write(tmp_path, "launches: 4\nshared:\n  train:\n    steps: 0\n")
-    document = load_mapping(path)
-    assert document.mapping["launches"] == 4
-    assert document.positions["shared.train.steps"] == 4
-    with pytest.raises(ConfigError, match=r"launches: unknown key"):
-        validate_config(document.mapping, document)
-
-
-def test_validate_config_leaves_the_mapping_alone(tmp_path: Path) -> None:
-    document = load_mapping(write(tmp_path, "schedule:\n  capacity: [4, 4]\n"))
-    assert validate_config(document.mapping, document).schedule.capacity == (4, 4)
-    assert document.mapping == {"schedule": {"capacity": [4, 4]}}
-
-
-def test_rules_can_be_left_out(tmp_path: Path) -> None:
-    document = load_mapping(write(tmp_path, "workload: {dataset: tsv}\n"))
-    assert validate_config(document.mapping, document, rules=False).workload.dataset == "tsv"
-    with pytest.raises(ConfigError):
-        validate_config(document.mapping, document)
-
-
 def test_a_value_that_is_no_section_cannot_be_set_below(tmp_path: Path) -> None:
     assert problems(write(tmp_path, "launch: 5\n"), ("launch.nproc=2",)) == [
         "c.yaml:1: launch: 5 cannot hold launch.nproc"
     ]
-
-
-def test_a_key_of_another_section_is_found() -> None:
-    assert problems(None, ("train.policy=prefix",))[0].startswith(
-        "--set train.policy: unknown key. Did you mean 'schedule.policy'?"
-    )
 
 
 def test_a_value_refused_in_the_file_is_reported_once(tmp_path: Path) -> None:
@@ -246,21 +179,6 @@ def test_a_value_refused_in_the_file_is_reported_once(tmp_path: Path) -> None:
         [f"{path}:3", "train.seed"],
         [f"{path}:4", "train.global_batch"],
     ]
-
-
-def test_misspelt_names_of_registries_are_among_the_mistakes() -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(None, ["schedule.policy=partitoin", "sync.name=dpp", "compress.name=tokp", "workload.dataset=sst"])
-    assert ["Did you mean" in problem for problem in caught.value.problems] == [True] * 4
-
-
-def test_one_number_is_a_list_of_one_where_only_a_list_can_stand() -> None:
-    config = load_config(None, ["probe.lengths=64", "schedule.capacity=8"])
-    assert config.probe.lengths == (64,)
-    words = AttentionOptions.model_fields["ways"]
-    assert read_field(words, (), "plain", "ways") == ["plain"] == read_field(words, (), "[plain]", "ways")
-    assert describe(words).startswith("a list of plain, compiled, sdpa")
-    assert config.schedule.capacity == 8
 
 
 def test_a_policy_that_says_a_layout_is_put_as_both(tmp_path: Path) -> None:
@@ -284,17 +202,3 @@ def test_a_layout_that_its_policy_does_not_mean_is_named_with_its_line(tmp_path:
     assert problems(path) == [
         "c.yaml:3: workload.layout: 'padded' with policy 'packed'; use packed, or leave the layout out"
     ]
-
-
-def test_a_policy_without_a_plan_for_packed_rows_is_named() -> None:
-    assert problems(None, ("workload.layout=packed", "schedule.policy=window", "schedule.window=8")) == [
-        "--set workload.layout: 'packed' makes no sense under policy 'window'; "
-        "set schedule.policy to static or partition or token_budget, or the layout to padded"
-    ]
-
-
-def test_whole_numbers_fit_32_bits_and_seeds_62() -> None:
-    assert load_config(None, ["train.seed=4611686018427387904", "train.steps=2147483647"]).train.seed == 2**62
-    for text in ("train.steps=2147483648", "train.seed=4611686018427387905", "launch.nproc=65537"):
-        with pytest.raises(ConfigError, match="is not allowed"):
-            load_config(None, [text])

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from recipe_files import load_cells
 
 from dynbench.config.layers import load_config
 from dynbench.errors import ConfigError
@@ -99,36 +98,3 @@ def test_a_pipe_is_no_file_to_read_again(here: Path) -> None:
     os.mkfifo(here / "pipe")
     (problem,) = problems("workload.data_path=pipe")
     assert "is a pipe or a device" in problem
-
-
-RECIPE = """\
-description: two arms on files
-settings:
-  workload:
-    dataset: tsv
-    data_path: data/trian.tsv
-    tokenizer: vocba.txt
-arms:
-  - name: one
-  - name: two
-    set:
-      workload.eval_path: data/dve.tsv
-      workload.weights: pretrained
-      workload.model: ./modle
-launches: 2
-"""
-
-
-def test_all_arms_of_a_recipe_are_told_at_once_with_their_lines(here: Path) -> None:
-    path = here / "own.yaml"
-    path.write_text(RECIPE)
-    with pytest.raises(ConfigError) as caught:
-        load_cells(path, paths=True)
-    lines = [problem.partition(": '")[0] for problem in caught.value.problems]
-    assert lines == [
-        f"{path}:5: workload.data_path",
-        f"{path}:6: workload.tokenizer",
-        f"{path}:11: workload.eval_path",
-        f"{path}:13: workload.model",
-    ]
-    assert load_cells(path), "a recipe is read, without its files, to be shown"

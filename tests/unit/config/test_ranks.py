@@ -7,25 +7,14 @@ from dataclasses import replace
 import pytest
 
 from dynbench.config.layers import load_config
-from dynbench.config.ranks import Ranks, ranks_of, shared_ranks
 from dynbench.config.rules import check_rules, rule_warnings
-from dynbench.plugins import COMPRESSORS, STRATEGIES, CompressorEntry
+from dynbench.plugins import STRATEGIES
 
 
 @pytest.fixture(autouse=True)
 def two_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The strategy of the configuration has two ranks serve."""
     monkeypatch.setitem(STRATEGIES.entries, "ddp", replace(STRATEGIES["ddp"], servers=2))
-
-
-def test_the_first_ranks_serve() -> None:
-    found = ranks_of(load_config(None, []), 5)
-    assert found == Ranks(5, 2)
-    assert found.workers == 3
-    assert [rank for rank in range(5) if found.serves(rank)] == [0, 1]
-    assert [found.worker(rank) for rank in (2, 3, 4)] == [0, 1, 2]
-    assert found.by_worker({0: "a", 2: "b", 4: "c"}) == {0: "b", 2: "c"}
-    assert (str(found), str(Ranks(5))) == ("3 workers (of 5 ranks)", "5 ranks")
 
 
 @pytest.mark.parametrize(
@@ -64,31 +53,3 @@ def test_buffers_are_those_of_the_workers() -> None:
     asked = ["train.global_batch=9", "schedule.policy=prefix", "schedule.buffer=4"]
     (warning,) = rule_warnings(load_config(None, asked), 5, ())
     assert "3 workers (of 5 ranks) hold 12 samples for a global batch of 9" in warning
-
-
-def test_nothing_is_compressed_where_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(COMPRESSORS.entries, "toy", CompressorEntry("toy", "a toy", "toys:Bf16"))
-    monkeypatch.setitem(STRATEGIES.entries, "ddp", replace(STRATEGIES["ddp"], servers=0))  # which would be sent to
-    sends, silent = load_config(None, []), load_config(None, ["sync.communicate=false"])
-    toy = {"compress": sends.compress.model_copy(update={"name": "toy"})}
-    assert check_rules(sends.model_copy(update=toy), None) == check_rules(silent, None) == []
-    (problem,) = check_rules(silent.model_copy(update=toy), None)
-    assert problem.startswith("compress.name: 'toy' compresses what is sent")
-
-
-def test_ranks_are_called_what_they_do() -> None:
-    assert [Ranks(3).title(rank) for rank in range(3)] == ["rank 0", "rank 1", "rank 2"]
-    assert [Ranks(3, 1).title(rank) for rank in range(3)] == [
-        "rank 0 (server)",
-        "rank 1 (worker 1)",
-        "rank 2 (worker 2)",
-    ]
-    assert [Ranks(3, 2).title(rank) for rank in (0, 1, 2)] == [
-        "rank 0 (server 1)", "rank 1 (server 2)", "rank 2 (worker 1)",
-    ]  # fmt: skip
-
-
-def test_in_a_launch_of_arms_that_do_not_agree_no_rank_has_a_part() -> None:
-    serving, plain = load_config(None, ["sync.name=ddp"]), load_config(None, ["sync.name=naive"])
-    assert shared_ranks([serving, serving], 4) == Ranks(4, 2)
-    assert shared_ranks([serving, plain], 4) == Ranks(4)

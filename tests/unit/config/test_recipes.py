@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -87,28 +86,6 @@ def test_shipped_recipes_load_and_open_with_goal_command_time_and_expectation(na
     assert recipe.baseline in recipe.arms
 
 
-def test_the_sst2_recipe_is_the_one_that_is_asked_for() -> None:
-    arms = load_recipe(find_recipe("sst2")).arms
-
-    for config in arms.values():
-        assert (config.launch.nproc, config.train.steps, config.train.global_batch) == (4, 300, 32)
-        assert (config.workload.dataset, config.workload.max_length) == ("sst2", 256)
-        assert (config.workload.model, config.workload.weights) == ("distilbert-base-uncased", "pretrained")
-    assert [config.schedule.policy_name for config in arms.values()] == ["static", "prefix", "partition"]
-
-
-def test_the_cost_type_recipe_varies_the_cost_of_two_policies() -> None:
-    arms = load_recipe(find_recipe("sst2_cost_types")).arms
-
-    varied = [(config.schedule.policy_name, config.schedule.cost_type) for config in arms.values()]
-    assert varied == list(product(("partition", "prefix"), ("tokens", "tokens_sq", "attention")))
-    alike = {"policy": "partition", "cost_type": "tokens"}
-    same = [
-        config.model_copy(update={"schedule": config.schedule.model_copy(update=alike)}) for config in arms.values()
-    ]
-    assert all(config == arms["tokens"] for config in same)
-
-
 def test_cells_lie_between_settings_and_arms_and_keep_their_lines(tmp_path: Path) -> None:
     cells = "cells:\n  - {train.steps: 6, train.seed: 1}\n  - {launch.slowdown: {0: 3.0}, train.steps: 8}\n"
     first, second = load_cells(written(tmp_path, GOOD + cells), flags={"train.seed": 9})
@@ -120,14 +97,6 @@ def test_cells_lie_between_settings_and_arms_and_keep_their_lines(tmp_path: Path
     assert dict(second.cell) == {"launch.slowdown": {0: 3.0}, "train.steps": 8}
     assert load_recipe(written(tmp_path, GOOD)).cell == {}
     assert problems(tmp_path, GOOD + "cells:\n  - {train.stepz: 6}\n")[0].startswith("10: train.stepz: unknown key.")
-
-
-def test_regimes_vary_batch_model_ranks_and_launcher() -> None:
-    configs = [recipe.arms["static"] for recipe in load_cells(find_recipe("regimes"))]
-    assert {config.launch.launcher for config in configs} == {"torchrun", "virtual"}
-    assert {config.workload.shape for config in configs} == {"small", "base"}
-    assert len({config.train.global_batch for config in configs}) >= 3
-    assert len({config.launch.world_size or config.launch.nproc for config in configs}) >= 3
 
 
 def test_command_line_over_arm_over_settings_over_defaults(tmp_path: Path) -> None:
@@ -151,22 +120,6 @@ def test_a_resolved_recipe_loads_back(tmp_path: Path) -> None:
 
     assert again.arms == recipe.arms
     assert (again.baseline, again.launches.count, again.description) == (recipe.baseline, 4, "two arms")
-
-
-@pytest.mark.parametrize("value", ["8", "8,4", "null", "1e-4", "auto", "[1]"])
-@pytest.mark.parametrize("where", ["settings", "cells", "arms"])
-def test_quoted_text_stays_text_wherever_it_stands(tmp_path: Path, where: str, value: str) -> None:
-    given = {
-        "settings": f"settings: {{schedule: {{capacity: '{value}'}}}}\n",
-        "cells": f"cells: [{{schedule.capacity: '{value}'}}]\n",
-        "arms": "",
-    }[where]
-    own = f", set: {{schedule.capacity: '{value}'}}" if where == "arms" else ""
-    recipe = load_recipe(written(tmp_path, f"description: d\n{given}arms: [{{name: a}}, {{name: b{own}}}]\n"))
-    again = load_recipe(written(tmp_path, dump_recipe(recipe)))
-
-    assert recipe.arms["b"].schedule.capacity == value
-    assert again.arms == recipe.arms
 
 
 def test_all_mistakes_are_reported_at_once_with_their_lines(tmp_path: Path) -> None:
@@ -206,24 +159,6 @@ def test_one_mistake(tmp_path: Path, old: str, new: str, pattern: str) -> None:
     assert any(re.search(pattern, line) for line in found), found
 
 
-@pytest.mark.parametrize("launches", [1, 3, 0, -2])
-def test_launches_apart_of_the_command_line_must_be_even(tmp_path: Path, launches: int) -> None:
-    found = problems(tmp_path, GOOD, launches={"count": launches, "mode": "apart"})
-
-    assert len(found) == 1
-    wrong = "launches per arm" if launches > 0 else "is not allowed: input should be greater than 0"
-    assert found[0].startswith(f"--launches: {launches} {wrong}")
-
-
-def test_rules_over_several_fields_are_checked_for_every_arm(tmp_path: Path) -> None:
-    text = GOOD.replace("launch.slowdown: {1: 2.0}", "schedule.cost_type: measured")
-
-    found = problems(tmp_path, text)
-
-    assert len(found) == 1
-    assert found[0].startswith("7: schedule.cost_type: 'measured' has no coefficients")
-
-
 def test_recipes_are_found_by_path_and_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path, GOOD)
@@ -234,8 +169,3 @@ def test_recipes_are_found_by_path_and_by_name(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(UsageError, match="Did you mean 'quickstart'") as caught:
         find_recipe("quikstart")
     assert "sst2_cost_types" in caught.value.hint
-
-
-def test_a_folder_is_not_a_recipe(tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
-        load_recipe(tmp_path)

@@ -1,17 +1,16 @@
 from __future__ import annotations
 
 import re
-from unittest.mock import patch
 
 import pytest
 
 from dynbench.config.digest import changed
 from dynbench.config.layers import load_config
-from dynbench.config.part_rules import buffer_size, whole_window_steps
-from dynbench.config.rules import check_rules, known_world_size, rule_warnings
+from dynbench.config.part_rules import whole_window_steps
+from dynbench.config.rules import check_rules, rule_warnings
 from dynbench.config.schema import Config
 from dynbench.config.yaml_strict import parse_yaml
-from dynbench.plugins import COMPRESSORS, STRATEGIES, CompressorEntry
+from dynbench.plugins import COMPRESSORS, STRATEGIES
 
 
 def config_of(text: str) -> Config:
@@ -118,25 +117,6 @@ def test_how_gradients_travel_is_refused_where_they_do_not(section: str) -> None
     assert problem.endswith(f"set it to {getattr(Config(), section).name}, or launch.launcher to torchrun")
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [("ps", "compresses means over ranks, which sync.name 'ps' does not ask for"), ("ddp_noop", "sends nothing")],
-)
-def test_what_no_compressor_takes_part_in_is_not_compressed(name: str, why: str) -> None:
-    plain = load_config(None, [f"sync.name={name}"])
-    compressed = plain.model_copy(update={"compress": plain.compress.model_copy(update={"name": "another"})})
-    with patch.dict(COMPRESSORS.entries, {"another": CompressorEntry("another", "a toy", "toys:Another")}):
-        assert check_rules(plain, 2) == []
-        (problem,) = check_rules(compressed, 2)
-    assert problem.startswith("compress.name: 'another' compresses")
-    assert why in problem
-
-
-def test_a_parameter_server_needs_a_worker() -> None:
-    (problem,) = check_rules(load_config(None, ["sync.name=ps"]), 1)
-    assert problem.startswith("sync.name: 'ps' has 1 of 1 ranks serve")
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8, 64])
 def test_defaults_break_no_rule(world_size: int) -> None:
     assert check_rules(Config(), world_size) == []
@@ -167,30 +147,6 @@ def test_the_nearest_buffer_offered_is_the_least_that_works(world_size: int, buf
         least = int(problem.partition("nearest that works: ")[2])
         assert check_rules(config_of(text(least)), world_size) == []
         assert check_rules(config_of(text(least - 1)), world_size) != []
-
-
-def test_uneven_batches_are_fine_when_dynamic() -> None:
-    assert check_rules(config_of("schedule: {mode: dynamic}\ntrain: {global_batch: 50}"), 4) == []
-
-
-def test_measured_cost_with_a_source_is_fine() -> None:
-    assert check_rules(config_of("schedule: {cost_type: measured, cost_coefficients: [1.0, 1.0, 0.0]}"), 2) == []
-    assert check_rules(config_of("schedule: {cost_type: measured}\nprobe: {run: auto}"), 2) == []
-    assert check_rules(config_of("schedule: {cost_coefficients: [0.0, 0.0, 1.0]}"), 2) == []
-    assert check_rules(config_of("schedule: {cost_type: measured}\nprobe: {run: 'off'}"), 2) != []
-
-
-def test_world_size_is_known_only_where_the_configuration_says_it() -> None:
-    assert known_world_size(Config()) is None
-    assert known_world_size(config_of("launch: {launcher: virtual}")) == 4
-    assert known_world_size(config_of("launch: {launcher: virtual, world_size: 6}")) == 6
-    assert known_world_size(config_of("launch: {launcher: torchrun, nproc: 2, nnodes: 3}")) == 6
-
-
-def test_automatic_buffer() -> None:
-    assert buffer_size(Config(), 2) == 63
-    assert buffer_size(config_of("train: {global_batch: 16}"), 4) == 32
-    assert buffer_size(config_of("schedule: {buffer: 5}"), 4) == 5
 
 
 def test_a_buffer_without_choice_warns_and_says_what_to_set() -> None:
@@ -231,23 +187,6 @@ def test_steps_that_split_a_window_warn_and_say_what_to_set(train: str, wanted: 
     assert rule_warnings(changed(config, {"schedule.policy": "partition"}), 2, ()) == []
 
 
-@pytest.mark.parametrize(
-    ("without_effect", "in_use"),
-    [
-        ("workload: {weights: pretrained, size: base}", "workload: {size: base}"),
-        ("workload: {model: bert-base-uncased}", "workload: {weights: pretrained, model: bert-base-uncased}"),
-        ("schedule: {mode: dynamic, solver: greedy}", "schedule: {policy: prefix, buffer: 99, solver: greedy}"),
-        ("schedule: {mode: dynamic, buffer: 99}", "schedule: {policy: prefix, buffer: 99}"),
-        ("schedule: {mode: dynamic, replan_steps: 4}", "schedule: {mode: dynamic, speeds: auto, replan_steps: 4}"),
-        ("schedule: {policy: partition, window: 5}", "schedule: {mode: dynamic, window: 5}"),
-    ],
-)
-def test_a_setting_without_effect_is_warned_about(without_effect: str, in_use: str) -> None:
-    (warning,) = rule_warnings(config_of(without_effect), 2)
-    assert " has no effect: " in warning
-    assert rule_warnings(config_of(in_use), 2) == []
-
-
 @pytest.mark.parametrize("sync", [name for name, entry in STRATEGIES.items() if entry.reads("inner_steps")])
 @pytest.mark.parametrize(
     ("every", "steps", "warmup", "met"),
@@ -272,12 +211,6 @@ def test_measured_steps_without_their_share_of_meetings_are_told(
 def test_a_part_does_not_meet_anew_before_it_has_met(inner: int, overlap: int, refused: bool) -> None:
     found = check_rules(config_of(f"sync: {{name: diloco, inner_steps: {inner}, overlap_steps: {overlap}}}"), 2)
     assert [problem.startswith("sync.overlap_steps: ") for problem in found] == [True] * refused
-
-
-@pytest.mark.parametrize("sync", [name for name, entry in STRATEGIES.items() if entry.servers])
-def test_servers_cannot_do_without_what_is_sent(sync: str) -> None:
-    (problem,) = check_rules(config_of(f"sync: {{name: {sync}, communicate: false}}"), 3)
-    assert problem.startswith("sync.communicate: false, but under sync.name")
 
 
 @pytest.mark.parametrize(

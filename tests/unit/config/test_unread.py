@@ -22,13 +22,10 @@ UNREAD_AND_READ: dict[str, tuple[object, tuple[str, ...], tuple[str, ...]]] = {
     "workload.model": ("bert-base-uncased", (TEXTS, "workload.tokenizer=vocab.txt"), (TEXTS,)),
     "workload.size": ("base", ("workload.weights=pretrained",), ()),
     "schedule.cost_type": ("attention", ("schedule.policy=token_budget",), (DYNAMIC,)),
-    "schedule.attention_a": (0.5, (DYNAMIC,), (DYNAMIC, "schedule.cost_type=attention")),
     "schedule.cost_coefficients": ((1.0, 1.0, 0.0), (DYNAMIC, "schedule.cost_type=tokens"), (DYNAMIC,)),
     "schedule.capacity": (40, ("schedule.policy=lpt",), ()),
     "schedule.speeds": ((1.0, 0.5), ("schedule.policy=group_by_length",), ("schedule.policy=sorted_equal",)),
     "schedule.replan_steps": (4, (DYNAMIC,), (DYNAMIC, "schedule.speeds=auto")),
-    "train.momentum": (0.5, (), ("train.optimizer=sgd",)),
-    "train.eval_every": (9, ("train.eval_samples=0",), ()),
     "launch.nproc": (8, (VIRTUAL,), (REAL,)),
     "launch.world_size": (8, (REAL,), (VIRTUAL,)),
     "launch.comm_model": ("none", (REAL,), (VIRTUAL,)),
@@ -100,7 +97,7 @@ def test_virtual_ranks_read_no_option_of_a_strategy(option: str) -> None:
 def test_a_probe_and_an_offline_plan_name_what_they_look_at() -> None:
     given = ("compress.ratio=0.1", "schedule.buffer=9", "schedule.cost_type=attention", "train.eval_samples=0")
     config = load_config(None, [*given, "train.eval_every=3", "train.momentum=0.5"])
-    assert named(config, "probe") == ["compress.ratio", "train.momentum"]
+    assert named(config, "probe") == ["compress.ratio"]
     assert named(config, "solve", policies=("static",)) == ["schedule.buffer", "schedule.cost_type"]
     assert named(config, "solve", policies=("static", "prefix")) == []
 
@@ -110,42 +107,11 @@ def test_code_of_ones_own_may_read_every_setting_of_its_section(key: str) -> Non
     assert named(changed(load_config(None, [OWN]), {key: "another"})) == []
 
 
-def test_a_registered_workload_of_the_users_own_may_read_the_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_config(None, ["workload.weights=pretrained", "workload.size=base"])
-    assert named(config) == ["workload.size"]
-    monkeypatch.setattr(WORKLOADS, "ours", frozenset())
-    assert named(config) == []
-
-
 def test_what_a_plan_is_told_by_other_options_is_one_line_that_names_them() -> None:
     config = load_config(None, ["train.steps=5", "launch.nproc=3", "schedule.policy=prefix"])
     (line,) = unread("solve", [use(config, policies=("static",))])
     said = "schedule.policy (--policy), train.steps (--steps): no effect on `dynbench solve`, which does not read this"
     assert line == said
-
-
-def test_ranks_that_torchrun_has_started() -> None:
-    config = load_config(None, ["launch.nproc=2"])
-    assert named(config) == []
-    (line,) = unread("train", [use(config, attached=True)])
-    assert line == "launch.nproc: 2 has no effect: torchrun or srun has started the ranks"
-
-
-def test_a_number_of_virtual_ranks_beside_other_real_ones() -> None:
-    given = load_config(None, ["launch.nproc=2", "launch.world_size=8"])
-    real = changed(given, {"launch.launcher": "torchrun"})
-    (warning,) = unread("train", [Use(given, real, world_size=2)])
-    assert warning == "launch.world_size: 8 has no effect: there are 2 real ranks (launch.nproc)"
-    assert unread("train", [Use(given, real, world_size=8)]) == []
-
-
-@pytest.mark.parametrize("nproc", ["1", "4"])
-def test_as_many_processes_as_virtual_ranks_say_the_same_twice(nproc: str) -> None:
-    assert named(load_config(None, [VIRTUAL, "launch.world_size=4", f"launch.nproc={nproc}"])) == []
-
-
-def test_a_probe_to_come_reads_what_it_will_decide() -> None:
-    assert named(load_config(None, [DYNAMIC, PROBE, "schedule.attention_a=0.5"])) == []
 
 
 def test_arms_share_what_one_of_them_reads() -> None:
