@@ -16,9 +16,11 @@ COVERED := schedule analysis config runs compress
 SOAK_MINUTES ?= 30
 MUTANTS ?=
 ONLY ?=
+# Without the compiled modules beside the sources every process compiles torch again, which doubles what a launch takes.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install install-test install-more quickstart test test-at-once test-quick golden accept-values accept-words test-matrix test-gpu first-gpu faults faults-left bench-self trust \
-	scale soak soak-gently coverage mutation wheel-test nightly lint clean
+	scale soak coverage mutation wheel-test nightly lint clean
 
 help:
 	@echo "make quickstart   install, then static against dynamic on generated data: verdict, figures, report"
@@ -80,12 +82,11 @@ lint: install-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# First what may run side by side, on two cores, lint among it, and a soak with what these leave of the machine; then
-# what compares times, with the machine to itself.
+# First what may run side by side, on two cores, lint among it; then what compares times, with the machine to itself.
 test: install-test
 	@mkdir -p $(dir $(SKIPPED)) && rm -f $(SKIPPED)
-	@$(MAKE) --no-print-directory --jobs 3 lint soak-gently test-at-once
-	$(PYTEST) --durations 25 --skipped-to=$(SKIPPED) -m "alone" tests/multiproc
+	@$(MAKE) --no-print-directory --jobs 2 lint test-at-once
+	$(PYTEST) --durations 25 --skipped-to=$(SKIPPED) -m "alone and not matrix" tests/multiproc
 	@cat $(SKIPPED) 2>/dev/null || echo "nothing was skipped"
 	@echo "no part of this: make bench-self, which reads the clock"
 
@@ -125,9 +126,6 @@ scale: install-test
 
 soak: install-test
 	$(BIN)/python tests/scale/soak.py results/soak --minutes $(SOAK_MINUTES)
-
-soak-gently: install-test
-	$(BIN)/python tests/scale/soak.py --minutes 3 --gently
 
 # A report of all packages first; then each of those that are held to it.
 coverage: install-more

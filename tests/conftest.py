@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections import Counter
@@ -33,6 +34,12 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"pytest {pytest.__version__} loses the groups of pytest-xdist: pip install 'pytest<9.2'"
         )
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: they are left out of what the garbage collector looks through in each test."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:

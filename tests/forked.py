@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
 import importlib
 import io
 import json
@@ -274,6 +275,8 @@ if __name__ == "__main__":
     forked = importlib.import_module("forked")
     for name in IMPORTED:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a forked process then need not copy what was imported to look for garbage
     for name in (WORKER, "torch.distributed.run"):
         del sys.modules[name]
     forked._serve(socket.socket(fileno=int(sys.argv[1])))

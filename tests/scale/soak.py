@@ -1,7 +1,6 @@
 """Training that goes on for long: the memory and the open files of its launcher and ranks stay what they were.
 
     make soak                                      30 minutes, SOAK_MINUTES=3 for fewer
-    python tests/scale/soak.py --minutes 3 --gently                 as `make test` does, beside its other tests
     python tests/scale/soak.py FOLDER --minutes 3 --set sync.name=fsdp
 
 A process leaks where the line through what it held, warm-up left out, rises by more than `GROWTH` of it, or by one open
@@ -41,10 +40,10 @@ GROWTH = 0.03
 WARM = 1 / 3
 """Of the looks, the first ones, that are left out: allocators and caches fill."""
 LOOKS = 300
+FIRST_STEPS, PATIENCE_S = 50, 300
+"""Steps that are waited for before the first look, and for how long."""
 MOST_STEPS_A_SECOND = 2000
 """More than there will be: what is not ended, as its soak was killed, ends by itself some time."""
-LAST = 19
-"""The lowest priority that `nice` knows."""
 ENDLESS = (
     "workload.subset=512",
     "workload.max_length=32",
@@ -62,9 +61,6 @@ ENDLESS = (
     "launch.device=cpu",
 )
 """Steps of some milliseconds, planned anew in every window, counted on the wire, and evaluated now and then."""
-GENTLY = ("train.eval_every=100",)
-WARM_STEPS = 150
-"""Before it gives way: what is left of the machine then is enough for some hundred, not to warm up with."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +146,7 @@ def ranks_of(run: Run) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def begin(results: Path, settings: Sequence[str], *, first_steps: int = 50, patience_s: float = 300) -> Soak:
+def begin(results: Path, settings: Sequence[str]) -> Soak:
     """Start training that does not end by itself, and wait for some steps.
 
     Its allocator gives back at once what is freed, so that what is held is what is kept.
@@ -162,15 +158,15 @@ def begin(results: Path, settings: Sequence[str], *, first_steps: int = 50, pati
     argv += [word for setting in settings for word in ("--set", setting)]
     env = {**os.environ, **TIDY_MALLOC, "DYNBENCH_RESULTS": str(results)}
     process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
-    deadline, store = time.monotonic() + patience_s, RunStore(results)
+    deadline, store = time.monotonic() + PATIENCE_S, RunStore(results)
     while process.poll() is None and time.monotonic() < deadline:
         for run in store.list()[-1:]:
             soak = Soak(process, run, {})
-            if soak.steps() > first_steps:
+            if soak.steps() > FIRST_STEPS:
                 return soak
         time.sleep(0.1)
     process.kill()
-    raise RuntimeError(f"no steps after {patience_s:.0f} s, or ended before: {process.communicate()[0]}")
+    raise RuntimeError(f"no steps after {PATIENCE_S} s, or ended before: {process.communicate()[0]}")
 
 
 def end(soak: Soak) -> list[str]:
@@ -187,20 +183,6 @@ def end(soak: Soak) -> list[str]:
     if not summary["partial"] or summary["steps"] < soak.steps() - 20:
         wrong.append(f"the summary is of {summary['steps']} of {soak.steps()} steps")
     return wrong
-
-
-def give_way(soak: Soak) -> None:
-    """Leave the processors to all that wants them.
-
-    On Linux each thread has a priority, and with `autogroup` each session of processes one against other sessions.
-    """
-    for pid in (soak.process.pid, *ranks_of(soak.run).values()):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(ProcessLookupError):
-                os.setpriority(os.PRIO_PROCESS, int(thread.name), LAST)
-        if os.getsid(pid) != os.getsid(0):
-            with suppress(OSError):
-                Path(f"/proc/{pid}/autogroup").write_text(str(LAST))
 
 
 def _gaps(run: Run) -> Iterator[str]:
@@ -227,7 +209,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", help="A registry of runs; none: one that goes if all is well.")
     parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--gently", action="store_true", help="With what the other processes leave of the machine.")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     given = parser.parse_args(argv)
     if not Path("/proc/self/fd").exists():
@@ -235,11 +216,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     folder = given.folder or Path(tempfile.mkdtemp(prefix="soak-"))
     steps = math.ceil(60 * given.minutes * MOST_STEPS_A_SECOND)
-    chosen = (*ENDLESS, *(GENTLY if given.gently else ()), f"train.steps={steps}", *given.settings)
-    soak = begin(folder, chosen, first_steps=WARM_STEPS if given.gently else 50)
+    soak = begin(folder, (*ENDLESS, f"train.steps={steps}", *given.settings))
     try:
-        if given.gently:
-            give_way(soak)
         wrong = _soaked(soak, given.minutes)
     finally:
         if soak.process.poll() is None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from dynbench.cli import health, health_recipe
 from dynbench.cli.main import main
+from dynbench.errors import HubError
 from dynbench.runs import provenance
 
 Output = pytest.CaptureFixture[str]
@@ -128,6 +130,7 @@ def test_weights_and_data_that_only_the_hub_has(capsys: Output, monkeypatch: pyt
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("dynbench.workloads.hub.why_unreachable", lambda *_: "")
     monkeypatch.setattr("dynbench.workloads.hub.cached_revision", lambda *_: None)
+    monkeypatch.setattr("dynbench.workloads.hub.load_from_hub", Mock(side_effect=HubError("not tried")))
     assert "will be fetched from" in str(checks(capsys, "weights: pretrained, model: some/model")["weights"]["seen"])
 
 
