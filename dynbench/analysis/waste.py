@@ -261,10 +261,10 @@ def _triangle(columns: Sequence[FloatArray], scale: FloatArray) -> FloatArray:
 
     Least squares of any of the columns on others have the same solution over it as over all rows.
     """
-    triangle = np.empty((0, len(columns)))
+    triangle: FloatArray = np.empty((0, len(columns)))
     for start in range(0, len(columns[0]), _BLOCK):
         block = np.stack([column[start : start + _BLOCK] for column in columns], axis=1) / scale
-        triangle = np.linalg.qr(np.vstack([triangle, block]), mode="r")
+        triangle = np.asarray(np.linalg.qr(np.vstack([triangle, block]), mode="r"))
     return triangle
 
 
