@@ -313,10 +313,10 @@ def disk(settings: Settings) -> Diagnosis:
 def data_cache(settings: Settings) -> Diagnosis:
     """What tokenised data take of the disk."""
     from dynbench.config.schema import Workload
-    from dynbench.workloads.cache import cache_folder, kept_data
+    from dynbench.workloads.cache import cache_entries, cache_folder
 
     folder = cache_folder(Workload())
-    size, free = sum(kept.size for kept in kept_data(folder)), shutil.disk_usage(_nearest_folder(folder)).free
+    size, free = sum(kept.size for kept in cache_entries(folder)), shutil.disk_usage(_nearest_folder(folder)).free
     seen = f"{format_bytes(size)} of tokenised data in {folder}, {format_bytes(free)} free"
     return judged(size <= free, seen, "dynbench data cache --older-than 4w --remove makes room.")
 

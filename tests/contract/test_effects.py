@@ -15,8 +15,7 @@ from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.planner import Planner
 from dynbench.schedule.policy import Problem, policy_class
-from dynbench.workloads.datasets.base import TextSplit
-from dynbench.workloads.datasets.registry import load_dataset
+from dynbench.workloads.datasets.base import TextSplit, load_dataset
 
 COST_POLICIES = tuple(name for name, entry in POLICIES.items() if entry.costs)
 SPEED_POLICIES = tuple(name for name, entry in POLICIES.items() if entry.speeds != "never")

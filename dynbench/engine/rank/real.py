@@ -45,8 +45,7 @@ from dynbench.wire.link import Link
 from dynbench.wire.null import NullWire, silent_group
 from dynbench.wire.plain import PlainWire
 from dynbench.wire.queued import QueuedWire
-from dynbench.workloads.base import Workload
-from dynbench.workloads.registry import Expects
+from dynbench.workloads.base import Expects, Workload
 
 
 @contextmanager

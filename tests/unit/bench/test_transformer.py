@@ -21,8 +21,8 @@ from dynbench.engine.rank.rank_process import RankContext
 from dynbench.errors import ConfigError
 from dynbench.plugins import BENCHMARKS
 from dynbench.plugins.benchmarks import TransformerOptions
-from dynbench.workloads.language_model import LANGUAGE_MODEL
-from dynbench.workloads.model_config import make_model
+from dynbench.workloads.causal_lm import LANGUAGE_MODEL
+from dynbench.workloads.models import make_model
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {"contexts": (8,), "precisions": ("fp32",), "iterations": 3, "warmup": 3, "device": "cpu"}

@@ -27,7 +27,7 @@ from dynbench.probe.fit import Timings, at_full_speed, fit_cost, further_at_full
 from dynbench.probe.trial import TrialStep
 from dynbench.runs.store import RunStore
 from dynbench.sync.local import Local
-from dynbench.workloads.micro_batch import LossPart, MicroBatch
+from dynbench.workloads.batches import LossPart, MicroBatch
 from dynbench.workloads.registry import build_workload
 
 ALPHA, BETA, FURTHER = 7.0, 0.1, 5.0

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynbench.errors import DataError, UsageError
-from dynbench.lengths import SST2, LengthHistogram
+from dynbench.lengths import LONGEST_LENGTH, READERS, SST2, LengthHistogram, encode_trace, read_trace
 from dynbench.schedule import traces
 from dynbench.schedule.traces import BUILT_IN, Trace, built_in_trace, describe, load_trace, lognormal_lengths
-from dynbench.trace_files import LONGEST_LENGTH, READERS, encode_trace, read_trace
 
 LENGTHS = np.array([12, 3, 448, 7], dtype=np.int64)
 

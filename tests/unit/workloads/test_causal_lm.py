@@ -21,11 +21,10 @@ from dynbench.plugins import WORKLOADS
 from dynbench.plugins.workloads import OF_MODEL
 from dynbench.probe.trial import TrialStep
 from dynbench.workloads import causal_lm
-from dynbench.workloads.causal_lm import CausalLanguageModel, unigram_perplexity
+from dynbench.workloads.causal_lm import CausalLanguageModel, language_model, unigram_perplexity
 from dynbench.workloads.data import TokenisedData
-from dynbench.workloads.datasets import language
-from dynbench.workloads.language_model import language_model
-from dynbench.workloads.model_config import LANGUAGE_MODEL, make_model
+from dynbench.workloads.datasets import generated as language
+from dynbench.workloads.models import LANGUAGE_MODEL, make_model
 from dynbench.workloads.token_loss import check_sums
 
 MILLIONS = {
@@ -183,7 +182,7 @@ def test_a_configuration_gives_the_shape(tmp_path: Path, architecture: str) -> N
         configured("workload.size=auto", f"workload.model={folder}", "workload.max_length=16")
     )
     model = workload.build_model(3).double().eval()
-    assert workload.facts["model"]["vocab_size"] == language.VOCAB_SIZE
+    assert workload.facts["model"]["vocab_size"] == language.WALK_VOCAB_SIZE
     check_sums(workload, model, architecture, torch.device("cpu"))
 
 
@@ -203,7 +202,7 @@ def test_an_architecture_without_one_is_refused(tmp_path: Path) -> None:
 
 
 def test_pretrained_weights_are_those_of_the_folder(tmp_path: Path) -> None:
-    config = language_model(configured().workload).source(language.VOCAB_SIZE).config
+    config = language_model(configured().workload).source(language.WALK_VOCAB_SIZE).config
     saved = make_model(config, "saved", "", LANGUAGE_MODEL)
     saved.save_pretrained(tmp_path)
     settings = ("workload.weights=pretrained", f"workload.model={tmp_path}", "workload.max_length=16")

@@ -15,8 +15,8 @@ from PIL import Image
 
 from dynbench.config.layers import load_config
 from dynbench.errors import DataError
+from dynbench.workloads.datasets.images import image_side
 from dynbench.workloads.image_classification import DEVIATION, MEAN, ImageClassification
-from dynbench.workloads.image_side import image_side
 
 
 def configured(*more: str):

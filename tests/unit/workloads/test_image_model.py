@@ -13,8 +13,8 @@ from transformers import GPT2Config, ResNetConfig, ResNetForImageClassification,
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError, UsageError
-from dynbench.workloads import image_model as module
-from dynbench.workloads.image_model import image_model, load_torchvision
+from dynbench.workloads import image_classification as module
+from dynbench.workloads.image_classification import image_model, load_torchvision
 
 NARROW = {"embedding_size": 8, "hidden_sizes": [16, 32, 64, 128], "depths": [2, 1, 1, 2]}
 

@@ -23,7 +23,7 @@ from dynbench.engine.rank.replica import Replica, build_optimizer, seed_dropout
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.sync.ddp import Ddp
 from dynbench.sync.local import Local
-from dynbench.workloads.micro_batch import MicroBatch, evened_out
+from dynbench.workloads.batches import MicroBatch, evened_out
 
 CPU = torch.device("cpu")
 
