@@ -94,12 +94,6 @@ def test_the_split_stays_whatever_is_trained_on(tokenizer, change):
         assert joined == [number for row in rows(whole) for number in row][: len(joined)]
 
 
-def test_texts_are_truncated_and_what_was_cut_is_counted(tokenizer):
-    train, _, _ = made(Source(NUMBERS), tokenizer, Source(NUMBERS[:3]), max_length=5)
-    assert rows(train) == [numbers(text)[:5] for text in NUMBERS]
-    assert train.describe()["cut_tokens"] == sum(max(0, len(numbers(text)) - 5) for text in NUMBERS)
-
-
 def test_blocks_are_the_joined_texts_and_the_last_tokens_are_left_out(tokenizer):
     train, held, decisions = made(Source(NUMBERS), tokenizer, Source(NUMBERS[:20]), max_length=16, blocks=True)
     joined = [number for text in NUMBERS for number in numbers(text)]
@@ -134,12 +128,6 @@ def test_a_subset_of_blocks_is_drawn_of_all_of_them(tokenizer):
     assert len(train) == 10
     assert [row for row in rows(whole) if row in rows(train)] == rows(train)
     assert decisions["workload.subset"][1] == f"drawn from {len(whole)} blocks with seed 0"
-
-
-def test_a_subset_larger_than_the_texts_takes_all_and_says_so(tokenizer, caplog):
-    train, _, decisions = made(Source(NUMBERS), tokenizer, subset=181)
-    assert (len(train), decisions["workload.subset"][0]) == (180, 180)
-    assert "181 of 180 training texts" in caplog.text
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_length": 6}, {"subset": 40}, {"max_length": 16, "blocks": True}])
