@@ -88,8 +88,8 @@ def export_lengths(settings: Settings, run: str | None, output: Path, force: boo
 @common_options
 def export_wikipedia(settings: Settings, output: Path, force: bool, megabytes: float, edition: str) -> None:
     """Write the first articles of wikimedia/wikipedia on the hub to a JSON array of {"id", "title", "text"}."""
-    from dynbench.plugins.datasets import WikipediaOptions
-    from dynbench.workloads.datasets.from_hub import WIKIPEDIA, export
+    from dynbench.plugins.datasets import WIKIPEDIA, WikipediaOptions
+    from dynbench.workloads.datasets.from_hub import export
 
     refuse_existing(output, force)
     with writing(output):

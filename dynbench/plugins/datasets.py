@@ -9,6 +9,9 @@ from dynbench.plugins.registry import Entry, Registry
 from dynbench.plugins.section import PositiveFloat, Section
 from dynbench.plugins.workloads import Kind
 
+GLUE, WIKIPEDIA = "nyu-mll/glue", "wikimedia/wikipedia"
+"""Repositories of the hub."""
+
 
 @dataclass(frozen=True)
 class DatasetEntry(Entry):
@@ -19,12 +22,14 @@ class DatasetEntry(Entry):
         classes: its samples have labels; of texts that it reads for a workload without classes, they are left out.
         samples: what they are made of; `embedded` makes what the workload learns from.
         folder: the user names a folder of files, not a file.
+        repository: of the hub that it is fetched from; empty where it is not.
     """
 
     generated: bool = False
     classes: bool = True
     samples: tuple[Kind, ...] = ("texts",)
     folder: bool = False
+    repository: str = ""
 
     @property
     def of_files(self) -> bool:
@@ -114,7 +119,7 @@ DATASETS: Registry[DatasetEntry] = Registry(
             samples=("texts", "images", "digits"),
         ),
         _ours("lognormal", "generated with longer, heavy-tailed lengths", "generated:load_lognormal", generated=True),
-        _ours("sst2", "GLUE SST-2 from the hub or its cache", "from_hub:load_sst2"),
+        _ours("sst2", "GLUE SST-2 from the hub or its cache", "from_hub:load_sst2", repository=GLUE),
         _text_file("tsv", "texts of a tab-separated file"),
         _text_file("jsonl", "texts of a JSON Lines file"),
         _text_file("csv", "texts of a file with separators and quotes"),
@@ -125,6 +130,7 @@ DATASETS: Registry[DatasetEntry] = Registry(
             "from_hub:load_wikipedia",
             WikipediaOptions,
             classes=False,
+            repository=WIKIPEDIA,
         ),
         _ours("json", "articles of a JSON array, without labels", "articles:load_json", FileOptions, classes=False),
         _ours(

@@ -19,7 +19,7 @@ from huggingface_hub import snapshot_download
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError, HubError, first_line
 from dynbench.plugins import options_of
-from dynbench.plugins.datasets import WikipediaOptions
+from dynbench.plugins.datasets import GLUE, WIKIPEDIA, WikipediaOptions
 from dynbench.runs.atomic import locked, replacing
 from dynbench.units import BYTES_PER_MB
 from dynbench.workloads.cache import Progress, cache_folder
@@ -27,7 +27,6 @@ from dynbench.workloads.datasets.articles import KEYS, read_json, stream_file
 from dynbench.workloads.datasets.base import Splits, TextSplit
 from dynbench.workloads.hub import LOAD_ERRORS, load_from_hub, quiet_libraries
 
-GLUE = "nyu-mll/glue"
 SUBSET = "sst2"
 PROBE_FILE = f"{SUBSET}/train-00000-of-00001.parquet"
 GLUE_HINT = "Use a local copy (--dataset tsv --data-path FILE or --dataset jsonl) or --dataset embedded."
@@ -72,7 +71,6 @@ def _read_split(folder: Path, split: str) -> TextSplit:
 
 
 KEY = "workload.dataset"
-WIKIPEDIA = "wikimedia/wikipedia"
 WIKIPEDIA_HINT = (
     "Where there is a network, dynbench data wikipedia -o FILE writes the articles to a file; here, "
     "--dataset json --data-path FILE reads it."

@@ -11,10 +11,10 @@ import pytest
 from dynbench.cli.main import main
 from dynbench.config.schema import Config, Workload
 from dynbench.errors import EXIT_USAGE, DataError, HubError
-from dynbench.plugins.datasets import WikipediaOptions
+from dynbench.plugins.datasets import GLUE, WikipediaOptions
 from dynbench.workloads import hub
 from dynbench.workloads.datasets.base import load_dataset
-from dynbench.workloads.datasets.from_hub import GLUE, PROBE_FILE, export
+from dynbench.workloads.datasets.from_hub import PROBE_FILE, export
 from dynbench.workloads.registry import build_workload
 
 
