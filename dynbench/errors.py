@@ -255,3 +255,10 @@ def nearest(given: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches
 
     return next(iter(get_close_matches(given, list(known), n=1, cutoff=0.6)), "")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text; its class before texts of a word, and where there is none."""
+    lines = str(error).strip().splitlines()
+    text = lines[0].rstrip(" :") if lines else ""
+    return text if " " in text else f"{type(error).__name__} {text}".rstrip()

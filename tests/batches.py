@@ -6,8 +6,8 @@ import numpy as np
 from torch import Tensor
 
 from dynbench.workloads.base import Workload
+from dynbench.workloads.batches import make_micro_batch
 from dynbench.workloads.data import TokenisedData
-from dynbench.workloads.micro_batch import make_micro_batch
 
 
 def batch_of(

@@ -34,10 +34,9 @@ from dynbench.probe import prober
 from dynbench.runs.atomic import write_text
 from dynbench.runs.store import RunStore
 from dynbench.workloads import hub
-from dynbench.workloads.datasets.language import VOCAB_SIZE
-from dynbench.workloads.language_model import language_model
-from dynbench.workloads.model_config import LANGUAGE_MODEL
-from dynbench.workloads.saved_model import save_model
+from dynbench.workloads.causal_lm import language_model
+from dynbench.workloads.datasets.generated import WALK_VOCAB_SIZE
+from dynbench.workloads.models import LANGUAGE_MODEL, save_model
 from dynbench.workloads.tokenizer import load_tokenizer
 
 RECORDED = ("single", "regimes", "buckets", "scaling")
@@ -92,7 +91,7 @@ def take_tour(folder: Path) -> Tour:
 
 def _saved(tour: Tour, folder: Path) -> None:
     settings = Workload(name="causal_lm", size="tiny")
-    source = language_model(settings).source(VOCAB_SIZE)
+    source = language_model(settings).source(WALK_VOCAB_SIZE)
     save_model(folder, source, LANGUAGE_MODEL, source.build(0).state_dict(), load_tokenizer(settings, ends=True))
     few = ("--max-length", "8", "--set", "train.eval_samples=4")
     tour.run("eval", str(folder), *few, document="eval --json")

@@ -10,7 +10,7 @@ from architectures import CONFIGS
 from torch import Tensor
 
 from dynbench.kernels import Boundaries
-from dynbench.workloads.model_config import CLASSIFIER, LANGUAGE_MODEL
+from dynbench.workloads.models import CLASSIFIER, LANGUAGE_MODEL
 
 LENGTHS = (1, 3, 3, 5, 9, 12)
 """Of a row's samples, ascending; two are equal, one has a single token, and several are beyond `WINDOW`."""

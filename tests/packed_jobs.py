@@ -16,9 +16,9 @@ from dynbench.config.layers import load_config
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.toy_check import SMALL_BUCKET_MB, Difference, difference
 from dynbench.plugins import STRATEGIES
+from dynbench.workloads.batches import PackedRows
 from dynbench.workloads.causal_lm import CausalLanguageModel
 from dynbench.workloads.data import TokenisedData
-from dynbench.workloads.packed import PackedRows
 from dynbench.workloads.text_classification import TextClassification
 
 SAMPLES, LONGEST, STEPS = 60, 12, 10

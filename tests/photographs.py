@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from dynbench.workloads.datasets import digits, pictures
+from dynbench.workloads.datasets.images import generated_digits, generated_stripes
 
 CLASSES = ("ant", "bee", "cat")
 
@@ -36,7 +36,7 @@ def cut_short(path: Path) -> Path:
 def write_mnist(folder: Path, train: int = 300, test: int = 60, *, packed: bool = False) -> Path:
     """The four files of MNIST with generated digits."""
     folder.mkdir(parents=True, exist_ok=True)
-    splits = digits.generated()
+    splits = generated_digits()
     for begin, split, number in (("train", splits.train, train), ("t10k", splits.eval, test)):
         pixels = np.stack([np.asarray(split.images(index)) for index in range(number)])
         labels = split.labels[:number].astype(np.uint8)
@@ -50,4 +50,4 @@ def write_mnist(folder: Path, train: int = 300, test: int = 60, *, packed: bool 
 
 def stripes(side: int = 16) -> Image.Image:
     """One generated image."""
-    return pictures.generated(side).train.images(3)
+    return generated_stripes(side).train.images(3)

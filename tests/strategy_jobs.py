@@ -48,8 +48,8 @@ from dynbench.runs.run import Run
 from dynbench.sync.fsdp import Fsdp
 from dynbench.wire.base import PlainWire
 from dynbench.workloads.base import Workload
+from dynbench.workloads.batches import evened_out
 from dynbench.workloads.data import TokenisedData
-from dynbench.workloads.micro_batch import evened_out
 
 CPU = torch.device("cpu")
 TRIALS = 6

@@ -23,7 +23,7 @@ from dynbench.sync.base import Strategy
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import Segment, lay_out
 from dynbench.workloads.datasets.base import Splits
-from dynbench.workloads.datasets.embedded import generate
+from dynbench.workloads.datasets.generated import generate
 from dynbench.workloads.text_classification import TextClassification
 
 

@@ -20,9 +20,9 @@ from dynbench.bench.measuring import free_bytes, span
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.plugins import WORKLOADS
 from dynbench.units import format_bytes
+from dynbench.workloads.causal_lm import WAYS_OUT, logits_of, shape_config
 from dynbench.workloads.hub import quiet_libraries
-from dynbench.workloads.language_model import WAYS_OUT, logits_of, shape_config
-from dynbench.workloads.model_config import LANGUAGE_MODEL, make_model, set_rates
+from dynbench.workloads.models import LANGUAGE_MODEL, make_model, set_rates
 
 VOCABULARY = 10_000
 STATE_BYTES = 16

@@ -55,8 +55,8 @@ def export_lengths(settings: Settings, run: str | None, output: Path, force: boo
     They are those of RUN, or of --dataset: cut to --max-length, without held-out samples, the subset drawn. The order
     stays, because batches depend on it: `train --dataset lengths` plans the same steps from the file.
     """
+    from dynbench.lengths import trace_suffix
     from dynbench.schedule.traces import describe
-    from dynbench.trace_files import trace_suffix
 
     trace_suffix(output)
     refuse_existing(output, force)
@@ -88,17 +88,17 @@ def export_lengths(settings: Settings, run: str | None, output: Path, force: boo
 @common_options
 def export_wikipedia(settings: Settings, output: Path, force: bool, megabytes: float, edition: str) -> None:
     """Write the first articles of wikimedia/wikipedia on the hub to a JSON array of {"id", "title", "text"}."""
-    from dynbench.plugins.datasets import WikipediaOptions
-    from dynbench.workloads.datasets.wikipedia import REPOSITORY, export
+    from dynbench.plugins.datasets import WIKIPEDIA, WikipediaOptions
+    from dynbench.workloads.datasets.from_hub import export
 
     refuse_existing(output, force)
     with writing(output):
         articles, size = export(output, WikipediaOptions(megabytes=megabytes, edition=edition))
-    facts = {"path": output, "source": f"hub:{REPOSITORY} {edition}", "articles": articles, "bytes": size}
+    facts = {"path": output, "source": f"hub:{WIKIPEDIA} {edition}", "articles": articles, "bytes": size}
     if not print_for_script(settings, "data wikipedia", facts, str(output)):
         print_lines(
             str(output),
-            f"{articles:,} articles of {REPOSITORY} {edition}, {size:,} bytes",
+            f"{articles:,} articles of {WIKIPEDIA} {edition}, {size:,} bytes",
             f"next  dynbench train --workload causal_lm --dataset json --data-path {shlex.quote(str(output))}",
         )
 
@@ -119,11 +119,11 @@ def export_wikipedia(settings: Settings, output: Path, force: bool, megabytes: f
 def show_cache(settings: Settings, older_than: float | None, remove: bool, folder: Path | None) -> None:
     """Say what tokenised data, lengths and articles are kept, how large they are and when they were last used."""
     from dynbench.config.schema import Workload
-    from dynbench.workloads.cache import cache_folder, kept_data
+    from dynbench.workloads.cache import cache_entries, cache_folder
 
     place = cache_folder(Workload(cache_dir=None if folder is None else str(folder)))
     now = time.time()
-    chosen = [kept for kept in kept_data(place) if now - kept.used >= (older_than or 0)]
+    chosen = [kept for kept in cache_entries(place) if now - kept.used >= (older_than or 0)]
     if remove:
         for kept in chosen:
             with writing(kept.path, "Remove it by hand."):
@@ -149,7 +149,7 @@ def save_lengths(lengths: IntArray, path: Path) -> None:
         DataError: unknown suffix.
         UsageError: the file cannot be written.
     """
-    from dynbench.trace_files import encode_trace
+    from dynbench.lengths import encode_trace
 
     content = encode_trace(lengths, path)
     with writing(path):

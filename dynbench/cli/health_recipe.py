@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,9 +105,8 @@ def weights(target: Target) -> Diagnosis:
 
 def _repositories(config: Config) -> Iterator[str]:
     """Data sets of the hub."""
-    entry = DATASETS[config.workload.dataset]
-    if not (entry.of_files or entry.generated or config.workload.runs_own_code) and isinstance(entry.target, str):
-        yield from filter(None, [getattr(import_module(entry.target.partition(":")[0]), "REPOSITORY", None)])
+    if not config.workload.runs_own_code:
+        yield from filter(None, [DATASETS[config.workload.dataset].repository])
 
 
 def _is_cached(name: str) -> bool:

@@ -11,8 +11,7 @@ from dynbench.config.schema import Config, Train, Workload
 from dynbench.plugins import DATASETS, STRATEGIES, WORKLOADS, options_of
 from dynbench.plugins.compressors import Int8Options, int8_levels
 from dynbench.plugins.datasets import FileOptions, SecondOptions, TextFileOptions
-from dynbench.plugins.policies import PrefixOptions
-from dynbench.windows import whole_windows
+from dynbench.plugins.policies import PrefixOptions, whole_windows
 
 
 def _data_files(config: Config) -> Problems:

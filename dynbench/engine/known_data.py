@@ -16,10 +16,9 @@ from dynbench.config.paths import BYTES
 from dynbench.plugins import DATASETS, options_of
 from dynbench.plugins.datasets import FileOptions
 from dynbench.units import BYTES_PER_MB
-from dynbench.workloads import pace
 from dynbench.workloads.base import Workload
-from dynbench.workloads.datasets.base import LengthSplit
-from dynbench.workloads.datasets.registry import load_dataset
+from dynbench.workloads.cache import progress_logger
+from dynbench.workloads.datasets.base import LengthSplit, load_dataset
 from dynbench.workloads.registry import build_workload
 
 _SMALL_MB = 4
@@ -86,11 +85,11 @@ def _is_local(name: str) -> bool:
 def warnings_left_to_the_ranks() -> Iterator[None]:
     """Inside it nothing is said of the data but how far the preparing of them has got."""
     logger = logging.getLogger("dynbench.workloads")
-    before, paced = logger.level, pace.logger.level
-    pace.logger.setLevel(pace.logger.getEffectiveLevel())
+    before, paced = logger.level, progress_logger.level
+    progress_logger.setLevel(progress_logger.getEffectiveLevel())
     logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
         logger.setLevel(before)
-        pace.logger.setLevel(paced)
+        progress_logger.setLevel(paced)

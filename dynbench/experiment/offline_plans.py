@@ -22,7 +22,9 @@ from dynbench.errors import DynbenchError, NothingFits, RecordError, UsageError
 from dynbench.experiment.report_input import SOLVE_FIGURES, ReportInput
 from dynbench.experiment.solve_run import keep_solution
 from dynbench.experiment.trace_sources import trained_trace
+from dynbench.plugins.policies import whole_windows
 from dynbench.runs.atomic import read_json, write_json
+from dynbench.runs.atomic import read_json
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -33,7 +35,6 @@ from dynbench.schedule.policy import Problem, policy_class
 from dynbench.schedule.prefix_counts import ENUMERATION_LIMIT, REFERENCE_LIMIT, number_of_counts
 from dynbench.schedule.solve import Line, Skipped, SolveRequest, cost_is_estimated, solve, speedup_is_estimated
 from dynbench.schedule.traces import Trace
-from dynbench.windows import whole_windows
 
 SOLVE_FILE = "solve.json"
 ALWAYS = ("static", "prefix", "partition", "packed")

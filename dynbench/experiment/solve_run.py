@@ -27,7 +27,7 @@ from dynbench.engine.planning import (
     probe_speeds,
 )
 from dynbench.errors import ConfigError
-from dynbench.padding import padded_lengths
+from dynbench.lengths import padded_lengths
 from dynbench.plugins import options_of
 from dynbench.plugins.policies import StreamOptions, plan_names, plan_of
 from dynbench.runs.atomic import write_json, write_text

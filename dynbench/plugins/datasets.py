@@ -8,6 +8,9 @@ from typing import Any
 from dynbench.plugins.registry import Entry, PositiveFloat, Registry, Section
 from dynbench.plugins.workloads import Kind
 
+GLUE, WIKIPEDIA = "nyu-mll/glue", "wikimedia/wikipedia"
+"""Repositories of the hub."""
+
 
 @dataclass(frozen=True)
 class DatasetEntry(Entry):
@@ -18,12 +21,14 @@ class DatasetEntry(Entry):
         classes: its samples have labels; of texts that it reads for a workload without classes, they are left out.
         samples: what they are made of; `embedded` makes what the workload learns from.
         folder: the user names a folder of files, not a file.
+        repository: of the hub that it is fetched from; empty where it is not.
     """
 
     generated: bool = False
     classes: bool = True
     samples: tuple[Kind, ...] = ("texts",)
     folder: bool = False
+    repository: str = ""
 
     @property
     def of_files(self) -> bool:
@@ -89,35 +94,51 @@ class WikipediaOptions(Section):
     """Date and language, as the hub's wikimedia/wikipedia names them."""
 
 
-def _ours(name: str, summary: str, options: type[Section] = Section, **facts: Any) -> DatasetEntry:
-    return DatasetEntry(name, summary, f"dynbench.workloads.datasets.{name}:load", options, **facts)
+def _ours(name: str, summary: str, target: str, options: type[Section] = Section, **facts: Any) -> DatasetEntry:
+    return DatasetEntry(name, summary, f"dynbench.workloads.datasets.{target}", options, **facts)
 
 
 def _images(name: str, summary: str, samples: Kind) -> DatasetEntry:
-    target = f"dynbench.workloads.datasets.{name}:load"
-    return DatasetEntry(name, summary, target, DataOptions, samples=(samples,), folder=True)
+    return _ours(name, summary, f"images:load_{name}", DataOptions, samples=(samples,), folder=True)
+
+
+def _text_file(name: str, summary: str) -> DatasetEntry:
+    return _ours(name, summary, "text_files:load", TextFileOptions)
 
 
 DATASETS: Registry[DatasetEntry] = Registry(
     "data set",
     "workload.dataset",
     (
-        DatasetEntry(
+        _ours(
             "embedded",
             "generated with SST-2's lengths, or as images; needs no network",
-            "dynbench.workloads.datasets.embedded:load",
+            "generated:load_embedded",
             generated=True,
             samples=("texts", "images", "digits"),
         ),
-        _ours("lognormal", "generated with longer, heavy-tailed lengths", generated=True),
-        _ours("sst2", "GLUE SST-2 from the hub or its cache"),
-        _ours("tsv", "texts of a tab-separated file", TextFileOptions),
-        _ours("jsonl", "texts of a JSON Lines file", TextFileOptions),
-        _ours("csv", "texts of a file with separators and quotes", TextFileOptions),
-        _ours("parquet", "texts of a Parquet file", TextFileOptions),
-        _ours("wikipedia", "articles of Wikipedia from the hub, without labels", WikipediaOptions, classes=False),
-        _ours("json", "articles of a JSON array, without labels", FileOptions, classes=False),
-        _ours("lengths", "a trace of lengths, all trained on, with generated tokens", TraceOptions, generated=True),
+        _ours("lognormal", "generated with longer, heavy-tailed lengths", "generated:load_lognormal", generated=True),
+        _ours("sst2", "GLUE SST-2 from the hub or its cache", "from_hub:load_sst2", repository=GLUE),
+        _text_file("tsv", "texts of a tab-separated file"),
+        _text_file("jsonl", "texts of a JSON Lines file"),
+        _text_file("csv", "texts of a file with separators and quotes"),
+        _text_file("parquet", "texts of a Parquet file"),
+        _ours(
+            "wikipedia",
+            "articles of Wikipedia from the hub, without labels",
+            "from_hub:load_wikipedia",
+            WikipediaOptions,
+            classes=False,
+            repository=WIKIPEDIA,
+        ),
+        _ours("json", "articles of a JSON array, without labels", "articles:load_json", FileOptions, classes=False),
+        _ours(
+            "lengths",
+            "a trace of lengths, all trained on, with generated tokens",
+            "generated:load_lengths",
+            TraceOptions,
+            generated=True,
+        ),
         _images("image_folder", "images of a folder, train/CLASS/*.jpg and val/CLASS/*.jpg", "images"),
         _images("mnist", "handwritten digits of the idx files in a folder, plain or gzipped", "digits"),
     ),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import count
 from typing import ClassVar, Literal, TypedDict
 
 from dynbench.errors import UsageError
@@ -250,3 +253,15 @@ def plan_names(*layouts: Layout, in_train: bool = False) -> tuple[str, ...]:
         for name, entry in POLICIES.items()
         if layout in entry.layouts and (entry.in_train or not in_train)
     )
+
+
+def whole_windows(steps: int, windows: Collection[int], steps_per_epoch: int | None = None) -> int:
+    """The fewest optimizer steps, not below `steps`, after which no window of any of these sizes is left unfinished.
+
+    Args:
+        steps: optimizer steps from the first on.
+        windows: global batches planned together (W), one number for each policy.
+        steps_per_epoch: windows begin anew with every epoch; None where it is not known, as if all were one.
+    """
+    epoch = steps_per_epoch or sys.maxsize
+    return next(end for end in count(steps) if all(end % epoch % size == 0 for size in windows))

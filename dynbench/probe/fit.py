@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dynbench.errors import NothingFits, UsageError
+from dynbench.plugins.policies import whole_windows
 from dynbench.probe.children import Children, Reply, Report, StartChildren
 from dynbench.runs.probe_record import AccuracyRow, AllReduce, CapacityRow, CostFit, MemoryFit, TimingRow, TrialRow
 from dynbench.schedule.capacity import Capacity
@@ -20,7 +21,6 @@ from dynbench.schedule.evaluate import step_cost
 from dynbench.schedule.plan import FloatArray, IntArray
 from dynbench.schedule.policy import Planner, Problem
 from dynbench.units import mb
-from dynbench.windows import whole_windows
 
 log = logging.getLogger(__name__)
 

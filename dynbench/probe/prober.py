@@ -18,7 +18,7 @@ from dynbench.engine.launching.asked import use_of
 from dynbench.engine.launching.probe_use import measured_settings
 from dynbench.engine.launching.resolve import Resolved, resolve, this_machine
 from dynbench.errors import UsageError
-from dynbench.padding import padded_lengths
+from dynbench.lengths import padded_lengths
 from dynbench.probe.capacity import capacity_tables, find_capacities, length_grid, refuse_if_nothing_fits, soak
 from dynbench.probe.children import Children, Report, memory_limit_bytes, served_mb
 from dynbench.probe.fit import (

@@ -36,10 +36,9 @@ from dynbench.units import mb
 from dynbench.wire.base import NullWire
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import Segment
-from dynbench.workloads.base import Workload
+from dynbench.workloads.base import Workload, packs
+from dynbench.workloads.batches import MicroBatch, make_micro_batch
 from dynbench.workloads.data import TokenisedData
-from dynbench.workloads.micro_batch import MicroBatch, make_micro_batch
-from dynbench.workloads.packed import packs
 
 STEPS_PER_TRIAL = 2
 """The first step allocates the optimizer's state only after its activations are gone; the second holds both."""

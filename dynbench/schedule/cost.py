@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dynbench.errors import UsageError, did_you_mean
-from dynbench.padding import padded_lengths
+from dynbench.lengths import padded_lengths
 from dynbench.plugins.policies import Layout
 
 FloatArray = NDArray[np.float64]

@@ -12,7 +12,7 @@ import numpy as np
 
 from dynbench.errors import NothingFits, UsageError, did_you_mean
 from dynbench.plugins import POLICIES, PolicyEntry, outside
-from dynbench.plugins.policies import ROWS, Layout, plan_name, plan_names, plan_of
+from dynbench.plugins.policies import ROWS, Layout, plan_name, plan_names, plan_of, whole_windows
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.measure import (
     GreedyGap,
@@ -27,7 +27,6 @@ from dynbench.schedule.plan import FloatArray, IntArray
 from dynbench.schedule.policy import Policy, Problem, make_policy, policy_class
 from dynbench.schedule.prefix import Prefix
 from dynbench.schedule.traces import Trace
-from dynbench.windows import whole_windows
 
 DEFAULT_STEPS = 100
 DEFAULT_WINDOW = 8

@@ -10,9 +10,8 @@ from statistics import NormalDist
 import numpy as np
 
 from dynbench.errors import UsageError, did_you_mean
-from dynbench.lengths import GSM8K, SST2, LengthHistogram
+from dynbench.lengths import GSM8K, READERS, SST2, LengthHistogram, read_second, read_trace
 from dynbench.schedule.plan import IntArray
-from dynbench.trace_files import READERS, read_second, read_trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,11 @@ on.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from dynbench.workloads.data import IntArray, TokenisedData
@@ -79,3 +82,78 @@ class Workload(Protocol):
             `loss_sum`, as `loss`; and where that means anything `correct`, how many of the samples were right, or
             `tokens`, how many tokens the loss is of, which gives a perplexity in place of an accuracy.
         """
+
+
+@runtime_checkable
+class Saves(Protocol):
+    """Of a workload where its model can be saved."""
+
+    def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
+        """Write the model of a state, and its tokenizer, as transformers saves them."""
+
+
+@runtime_checkable
+class Grades(Protocol):
+    """Of a workload where it counts right answers while it trains."""
+
+    def graded_loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """As `loss`, and the number of samples that were right, a scalar on the device."""
+
+
+@runtime_checkable
+class Expects(Protocol):
+    """Of a workload where batches can be prepared ahead of their step."""
+
+    def expect(self, share: Sequence[IntArray]) -> None:
+        """Prepare the training samples of this rank's next step, those of each micro-batch."""
+
+
+@runtime_checkable
+class BuildsEmpty(Protocol):
+    """Of a workload where its model can be made before it has weights."""
+
+    def build_empty_model(self) -> nn.Module:
+        """As `build_model`, on the meta device: nothing is drawn, read or tried, and all may seem to be trained."""
+
+
+class Rows(Protocol):
+    """How samples become one row of real tokens, and a model takes it."""
+
+    def row(self, data: TokenisedData, ids: IntArray) -> tuple[IntArray, dict[str, Any]]:
+        """Samples as one row.
+
+        Args:
+            data: what `ids` number.
+            ids: sample ids, int64, shape [n].
+
+        Returns:
+            The ids in the order of the row, and what the model takes: `input_ids`, int64 [1, T], `boundaries`, and what
+            else there is.
+        """
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """The same model, which takes such rows from now on."""
+
+    def look(self, model: nn.Module, samples: Sequence[Sequence[int]], half: torch.dtype | None) -> dict[str, object]:
+        """What is seen of some samples in one row, ready for JSON; the model is of no use afterwards.
+
+        Raises:
+            LeakFound: they see each other, and rows of this kind promise that they do not.
+        """
+
+
+@runtime_checkable
+class PacksRows(Protocol):
+    """Of a workload where it can make rows without padding."""
+
+    rows: Rows | None
+    """How it does, None where it pads: what `collate` gives is then a row of real tokens, and its `width` says nothing.
+    """
+
+    def build_padded_model(self, seed: int) -> nn.Module:
+        """The model before it is made to take rows, which `build_model` gives."""
+
+
+def packs(workload: Workload) -> bool:
+    """Whether a workload makes rows without padding."""
+    return isinstance(workload, PacksRows) and workload.rows is not None

@@ -1,41 +1,79 @@
-"""Language modelling: the next token of every text, cross entropy over the target tokens, perplexity."""
+"""Language modelling: the next token of every text, cross entropy over the target tokens, perplexity.
+
+The model is one of our sizes, GPT-2's architecture or one with RMSNorm, RoPE and SwiGLU, or any causal language model
+of random or stored weights.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import GPT2Config, LlamaConfig, PretrainedConfig
 
-from dynbench.config.schema import Config
-from dynbench.errors import DataError
+from dynbench.config.schema import Config, Workload
+from dynbench.errors import DataError, UsageError
 from dynbench.kernels.packed_rows import NO_TARGET
-from dynbench.plugins import options_of
+from dynbench.plugins import WORKLOADS, options_of
 from dynbench.plugins.workloads import LanguageOptions
-from dynbench.workloads.data import IntArray, TokenisedData
-from dynbench.workloads.datasets.language import language_of
-from dynbench.workloads.datasets.registry import load_dataset
-from dynbench.workloads.held_out import evaluated_ids
-from dynbench.workloads.language_model import language_model, logits_of
-from dynbench.workloads.model_config import LANGUAGE_MODEL
-from dynbench.workloads.packed import rows_of
+from dynbench.runs.phrase import Phrase
+from dynbench.workloads.batches import rows_of
+from dynbench.workloads.data import IntArray, TokenisedData, evaluated_ids
+from dynbench.workloads.datasets.base import load_dataset
+from dynbench.workloads.datasets.generated import language_of
+from dynbench.workloads.hub import quiet_libraries
+from dynbench.workloads.models import (
+    KEY,
+    LANGUAGE_MODEL,
+    BuildsModel,
+    ModelSource,
+    StoredModel,
+    facts_of,
+    freeze_unused,
+    holds_nothing,
+    make_model,
+    save_model,
+    set_dropout,
+    set_rates,
+    stored_model,
+    trying,
+)
 from dynbench.workloads.samples import prepare_samples
-from dynbench.workloads.saved_model import save_model
-from dynbench.workloads.token_loss import summed_cross_entropy
+from dynbench.workloads.token_loss import at_least_fp32, summed_cross_entropy
 from dynbench.workloads.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
+
+WAYS_OUT = "Name a language model (--model gpt2, or a folder), or set workload.weights=random and workload.size=tiny."
+GPT2_VOCABULARY, ROPE_VOCABULARY = 50_257, 10_000
+GPT2_SHAPES = {"tiny": (128, 4, 4), "gpt2-62m": (640, 6, 10)}
+"""Width, layers, heads."""
+ROPE_SHAPES = {
+    "small": (768, 3072, 12, 12),
+    "medium": (1024, 4096, 24, 16),
+    "large": (1280, 5120, 36, 20),
+    "xl-2025": (1600, 6400, 48, 25),
+    "xl-2026": (2560, 10240, 32, 32),
+}
+"""Width, inner width, layers, heads."""
+TRIED_TOKENS = 8
+CAUSAL_TOLERANCE = 1e-3
+"""Of the logits."""
+
 
 COUNTED_AT_ONCE = 1024
 """Samples whose tokens are counted at a time: all of them may not fit in memory."""
 
 
-class CausalLanguageModel:
+class CausalLanguageModel(BuildsModel):
     """The texts of `workload.dataset`, or generated tokens, and the model of `workload.model` or `.size`.
 
     A sample weighs its target tokens: all but its first one. What pads is told by position alone, behind a sample's
@@ -53,29 +91,19 @@ class CausalLanguageModel:
         self.positions: int | None = model.positions
         settings = asked.model_copy(update={"max_length": min(asked.max_length, self.positions or asked.max_length)})
         samples = prepare_samples(language_of(load_dataset(settings)), settings, config.train.seed, classes=False)
-        if settings.max_length < asked.max_length:
-            reason = f"the model has {self.positions} positions"
-            logger.warning(
-                "workload.max_length: %d asked for, but %s; samples are cut to %d",
-                *(asked.max_length, reason, settings.max_length),
-            )
-            samples.decide("workload.max_length", settings.max_length, reason)
-        self.train: TokenisedData = _weighed(samples.train, samples.facts["train_source"])
+        samples.limit_length(asked.max_length, self.positions)
+        self.train: TokenisedData = _weighed(samples.train, samples.sources["train_source"])
         self.eval: TokenisedData | None = None if samples.eval is None else _weighed(samples.eval, "evaluation")
         self._source = model.source(samples.vocab_size)
         use_cache = options_of(asked, LanguageOptions).use_cache
         self.rows = rows_of(asked.layout, self._source.config, use_cache=use_cache)
-        self._settings, self._has_texts = asked, samples.facts["tokenizer"] is not None
-        self.facts: dict[str, object] = {
-            **samples.facts,
-            "fingerprint": self.train.fingerprint,
-            "train": self.train.describe(),
-            "eval": None if self.eval is None else self.eval.describe(),
-            "vocab_size": samples.vocab_size,
-            "unigram_perplexity": self._unigram_perplexity(config.train.eval_samples),
-            "model": self._source.facts,
-            "decisions": samples.decisions,
-        }
+        self._settings, self._has_texts = asked, samples.has_texts
+        samples.train, samples.eval = self.train, self.eval
+        self.facts: dict[str, object] = samples.facts(
+            self._source.facts,
+            vocab_size=samples.vocab_size,
+            unigram_perplexity=self._unigram_perplexity(config.train.eval_samples),
+        )
 
     def _unigram_perplexity(self, evaluated: int) -> float | None:
         """Of the tokens that the validation's perplexity is over; None where nothing is evaluated."""
@@ -87,20 +115,6 @@ class CausalLanguageModel:
         """Write the model of a state, and the tokenizer of its texts, as transformers saves them."""
         tokenizer = load_tokenizer(self._settings, ends=True) if self._has_texts else None
         save_model(folder, self._source, LANGUAGE_MODEL, state, tokenizer)
-
-    def build_model(self, seed: int) -> nn.Module:
-        """The model on the CPU in fp32, in training mode; equal seeds give equal weights on every rank."""
-        model = self.build_padded_model(seed)
-        return model if self.rows is None else self.rows.prepare(model)
-
-    def build_padded_model(self, seed: int) -> nn.Module:
-        """The same, before it is made to take rows without padding."""
-        return self._source.build(seed)
-
-    def build_empty_model(self) -> nn.Module:
-        """As `build_model`, without values, on the meta device."""
-        model = self._source.build_empty()
-        return model if self.rows is None else self.rows.prepare(model)
 
     def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Any]:
         """What the model takes of the samples `ids`, int64 on the CPU, and the `labels` that positions are to tell.
@@ -158,3 +172,125 @@ def unigram_perplexity(data: TokenisedData, ids: IntArray) -> float | None:
         counts = found
     shares = counts[counts > 0] / counts.sum()
     return math.exp(-float((shares * np.log(shares)).sum())) if len(shares) else None
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A model before it is known how many tokens the data have.
+
+    Args:
+        settings: the configuration's `workload` section.
+        config: of the model; its vocabulary is still to be fitted.
+        positions: longest padded sample that it takes, tokens; None for any.
+        stored: where the configuration was read; None for one of our sizes.
+    """
+
+    settings: Workload
+    config: PretrainedConfig
+    positions: int | None
+    stored: StoredModel | None
+
+    def source(self, vocab_size: int) -> ModelSource:
+        """The model for data whose token ids are below `vocab_size`.
+
+        Raises:
+            UsageError: pretrained weights that know fewer tokens; when it is made, a model whose logits depend on later
+                tokens, or weights of another architecture.
+        """
+        settings, stored, text = self.settings, self.stored, self.config.get_text_config()
+        known = int(getattr(text, "vocab_size", vocab_size))
+        if stored is not None and settings.weights == "pretrained":
+            stored.check_vocabulary(known, vocab_size)
+        else:
+            text.vocab_size = max(known, vocab_size)
+
+        def make() -> nn.Module:
+            if stored is None:
+                return make_model(self.config, settings.shape, WAYS_OUT, LANGUAGE_MODEL)
+            model = stored.make()
+            fit_for_training(model, stored.name, settings.dropout)
+            return model
+
+        if stored is None:
+            phrase = Phrase.of("model.language", architecture=self.config.model_type, size=settings.shape)
+        facts = facts_of(phrase, self.config) if stored is None else stored.facts()
+        del facts["classes"]
+        return ModelSource(self.config, self.positions, facts, make)
+
+
+def language_model(settings: Workload) -> LanguageModel:
+    """The model that `workload.weights`, `.model` and `.size` mean, with `workload.dropout` applied.
+
+    Raises:
+        DataError: a local folder that holds no configuration.
+        HubError: a hub name that is neither cached nor reachable.
+    """
+    quiet_libraries()
+    stored = stored_model(settings, LANGUAGE_MODEL, WAYS_OUT) if settings.reads_model else None
+    if stored is None:
+        config = shape_config(settings.shape, int(WORKLOADS[settings.name].sizes[settings.shape].positions or 0))
+    else:
+        config = stored.config
+    # Padding comes last, where nothing looks at it: no token means it, and the end of a text is one like any other.
+    config.get_text_config().pad_token_id = None
+    set_rates(config, settings.dropout)
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return LanguageModel(settings, config, positions if isinstance(positions, int) and positions > 0 else None, stored)
+
+
+def shape_config(shape: str, positions: int) -> PretrainedConfig:
+    """The configuration of one of our sizes; `tiny` has as many tokens as the data."""
+    common: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
+    if shape in GPT2_SHAPES:
+        width, layers, heads = GPT2_SHAPES[shape]
+        vocab_size = 1 if shape == "tiny" else GPT2_VOCABULARY
+        sizes: dict[str, Any] = {"n_embd": width, "n_layer": layers, "n_head": heads, "n_positions": positions}
+        # GPT-2's own GELU by one kernel, and no dropout of attention, so that neither keeps further copies for the
+        # backward pass: a third of the memory of a step.
+        lean: dict[str, Any] = {"activation_function": "gelu_pytorch_tanh", "attn_pdrop": 0.0}
+        return GPT2Config(vocab_size=vocab_size, tie_word_embeddings=True, **sizes, **lean, **common)
+    width, inner, layers, heads = ROPE_SHAPES[shape]
+    return LlamaConfig(
+        vocab_size=ROPE_VOCABULARY,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        max_position_embeddings=positions,
+        tie_word_embeddings=False,
+        **common,
+    )
+
+
+def fit_for_training(model: nn.Module, name: str, dropout: float | None) -> None:
+    """Apply the dropout, try the model on a few tokens, and freeze what gets no gradient.
+
+    Args:
+        model: on the CPU, changed in place.
+        name: for messages.
+        dropout: `workload.dropout`.
+
+    Raises:
+        UsageError: it takes no token ids alone, or its logits depend on later tokens.
+    """
+    set_dropout(model, dropout)
+    if holds_nothing(model):
+        return
+    tokens = torch.arange(TRIED_TOKENS)[None] % int(getattr(model.config, "vocab_size", TRIED_TOKENS))
+    with trying(f"{name} cannot be trained on token ids alone", WAYS_OUT):
+        with torch.no_grad():
+            model.eval()
+            whole, half = logits_of(model, tokens), logits_of(model, tokens[:, : TRIED_TOKENS // 2])
+        model.train()
+        logits = logits_of(model, tokens)
+        torch.autograd.backward(F.cross_entropy(logits.flatten(0, 1), tokens.flatten()))
+    if (whole[:, : half.shape[1]] - half).abs().max() > CAUSAL_TOLERANCE * half.abs().max():
+        raise UsageError(
+            f"{KEY}: {name} looks at later tokens to tell the next one: no causal language model", WAYS_OUT
+        )
+    freeze_unused(model, name)
+
+
+def logits_of(model: nn.Module, input_ids: Tensor, **more: Any) -> Tensor:
+    """Logits of shape [n, L, vocabulary], at least fp32."""
+    return at_least_fp32(model(input_ids=input_ids, **more).logits)

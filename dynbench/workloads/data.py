@@ -1,4 +1,7 @@
-"""Tokenised samples in one flat array, in memory or on disk, so that lengths are known without touching any token."""
+"""Tokenised samples in one flat array, in memory or on disk, so that lengths are known without touching any token.
+
+And the rules by which some of them are held out for evaluation, or drawn as a subset.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,38 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from dynbench.workloads.stored_tokens import StoredTokens
+
+class StoredTokens:
+    """Arrays on disk, one after another as one flat array: what is indexed is read, and nothing else.
+
+    Args:
+        parts: token ids, each part one flat array of any integer type, mapped into memory.
+    """
+
+    def __init__(self, parts: Sequence[NDArray[np.integer]]) -> None:
+        self._parts = parts
+        self._ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, where: slice | ArrayLike) -> NDArray[np.int32]:
+        """The ids at some positions from 0 on, in their order, int32."""
+        positions = np.arange(*where.indices(len(self))) if isinstance(where, slice) else np.asarray(where)
+        found = np.empty(positions.shape, dtype=np.int32)
+        part_of = np.searchsorted(self._ends, positions, side="right")
+        for part in np.unique(part_of):
+            here = part_of == part
+            begin = int(self._ends[part]) - len(self._parts[part])
+            found[here] = self._parts[part][positions[here] - begin]
+        return found
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[np.generic]:
+        """All of them, in memory."""
+        return self[:].astype(np.int32 if dtype is None else dtype, copy=False)
+
 
 IntArray = NDArray[np.int64]
 Weights = NDArray[np.float64]
@@ -69,11 +101,8 @@ class TokenisedData:
         offsets = np.ascontiguousarray(offsets, dtype=np.int64)
         labels = np.ascontiguousarray(labels, dtype=np.int64)
         checked = None if weights is None else _checked(weights, len(labels))
-        digest = hashlib.blake2b(digest_size=16)
-        for array in (tokens, offsets, labels, *(() if checked is None else (checked,))):
-            digest.update(array.tobytes())
-        cut = removed if removed is not None and removed.any() else None
-        return cls(tokens, offsets, labels, digest.hexdigest(), cut, checked)
+        fingerprint = digest_of(tokens, offsets, labels, *(() if checked is None else (checked,)))
+        return cls(tokens, offsets, labels, fingerprint, _some(removed), checked)
 
     @classmethod
     def from_samples(
@@ -85,7 +114,7 @@ class TokenisedData:
     ) -> TokenisedData:
         """Data from one sequence of token ids per sample."""
         lengths = np.fromiter((len(sample) for sample in samples), dtype=np.int64, count=len(samples))
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        offsets = offsets_of(lengths)
         flat = (token for sample in samples for token in sample)
         tokens = np.fromiter(flat, dtype=np.int32, count=int(offsets[-1]))
         return cls.from_arrays(tokens, offsets, labels, removed, weights)
@@ -103,15 +132,12 @@ class TokenisedData:
             digest: of the array.
             removed: tokens that truncation took from each sample, shape [N].
         """
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        offsets = offsets_of(lengths)
         labels = np.zeros(len(lengths), dtype=np.int64)
         if offsets[-1] <= MOST_IN_MEMORY:
             return cls.from_arrays(tokens[_positions(starts, offsets)], offsets, labels, removed)
-        found = hashlib.blake2b(digest.encode(), digest_size=16)
-        for array in (starts, lengths):
-            found.update(np.ascontiguousarray(array, dtype=np.int64).data)
-        cut = removed if removed is not None and removed.any() else None
-        return cls(tokens, offsets, labels, found.hexdigest(), cut, starts=starts)
+        fingerprint = digest_of(digest.encode(), starts.astype(np.int64), lengths.astype(np.int64))
+        return cls(tokens, offsets, labels, fingerprint, _some(removed), starts=starts)
 
     def weighed(self, weights: ArrayLike) -> TokenisedData:
         """The samples with what each counts in the loss, shape [N].
@@ -124,14 +150,12 @@ class TokenisedData:
         checked = _checked(weights, len(self))
         if not isinstance(self.tokens, StoredTokens):
             return TokenisedData.from_arrays(self.tokens, self.offsets, self.labels, self.removed, checked)
-        digest = hashlib.blake2b(self.fingerprint.encode(), digest_size=16)
-        digest.update(b"" if checked is None else checked.tobytes())
-        return replace(self, fingerprint=digest.hexdigest(), weights=checked)
+        fingerprint = digest_of(self.fingerprint.encode(), *(() if checked is None else (checked,)))
+        return replace(self, fingerprint=fingerprint, weights=checked)
 
     def with_second(self, second: IntArray) -> TokenisedData:
         """The samples with a second number each, shape [N]."""
-        digest = hashlib.blake2b(self.fingerprint.encode() + second.tobytes(), digest_size=16)
-        return replace(self, fingerprint=digest.hexdigest(), second=second)
+        return replace(self, fingerprint=digest_of(self.fingerprint.encode(), second), second=second)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -160,7 +184,7 @@ class TokenisedData:
         if isinstance(self.tokens, StoredTokens):
             found = self.from_stored(self.tokens, self.begins[ids], lengths, self.fingerprint, removed)
             return found if weights is None else found.weighed(weights)
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        offsets = offsets_of(lengths)
         tokens = self.tokens[_positions(self.begins[ids], offsets)]
         return TokenisedData.from_arrays(tokens, offsets, self.labels[ids], removed, weights)
 
@@ -179,7 +203,7 @@ class TokenisedData:
         if isinstance(self.tokens, StoredTokens):
             raise ValueError(f"samples longer than {max_length} tokens are on disk already: tokenise them shorter")
         lengths = np.minimum(self.lengths, max_length)
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        offsets = offsets_of(lengths)
         tokens = self.tokens[_positions(self.begins, offsets)]
         tokens[offsets[1:] - 1] = self.tokens[self.offsets[1:] - 1]
         removed = self.lengths - lengths + (0 if self.removed is None else self.removed)
@@ -222,8 +246,24 @@ class TokenisedData:
 
     def joined(self, ids: IntArray) -> IntArray:
         """Token ids of the samples `ids`, shape [n], one after another, shape [total tokens]."""
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths[ids])])
-        return self.tokens[_positions(self.begins[ids], offsets)].astype(np.int64)
+        return self.tokens[_positions(self.begins[ids], offsets_of(self.lengths[ids]))].astype(np.int64)
+
+
+def offsets_of(lengths: IntArray) -> IntArray:
+    """Where each of some samples laid one after another begins, and the last one ends, shape [N + 1]."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+
+def digest_of(*parts: bytes | NDArray[np.generic]) -> str:
+    """Digest of bytes and of the contents of arrays, one after another."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).data)
+    return digest.hexdigest()
+
+
+def _some(removed: IntArray | None) -> IntArray | None:
+    return removed if removed is not None and removed.any() else None
 
 
 def _positions(begins: IntArray, offsets: IntArray) -> IntArray:
@@ -238,3 +278,38 @@ def _checked(weights: ArrayLike, n: int) -> Weights | None:
     if given.shape != (n,) or not np.isfinite(given).all() or given.min(initial=0) < 0:
         raise ValueError(f"weights are one finite number from 0 on for each of the {n} samples")
     return None if (given == 1).all() else given
+
+
+HELD_OUT_SHARE = 0.1
+HELD_OUT_MOST = 1024
+HELD_OUT_SEED = 0
+"""Not `train.seed`: runs of different seeds are evaluated on the same samples."""
+
+EVAL_SEED = 0
+"""Not `train.seed` either."""
+
+SUBSET_STREAM = 1
+"""Keeps the subset's random numbers apart from those of the data order, which is seeded with `train.seed` too."""
+
+
+def held_out_of(n_samples: int) -> int:
+    """A tenth of the training samples, at most `HELD_OUT_MOST`; none of a few."""
+    return min(HELD_OUT_MOST, int(n_samples * HELD_OUT_SHARE))
+
+
+def held_out_ids(n_samples: int) -> tuple[IntArray, IntArray]:
+    """The samples to evaluate on, and those that are left to train on, both ascending."""
+    order = np.random.default_rng(HELD_OUT_SEED).permutation(n_samples)
+    held_out = held_out_of(n_samples)
+    return np.sort(order[:held_out]), np.sort(order[held_out:])
+
+
+def subset_ids(n_samples: int, wanted: int, seed: int) -> IntArray:
+    """Random `wanted` of the samples, ascending."""
+    order = np.random.default_rng([seed, SUBSET_STREAM]).permutation(n_samples)
+    return np.sort(order[:wanted])
+
+
+def evaluated_ids(n_samples: int, wanted: int) -> IntArray:
+    """Random `wanted` of the samples to evaluate on, or all, in a random order."""
+    return np.random.default_rng(EVAL_SEED).permutation(n_samples)[:wanted].astype(np.int64)

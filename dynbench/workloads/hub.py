@@ -17,7 +17,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from safetensors import SafetensorError
 
 from dynbench.config.paths import means_path
-from dynbench.errors import DataError, HubError, UsageError
+from dynbench.errors import DataError, HubError, UsageError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -145,13 +145,6 @@ def cached_revision(name: str, probe_file: str = "config.json") -> str | None:
     """The commit of the hub's cached copy, or None where there is none."""
     path = try_to_load_from_cache(name, probe_file)
     return Path(path).parent.name if isinstance(path, str) else None
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text; its class before texts of a word, and where there is none."""
-    lines = str(error).strip().splitlines()
-    text = lines[0].rstrip(" :") if lines else ""
-    return text if " " in text else f"{type(error).__name__} {text}".rstrip()
 
 
 def why_unreachable(endpoint: str, patience_s: float) -> str:

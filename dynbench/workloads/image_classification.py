@@ -1,33 +1,83 @@
-"""Classifying images: one label per image, cross entropy, accuracy; ResNets."""
+"""Classifying images: one label per image, cross entropy, accuracy; ResNets.
+
+Their weights are random, in a known or stored shape, or pretrained ones of transformers or of torchvision.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
+from transformers import PretrainedConfig, ResNetConfig
 
-from dynbench.config.schema import Config
+from dynbench.config.paths import TORCH_WEIGHTS
+from dynbench.config.schema import Config, Workload
+from dynbench.errors import DataError, UsageError, first_line
 from dynbench.plugins import options_of
 from dynbench.plugins.workloads import ImageOptions
+from dynbench.runs.phrase import Phrase
 from dynbench.workloads.data import IntArray, TokenisedData
-from dynbench.workloads.decoding import RESIZED, Decoder, Pixels, square
-from dynbench.workloads.image_model import image_model
-from dynbench.workloads.image_samples import image_samples
-from dynbench.workloads.image_side import image_side
-from dynbench.workloads.model_config import IMAGE_CLASSIFIER
-from dynbench.workloads.readable import without_unreadable
-from dynbench.workloads.saved_model import save_model
+from dynbench.workloads.datasets.images import image_side
+from dynbench.workloads.hub import quiet_libraries
+from dynbench.workloads.images import RESIZED, Decoder, Pixels, image_samples, square
+from dynbench.workloads.models import (
+    IMAGE_CLASSIFIER,
+    KEY,
+    BuildsModel,
+    ModelSource,
+    facts_of,
+    freeze_unused,
+    holds_nothing,
+    make_model,
+    name_classes,
+    save_model,
+    shortened,
+    stored_model,
+    trying,
+)
+from dynbench.workloads.samples import decision
 from dynbench.workloads.token_loss import grade
+
+logger = logging.getLogger(__name__)
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's pixels between 0 and 1: red, green, blue."""
 
 
-class ImageClassification:
+WAYS_OUT = "Name a ResNet (--model microsoft/resnet-50, a folder, or resnet50-0676ba61.pth), or use --weights random."
+SMALL_SHAPE: dict[str, Any] = {
+    "embedding_size": 16,
+    "hidden_sizes": [16, 32, 64, 128],
+    "depths": [1, 1, 1, 1],
+    "layer_type": "basic",
+}
+TRIED_IMAGES = 2
+ONE_TOKEN = 1
+"""Longest padded sample: an image counts as one token."""
+
+_OF_TORCHVISION = (
+    (r"^conv1\.", "resnet.embedder.embedder.convolution."),
+    (r"^bn1\.", "resnet.embedder.embedder.normalization."),
+    (r"^layer(\d)\.(\d+)\.conv(\d)\.", "resnet.encoder.stages.{0}.layers.{1}.layer.{2}.convolution."),
+    (r"^layer(\d)\.(\d+)\.bn(\d)\.", "resnet.encoder.stages.{0}.layers.{1}.layer.{2}.normalization."),
+    (r"^layer(\d)\.(\d+)\.downsample\.0\.", "resnet.encoder.stages.{0}.layers.{1}.shortcut.convolution."),
+    (r"^layer(\d)\.(\d+)\.downsample\.1\.", "resnet.encoder.stages.{0}.layers.{1}.shortcut.normalization."),
+    (r"^fc\.", "classifier.1."),
+)
+"""Names of torchvision's parameters to those of transformers; stages and convolutions are counted from 1 and from 0."""
+
+
+class ImageClassification(BuildsModel):
     """The images of `workload.dataset` and the ResNet of `workload.model` or `.size`.
 
     An image counts as one token: all cost the same. Batch normalisation sees the samples that a rank runs together,
@@ -45,23 +95,23 @@ class ImageClassification:
 
     def __init__(self, config: Config, classes: Sequence[str] = ()) -> None:
         settings = config.workload
-        found = image_samples(settings, config.train.seed, lambda split: without_unreadable(split, settings), classes)
-        self._image, (self._side, reason) = found.image, image_side(settings)
-        self._source = image_model(settings, found.num_labels, self._side)
+        found = image_samples(settings, config.train.seed, classes)
+        samples, self._image, (self._side, reason) = found.samples, found.image, image_side(settings)
+        self._source = image_model(settings, samples.num_labels, self._side)
         if found.classes:
-            self._source.config.id2label = dict(enumerate(found.classes))
-            self._source.config.label2id = {name: number for number, name in enumerate(found.classes)}
+            name_classes(self._source.config, found.classes)
         self._decoder = Decoder(self._pixels, options_of(settings, ImageOptions).workers)
         self.positions: int | None = self._source.positions
-        self.train: TokenisedData = found.train
-        self.eval: TokenisedData | None = found.eval
-        sized = {"workload.image_size": {"value": self._side, "reason": reason}} if reason else {}
-        self.facts: dict[str, object] = {
-            **found.facts,
-            "pixels": {"side": self._side, "mean": MEAN, "deviation": DEVIATION},
-            "model": self._source.facts,
-            "decisions": {**found.decisions, **sized},
-        }
+        self.train: TokenisedData = samples.train
+        self.eval: TokenisedData | None = samples.eval
+        if reason:
+            samples.decisions["workload.image_size"] = decision(self._side, reason)
+        self.facts: dict[str, object] = samples.facts(
+            self._source.facts,
+            num_labels=samples.num_labels,
+            unreadable=found.unreadable,
+            pixels={"side": self._side, "mean": MEAN, "deviation": DEVIATION},
+        )
 
     def expect(self, share: Sequence[IntArray]) -> None:
         """Begin to decode the images of a rank's next step, where `workload.workers` do so."""
@@ -78,14 +128,6 @@ class ImageClassification:
             "image_std": DEVIATION,
         }
         save_model(folder, self._source, IMAGE_CLASSIFIER, state, None, images)
-
-    def build_model(self, seed: int) -> nn.Module:
-        """The model on the CPU in fp32, in training mode; equal seeds give equal weights on every rank."""
-        return self._source.build(seed)
-
-    def build_empty_model(self) -> nn.Module:
-        """As `build_model`, without values, on the meta device."""
-        return self._source.build_empty()
 
     def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Tensor]:
         """`pixels` of the samples `ids`, between 0 and 255, uint8 [n, 3, side, side], and `labels`, int64 [n]."""
@@ -119,3 +161,139 @@ class ImageClassification:
     def _numbers(self, data: TokenisedData, ids: IntArray) -> list[int]:
         numbers: list[int] = data.tokens[data.begins[ids]].tolist()
         return numbers
+
+
+def image_model(settings: Workload, num_labels: int, side: int) -> ModelSource:
+    """The model that `workload.weights`, `.model` and `.size` mean, with a head for so many classes.
+
+    Args:
+        settings: the configuration's `workload` section.
+        num_labels: classes of the data.
+        side: pixels of the square that it sees, on which a model of any architecture is tried.
+
+    Raises:
+        DataError: a file or folder that holds no such model; of weights, when it is made.
+        HubError: a hub name that is neither cached nor reachable.
+        UsageError: a model that is no image classifier; of weights, when it is made.
+    """
+    quiet_libraries()
+    if settings.weights == "pretrained" and settings.model.endswith(TORCH_WEIGHTS):
+        return _torchvision_model(Path(settings.model).expanduser(), num_labels)
+    if not settings.reads_model:
+        config = ResNetConfig(**(SMALL_SHAPE if settings.shape == "small" else {}))
+        config.num_labels = num_labels
+        phrase = Phrase.of("model.language", architecture=config.model_type, size=settings.shape)
+        return _source(config, facts_of(phrase, config), partial(_new_model, config, settings.shape))
+    stored = stored_model(settings, IMAGE_CLASSIFIER, WAYS_OUT)
+    stored.config.num_labels = num_labels
+    return _source(stored.config, stored.facts(), lambda: fitted(stored.make(), stored.name, side, num_labels))
+
+
+def _source(config: PretrainedConfig, facts: dict[str, object], make: Callable[[], nn.Module]) -> ModelSource:
+    return ModelSource(config, ONE_TOKEN, {**facts, "positions": ONE_TOKEN}, make)
+
+
+def _new_model(config: PretrainedConfig, name: str) -> nn.Module:
+    return make_model(config, name, WAYS_OUT, IMAGE_CLASSIFIER)
+
+
+def _torchvision_model(path: Path, num_labels: int) -> ModelSource:
+    config = ResNetConfig()
+    config.num_labels = num_labels
+
+    def make() -> nn.Module:
+        model = _new_model(config, path.name)
+        if not holds_nothing(model):
+            load_torchvision(model, read_torchvision(path), path.name)
+        return model
+
+    return _source(config, facts_of(Phrase.of("model.pretrained", name=path.name), config), make)
+
+
+def fitted(model: nn.Module, name: str, side: int, num_labels: int) -> nn.Module:
+    """The model, once it has classified images of this size; what gets no gradient is frozen.
+
+    Args:
+        model: on the CPU, changed in place.
+        name: for messages.
+        side: pixels.
+        num_labels: classes.
+
+    Raises:
+        UsageError: it does not classify them.
+    """
+    if holds_nothing(model):
+        return model
+    before = {key: buffer.clone() for key, buffer in model.named_buffers()}
+    with trying(f"{name} cannot classify images of {side} by {side} pixels", WAYS_OUT):
+        logits = model.train()(pixel_values=torch.randn(TRIED_IMAGES, 3, side, side)).logits
+        torch.autograd.backward(F.cross_entropy(logits, torch.zeros(TRIED_IMAGES, dtype=torch.long)))
+    if logits.shape != (TRIED_IMAGES, num_labels):
+        raise UsageError(f"{KEY}: {name} gives logits of shape {list(logits.shape)} for {num_labels} classes", WAYS_OUT)
+    with torch.no_grad():
+        for key, buffer in model.named_buffers():
+            buffer.copy_(before[key])
+    freeze_unused(model, name)
+    return model
+
+
+def read_torchvision(path: Path) -> dict[str, Tensor]:
+    """The parameters that a file of torchvision holds, by its names; no code in it is run.
+
+    Raises:
+        DataError: it cannot be read, or holds something else.
+    """
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError, UnpicklingError) as error:
+        raise DataError(f"{KEY}: {path}: expected weights of a ResNet-50: {first_line(error)}", WAYS_OUT) from error
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise DataError(f"{KEY}: {path}: expected parameters by name, as torchvision publishes them", WAYS_OUT)
+    return dict(found)
+
+
+def load_torchvision(model: nn.Module, found: Mapping[str, Tensor], name: str) -> list[str]:
+    """Put torchvision's weights into a ResNet of transformers; a head of another number of classes stays random.
+
+    Args:
+        model: changed in place.
+        found: what the file holds.
+        name: of the file, for messages.
+
+    Returns:
+        What did not match, by its name in the file or, where that lacks it, in the model; told too.
+
+    Raises:
+        UsageError: a parameter of the body is missing or of another shape.
+    """
+    wanted, renamed = model.state_dict(), {theirs: renamed_of(theirs) for theirs in found}
+    fitting = {
+        ours: found[theirs]
+        for theirs, ours in renamed.items()
+        if ours in wanted and wanted[ours].shape == found[theirs].shape
+    }
+    lacking = [key for key in wanted if key not in fitting and not key.endswith("num_batches_tracked")]
+    body = [key for key in lacking if not key.startswith(IMAGE_CLASSIFIER.heads)]
+    if body:
+        raise UsageError(
+            f"{KEY}: {name} is no ResNet-50 of torchvision: {len(body)} parameters are missing or of another shape, "
+            f"{body[0]} first",
+            WAYS_OUT,
+        )
+    model.load_state_dict({**wanted, **fitting})
+    unmatched = [theirs for theirs, ours in renamed.items() if ours not in fitting]
+    left = unmatched + [key for key in lacking if key not in renamed.values()]
+    if left:
+        logger.warning(
+            "%s: %d parameters did not match and start from random weights: %s", name, len(left), shortened(left)
+        )
+    return left
+
+
+def renamed_of(theirs: str) -> str:
+    """The name in transformers of a parameter of torchvision's; as it is where there is none."""
+    for pattern, ours in _OF_TORCHVISION:
+        if match := re.match(pattern, theirs):
+            stage, layer, part = (*(int(group) for group in match.groups()), 1, 1, 1)[:3]
+            return ours.format(stage - 1, layer, part - 1) + theirs[match.end() :]
+    return theirs

@@ -12,12 +12,10 @@ from dynbench.kernels.packed_models import unknown_architecture
 from dynbench.plugins import DATASETS, WORKLOADS, options_of
 from dynbench.plugins.datasets import FileOptions
 from dynbench.units import BYTES_PER_MB
-from dynbench.workloads.byte_level import read_byte_level, read_vocabulary
-from dynbench.workloads.cache import cache_folder
-from dynbench.workloads.contents import kept_contents
-from dynbench.workloads.datasets.base import CorpusSplit, Split, Splits
-from dynbench.workloads.datasets.registry import load_dataset
-from dynbench.workloads.held_out import held_out_of
+from dynbench.workloads.cache import cache_folder, cached_contents
+from dynbench.workloads.data import held_out_of
+from dynbench.workloads.datasets.base import CorpusSplit, Split, Splits, load_dataset
+from dynbench.workloads.tokenizer import read_byte_level, read_vocabulary
 
 PADDED = "Take another model, or keep the padded layout (workload.layout=padded)."
 WAYS_OUT = "Name a folder that transformers saved a model in (--model FOLDER), or use --weights random."
@@ -75,8 +73,8 @@ def _read(split: Split, workload: Workload) -> Split:
     """Texts that are read as a stream are read to their end, where a mistake may be, unless an earlier run has."""
     if not isinstance(split, CorpusSplit):
         return split
-    kept = kept_contents(cache_folder(workload), split)
-    return replace(split, texts=len(split) if kept is None else kept.texts)
+    cached = cached_contents(cache_folder(workload), split)
+    return replace(split, texts=len(split) if cached is None else cached.texts)
 
 
 def _check_tokenizer(workload: Workload) -> None:
@@ -109,7 +107,11 @@ def _check_model(workload: Workload) -> None:
     """
     if workload.model.endswith(TORCH_WEIGHTS):
         return
-    from dynbench.workloads.model_config import EXPECTED, KEY, read_config  # imports transformers
+    from dynbench.workloads.models import (
+        EXPECTED,
+        KEY,
+        read_config,  # imports transformers
+    )
 
     padded = workload.layout == "padded"
     known = read_config(workload.model, WAYS_OUT if padded else PADDED)

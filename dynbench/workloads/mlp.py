@@ -18,8 +18,8 @@ from dynbench.errors import DataError, UsageError
 from dynbench.runs.atomic import replacing_folder
 from dynbench.runs.phrase import Phrase
 from dynbench.workloads.data import IntArray, TokenisedData
-from dynbench.workloads.datasets.digits import CLASSES, SIDE
-from dynbench.workloads.image_samples import image_samples
+from dynbench.workloads.datasets.images import CLASSES, SIDE
+from dynbench.workloads.images import image_samples
 from dynbench.workloads.token_loss import grade
 
 WIDTHS = (SIDE * SIDE, 50, 50, CLASSES)
@@ -39,15 +39,15 @@ class DigitClassification:
 
     def __init__(self, config: Config) -> None:
         found = image_samples(config.workload, config.train.seed)
-        self._settings, self._image = config.workload, found.image
+        self._settings, self._image, samples = config.workload, found.image, found.samples
         self.positions: int | None = 1
-        self.train: TokenisedData = found.train
-        self.eval: TokenisedData | None = found.eval
-        said = Phrase.of("model.language", architecture="mlp", size=config.workload.shape)
+        self.train: TokenisedData = samples.train
+        self.eval: TokenisedData | None = samples.eval
+        phrase = Phrase.of("model.language", architecture="mlp", size=config.workload.shape)
         if config.workload.weights == "pretrained":
-            said = Phrase.of("model.pretrained", name=config.workload.model)
-        model = {"source": said, "said": said.record(), "architecture": "mlp", "positions": 1, "classes": CLASSES}
-        self.facts: dict[str, object] = {**found.facts, "model": model, "decisions": found.decisions}
+            phrase = Phrase.of("model.pretrained", name=config.workload.model)
+        model = {"source": phrase, "said": phrase.record(), "architecture": "mlp", "positions": 1, "classes": CLASSES}
+        self.facts: dict[str, object] = samples.facts(model, num_labels=samples.num_labels, unreadable=found.unreadable)
 
     def build_model(self, seed: int) -> nn.Module:
         """The network on the CPU in fp32, in training mode; equal seeds give equal weights on every rank."""

@@ -1,18 +1,35 @@
-"""From a dataset's splits to the samples of a run: tokenised, truncated, held out, subset drawn."""
+"""From a dataset's splits to the samples of a run: tokenised, truncated, held out, subset drawn.
+
+Texts are tokenised in shards in the cache. Of labelled texts all are, and samples are held out and drawn afterwards.
+Of a corpus of texts without labels, what is held out and trained on is chosen first, then only that is tokenised: a
+first pass counts the texts and takes their digest, which is cached. Whole texts are held out, so that the split is the
+same for every tokenizer, length and subset. The number of blocks is known only when all texts are tokenised, so that a
+subset of blocks is drawn then.
+"""
 
 from __future__ import annotations
 
 import logging
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError, UsageError
-from dynbench.workloads.cache import cache_folder, cache_key, load_or_build
-from dynbench.workloads.corpus import corpus_of, corpus_samples
-from dynbench.workloads.data import IntArray, TokenisedData
-from dynbench.workloads.datasets.articles import has_classes
+from dynbench.workloads.cache import cache_folder, contents_of, stem, warn_not_cached
+from dynbench.workloads.data import (
+    HELD_OUT_SEED,
+    IntArray,
+    StoredTokens,
+    TokenisedData,
+    digest_of,
+    held_out_ids,
+    offsets_of,
+    subset_ids,
+)
 from dynbench.workloads.datasets.base import (
     CorpusSplit,
     ImageSplit,
@@ -21,16 +38,21 @@ from dynbench.workloads.datasets.base import (
     Splits,
     TextSplit,
     TokenSplit,
+    has_classes,
 )
-from dynbench.workloads.held_out import HELD_OUT_SEED, held_out_ids, held_out_of, subset_ids
+from dynbench.workloads.token_shards import Shards, Texts, load_or_tokenise
 from dynbench.workloads.tokenizer import TextTokenizer, load_tokenizer, padding_of
 
 logger = logging.getLogger(__name__)
 
+LAYOUT = 1
+"""Raised when the shards or the tokenising change their meaning."""
+LARGEST_SMALL_ID = 2**16
+
 
 @dataclass
 class Samples:
-    """The samples of a run; `facts` and `decisions` grow while they are made.
+    """The samples of a run; `decisions` grow while they are made.
 
     Args:
         train: training samples.
@@ -38,7 +60,7 @@ class Samples:
         vocab_size: token ids are below it; of images, their number, which is what their samples hold.
         pad_id: token id of the padding.
         num_labels: classes, at least 2.
-        facts: sources of the samples and the tokenizer.
+        sources: where the samples are from, the names of their classes, the tokenizer.
         decisions: what was decided from the data, as `{key: {"value", "reason"}}`.
     """
 
@@ -47,17 +69,45 @@ class Samples:
     vocab_size: int
     pad_id: int
     num_labels: int
-    facts: dict[str, object]
+    sources: dict[str, object]
     decisions: dict[str, object] = field(default_factory=dict)
 
-    def decide(self, key: str, value: object, reason: str) -> None:
-        """Record a decision."""
-        self.decisions[key] = {"value": value, "reason": reason}
+    @property
+    def has_texts(self) -> bool:
+        """Whether they were tokenised."""
+        return self.sources["tokenizer"] is not None
 
-    def truncate(self, max_length: int) -> None:
-        """Cut every sample to `max_length` tokens."""
-        self.train = self.train.truncate(max_length)
-        self.eval = None if self.eval is None else self.eval.truncate(max_length)
+    def facts(self, model: dict[str, object], **more: object) -> dict[str, object]:
+        """What records say of a workload of these samples.
+
+        Args:
+            model: its model, see `facts_of`.
+            more: what else is known.
+        """
+        return {
+            **self.sources,
+            "fingerprint": self.train.fingerprint,
+            "train": self.train.describe(),
+            "eval": None if self.eval is None else self.eval.describe(),
+            **more,
+            "model": model,
+            "decisions": self.decisions,
+        }
+
+    def limit_length(self, asked: int, positions: int | None) -> None:
+        """Record that `workload.max_length` is more than a model's positions, and cut the samples to these."""
+        if positions is None or positions >= asked:
+            return
+        reason = f"the model has {positions} positions"
+        logger.warning("workload.max_length: %d asked for, but %s; samples are cut to %d", asked, reason, positions)
+        self.train = self.train.truncate(positions)
+        self.eval = None if self.eval is None else self.eval.truncate(positions)
+        self.decisions["workload.max_length"] = decision(positions, reason)
+
+
+def decision(value: object, reason: str) -> dict[str, object]:
+    """A value that was decided from the data, and why."""
+    return {"value": value, "reason": reason}
 
 
 def prepare_samples(splits: Splits, settings: Workload, seed: int, *, classes: bool = True) -> Samples:
@@ -74,61 +124,188 @@ def prepare_samples(splits: Splits, settings: Workload, seed: int, *, classes: b
         HubError: a tokenizer that is neither cached nor reachable.
         UsageError: a tokenizer without the token that pads, or no labels to be learnt.
     """
-    if not classes and isinstance(splits.train, TextSplit | CorpusSplit):
-        return _of_corpus(splits, settings, seed)
-    samples = _tokenise(splits, settings)
+    train, evaluation = splits.train, splits.eval
+    if not classes and isinstance(train, TextSplit | CorpusSplit):
+        assert evaluation is None or isinstance(evaluation, TextSplit | CorpusSplit)
+        return corpus_samples(train, evaluation, settings, load_tokenizer(settings, ends=True), seed)
+    samples = _of_images(splits, settings) if isinstance(train, ImageSplit) else _of_tokens(splits, settings)
     if classes:
         _check_labels(samples, splits)
-    if isinstance(splits.train, LengthSplit):
-        _tell_cut(splits.train, samples, settings.max_length)
+    if isinstance(train, LengthSplit):
+        _warn_of_cut(train, samples, settings.max_length)
     if samples.eval is None:
-        _hold_out(samples)
+        held_out, rest = _held_out(len(samples.train), "training samples", samples.decisions)
+        if len(held_out):
+            samples.eval, samples.train = samples.train.take(held_out), samples.train.take(rest)
     if settings.subset is not None:
-        _draw_subset(samples, settings.subset, seed)
+        subset = _subset(len(samples.train), settings.subset, "samples", seed, samples.decisions)
+        samples.train = samples.train.take(subset)
     return samples
 
 
-def _of_corpus(splits: Splits, settings: Workload, seed: int) -> Samples:
-    tokenizer = load_tokenizer(settings, ends=True)
-    train, evaluation = (
-        corpus_of(split) if isinstance(split, TextSplit) else split for split in (splits.train, splits.eval)
-    )
-    assert isinstance(train, CorpusSplit) and (evaluation is None or isinstance(evaluation, CorpusSplit))
-    corpus = corpus_samples(train, evaluation, settings, tokenizer, seed)
-    return Samples(
-        corpus.train,
-        corpus.eval,
-        tokenizer.vocab_size,
-        pad_id=0,  # nothing of the model or the loss looks at padding
-        num_labels=2,
-        facts=_facts(splits, settings, tokenizer),
-        decisions=corpus.decisions,
-    )
+def corpus_samples(
+    train: TextSplit | CorpusSplit,
+    evaluation: TextSplit | CorpusSplit | None,
+    settings: Workload,
+    tokenizer: TextTokenizer,
+    seed: int,
+) -> Samples:
+    """Texts without their labels, cut to `max_length`, or blocks of it.
+
+    Args:
+        train: texts to train on.
+        evaluation: texts to evaluate on; None holds some out.
+        settings: the `workload` section.
+        tokenizer: makes token ids of them.
+        seed: `train.seed`, for the subset.
+
+    Raises:
+        DataError: what reading the texts raises; a text without tokens, or too few for a block.
+    """
+    folder, decisions, part = cache_folder(settings), dict[str, object](), ""
+    texts = contents_of(folder, train).texts
+    if evaluation is not None:
+        rest, held_out = np.arange(texts), np.arange(contents_of(folder, evaluation).texts)
+    else:
+        held_out, rest = _held_out(texts, "texts", decisions)
+    if settings.subset is not None and not settings.blocks:
+        rest = rest[_subset(len(rest), settings.subset, "texts", seed, decisions)]
+        part = f"-subset-{settings.subset}-{seed}"
+
+    def samples(split: TextSplit | CorpusSplit, ids: IntArray, role: str, part: str = "") -> TokenisedData:
+        shards = _tokenised(split, settings, tokenizer, ids, role, part)
+        tokens = StoredTokens(shards.ids)
+        if settings.blocks:
+            starts, lengths = _blocks(len(tokens), settings.max_length, role, split.source, decisions)
+            return TokenisedData.from_stored(tokens, starts, lengths, shards.digest)
+        starts = offsets_of(shards.lengths)[:-1]
+        return TokenisedData.from_stored(tokens, starts, shards.lengths, shards.digest, np.concatenate(shards.removed))
+
+    held = samples(evaluation or train, held_out, "eval") if len(held_out) else None
+    data = samples(train, rest, "train", part)
+    if settings.subset is not None and settings.blocks:
+        data = data.take(_subset(len(data), settings.subset, "blocks", seed, decisions))
+    sources = _sources(Splits(train, evaluation), settings, tokenizer)
+    # No model or loss looks at padding or labels.
+    return Samples(data, held, tokenizer.vocab_size, 0, 2, sources, decisions)
 
 
-def _tokenise(splits: Splits, settings: Workload) -> Samples:
+def _blocks(
+    tokens: int, length: int, role: str, source: str, decisions: dict[str, object]
+) -> tuple[IntArray, IntArray]:
+    """Where blocks of so many tokens begin in all tokens, and their lengths."""
+    number, rest = divmod(tokens, length)
+    if number == 0:
+        raise DataError(
+            f"{source}: {tokens} tokens of {role} texts fill no block of workload.max_length {length}",
+            "Set workload.max_length to less, or workload.blocks to false.",
+        )
+    reason = f"{number} blocks of {length} tokens; the last {rest} tokens fill none and are left out"
+    decisions[f"workload.blocks.{role}"] = decision(number, reason)
+    return np.arange(number, dtype=np.int64) * length, np.full(number, length, dtype=np.int64)
+
+
+def _tokenised(
+    split: TextSplit | CorpusSplit,
+    settings: Workload,
+    tokenizer: TextTokenizer,
+    ids: IntArray | None,
+    role: str,
+    part: str = "",
+) -> Shards:
+    """The shards of some texts, from the cache or made and cached.
+
+    Args:
+        split: whose texts.
+        settings: the `workload` section.
+        tokenizer: makes token ids of them.
+        ids: their numbers, ascending, shape [n]; None for all.
+        role: what they are for, in the folder's name.
+        part: which of them they are, in the folder's name.
+    """
+    length = None if settings.blocks else settings.max_length
+    contents = contents_of(cache_folder(settings), split)
+    everything = ids is None or len(ids) == contents.texts
+    ids = np.arange(contents.texts) if ids is None else ids
+    texts = Texts(
+        split.read if everything else lambda: _chosen(split.read(), ids),
+        tokenizer.encoder(length),
+        np.uint16 if tokenizer.vocab_size <= LARGEST_SMALL_ID else np.uint32,
+        round(contents.characters * len(ids) / contents.texts),
+        split.source,
+        length is None,
+    )
+    cut = "blocks" if length is None else str(length)
+    folder = cache_folder(settings) / f"{stem(split)}-{role}{part}-{cut}-{tokenizer.digest[:8]}"
+    facts = {
+        "layout": LAYOUT,
+        "texts": contents.digest,
+        "chosen": digest_of(ids.astype(np.int64)),
+        "tokenizer": tokenizer.digest,
+        "max_length": length,
+    }
+    try:
+        return load_or_tokenise(folder, facts, texts)
+    except OSError as error:
+        warn_not_cached("tokenised texts", folder.parent, error)
+        with tempfile.TemporaryDirectory(prefix="dynbench-") as temporary:  # what is mapped stays readable
+            return load_or_tokenise(Path(temporary) / "shards", facts, texts)
+
+
+def _chosen(texts: Iterator[str], ids: IntArray) -> Iterator[str]:
+    """The texts of these numbers, ascending; what is behind the last of them is not read."""
+    wanted = iter(ids.tolist())
+    following = next(wanted, None)
+    for number, text in enumerate(texts):
+        if following is None:
+            return
+        if number == following:
+            yield text
+            following = next(wanted, None)
+
+
+def _of_tokens(splits: Splits, settings: Workload) -> Samples:
+    """Labelled texts, or samples that are tokens already."""
     first = splits.train
     tokenizer = load_tokenizer(settings) if isinstance(first, TextSplit) else None
-    if isinstance(first, ImageSplit):
-        return _of_images(first, splits, settings)
-    train = _tokens_of(first, tokenizer, settings)
-    evaluation = None if splits.eval is None else _tokens_of(splits.eval, tokenizer, settings)
-    facts = _facts(splits, settings, tokenizer)
-    num_labels = max(2, len(_class_names(splits)), int(train.labels.max()) + 1)
+    train = _data_of(first, "train", tokenizer, settings)
+    evaluation = None if splits.eval is None else _data_of(splits.eval, "eval", tokenizer, settings)
     if tokenizer is not None:
-        return Samples(train, evaluation, tokenizer.vocab_size, padding_of(tokenizer), num_labels, facts)
-    assert isinstance(first, TokenSplit | LengthSplit)
-    return Samples(train, evaluation, first.vocab_size, first.pad_id, num_labels, facts)
+        vocab_size, pad_id = tokenizer.vocab_size, padding_of(tokenizer)
+    else:
+        assert isinstance(first, TokenSplit | LengthSplit)
+        vocab_size, pad_id = first.vocab_size, first.pad_id
+    num_labels = max(2, len(_class_names(splits)), int(train.labels.max()) + 1)
+    return Samples(train, evaluation, vocab_size, pad_id, num_labels, _sources(splits, settings, tokenizer))
 
 
-def _of_images(train: ImageSplit, splits: Splits, settings: Workload) -> Samples:
+def _data_of(split: Split, role: str, tokenizer: TextTokenizer | None, settings: Workload) -> TokenisedData:
+    if isinstance(split, TokenSplit):
+        return split.data.truncate(settings.max_length)
+    if isinstance(split, LengthSplit):
+        lengths = np.minimum(split.lengths, settings.max_length)
+        removed = split.lengths - lengths
+        found = replace(split.generate(lengths), removed=removed if removed.any() else None)
+        return found if split.second is None else found.with_second(split.second)
+    if isinstance(split, CorpusSplit):
+        raise UsageError(
+            f"workload.dataset: {settings.dataset} has texts without labels, which {settings.name} is to learn",
+            "Use --workload causal_lm, or a data set with labels.",
+        )
+    assert tokenizer is not None and isinstance(split, TextSplit)
+    shards = _tokenised(split, settings, tokenizer, None, role)
+    tokens = np.concatenate(shards.ids).astype(np.int32)
+    return TokenisedData.from_arrays(tokens, offsets_of(shards.lengths), split.labels, np.concatenate(shards.removed))
+
+
+def _of_images(splits: Splits, settings: Workload) -> Samples:
     """A sample is the number of its image, those of evaluation images after all others, and one token long."""
-    evaluation = splits.eval
-    assert evaluation is None or isinstance(evaluation, ImageSplit)
+    train, evaluation = splits.train, splits.eval
+    assert isinstance(train, ImageSplit) and (evaluation is None or isinstance(evaluation, ImageSplit))
     held = None if evaluation is None else _numbers(len(train), evaluation.labels)
     number = len(train) + (0 if evaluation is None else len(evaluation))
-    classes = max(2, len(train.classes), int(train.labels.max()) + 1)
-    return Samples(_numbers(0, train.labels), held, number, 0, classes, _facts(splits, settings, None))
+    num_labels = max(2, len(train.classes), int(train.labels.max()) + 1)
+    return Samples(_numbers(0, train.labels), held, number, 0, num_labels, _sources(splits, settings, None))
 
 
 def _numbers(first: int, labels: IntArray) -> TokenisedData:
@@ -140,7 +317,7 @@ def _class_names(splits: Splits) -> tuple[str, ...]:
     return splits.train.classes if isinstance(splits.train, TextSplit | ImageSplit) else ()
 
 
-def _facts(splits: Splits, settings: Workload, tokenizer: TextTokenizer | None) -> dict[str, object]:
+def _sources(splits: Splits, settings: Workload, tokenizer: TextTokenizer | None) -> dict[str, object]:
     names = _class_names(splits) if has_classes(settings) else ()
     return {
         "dataset": settings.dataset,
@@ -151,42 +328,13 @@ def _facts(splits: Splits, settings: Workload, tokenizer: TextTokenizer | None) 
     }
 
 
-def _tokens_of(split: Split, tokenizer: TextTokenizer | None, settings: Workload) -> TokenisedData:
-    if isinstance(split, TokenSplit):
-        return split.data.truncate(settings.max_length)
-    if isinstance(split, LengthSplit):
-        kept = np.minimum(split.lengths, settings.max_length)
-        removed = split.lengths - kept
-        found = replace(split.generate(kept), removed=removed if removed.any() else None)
-        return found if split.second is None else found.with_second(split.second)
-    if isinstance(split, CorpusSplit):
-        raise UsageError(
-            f"workload.dataset: {settings.dataset} has texts without labels, which {settings.name} is to learn",
-            "Use --workload causal_lm, or a data set with labels.",
-        )
-    assert tokenizer is not None and isinstance(split, TextSplit)
-
-    def build() -> TokenisedData:
-        logger.info("tokenising %d samples of %s", len(split.texts), split.source)
-        samples, removed = zip(*tokenizer.encode(split.texts, settings.max_length), strict=True)
-        for index, tokens in enumerate(samples):
-            if not tokens:
-                raise DataError(
-                    f"{split.source}: the text {split.texts[index]!r} of sample {index + 1} has no token",
-                    f"Leave such texts out: the tokenizer {tokenizer.source} adds no special tokens.",
-                )
-        return TokenisedData.from_samples(samples, split.labels, np.array(removed, dtype=np.int64))
-
-    return load_or_build(cache_folder(settings), cache_key(split, tokenizer.digest, settings.max_length), build)
-
-
-def _tell_cut(split: LengthSplit, samples: Samples, max_length: int) -> None:
-    """Lengths are all that this data is, so that those which are not trained on as they stand are told."""
+def _warn_of_cut(split: LengthSplit, samples: Samples, max_length: int) -> None:
+    """Warn of lengths that are not trained on as they stand: they are all that this data is."""
     n_cut = int((split.lengths > max_length).sum())
     if n_cut:
         seen = f"{n_cut} of {len(split.lengths)} lengths of {split.source} are greater, up to {split.lengths.max()}"
         logger.warning("workload.max_length: %s; they are cut to %d tokens (--max-length)", seen, max_length)
-        samples.decide("workload.max_length", max_length, f"{seen}; they are cut")
+        samples.decisions["workload.max_length"] = decision(max_length, f"{seen}; they are cut")
 
 
 def _check_labels(samples: Samples, splits: Splits) -> None:
@@ -205,24 +353,20 @@ def _check_labels(samples: Samples, splits: Splits) -> None:
         )
 
 
-def _hold_out(samples: Samples) -> None:
-    """Move random training samples to evaluation, see `held_out_of`."""
-    n_samples = len(samples.train)
-    n_held_out = held_out_of(n_samples)
-    if n_held_out == 0:
-        samples.decide("workload.eval", 0, f"{n_samples} training samples are too few to hold some out")
-        return
-    held_out, kept = held_out_ids(n_samples)
-    samples.eval, samples.train = samples.train.take(held_out), samples.train.take(kept)
-    reason = f"no evaluation file; drawn from the training samples with seed {HELD_OUT_SEED} and left out of training"
-    samples.decide("workload.eval", n_held_out, reason)
+def _held_out(available: int, unit: str, decisions: dict[str, object]) -> tuple[IntArray, IntArray]:
+    """What is held out for evaluation of so many samples or texts, and the rest, ascending; none of a few."""
+    held_out, rest = held_out_ids(available)
+    reason = f"no evaluation file; drawn from the {unit} with seed {HELD_OUT_SEED} and left out of training"
+    few = f"{available} {unit} are too few to hold some out"
+    decisions["workload.eval"] = decision(len(held_out), reason if len(held_out) else few)
+    return held_out, rest
 
 
-def _draw_subset(samples: Samples, wanted: int, seed: int) -> None:
-    available = len(samples.train)
+def _subset(available: int, wanted: int, unit: str, seed: int, decisions: dict[str, object]) -> IntArray:
+    """The numbers of a subset, ascending, of so many samples, texts or blocks."""
     if wanted > available:
-        logger.warning("workload.subset: %d of %d training samples asked for; all are taken", wanted, available)
-        samples.decide("workload.subset", available, f"{wanted} asked for, all there are taken")
-        return
-    samples.train = samples.train.take(subset_ids(available, wanted, seed))
-    samples.decide("workload.subset", wanted, f"drawn from {available} with seed {seed}")
+        logger.warning("workload.subset: %d of %d training %s asked for; all are taken", wanted, available, unit)
+        decisions["workload.subset"] = decision(available, f"{wanted} asked for, all there are taken")
+        return np.arange(available)
+    decisions["workload.subset"] = decision(wanted, f"drawn from {available} {unit} with seed {seed}")
+    return subset_ids(available, wanted, seed)

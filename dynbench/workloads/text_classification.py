@@ -1,31 +1,64 @@
-"""Classifying texts: one label per sample, cross entropy, accuracy."""
+"""Classifying texts: one label per sample, cross entropy, accuracy.
+
+The model is DistilBERT of random weights, or any architecture, of random or stored weights. Where nobody knows that it
+classifies token ids, it is tried on the data's shape before many ranks wait for what cannot work.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import DistilBertConfig, PretrainedConfig
 
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, Workload
+from dynbench.errors import UsageError
+from dynbench.runs.phrase import Phrase
+from dynbench.workloads.batches import rows_of
 from dynbench.workloads.data import IntArray, TokenisedData
-from dynbench.workloads.datasets.base import TextSplit
-from dynbench.workloads.datasets.registry import load_dataset
-from dynbench.workloads.model_config import CLASSIFIER
-from dynbench.workloads.packed import rows_of
-from dynbench.workloads.pretrained_model import model_source
-from dynbench.workloads.samples import Samples, prepare_samples
-from dynbench.workloads.saved_model import save_model
+from dynbench.workloads.datasets.base import TextSplit, load_dataset
+from dynbench.workloads.hub import quiet_libraries
+from dynbench.workloads.models import (
+    CLASSIFIER,
+    KEY,
+    OTHER_ARCHITECTURE,
+    BuildsModel,
+    ModelSource,
+    StoredModel,
+    facts_of,
+    freeze_unused,
+    holds_nothing,
+    make_model,
+    name_classes,
+    save_model,
+    set_dropout,
+    set_rates,
+    stored_model,
+    trying,
+)
+from dynbench.workloads.samples import prepare_samples
+from dynbench.workloads.token_loss import at_least_fp32, grade
 from dynbench.workloads.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
+SMALL_SHAPE = {"dim": 256, "hidden_dim": 1024, "n_layers": 2, "n_heads": 4}
+"""Forward and backward cost about 0.1 ms per padded token of one CPU core, so that padding shows in the step time."""
+CONFIG_HINT = "Name the folder of a text classifier's or language model's configuration, or set workload.size=small."
+WEIGHTS_HINT = "Name a local folder (--model FOLDER), or use --weights random."
+LONG = 8
+"""Tokens of the sample that the gradients are tried on; the one beside it has half."""
+PADDING_TOLERANCE = 1e-3
+"""Of the logits."""
 
-class TextClassification:
+
+class TextClassification(BuildsModel):
     """The samples of `workload.dataset` and the model of `workload.model`, saved with the names of its classes.
 
     Args:
@@ -46,45 +79,21 @@ class TextClassification:
             settings, samples.vocab_size, samples.pad_id, samples.num_labels, _end(samples.train)
         )
         if isinstance(splits.train, TextSplit):
-            names = splits.train.classes or tuple(map(str, range(samples.num_labels)))
-            self._source.config.id2label = dict(enumerate(names))
-            self._source.config.label2id = {name: number for number, name in enumerate(names)}
+            name_classes(self._source.config, splits.train.classes or [*map(str, range(samples.num_labels))])
         self.positions: int | None = self._source.positions
-        _fit_to_model(samples, settings.max_length, self._source.positions)
+        samples.limit_length(settings.max_length, self.positions)
         self._pad_id = samples.pad_id
         self.rows = rows_of(settings.layout, self._source.config)
-        self._settings, self._has_texts = settings, samples.facts["tokenizer"] is not None
+        self._settings, self._has_texts = settings, samples.has_texts
         self.train: TokenisedData = samples.train
         self.eval: TokenisedData | None = samples.eval
-        self.facts: dict[str, object] = {
-            **samples.facts,
-            "fingerprint": samples.train.fingerprint,
-            "train": samples.train.describe(),
-            "eval": None if samples.eval is None else samples.eval.describe(),
-            "vocab_size": samples.vocab_size,
-            "num_labels": samples.num_labels,
-            "model": self._source.facts,
-            "decisions": samples.decisions,
-        }
+        sizes = {"vocab_size": samples.vocab_size, "num_labels": samples.num_labels}
+        self.facts: dict[str, object] = samples.facts(self._source.facts, **sizes)
 
     def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         """Write the model of a state, and the tokenizer of its texts, as transformers saves them."""
         tokenizer = load_tokenizer(self._settings) if self._has_texts else None
         save_model(folder, self._source, CLASSIFIER, state, tokenizer)
-
-    def build_model(self, seed: int) -> nn.Module:
-        """The model on the CPU in fp32, in training mode; equal seeds give equal weights on every rank."""
-        model = self.build_padded_model(seed)
-        return model if self.rows is None else self.rows.prepare(model)
-
-    def build_padded_model(self, seed: int) -> nn.Module:
-        """The same, before it is made to take rows without padding."""
-        return self._source.build(seed)
-
-    def build_empty_model(self) -> nn.Module:
-        """As `build_model`, without values, on the meta device."""
-        model = self._source.build_empty()
-        return model if self.rows is None else self.rows.prepare(model)
 
     def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Any]:
         """What the model takes of the samples `ids`, int64 on the CPU, and their `labels`, [n].
@@ -108,17 +117,13 @@ class TextClassification:
 
     def eval_sums(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, float]:
         """Summed cross entropy and number of right answers."""
-        logits, labels = _logits(model, batch), batch["labels"]
-        return {
-            "loss_sum": F.cross_entropy(logits, labels, reduction="sum").item(),
-            "correct": float((logits.argmax(dim=-1) == labels).sum().item()),
-        }
+        loss, right = grade(_logits(model, batch), batch["labels"])
+        return {"loss_sum": loss.item(), "correct": float(right.item())}
 
 
 def _logits(model: nn.Module, batch: dict[str, Any]) -> Tensor:
-    """Logits of shape [n, classes]; half precision is raised to fp32 for the softmax, double stays double."""
-    logits: Tensor = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
-    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    """Logits of shape [n, classes], at least fp32."""
+    return at_least_fp32(model(**{name: value for name, value in batch.items() if name != "labels"}).logits)
 
 
 def _end(data: TokenisedData) -> int | None:
@@ -128,10 +133,189 @@ def _end(data: TokenisedData) -> int | None:
     return int(last[0]) if alone else None
 
 
-def _fit_to_model(samples: Samples, max_length: int, positions: int | None) -> None:
-    if positions is None or positions >= max_length:
+def model_source(
+    settings: Workload, vocab_size: int, pad_id: int, num_labels: int, end_id: int | None = None
+) -> ModelSource:
+    """The model that `workload.weights`, `.model` and `.size` mean, with `workload.dropout` applied.
+
+    Args:
+        settings: the configuration's `workload` section.
+        vocab_size: token ids of the data are below it.
+        pad_id: token id of the padding.
+        num_labels: classes of the data.
+        end_id: token that ends every sample and stands nowhere else, where there is one.
+
+    Raises:
+        DataError: a local folder that holds no model.
+        HubError: a hub name that is neither cached nor reachable.
+        UsageError: a model that cannot take the data's tokens.
+    """
+    quiet_libraries()
+    size = settings.shape
+    if not settings.reads_model:
+        return _random_model(size, vocab_size, pad_id, num_labels, settings.dropout)
+    pretrained = settings.weights == "pretrained"
+    stored = stored_model(settings, CLASSIFIER, WEIGHTS_HINT if pretrained else CONFIG_HINT)
+    config, text = stored.config, stored.config.get_text_config()
+    if pretrained:
+        if not hasattr(config, "vocab_size") or not hasattr(config, "max_position_embeddings"):
+            raise UsageError(f"{KEY}: {settings.model} ({config.model_type}) is no text encoder", WEIGHTS_HINT)
+        stored.check_vocabulary(config.vocab_size, vocab_size)
+        end_id = None
+    elif getattr(text, "vocab_size", vocab_size) < vocab_size:
+        logger.info("%s: the vocabulary of %d grows to the data's, %d", stored.name, text.vocab_size, vocab_size)
+        text.vocab_size = vocab_size
+    _fit_to_data(config, num_labels, pad_id, settings.dropout, end_id)
+    positions = _usable_positions(stored)
+    longest = settings.max_length if positions is None else min(settings.max_length, positions)
+    trial = Trial(longest, vocab_size, pad_id, num_labels, end_id, settings.dropout)
+
+    def make() -> nn.Module:
+        model = stored.make()
+        if not pretrained:
+            fit_for_training(model, f"{stored.name} ({config.model_type})", trial)
+        return model
+
+    return ModelSource(config, positions, stored.facts(), make)
+
+
+def _random_model(size: str, vocab_size: int, pad_id: int, num_labels: int, dropout: float | None) -> ModelSource:
+    """DistilBERT (Sanh et al., 2019, arXiv:1910.01108) in the shape of `workload.size`.
+
+    `base` keeps distilbert-base-uncased's vocabulary unless the data need more.
+    """
+    if size == "base":
+        vocab_size = max(vocab_size, DistilBertConfig().vocab_size)
+    config = DistilBertConfig.from_dict({**(SMALL_SHAPE if size == "small" else {}), "vocab_size": vocab_size})
+    _fit_to_data(config, num_labels, pad_id, dropout, None)
+
+    def make() -> nn.Module:
+        from transformers import DistilBertForSequenceClassification
+
+        return DistilBertForSequenceClassification(config)
+
+    facts = facts_of(Phrase.of("model.random", size=size), config)
+    return ModelSource(config, config.max_position_embeddings, facts, make)
+
+
+def _fit_to_data(
+    config: PretrainedConfig, num_labels: int, pad_id: int, dropout: float | None, end_id: int | None
+) -> None:
+    """Set classes and padding, and every dropout probability unless `dropout` is None.
+
+    Args:
+        config: changed in place.
+        num_labels: classes.
+        pad_id: token id of the padding.
+        dropout: `workload.dropout`.
+        end_id: the token that ends every sample and stands nowhere else, where there is one; encoder-decoder models
+            classify by it.
+    """
+    config.num_labels = num_labels
+    for part in {id(part): part for part in (config, config.get_text_config())}.values():
+        part.pad_token_id = pad_id
+    if config.is_encoder_decoder:
+        config.eos_token_id = config.eos_token_id if end_id is None else end_id
+        if getattr(config, "decoder_start_token_id", None) is None:
+            config.decoder_start_token_id = pad_id
+    set_rates(config, dropout)
+
+
+def _usable_positions(stored: StoredModel) -> int | None:
+    """Longest padded sample that a model of this configuration takes, tokens; None for any.
+
+    RoBERTa's kin number positions from behind that of the padding, so that as many of the table's rows are lost.
+
+    Raises:
+        UsageError: as `make_model`.
+    """
+    with torch.device("meta"):
+        shell = make_model(stored.config, stored.settings.model, stored.ways_out)
+    positions = getattr(stored.config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        return None
+    lost = [
+        module.padding_idx + 1
+        for name, module in shell.named_modules()
+        if name.endswith("embeddings.position_embeddings")
+        and isinstance(getattr(module, "padding_idx", None), int)
+        and getattr(module, "weight", torch.empty(0)).shape[:1] == (positions,)
+    ]
+    return positions - max(lost, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What the data's batches look like.
+
+    Args:
+        longest: longest padded sample, tokens.
+        vocab_size: token ids are below it.
+        pad_id: token id of the padding.
+        num_labels: classes.
+        end_id: token that ends every sample, where there is one.
+        dropout: `workload.dropout`.
+    """
+
+    longest: int
+    vocab_size: int
+    pad_id: int
+    num_labels: int
+    end_id: int | None
+    dropout: float | None
+
+    def batch(self, *lengths: int) -> dict[str, Tensor]:
+        """Samples of these lengths, padded: `input_ids` and `attention_mask`, both [n, L]."""
+        words = [word for word in range(min(self.vocab_size, 64)) if word not in (self.pad_id, self.end_id)]
+        rows = torch.full((len(lengths), max(lengths)), self.pad_id)
+        for row, length in zip(rows, lengths, strict=True):
+            row[:length] = torch.tensor((words * length)[:length])
+            row[length - 1] = row[length - 1] if self.end_id is None else self.end_id
+        return {
+            "input_ids": rows,
+            "attention_mask": (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long(),
+        }
+
+
+def fit_for_training(model: nn.Module, name: str, trial: Trial) -> None:
+    """Apply the dropout, find out whether the model takes the data, and freeze what gets no gradient.
+
+    DistributedDataParallel waits for the gradient of every parameter that requires one.
+
+    Args:
+        model: on the CPU, changed in place.
+        name: for messages.
+        trial: the data's shape.
+
+    Raises:
+        UsageError: it cannot classify token ids, or which parameters get a gradient depends on the data.
+    """
+    set_dropout(model, trial.dropout)
+    if holds_nothing(model):
         return
-    reason = f"the model has {positions} positions"
-    logger.warning("workload.max_length: %d asked for, but %s; samples are cut to %d", max_length, reason, positions)
-    samples.truncate(positions)
-    samples.decide("workload.max_length", positions, reason)
+    long, short = max(2, min(LONG, trial.longest)), max(2, min(LONG, trial.longest) // 2)
+    with trying(f"{name} cannot classify samples of {short} to {trial.longest} token ids", OTHER_ARCHITECTURE):
+        with torch.no_grad():
+            model.eval()
+            _tried_logits(model, trial, trial.longest)
+            alone, padded = _tried_logits(model, trial, short)[0], _tried_logits(model, trial, long, short)[1]
+            model.train()
+            first, again = _tried_logits(model, trial, long, short), _tried_logits(model, trial, long, short)
+        logits = _tried_logits(model, trial, long, short)
+        torch.autograd.backward(F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long)))
+    if trial.dropout == 0 and not torch.equal(first, again):
+        logger.warning("%s: two passes differ in spite of workload.dropout 0; so will losses of the same samples", name)
+    if (alone - padded).abs().max() > PADDING_TOLERANCE * alone.abs().max():
+        logger.warning("%s: padding changes what a sample gives, so that losses depend on who pads how much", name)
+    freeze_unused(model, name)
+
+
+def _tried_logits(model: nn.Module, trial: Trial, *lengths: int) -> Tensor:
+    logits = getattr(model(**trial.batch(*lengths)), "logits", None)
+    expected = (len(lengths), trial.num_labels)
+    if not isinstance(logits, Tensor) or logits.shape != expected:
+        shape = "none" if logits is None else f"of shape {list(logits.shape)}"
+        raise UsageError(
+            f"{KEY}: {type(model).__name__} gives logits {shape}; expected {list(expected)}", OTHER_ARCHITECTURE
+        )
+    return logits

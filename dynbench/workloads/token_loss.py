@@ -16,8 +16,8 @@ from torch.autograd.function import once_differentiable
 from dynbench.errors import UsageError
 from dynbench.kernels.packed_rows import NO_TARGET
 from dynbench.workloads.base import Workload
+from dynbench.workloads.batches import MicroBatch, make_micro_batch
 from dynbench.workloads.data import IntArray, TokenisedData
-from dynbench.workloads.micro_batch import MicroBatch, make_micro_batch
 
 TOLERANCE = 0.01
 """Of the samples' losses; a mean in place of a sum is off by more than half of them."""
@@ -31,17 +31,19 @@ KEEPS_NO_OUTPUT = ("Addmm", "Linear", "Mm", "ToCopy", "UnsafeView", "View")
 """How the operations are named whose backward pass does not look at what they gave, so that it may be overwritten."""
 
 
+def at_least_fp32(logits: Tensor) -> Tensor:
+    """Half precision is raised to fp32 for the softmax, double stays double."""
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+
+
 def grade(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Cross entropy summed over the samples, and the number of right answers, both scalars on the device.
-
-    Half precision is raised to fp32 for the softmax, double stays double.
 
     Args:
         logits: shape [n, classes].
         labels: shape [n].
     """
-    if logits.dtype in (torch.float16, torch.bfloat16):
-        logits = logits.float()
+    logits = at_least_fp32(logits)
     right = (logits.detach().argmax(dim=-1) == labels).sum()
     return F.cross_entropy(logits, labels, reduction="sum"), right
 

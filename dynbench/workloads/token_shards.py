@@ -8,7 +8,6 @@ that are finished and is replaced whole.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -25,8 +24,9 @@ from numpy.typing import NDArray
 
 from dynbench.errors import DataError
 from dynbench.runs.atomic import locked, replacing, write_json
+from dynbench.workloads.cache import RECORD, Progress, shards_lock
+from dynbench.workloads.data import IntArray, digest_of, offsets_of
 from dynbench.workloads.datasets.lines import quoted
-from dynbench.workloads.pace import Pace
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,6 @@ CHUNK_CHARACTERS = 2**17
 AT_ONCE = 2
 """Shards in work. The library itself spreads a chunk over the cores; meanwhile the others' ids become arrays."""
 ARRAYS = ("ids", "offsets", "removed")
-RECORD = "record.json"
 
 Encode = Callable[[Sequence[str]], Iterable[tuple[Sequence[int], int]]]
 """Token ids of each text, and how many were cut off; called by several threads at once."""
@@ -79,6 +78,11 @@ class Shards:
     removed: list[NDArray[np.integer]]
     digest: str
 
+    @property
+    def lengths(self) -> IntArray:
+        """Tokens of each text of all shards, shape [N]."""
+        return np.concatenate([np.diff(offsets) for offsets in self.offsets])
+
 
 _CHECKED: ContextVar[bool] = ContextVar("_CHECKED", default=False)
 
@@ -111,9 +115,9 @@ def load_or_tokenise(folder: Path, facts: Mapping[str, object], texts: Texts) ->
     if found.complete:
         return found.shards()
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder.with_name(f"{folder.name}.lock")):
+    with locked(shards_lock(folder)):
         found = _Folder(folder, facts)
-        found.tell()
+        found.log_state()
         if not found.complete:
             found.write_missing(texts)
         return found.shards()
@@ -158,8 +162,8 @@ class _Folder:
             self._useless.append(f"the record does not fit ({error})")
         return [], False
 
-    def tell(self) -> None:
-        """Warn of what is made again, and say what is gone on with."""
+    def log_state(self) -> None:
+        """Warn of what is made again, and say what is continued."""
         for what in self._useless:
             logger.warning("tokenised texts in %s: %s; tokenising again", self._path, what)
         if self._entries and not self.complete:
@@ -171,7 +175,7 @@ class _Folder:
         """Tokenise the texts of all shards that are not here, `AT_ONCE` at a time, and list each when it is written."""
         for stray in self._path.glob(".*.tmp"):  # of a writer that was killed
             stray.unlink()
-        pace = Pace(f"tokenising {texts.source}", texts.characters, "characters")
+        progress = Progress(f"tokenising {texts.source}", texts.characters, "characters")
         working: deque[tuple[int, int, Future[dict[str, object]]]] = deque()
 
         def finish() -> None:
@@ -179,15 +183,15 @@ class _Folder:
             self._entries[number] = entry.result()
             self._arrays[number] = {name: _mapped(self._file(number, name)) for name in ARRAYS}
             self._write_record(finished=False)
-            pace.add(characters)
+            progress.add(characters)
 
         pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="tokenise")
         try:
             total = first = 0
-            for number, group in enumerate(_groups(texts.read())):
+            for number, group in enumerate(_cut(texts.read(), SHARD_CHARACTERS)):
                 characters, total = sum(map(len, group)), number + 1
                 if number in self._entries and self._entries[number]["texts"] == len(group):
-                    pace.skip(characters)
+                    progress.skip(characters)
                 else:
                     if len(working) == AT_ONCE:
                         finish()
@@ -203,13 +207,13 @@ class _Folder:
         for number in [number for number in self._entries if number >= total]:
             del self._entries[number], self._arrays[number]
         self._write_record(finished=True)
-        pace.end()
+        progress.end()
 
     def _make(self, number: int, first: int, group: Sequence[str], texts: Texts) -> dict[str, object]:
         """One shard written; what the record will say of it. `first` is the number of its first text, from 0."""
         parts: list[NDArray[np.unsignedinteger]] = []
         removed: list[int] = []
-        for chunk in _chunks(group):
+        for chunk in _cut(group, CHUNK_CHARACTERS):
             for ids, cut in texts.encode(chunk):
                 if not ids and not texts.may_be_empty:
                     text, place = group[len(parts)], first + len(parts) + 1
@@ -221,7 +225,7 @@ class _Folder:
                 removed.append(cut)
         arrays = {
             "ids": np.concatenate(parts),
-            "offsets": np.concatenate([np.zeros(1, np.int64), np.cumsum([len(ids) for ids in parts], dtype=np.int64)]),
+            "offsets": offsets_of(np.array([len(ids) for ids in parts])),
             "removed": np.array(removed, dtype=np.int64),
         }
         for name, array in arrays.items():
@@ -245,11 +249,9 @@ class _Folder:
         with suppress(OSError):
             os.utime(self._path / RECORD)  # when they were last of use
         found = [self._arrays[number] for number in range(len(self._arrays))]
-        digest = hashlib.blake2b(digest_size=16)
-        for number in range(len(found)):
-            digest.update(str(self._entries[number]["digest"]).encode())
+        digest = digest_of(*(str(self._entries[number]["digest"]).encode() for number in range(len(found))))
         ids, offsets, removed = ([arrays[name] for arrays in found] for name in ARRAYS)
-        return Shards(ids, offsets, removed, digest.hexdigest())
+        return Shards(ids, offsets, removed, digest)
 
 
 def _mapped(path: Path) -> NDArray[np.integer]:
@@ -258,24 +260,11 @@ def _mapped(path: Path) -> NDArray[np.integer]:
 
 
 def _digest(arrays: Mapping[str, NDArray[np.integer]]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for name in ARRAYS:
-        digest.update(f"{arrays[name].dtype} {len(arrays[name])} ".encode())
-        digest.update(np.ascontiguousarray(arrays[name]).data)
-    return digest.hexdigest()
+    headed = ((f"{arrays[name].dtype} {len(arrays[name])} ".encode(), arrays[name]) for name in ARRAYS)
+    return digest_of(*(part for pair in headed for part in pair))
 
 
-def _groups(texts: Iterator[str]) -> Iterator[list[str]]:
-    """The texts of each shard."""
-    yield from _cut(texts, SHARD_CHARACTERS)
-
-
-def _chunks(texts: Sequence[str]) -> Iterator[list[str]]:
-    """What the tokenizer is given at a time."""
-    yield from _cut(iter(texts), CHUNK_CHARACTERS)
-
-
-def _cut(texts: Iterator[str], characters: int) -> Iterator[list[str]]:
+def _cut(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
     """Consecutive texts; each list but the last ends with the text that reaches so many characters."""
     group: list[str] = []
     size = 0

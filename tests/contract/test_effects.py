@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dynbench.schedule.policy import Planner
+from dynbench.workloads.datasets.base import load_dataset
 
 from dynbench.config.schema import Workload
 from dynbench.errors import UsageError
@@ -14,8 +16,7 @@ from dynbench.plugins import DATASETS, POLICIES
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.policy import Planner, Problem, policy_class
-from dynbench.workloads.datasets.base import TextSplit
-from dynbench.workloads.datasets.registry import load_dataset
+from dynbench.workloads.datasets.base import TextSplit, load_dataset
 
 COST_POLICIES = tuple(name for name, entry in POLICIES.items() if entry.costs)
 SPEED_POLICIES = tuple(name for name, entry in POLICIES.items() if entry.speeds != "never")

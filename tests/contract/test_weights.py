@@ -40,7 +40,7 @@ from dynbench.schedule.policy import Planner
 from dynbench.sync.base import gradient_norm
 from dynbench.workloads.causal_lm import CausalLanguageModel
 from dynbench.workloads.data import TokenisedData
-from dynbench.workloads.datasets.language import generate
+from dynbench.workloads.datasets.generated import generate_walks
 
 CPU = torch.device("cpu")
 RANKS, STEPS = 3, 4
@@ -129,7 +129,7 @@ def language() -> Language:
     settings = ("name=causal_lm", "size=tiny", "dropout=0", "max_length=24", "subset=80", "dataset=lognormal")
     workload = Language(load_config(None, [f"workload.{setting}" for setting in settings]))
     lengths = np.random.default_rng(0).integers(1, 25, size=len(workload.train))
-    data = generate(lengths, 9)
+    data = generate_walks(lengths, 9)
     workload.train = TokenisedData.from_arrays(data.tokens, data.offsets, data.labels, weights=lengths - 1)
     return workload
 

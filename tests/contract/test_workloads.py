@@ -34,8 +34,8 @@ from dynbench.plugins.policies import ROWS, plan_names, plan_of
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.policy import policy_class
-from dynbench.workloads.base import Workload
-from dynbench.workloads.registry import Saves, build_workload
+from dynbench.workloads.base import Saves, Workload
+from dynbench.workloads.registry import build_workload
 
 CPU = torch.device("cpu")
 RANKS, STEPS, BATCH = 3, 2, 12

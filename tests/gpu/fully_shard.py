@@ -24,7 +24,7 @@ from dynbench.bench.model_step import VOCABULARY, build_model
 from dynbench.sync import FullyShardedDDP
 from dynbench.sync.fully_sharded_streams import blocks_of
 from dynbench.units import mb
-from dynbench.workloads.language_model import logits_of
+from dynbench.workloads.causal_lm import logits_of
 
 STEPS, BATCH = 3, 4
 SHAPES: Mapping[str, tuple[str, int]] = {"cuda": ("medium", 256), "cpu": ("tiny", 16)}

@@ -18,8 +18,8 @@ from dynbench.engine.rank.exchange import GlobalBatch
 from dynbench.engine.rank.real import build_strategy
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
+from dynbench.workloads.batches import make_micro_batch
 from dynbench.workloads.data import TokenisedData
-from dynbench.workloads.micro_batch import make_micro_batch
 
 SAMPLES, VOCABULARY, WIDTH, CLASSES = 60, 50, 16, 3
 TRIALS = 12

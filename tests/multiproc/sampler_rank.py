@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from dynbench.config.layers import load_config
 from dynbench.runs.records import work_hash
 from dynbench.sampler import PlannedBatchSampler
-from dynbench.workloads.micro_batch import make_micro_batch
+from dynbench.workloads.batches import make_micro_batch
 from dynbench.workloads.registry import build_workload
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynbench.windows import whole_windows
+from dynbench.plugins.policies import whole_windows
 
 
 def ends(window: int, steps_per_epoch: int, most: int) -> set[int]:

@@ -14,7 +14,7 @@ from dynbench.analysis.run_facts import fact, load_of, read_data, status_phrase
 from dynbench.analysis.stats import growth_p_value, relative_drift, robust_z
 from dynbench.config.image_rules import has_lengths
 from dynbench.errors import RecordError
-from dynbench.padding import padded_lengths
+from dynbench.lengths import padded_lengths
 from dynbench.plugins import WORKLOADS
 from dynbench.runs.probe_record import read_probe
 

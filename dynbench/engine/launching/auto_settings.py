@@ -10,7 +10,7 @@ from dynbench.config.schema import Config
 from dynbench.plugins import COMPRESSORS, WORKLOADS, options_of
 from dynbench.plugins.compressors import FeedbackOptions
 from dynbench.plugins.workloads import OF_MODEL
-from dynbench.workloads.image_side import image_side
+from dynbench.workloads.datasets.images import image_side
 
 LEARNING_RATE_KEY = "train.learning_rate"
 FROM_SCRATCH = 5e-4

@@ -14,15 +14,15 @@ from torch import nn
 from dynbench.config.schema import Config, Train
 from dynbench.engine.rank.keeping import Keeper
 from dynbench.engine.rank.optimizer_step import Precision
-from dynbench.padding import padded_width
+from dynbench.lengths import padded_width
 from dynbench.runs.columns import CORRECT
 from dynbench.runs.records import StepRow
 from dynbench.schedule.plan import IntArray
 from dynbench.schedule.policy import Problem
 from dynbench.sync.base import Strategy
 from dynbench.workloads.base import Workload
-from dynbench.workloads.held_out import evaluated_ids
-from dynbench.workloads.micro_batch import make_micro_batch
+from dynbench.workloads.batches import make_micro_batch
+from dynbench.workloads.data import evaluated_ids
 
 _log = logging.getLogger(__name__)
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from dynbench.config.schema import Config
 from dynbench.runs.atomic import settle_folder
 from dynbench.sync.base import Strategy
-from dynbench.workloads.base import Workload
-from dynbench.workloads.registry import Saves
+from dynbench.workloads.base import Saves, Workload
 
 _log = logging.getLogger(__name__)
 BEST, LAST = "best", "last"

@@ -23,7 +23,7 @@ from dynbench.engine.rank.turns import Moment
 from dynbench.engine.whereabouts import ROW
 from dynbench.runs.row_writer import CallWriter, RowWriter
 from dynbench.schedule.plan import Share
-from dynbench.workloads.micro_batch import evened_out
+from dynbench.workloads.batches import evened_out
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from dynbench.runs.row_writer import write_lengths
 from dynbench.runs.run import Run
 from dynbench.schedule.plan import IntArray
 from dynbench.units import mb
-from dynbench.workloads import pace
 from dynbench.workloads.base import Workload
+from dynbench.workloads.cache import progress_logger
 
 _log = logging.getLogger(__name__)
 LINES = 10
@@ -118,7 +118,7 @@ def keep_warnings(run: Run, context: RankContext, ranks: Ranks) -> None:
     if context.speaks(ranks):
         logging.getLogger("dynbench").addHandler(_ToFile(_file(run), logging.WARNING))
     if context.is_first:
-        logging.getLogger(pace.__name__).addHandler(_LastLine(_preparing_file(run)))
+        progress_logger.addHandler(_LastLine(_preparing_file(run)))
 
 
 def read_warnings(run: Run) -> list[str]:

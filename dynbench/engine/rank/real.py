@@ -41,8 +41,7 @@ from dynbench.sync.base import Local, Strategy
 from dynbench.wire.base import NullWire, PlainWire, Wire, silent_group
 from dynbench.wire.channel import Channel, Link
 from dynbench.wire.queued import QueuedWire
-from dynbench.workloads.base import Workload
-from dynbench.workloads.registry import Expects
+from dynbench.workloads.base import Expects, Workload
 
 
 @contextmanager

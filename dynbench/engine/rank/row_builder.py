@@ -26,7 +26,7 @@ from dynbench.runs.records import StepRow, work_hash
 from dynbench.runs.row_writer import Call
 from dynbench.schedule.plan import IntArray, Share
 from dynbench.wire.traffic import Traffic, union_ms
-from dynbench.workloads.micro_batch import LossPart, mean_loss
+from dynbench.workloads.batches import LossPart, mean_loss
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _NOT_YET_SENT = struct.Struct("=144xI")

@@ -24,7 +24,9 @@ from dynbench.runs.atomic import load_json
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.sync.base import Local
-from dynbench.workloads.language_model import language_model
+from dynbench.sync.base import Local
+from dynbench.workloads.causal_lm import language_model
+from dynbench.workloads.causal_lm import language_model
 from dynbench.workloads.own_code import is_remembered
 from dynbench.workloads.registry import build_workload
 from dynbench.workloads.tokenizer import TextTokenizer, load_tokenizer

@@ -30,7 +30,7 @@ from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
 from dynbench.schedule.plan import FloatArray, Share
 from dynbench.workloads.base import Workload
-from dynbench.workloads.micro_batch import LossPart
+from dynbench.workloads.batches import LossPart
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from dynbench.engine.rank.virtual import VirtualLoop, virtual_loop
 from dynbench.engine.turn_order import Turns, read_turns
 from dynbench.engine.whereabouts import BUILDING, PREPARING
 from dynbench.runs.run import Run
-from dynbench.workloads.base import Workload
-from dynbench.workloads.packed import check_rows, packs
+from dynbench.workloads.base import Workload, packs
+from dynbench.workloads.batches import check_rows
 from dynbench.workloads.registry import build_workload, import_model_code
 from dynbench.workloads.token_shards import already_checked
 

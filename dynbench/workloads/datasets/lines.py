@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from dynbench.errors import DataError
@@ -19,6 +20,7 @@ _MAGIC = {
 _DELIMITERS = {"\t": ("tab-separated", "tsv"), ",": ("comma-separated", "csv"), ";": ("semicolon-separated", "csv")}
 SHOWN = 60
 """Longest piece of a file in a message, characters."""
+SHOWN_NAMES = 8
 
 
 def why_no_text(content: bytes, path: Path, unknown: str = "Save it as UTF-8.") -> str:
@@ -50,43 +52,61 @@ def looks_like(line: str, asked: str) -> str:
     return ""
 
 
-def read_text(path: Path, key: str, expected: str) -> str:
-    """The content of a UTF-8 file without its byte order mark.
-
-    Args:
-        path: the file.
-        key: dotted configuration key that named it, for messages.
-        expected: what the file should hold, for messages.
+@contextmanager
+def reading(key: str, path: Path) -> Iterator[None]:
+    """Inside it a file is read: an `OSError` names it and the dotted configuration key that named it.
 
     Raises:
-        DataError: missing, unreadable, empty, or not UTF-8.
+        DataError: there was one.
     """
     try:
-        content = path.read_bytes()
+        yield
     except OSError as error:
-        raise DataError(f"{key}: {path}: {error.strerror}; {expected}") from error
+        raise DataError(f"{key}: {path}: {error.strerror or error}") from error
+
+
+def decoded(content: bytes, path: Path, line: int, expected: str) -> str:
+    """UTF-8 text that begins on a line of a file, counted from 1; a byte order mark on the first one is dropped.
+
+    Raises:
+        DataError: it is not UTF-8; `expected` says what the file should hold.
+    """
     try:
-        text = content.decode("utf-8-sig")
+        return content.decode("utf-8-sig" if line == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
+        line += content.count(b"\n", 0, error.start)
         byte = content[error.start]
         raise DataError(
             f"{path}:{line}: byte 0x{byte:02x} is not UTF-8 text; {expected}", why_no_text(content, path)
         ) from error
+
+
+def read_text(path: Path, expected: str) -> str:
+    """The content of a UTF-8 file without its byte order mark.
+
+    Args:
+        path: the file.
+        expected: what the file should hold, for messages.
+
+    Raises:
+        DataError: empty, or not UTF-8.
+        OSError: it cannot be read.
+    """
+    text = decoded(path.read_bytes(), path, 1, expected)
     if not text.strip(" \r\n"):
         raise DataError(f"{path}:1: the file is empty; {expected}")
     return text
 
 
-def read_lines(path: Path, key: str, expected: str) -> list[str]:
+def read_lines(path: Path, expected: str) -> list[str]:
     """The lines of a UTF-8 file without their ends; a byte order mark and empty lines at the end are dropped.
 
     Only line feeds (with or without a carriage return) end a line: other separators belong to the text.
 
     Raises:
-        DataError: as `read_text`.
+        DataError, OSError: as `read_text`.
     """
-    lines = [line.removesuffix("\r") for line in read_text(path, key, expected).split("\n")]
+    lines = [line.removesuffix("\r") for line in read_text(path, expected).split("\n")]
     while not lines[-1]:
         lines.pop()
     return lines
@@ -101,6 +121,30 @@ def quoted(text: object) -> str:
     """A piece of a file as a message quotes it, on one line and not too long."""
     shown = repr(text)
     return shown if len(shown) <= SHOWN else f"{shown[: SHOWN - 3]}..."
+
+
+def listed(names: Sequence[object]) -> str:
+    """The first of some names, quoted."""
+    return ", ".join(map(quoted, names[:SHOWN_NAMES])) + (", …" if len(names) > SHOWN_NAMES else "")
+
+
+def text_of(where: str, key: str, value: object) -> str:
+    """A text as a file has it.
+
+    Args:
+        where: file and place in it, for messages.
+        key: column or key of the text, for messages.
+        value: what stands there.
+
+    Raises:
+        DataError: no string, or none that a tokenizer takes.
+    """
+    if not isinstance(value, str):
+        kind = "null" if value is None else type(value).__name__
+        raise DataError(f"{where}: {key!r} is {kind}; expected a string")
+    if not is_unicode(value):
+        raise DataError(f"{where}: {key!r} holds half a surrogate pair; expected Unicode text")
+    return value
 
 
 def is_unicode(text: str) -> bool:

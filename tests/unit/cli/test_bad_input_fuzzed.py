@@ -26,11 +26,11 @@ from dynbench.config.describe import all_keys, allowed_words, field_of
 from dynbench.config.recipes import find_recipe
 from dynbench.experiment.assignment.rows import CHECK, check_table
 from dynbench.experiment.assignment.suite import FILE, Stage, State
+from dynbench.lengths import READERS, encode_trace
 from dynbench.plugins import BENCHMARKS
 from dynbench.plugins.benchmarks import CollectivesOptions, PrecisionOptions
 from dynbench.runs.atomic import write_json
 from dynbench.runs.store import RunStore
-from dynbench.trace_files import READERS, encode_trace
 
 pytestmark = pytest.mark.slow
 CASES = int(os.environ.get("DYNBENCH_BAD_INPUT", 500))

@@ -12,10 +12,10 @@ from dynbench.cli.main import main
 from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
 from dynbench.experiment.trace_sources import training_trace
+from dynbench.lengths import READERS, read_trace
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
-from dynbench.trace_files import READERS, read_trace
 
 Output = pytest.CaptureFixture[str]
 SUBSET = ("workload.subset=90", "workload.max_length=12")

@@ -45,7 +45,7 @@ def test_a_launch_is_planned_without_the_code_of_models(results: Path) -> None:
     code = (
         "import sys; from dynbench.cli.main import main; assert main(['train', '--dry-run']) == 0\n"
         "import dynbench.workloads.text_classification\n"
-        "assert 'dynbench.workloads.pretrained_model' in sys.modules\n"
+        "assert 'dynbench.workloads.models' in sys.modules\n"
         "print('transformers.modeling_utils' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,6 +10,7 @@ import torch
 import transformers
 from architectures import write_config
 from batches import batch_of
+from dynbench.schedule.policy import Planner
 from packed import WINDOW
 from toys import InDouble
 
@@ -30,11 +31,11 @@ from dynbench.plugins.policies import ROWS
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.policy import Planner
+from dynbench.workloads.base import Saves
+from dynbench.workloads.batches import check_rows, make_micro_batch, samples_to_check
 from dynbench.workloads.data import TokenisedData
 from dynbench.workloads.inputs import check_inputs
-from dynbench.workloads.micro_batch import make_micro_batch
-from dynbench.workloads.packed import check_rows, samples_to_check
-from dynbench.workloads.registry import Saves, build_workload
+from dynbench.workloads.registry import build_workload
 
 CPU = torch.device("cpu")
 STEPS, RANKS, BATCH = 3, 2, 12

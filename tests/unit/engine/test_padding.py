@@ -18,7 +18,7 @@ from dynbench.probe.prober import _length_grid, _within
 from dynbench.schedule.evaluate import step_facts
 from dynbench.schedule.policy import Planner
 from dynbench.workloads.base import Workload
-from dynbench.workloads.micro_batch import LossPart, make_micro_batch
+from dynbench.workloads.batches import LossPart, make_micro_batch
 from dynbench.workloads.registry import build_workload
 
 POSITIONS, STEPS = 512, 4

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from dynbench.sync.base import Local
+from dynbench.workloads.batches import LossPart, MicroBatch
 from probes import COST, make_probe
 
 from dynbench.config.layers import load_config
@@ -27,7 +29,7 @@ from dynbench.probe.fit import Timings, at_full_speed, fit_cost, further_at_full
 from dynbench.probe.trial import TrialStep
 from dynbench.runs.store import RunStore
 from dynbench.sync.base import Local
-from dynbench.workloads.micro_batch import LossPart, MicroBatch
+from dynbench.workloads.batches import LossPart, MicroBatch
 from dynbench.workloads.registry import build_workload
 
 ALPHA, BETA, FURTHER = 7.0, 0.1, 5.0

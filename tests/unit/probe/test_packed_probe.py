@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from dynbench.schedule.policy import Planner
+from dynbench.workloads.batches import CPU
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from probes import make_probe, probe_record
@@ -21,7 +23,7 @@ from dynbench.probe.trial import TrialStep, shaped_batch
 from dynbench.runs.store import RunStore
 from dynbench.schedule.capacity import UNLIMITED, PackedCapacity
 from dynbench.schedule.policy import Planner
-from dynbench.workloads.micro_batch import CPU
+from dynbench.workloads.batches import CPU
 from dynbench.workloads.registry import build_workload
 
 PACKED = ("workload.layout=packed", "workload.max_length=64", "workload.subset=200", "train.global_batch=16")

@@ -5,12 +5,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from dynbench.lengths import LONGEST_LENGTH, READERS, encode_trace
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dynbench.errors import DataError, UsageError
+from dynbench.lengths import LONGEST_LENGTH, READERS, encode_trace
 from dynbench.schedule.traces import BUILT_IN, built_in_trace, describe, load_trace
-from dynbench.trace_files import LONGEST_LENGTH, READERS, encode_trace
 
 LENGTHS = np.array([12, 3, 448, 7], dtype=np.int64)
 

@@ -1,108 +1,206 @@
+"""The cache: shards have the same bytes however often the writing ended; what is listed, and what is removed."""
+
 from __future__ import annotations
 
-import multiprocessing
+import json
+import logging
+import os
+import subprocess
+import sys
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dynbench.cli import health
+from dynbench.cli.main import main
+from dynbench.cli.options import Settings
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Workload
-from dynbench.workloads.cache import cache_folder, cache_key, load_or_build
-from dynbench.workloads.data import TokenisedData
-from dynbench.workloads.datasets.base import TextSplit
+from dynbench.errors import DataError
+from dynbench.workloads import token_shards
+from dynbench.workloads.cache import RECORD, cache_entries, cache_folder
+from dynbench.workloads.registry import build_workload
+from dynbench.workloads.token_shards import ARRAYS, Texts, already_checked, load_or_tokenise
+
+TEXTS = ["a" * (index % 7 + 1) + str(index) for index in range(40)]
+FACTS = {"layout": 1, "tokenizer": "letters"}
 
 
-def tiny() -> TokenisedData:
-    return TokenisedData.from_samples([[1, 2, 3], [4]], np.array([1, 0]))
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_shards, "SHARD_CHARACTERS", 30)
+    monkeypatch.setattr(token_shards, "CHUNK_CHARACTERS", 12)
 
 
-def never() -> TokenisedData:
-    raise AssertionError("built although stored")
+class Letters:
+    """Tokenises by character, at most five; remembers what it was given, and stops at a text that ends so."""
+
+    def __init__(self, stop: str = "none") -> None:
+        self.seen: list[str] = []
+        self.stop = stop
+
+    def __call__(self, texts: Sequence[str]) -> Iterator[tuple[list[int], int]]:
+        if any(text.endswith(self.stop) for text in texts):
+            self.stopped()
+        self.seen += texts
+        return (([ord(letter) for letter in text[:5]], max(0, len(text) - 5)) for text in texts)
+
+    def stopped(self) -> None:
+        raise KeyboardInterrupt
 
 
-def test_the_second_load_comes_from_disk(tmp_path):
-    built = load_or_build(tmp_path, "key", tiny)
-    stored = load_or_build(tmp_path, "key", never)
-    assert stored.fingerprint == built.fingerprint
-    assert stored.lengths.tolist() == [3, 1]
+def texts_of(texts: Sequence[str] = TEXTS, encode: Letters | None = None) -> Texts:
+    return Texts(lambda: iter(texts), encode or Letters(), np.uint16, sum(map(len, texts)), "here", False)
 
 
-def test_what_truncation_took_is_stored_with_the_samples(tmp_path):
-    def cut() -> TokenisedData:
-        return tiny().truncate(2)
-
-    stored = [load_or_build(tmp_path, "key", build) for build in (cut, never)]
-    assert [data.describe() for data in stored] == [cut().describe()] * 2
-    assert stored[1].removed.tolist() == [1, 0]
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.parametrize("damage", ["cut", "garbage", "empty", "other data", "other counts", "older"])
-def test_a_broken_file_is_rebuilt_with_a_warning(tmp_path, caplog, damage):
-    load_or_build(tmp_path, "key", tiny)
-    path = tmp_path / "key.npz"
-    content = path.read_bytes()
-    if damage == "cut":
-        path.write_bytes(content[: len(content) // 2])
-    elif damage == "garbage":
-        path.write_bytes(b"x" * 100)
-    elif damage == "empty":
-        path.write_bytes(b"")
-    else:
-        data = tiny()
-        arrays = {"tokens": data.tokens, "offsets": data.offsets, "labels": data.labels, "removed": np.zeros(2, int)}
-        changes = {"other data": {"tokens": data.tokens + 1}, "other counts": {"removed": np.zeros(3, int)}}
-        if damage == "older":
-            del arrays["removed"]
-        np.savez(path, **(arrays | changes.get(damage, {})), fingerprint=data.fingerprint)
-    assert load_or_build(tmp_path, "key", tiny).fingerprint == tiny().fingerprint
-    assert "tokenising again" in caplog.text
-    caplog.clear()
-    load_or_build(tmp_path, "key", never)
-    assert not caplog.records
+def finished(folder: Path) -> int:
+    """Shards that the record lists."""
+    if not (folder / RECORD).exists():
+        return 0
+    return sum(entry is not None for entry in json.loads((folder / RECORD).read_text())["shards"])
 
 
-def test_a_folder_that_cannot_be_written_only_warns(tmp_path, caplog):
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    assert load_or_build(blocked, "key", tiny).fingerprint == tiny().fingerprint
-    assert "workload.cache_dir" in caplog.text
+@pytest.fixture
+def whole(tmp_path: Path, small: None) -> dict[str, bytes]:
+    """The files of shards in the folder `a`."""
+    load_or_tokenise(tmp_path / "a", FACTS, texts_of())
+    return files(tmp_path / "a")
 
 
-def _build_slowly_and_count(folder: Path) -> None:
-    def build() -> TokenisedData:
-        with (folder / "built").open("a") as file:
-            file.write("x")
-        time.sleep(0.2)
-        return tiny()
-
-    assert load_or_build(folder / "cache", "key", build).fingerprint == tiny().fingerprint
-
-
-def test_ranks_that_load_at_once_build_once(tmp_path):
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_build_slowly_and_count, args=(tmp_path,)) for _ in range(4)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(30)
-    assert [process.exitcode for process in processes] == [0] * 4
-    assert (tmp_path / "built").read_text() == "x"
+def test_the_shards_hold_every_text_in_order_and_are_only_read_again(tmp_path, small):
+    encode = Letters()
+    shards = load_or_tokenise(tmp_path / "a", FACTS, texts_of(encode=encode))
+    assert len(shards.ids) > 5
+    assert {array.dtype for array in shards.ids} == {np.dtype(np.uint16)}
+    assert all(isinstance(array, np.memmap) for array in shards.ids)
+    found = [
+        "".join(map(chr, ids[begin:end]))
+        for ids, offsets in zip(shards.ids, shards.offsets, strict=True)
+        for begin, end in pairwise(offsets)
+    ]
+    assert found == [text[:5] for text in TEXTS]
+    assert shards.lengths.tolist() == list(map(len, found))
+    assert np.concatenate(shards.removed).tolist() == [max(0, len(text) - 5) for text in TEXTS]
+    assert load_or_tokenise(tmp_path / "a", FACTS, texts_of(encode=encode)).digest == shards.digest
+    assert sorted(encode.seen) == sorted(TEXTS)
 
 
-def test_a_failed_build_leaves_nothing_behind(tmp_path):
-    with pytest.raises(AssertionError):
-        load_or_build(tmp_path, "key", never)
-    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+@pytest.mark.parametrize("stop", ["7", "21", "35"])
+def test_what_was_interrupted_is_continued_and_has_the_same_bytes(tmp_path, whole, stop, caplog):
+    with pytest.raises(KeyboardInterrupt):
+        load_or_tokenise(tmp_path / "b", FACTS, texts_of(encode=Letters(stop)))
+    done, encode = finished(tmp_path / "b"), Letters()
+    (tmp_path / "b" / ".00003.ids.npy.0123.tmp").write_bytes(b"of a writer that was killed")
+    with caplog.at_level(logging.INFO):
+        load_or_tokenise(tmp_path / "b", FACTS, texts_of(encode=encode))
+    assert files(tmp_path / "b") == whole
+    assert len(encode.seen) < len(TEXTS) or not done
+    assert (f"{done} shards" in caplog.text) == (done > 0)
 
 
-def test_the_key_follows_content_tokenizer_and_length():
-    def key(texts=("ab", "c"), labels=(0, 1), tokenizer="t", max_length=8, source="here") -> str:
-        return cache_key(TextSplit(texts, np.array(labels, dtype=np.int64), source), tokenizer, max_length)
+DAMAGES = {
+    "a byte": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\xff"),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-2]),
+    "empty": lambda path: path.write_bytes(b""),
+    "no array": lambda path: path.write_bytes(b"x" * 200),
+    "gone": lambda path: path.unlink(),
+}
 
-    changed = [key(texts=("a", "bc")), key(labels=(1, 0)), key(tokenizer="u"), key(max_length=9)]
-    assert len({key(), *changed}) == 5
-    assert key(source="elsewhere") == key()
+
+@pytest.mark.parametrize("array", ARRAYS)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_shard_alone_is_made_again_with_a_warning(tmp_path, whole, array, damage, caplog):
+    DAMAGES[damage](tmp_path / "a" / f"00002.{array}.npy")
+    encode = Letters()
+    load_or_tokenise(tmp_path / "a", FACTS, texts_of(encode=encode))
+    assert files(tmp_path / "a") == whole
+    assert 0 < len(encode.seen) < 10 and "shard 2 cannot be used" in caplog.text
+
+
+def test_what_another_has_checked_is_not_read_again(tmp_path, whole, monkeypatch):
+    with already_checked(), monkeypatch.context() as patch:
+        patch.setattr(np, "load", lambda *_, load=np.load, **how: load(*_, **how) if "mmap_mode" in how else 1 / 0)
+        load_or_tokenise(tmp_path / "a", FACTS, texts_of())
+    DAMAGES["cut"](tmp_path / "a" / "00002.ids.npy")
+    encode = Letters()
+    with already_checked():
+        load_or_tokenise(tmp_path / "a", FACTS, texts_of(encode=encode))
+    assert encode.seen, "what is plainly broken is noticed all the same"
+
+
+FOREIGN = json.dumps({"facts": FACTS, "shards": [{}, {"texts": None, "tokens": [], "digest": 3}], "finished": True})
+
+
+@pytest.mark.parametrize(
+    "record", ["", "{", "[]", "{}", '{"facts": 1, "shards": 2, "finished": true}', "null", FOREIGN]
+)
+def test_a_broken_record_is_replaced_with_a_warning(tmp_path, whole, record, caplog):
+    (tmp_path / "a" / RECORD).write_text(record)
+    load_or_tokenise(tmp_path / "a", FACTS, texts_of())
+    assert files(tmp_path / "a") == whole
+    assert ("shard 1 cannot be used" if record == FOREIGN else "the record does not fit") in caplog.text
+
+
+def test_shards_of_something_else_are_made_anew_with_a_warning(tmp_path, whole, caplog):
+    other, encode = FACTS | {"tokenizer": "other"}, Letters()
+    load_or_tokenise(tmp_path / "b", other, texts_of(TEXTS[:9]))
+    load_or_tokenise(tmp_path / "a", other, texts_of(TEXTS[:9], encode))
+    assert sorted(encode.seen) == sorted(TEXTS[:9]) and "tokenizer differ" in caplog.text
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+def test_what_is_wrong_with_a_text_is_raised_with_its_number(tmp_path, small):
+    with pytest.raises(DataError, match=r"here: the text '' of sample 23 has no token"):
+        load_or_tokenise(tmp_path / "a", FACTS, texts_of([*TEXTS[:22], "", "x"]))
+    load_or_tokenise(tmp_path / "b", FACTS, replace(texts_of(["", ""]), may_be_empty=True))
+
+    def read() -> Iterator[str]:
+        yield from TEXTS[:30]
+        raise DataError("line 31")
+
+    with pytest.raises(DataError, match="line 31"):
+        load_or_tokenise(tmp_path / "c", FACTS, replace(texts_of(), read=read))
+
+
+WRITER = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+import test_cache as t
+t.token_shards.SHARD_CHARACTERS, t.token_shards.CHUNK_CHARACTERS = 30, 12
+t.Letters.stopped = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+encode = t.Letters(sys.argv[3])
+t.load_or_tokenise(Path(sys.argv[1]), t.FACTS, t.texts_of(encode=encode))
+print(len(encode.seen))
+"""
+
+
+def writer(folder: Path, stop: str = "none") -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-c", WRITER, str(folder), str(Path(__file__).parent), stop]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_writer_leaves_what_another_continues(tmp_path, whole):
+    assert writer(tmp_path / "b", "30").wait() == -9
+    done, encode = finished(tmp_path / "b"), Letters()
+    load_or_tokenise(tmp_path / "b", FACTS, texts_of(encode=encode))
+    assert done > 0 and len(encode.seen) < len(TEXTS)
+    assert files(tmp_path / "b") == whole
+
+
+@pytest.mark.slow
+def test_of_several_at_once_one_writes(tmp_path):
+    started = [writer(tmp_path / "a") for _ in range(3)]
+    assert sorted(int(process.communicate()[0]) for process in started) == [0, 0, len(TEXTS)]
 
 
 def test_the_folder_is_the_named_one_else_the_users(monkeypatch, tmp_path):
@@ -112,3 +210,61 @@ def test_the_folder_is_the_named_one_else_the_users(monkeypatch, tmp_path):
     monkeypatch.delenv("DYNBENCH_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_folder(Workload()) == tmp_path / "xdg" / "dynbench"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of texts as samples of two lengths, and files of somebody else."""
+    folder, texts = tmp_path / "cache", tmp_path / "texts.jsonl"
+    monkeypatch.setenv("DYNBENCH_CACHE", str(folder))
+    texts.write_text("".join(json.dumps({"sentence": f"number {i}", "label": i % 2}) + "\n" for i in range(40)))
+    tokenise(tmp_path, 16)
+    tokenise(tmp_path, 24)
+    (folder / "images-0123.json").write_text("{}")
+    (folder / f"{'0' * 32}.npz").write_text("of an earlier version")
+    (folder / "notes.txt").write_text("mine")
+    (folder / "thesis").mkdir()
+    (folder / "thesis" / RECORD).write_text("{}")
+    return folder
+
+
+def tokenise(folder: Path, length: int) -> None:
+    settings = ["name=causal_lm", "size=tiny", "dataset=jsonl", f"data_path={folder / 'texts.jsonl'}"]
+    given = [f"workload.{each}" for each in (*settings, f"max_length={length}")]
+    build_workload(load_config(None, [*given, "train.global_batch=4"]))
+
+
+def test_everything_of_ours_is_listed_and_nothing_else(cache: Path) -> None:
+    found = cache_entries(cache)
+    ours = {path for path in cache.iterdir() if path.suffix != ".lock"} - {cache / "notes.txt", cache / "thesis"}
+    assert {entry.path for entry in found} == ours and len([entry for entry in found if entry.path.is_dir()]) == 4
+    shards = next(entry for entry in found if entry.path.is_dir())
+    assert shards.size == sum(file.stat().st_size for file in shards.path.iterdir()) > 100
+    assert cache_entries(cache / "nowhere") == []
+
+
+def test_what_is_old_is_removed_and_what_is_used_is_not_old(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long_ago = time.time() - 40 * 86_400
+    for entry in cache_entries(cache):
+        for path in (entry.path, entry.path / RECORD) if entry.path.is_dir() else (entry.path,):
+            os.utime(path, (long_ago, long_ago))
+    tokenise(cache.parent, 24)
+    assert main(["data", "cache", "--older-than", "30d", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    names = {entry["name"] for entry in listed["entries"]}
+    assert sum("-16-" in name for name in names) == 2 and not any("-24-" in name for name in names)
+    assert listed["bytes"] == sum(entry["bytes"] for entry in listed["entries"]) and not listed["removed"]
+    before = {entry.path.name for entry in cache_entries(cache)}
+    assert main(["data", "cache", "--older-than", "30d", "--remove"]) == 0
+    assert "removed" in capsys.readouterr().out
+    assert {entry.path.name for entry in cache_entries(cache)} == before - names != set()
+    assert main(["data", "cache", "--remove", "-q"]) == 0
+    assert cache_entries(cache) == []
+    assert (cache / "notes.txt").exists() and (cache / "thesis" / RECORD).exists()
+
+
+def test_the_doctor_says_how_to_make_room(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert health.data_cache(Settings()).ok
+    monkeypatch.setattr(health.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10})())
+    found = health.data_cache(Settings())
+    assert not found.ok and "data cache --older-than" in found.hint

@@ -13,19 +13,16 @@ import torch.nn.functional as F
 from architectures import write_config
 from batches import batch_of
 
-from dynbench.config.digest import changed
 from dynbench.config.layers import load_config
 from dynbench.engine.rank.evaluation import Evaluator
 from dynbench.errors import ConfigError, DataError, UsageError
 from dynbench.plugins import WORKLOADS
 from dynbench.plugins.workloads import OF_MODEL
-from dynbench.probe.trial import TrialStep
 from dynbench.workloads import causal_lm
-from dynbench.workloads.causal_lm import CausalLanguageModel, unigram_perplexity
+from dynbench.workloads.causal_lm import CausalLanguageModel, language_model, unigram_perplexity
 from dynbench.workloads.data import TokenisedData
-from dynbench.workloads.datasets import language
-from dynbench.workloads.language_model import language_model
-from dynbench.workloads.model_config import LANGUAGE_MODEL, make_model
+from dynbench.workloads.datasets import generated as language
+from dynbench.workloads.models import LANGUAGE_MODEL, make_model
 from dynbench.workloads.token_loss import check_sums
 
 MILLIONS = {
@@ -155,19 +152,6 @@ def test_unigram_perplexity_is_of_the_tokens_that_are_evaluated(tmp_path: Path, 
     assert workload.facts["unigram_perplexity"] == (None if wanted is None else pytest.approx(wanted))
 
 
-def test_the_held_out_samples_are_those_of_every_seed(tmp_path: Path) -> None:
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text("".join(json.dumps({"sentence": f"number {i}", "label": 0}) + "\n" for i in range(60)))
-    settings = ("workload.dataset=jsonl", f"workload.data_path={texts}", f"workload.cache_dir={tmp_path}")
-    first, second = (
-        CausalLanguageModel(configured(*settings, "workload.subset=20", "train.global_batch=4", f"train.seed={seed}"))
-        for seed in (0, 1)
-    )
-    assert first.eval is not None and second.eval is not None
-    assert first.eval.fingerprint == second.eval.fingerprint and first.train.fingerprint != second.train.fingerprint
-    assert first.facts["unigram_perplexity"] == second.facts["unigram_perplexity"]
-
-
 @pytest.mark.slow
 def test_samples_end_where_the_models_positions_end(caplog: pytest.LogCaptureFixture) -> None:
     workload = CausalLanguageModel(configured("workload.max_length=4000", "workload.dataset=lognormal"))
@@ -183,7 +167,7 @@ def test_a_configuration_gives_the_shape(tmp_path: Path, architecture: str) -> N
         configured("workload.size=auto", f"workload.model={folder}", "workload.max_length=16")
     )
     model = workload.build_model(3).double().eval()
-    assert workload.facts["model"]["vocab_size"] == language.VOCAB_SIZE
+    assert workload.facts["model"]["vocab_size"] == language.WALK_VOCAB_SIZE
     check_sums(workload, model, architecture, torch.device("cpu"))
 
 
@@ -203,7 +187,7 @@ def test_an_architecture_without_one_is_refused(tmp_path: Path) -> None:
 
 
 def test_pretrained_weights_are_those_of_the_folder(tmp_path: Path) -> None:
-    config = language_model(configured().workload).source(language.VOCAB_SIZE).config
+    config = language_model(configured().workload).source(language.WALK_VOCAB_SIZE).config
     saved = make_model(config, "saved", "", LANGUAGE_MODEL)
     saved.save_pretrained(tmp_path)
     settings = ("workload.weights=pretrained", f"workload.model={tmp_path}", "workload.max_length=16")
@@ -217,25 +201,3 @@ def test_pretrained_weights_are_those_of_the_folder(tmp_path: Path) -> None:
         CausalLanguageModel(
             configured(*settings, "workload.dataset=jsonl", f"workload.data_path={texts}", f"workload.tokenizer={gpt2}")
         )
-
-
-def test_a_probe_tries_it_at_any_shape(made: CausalLanguageModel) -> None:
-    settings = {"train.precision": "fp32", "train.learning_rate": 1e-3, "workload.pad_to_multiple_of": 1}
-    config = changed(configured(), settings)
-    trial = TrialStep(config, made, torch.device("cpu"))
-    assert trial.fits(3, 40)[0] and len(trial.timed(2, 8, 2)) == 2
-
-
-@pytest.mark.slow
-def test_a_tiny_model_learns_the_generated_walk(made: CausalLanguageModel) -> None:
-    model = made.build_model(0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    losses = []
-    for step in range(30):
-        ids = np.arange(16) + 16 * (step % 4)
-        loss = made.loss(model, batch_of(made, ids)) / made.train.weight(ids)
-        losses.append(loss.item())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert losses[-1] < losses[0] - 1

@@ -1,8 +1,9 @@
-"""Images as a workload: what the model sees, that it learns, what is held out, saved and read back."""
+"""Images as a workload: what the model sees, what is held out, saved and read back; and where ResNets come from."""
 
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,15 @@ import transformers
 from batches import batch_of
 from photographs import CLASSES, write_folder
 from PIL import Image
+from torch import Tensor, nn
+from transformers import GPT2Config, ResNetConfig, ResNetForImageClassification, ViTConfig
 
 from dynbench.config.layers import load_config
-from dynbench.errors import DataError
-from dynbench.workloads.image_classification import DEVIATION, MEAN, ImageClassification
-from dynbench.workloads.image_side import image_side
+from dynbench.config.schema import Workload
+from dynbench.errors import DataError, UsageError
+from dynbench.workloads import image_classification as module
+from dynbench.workloads.datasets.images import image_side
+from dynbench.workloads.image_classification import DEVIATION, MEAN, ImageClassification, image_model, load_torchvision
 
 
 def configured(*more: str):
@@ -45,20 +50,6 @@ def test_generated_images_have_32_pixels_unless_asked_otherwise() -> None:
     found = ImageClassification(configured())
     assert batch_of(found, np.arange(1))["pixels"].shape[-1] == 32
     assert found.facts["decisions"]["workload.image_size"]["value"] == 32
-
-
-def test_it_learns_generated_images(workload: ImageClassification) -> None:
-    model, order = workload.build_model(0), np.random.default_rng(0)
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-    for _ in range(60):
-        loss = workload.loss(model, batch_of(workload, order.integers(len(workload.train), size=32))) / 32
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    model.eval()
-    with torch.no_grad():
-        sums = workload.eval_sums(model, batch_of(workload, np.arange(256), data=workload.eval))
-    assert sums["correct"] / 256 > 0.3, "chance is 0.1"
 
 
 def test_without_a_folder_of_its_own_a_part_is_held_out(tmp_path: Path) -> None:
@@ -159,3 +150,151 @@ def test_a_model_of_the_hub_says_it_in_the_cache(tmp_path: Path, monkeypatch: py
     ):
         monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, found=found: found)
         assert image_side(settings)[0] == side and reason in image_side(settings)[1]
+
+
+NARROW = {"embedding_size": 8, "hidden_sizes": [16, 32, 64, 128], "depths": [2, 1, 1, 2]}
+
+
+class Bottleneck(nn.Module):
+    """torchvision's block, with its names."""
+
+    def __init__(self, inner: int, width: int, outer: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inner, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, outer, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outer)
+        if stride > 1 or inner != outer:
+            self.downsample = nn.Sequential(nn.Conv2d(inner, outer, 1, stride, bias=False), nn.BatchNorm2d(outer))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn1(self.conv1(x)).relu()
+        out = self.bn3(self.conv3(self.bn2(self.conv2(out)).relu()))
+        return (out + (self.downsample(x) if hasattr(self, "downsample") else x)).relu()
+
+
+class TorchvisionResNet(nn.Module):
+    """torchvision's network, as narrow as `NARROW`."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        inner = NARROW["embedding_size"]
+        self.conv1 = nn.Conv2d(3, inner, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(inner)
+        for number, (outer, depth) in enumerate(zip(NARROW["hidden_sizes"], NARROW["depths"], strict=True), 1):
+            blocks = []
+            for index in range(depth):
+                blocks.append(Bottleneck(inner, outer // 4, outer, 2 if number > 1 and index == 0 else 1))
+                inner = outer
+            setattr(self, f"layer{number}", nn.Sequential(*blocks))
+        self.fc = nn.Linear(inner, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.max_pool2d(self.bn1(self.conv1(x)).relu(), 3, 2, 1)
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(x.mean((2, 3)))
+
+
+def of_torchvision(classes: int = 7) -> TorchvisionResNet:
+    """With statistics that are not those of a new network."""
+    torch.manual_seed(3)
+    model = TorchvisionResNet(classes)
+    for _ in range(2):
+        model(torch.randn(4, 3, 48, 48))
+    return model.eval()
+
+
+def ours(classes: int = 7) -> ResNetForImageClassification:
+    return ResNetForImageClassification(ResNetConfig(**NARROW, num_labels=classes))
+
+
+def test_torchvisions_weights_compute_the_same() -> None:
+    theirs, model, pixels = of_torchvision(), ours(), torch.randn(5, 3, 48, 48)
+    assert load_torchvision(model, theirs.state_dict(), "their.pth") == []
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(pixels).logits, theirs(pixels), rtol=1e-4, atol=1e-5)
+
+
+def test_a_head_of_other_classes_stays_random_and_is_listed(caplog: pytest.LogCaptureFixture) -> None:
+    model, found = ours(classes=3), {**of_torchvision().state_dict(), "further": torch.zeros(1)}
+    before = model.classifier[1].weight.clone()
+    with caplog.at_level(logging.WARNING):
+        left = load_torchvision(model, found, "their.pth")
+    assert left == ["fc.weight", "fc.bias", "further"]
+    assert "3 parameters did not match" in caplog.text and "fc.weight, fc.bias, further" in caplog.text
+    assert torch.equal(model.classifier[1].weight, before)
+
+
+def test_a_body_that_does_not_fit_is_refused() -> None:
+    found = of_torchvision().state_dict()
+    del found["layer2.0.conv2.weight"]
+    with pytest.raises(UsageError, match=r"1 parameters are missing.*stages.1.layers.0.layer.1.convolution.weight"):
+        load_torchvision(ours(), found, "their.pth")
+
+
+def settings(*given: str) -> Workload:
+    return load_config(None, [f"workload.{each}" for each in ("name=image_classification", *given)]).workload
+
+
+def test_a_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ResNetConfig", lambda: ResNetConfig(**NARROW))
+    theirs, path = of_torchvision(), tmp_path / "resnet50-0676ba61.pth"
+    torch.save(theirs.state_dict(), path)
+    source = image_model(settings("weights=pretrained", f"model={path}"), 3, 32)
+    model = source.build(0)
+    assert torch.equal(model.resnet.embedder.embedder.convolution.weight, theirs.conv1.weight)
+    assert model.classifier[1].weight.shape == (3, 128)
+    assert source.facts["source"] == "pretrained resnet50-0676ba61.pth"
+    for content in (b"no weights", b""):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"resnet50-0676ba61.pth: expected weights of a ResNet-50"):
+            source.build(0)
+    torch.save([1, 2], path)
+    with pytest.raises(DataError, match="expected parameters by name"):
+        source.build(0)
+
+
+@pytest.mark.parametrize(("size", "millions"), [("small", 0.3), ("resnet50", 23.5)])
+def test_sizes(size: str, millions: float) -> None:
+    with torch.device("meta"):
+        model = image_model(settings(f"size={size}"), 10, 32).make()
+    assert sum(parameter.numel() for parameter in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.05)
+
+
+def test_a_saved_folder_is_read_back_with_its_head_where_the_classes_are_as_many(tmp_path: Path) -> None:
+    model = ours(classes=4)
+    model.save_pretrained(tmp_path)
+    same, other = (
+        image_model(settings("weights=pretrained", f"model={tmp_path}"), classes, 32).build(0) for classes in (4, 6)
+    )
+    assert torch.equal(same.classifier[1].weight, model.classifier[1].weight)
+    assert other.classifier[1].weight.shape == (6, 128)
+    assert torch.equal(
+        other.resnet.embedder.embedder.convolution.weight, model.resnet.embedder.embedder.convolution.weight
+    )
+    shaped = image_model(settings("weights=random", f"model={tmp_path}"), 5, 32).build(0)
+    assert shaped.classifier[1].weight.shape == (5, 128)
+
+
+def test_a_model_that_is_tried_keeps_its_statistics(tmp_path: Path) -> None:
+    model = ours(classes=4)
+    model(torch.randn(4, 3, 48, 48) * 3 + 1)
+    model.save_pretrained(tmp_path)
+    again = image_model(settings("weights=pretrained", f"model={tmp_path}"), 4, 32).build(0)
+    for (name, kept), found in zip(model.named_buffers(), again.buffers(), strict=True):
+        assert torch.equal(kept, found), name
+
+
+def test_other_architectures_are_tried_on_images_of_the_size(tmp_path: Path) -> None:
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    ViTConfig(**shape, image_size=32, patch_size=8).save_pretrained(tmp_path)
+    given = settings("weights=random", f"model={tmp_path}")
+    model = image_model(given, 3, 32).build(0)
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+    with pytest.raises(UsageError, match="cannot classify images of 48 by 48 pixels"):
+        image_model(given, 3, 48).build(0)
+    GPT2Config(n_embd=8, n_layer=1, n_head=1).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="makes no image classifier"):
+        image_model(given, 3, 32).build(0)

@@ -11,9 +11,8 @@ from dynbench.config.layers import load_config
 from dynbench.config.part_rules import with_global_batch
 from dynbench.errors import DataError, HubError, UsageError
 from dynbench.workloads import hub
-from dynbench.workloads.contents import contents_of
-from dynbench.workloads.datasets.base import CorpusSplit
-from dynbench.workloads.datasets.registry import load_dataset
+from dynbench.workloads.cache import contents_of
+from dynbench.workloads.datasets.base import CorpusSplit, load_dataset
 from dynbench.workloads.inputs import check_batch, check_inputs
 
 
@@ -114,7 +113,7 @@ def test_what_an_earlier_run_has_read_is_not_read_again_while_it_stays(
     assert isinstance(split, CorpusSplit)
     contents_of(tmp_path / "cache", split)
     with monkeypatch.context() as patch:
-        patch.setattr("dynbench.workloads.datasets.json.ijson.items", lambda *_, **__: pytest.fail("read again"))
+        patch.setattr("dynbench.workloads.datasets.articles.ijson.items", lambda *_, **__: pytest.fail("read again"))
         check(path)
         with pytest.raises(UsageError, match="has 200 samples"):
             check(path, "train.global_batch=201")

@@ -1,16 +1,218 @@
+"""From texts to samples: labelled, whole, or in blocks, few or many, in memory or on disk, the same."""
+
 from __future__ import annotations
 
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 
-from dynbench.config.schema import Workload
+from dynbench.config.schema import Config, Workload
 from dynbench.errors import DataError
-from dynbench.workloads.datasets.base import Splits, TextSplit
-from dynbench.workloads.held_out import HELD_OUT_MOST
-from dynbench.workloads.samples import prepare_samples
+from dynbench.workloads import cache, data, token_shards
+from dynbench.workloads.cache import contents_of
+from dynbench.workloads.data import HELD_OUT_MOST, StoredTokens, TokenisedData
+from dynbench.workloads.datasets.base import CorpusSplit, Splits, TextSplit
+from dynbench.workloads.registry import build_workload
+from dynbench.workloads.samples import Samples, corpus_samples, prepare_samples
 from dynbench.workloads.tokenizer import TextTokenizer
+
+NUMBERS = [" ".join(str((index * 7 + word) % 90) for word in range(index % 11 + 2)) for index in range(200)]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several shards of few texts."""
+    monkeypatch.setattr(token_shards, "SHARD_CHARACTERS", 500)
+
+
+@pytest.fixture
+def tokenizer(small: None) -> TextTokenizer:
+    """One token a number, itself."""
+    vocabulary = {str(number): number for number in range(90)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="0"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return TextTokenizer(backend, 0, 100, "numbers", "0123456789abcdef")
+
+
+class Source:
+    """Texts that count how often they are read, and how far."""
+
+    def __init__(self, texts: list[str], state: int = 0) -> None:
+        self.texts, self.state, self.read = texts, state, []
+
+    def split(self) -> CorpusSplit:
+        def read() -> Iterator[str]:
+            self.read.append(0)
+            for text in self.texts:
+                self.read[-1] += 1
+                yield text
+
+        return CorpusSplit(read, "somewhere/numbers.json", ("numbers", self.state))
+
+
+def made(source: Source, tokenizer: TextTokenizer, evaluation: Source | None = None, seed: int = 0, **settings: object):
+    held_out = None if evaluation is None else evaluation.split()
+    found = corpus_samples(source.split(), held_out, Workload(**settings), tokenizer, seed)  # type: ignore[arg-type]
+    return found.train, found.eval, {key: tuple(each.values()) for key, each in found.decisions.items()}
+
+
+def rows(samples: TokenisedData | None) -> list[list[int]]:
+    assert samples is not None
+    found, valid = samples.padded(np.arange(len(samples)), int(samples.lengths.max()), -1)
+    return [row[real].tolist() for row, real in zip(found, valid, strict=True)]
+
+
+def numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split()]
+
+
+def test_every_text_is_trained_on_or_held_out(tokenizer):
+    train, held, decisions = made(Source(NUMBERS), tokenizer)
+    assert (len(train), len(held), decisions["workload.eval"][0]) == (180, 20, 20)
+    assert sorted(rows(train) + rows(held)) == sorted(map(numbers, NUMBERS))
+    few = made(Source(NUMBERS[:9], state=1), tokenizer)
+    assert (len(few[0]), few[1], few[2]["workload.eval"][0]) == (9, None, 0)
+
+
+@pytest.mark.parametrize("change", [{"max_length": 5}, {"subset": 50}, {"blocks": True}])
+def test_the_split_stays_whatever_is_trained_on(tokenizer, change):
+    whole = made(Source(NUMBERS), tokenizer)[1]
+    held = made(Source(NUMBERS), tokenizer, seed=3, **({"max_length": 7} | change))[1]
+    joined = [number for row in rows(held) for number in row]
+    assert len(joined) > 20
+    if "blocks" not in change:
+        assert {tuple(row[: change.get("max_length", 7)]) for row in rows(whole)} == {tuple(row) for row in rows(held)}
+    else:
+        assert joined == [number for row in rows(whole) for number in row][: len(joined)]
+
+
+def test_blocks_are_the_joined_texts_and_the_last_tokens_are_left_out(tokenizer):
+    train, held, decisions = made(Source(NUMBERS), tokenizer, Source(NUMBERS[:20]), max_length=16, blocks=True)
+    joined = [number for text in NUMBERS for number in numbers(text)]
+    assert rows(train) == [joined[begin : begin + 16] for begin in range(0, len(joined) - 15, 16)]
+    value, reason = decisions["workload.blocks.train"]
+    assert value == len(train) == len(joined) // 16 and f"the last {len(joined) % 16} tokens" in reason
+    assert set(held.lengths.tolist()) == {16}
+    with pytest.raises(DataError, match=r"fill no block of workload.max_length 4000"):
+        made(Source(NUMBERS), tokenizer, Source(NUMBERS), max_length=4000, blocks=True)
+
+
+def test_a_subset_is_all_that_is_tokenised(tokenizer, monkeypatch):
+    seen: list[str] = []
+    encoder = TextTokenizer.encoder
+
+    def watched(self: TextTokenizer, max_length: int | None):
+        encode = encoder(self, max_length)
+        return lambda texts: (seen.extend(texts), encode(texts))[1]
+
+    monkeypatch.setattr(TextTokenizer, "encoder", watched)
+    train, held, decisions = made(Source(NUMBERS), tokenizer, seed=4, subset=30)
+    assert (len(train), len(held), len(seen)) == (30, 20, 50)
+    assert decisions["workload.subset"] == (30, "drawn from 180 texts with seed 4")
+    whole = made(Source(NUMBERS), tokenizer)[0]
+    assert [row for row in rows(whole) if row in rows(train)] == rows(train)
+    assert rows(made(Source(NUMBERS), tokenizer, seed=5, subset=30)[0]) != rows(train)
+
+
+def test_a_subset_of_blocks_is_drawn_of_all_of_them(tokenizer):
+    whole = made(Source(NUMBERS), tokenizer, max_length=16, blocks=True)[0]
+    train, _, decisions = made(Source(NUMBERS), tokenizer, max_length=16, blocks=True, subset=10)
+    assert len(train) == 10
+    assert [row for row in rows(whole) if row in rows(train)] == rows(train)
+    assert decisions["workload.subset"][1] == f"drawn from {len(whole)} blocks with seed 0"
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_length": 6}, {"subset": 40}, {"max_length": 16, "blocks": True}])
+def test_samples_that_stay_on_disk_are_those_in_memory(tokenizer, settings, monkeypatch):
+    in_memory = made(Source(NUMBERS), tokenizer, **settings)[:2]
+    monkeypatch.setattr(data, "MOST_IN_MEMORY", 0)
+    for near, far in zip(in_memory, made(Source(NUMBERS), tokenizer, **settings)[:2], strict=True):
+        assert isinstance(far.tokens, StoredTokens) and not isinstance(near.tokens, StoredTokens)
+        assert rows(far) == rows(near)
+        assert {**far.describe(), "fingerprint": 0} == {**near.describe(), "fingerprint": 0}
+        ids = np.array([5, 0, 5, 3])
+        assert rows(far.take(ids)) == rows(near.take(ids))
+        weighed = far.weighed(far.lengths - 1)
+        assert weighed.fingerprint != far.fingerprint
+        assert weighed.take(ids).weight(np.arange(4)) == near.weighed(near.lengths - 1).weight(ids)
+        with pytest.raises(ValueError, match="on disk"):
+            far.truncate(1)
+
+
+@pytest.mark.parametrize("most", [0, data.MOST_IN_MEMORY])
+def test_what_is_cached_is_of_use_while_the_source_stays(tokenizer, caplog, monkeypatch, most):
+    monkeypatch.setattr(data, "MOST_IN_MEMORY", most)
+    source = Source(NUMBERS)
+    first = made(source, tokenizer)[0].fingerprint
+    source.read.clear()
+    assert made(source, tokenizer)[0].fingerprint == first and source.read == [], "the second time reads nothing"
+    touched = Source(NUMBERS, state=1)
+    assert made(touched, tokenizer)[0].fingerprint == first and touched.read == [200]
+    assert "tokenising again" not in caplog.text
+    changed = ["1 2 3", *NUMBERS[1:]]
+    train, held, _ = made(Source(changed, state=2), tokenizer)
+    assert "texts differ); tokenising again" in caplog.text and train.fingerprint != first
+    assert sorted(rows(train) + rows(held)) == sorted(map(numbers, changed))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"state": ["numbers", 0]}', '{"state": ["numbers", 0], "contents": 1}']
+)
+def test_a_broken_count_is_made_again_with_a_warning(tokenizer, content, tmp_path, caplog):
+    made(Source(NUMBERS), tokenizer, cache_dir=str(tmp_path))
+    (path,) = tmp_path.glob("*.contents.json")
+    whole = path.read_text()
+    path.write_text(content)
+    made(Source(NUMBERS), tokenizer, cache_dir=str(tmp_path))
+    assert path.read_text() == whole and "cannot be read" in caplog.text
+
+
+def test_a_cache_that_cannot_be_written_only_warns(tokenizer, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(data, "MOST_IN_MEMORY", 0)
+    (tmp_path / "file").write_text("")
+    train, held, _ = made(Source(NUMBERS), tokenizer, cache_dir=str(tmp_path / "file"))
+    assert "name a writable folder in workload.cache_dir" in caplog.text
+    assert sorted(rows(train) + rows(held)) == sorted(map(numbers, NUMBERS))
+
+
+def test_folders_tell_length_subset_blocks_and_tokenizer(tokenizer, tmp_path):
+    for settings in ({}, {"max_length": 9}, {"subset": 20}, {"blocks": True, "max_length": 9}):
+        made(Source(NUMBERS), tokenizer, cache_dir=str(tmp_path), **settings)
+    large = TextTokenizer(tokenizer.backend, 0, 2**16 + 1, "numbers", "f" * 16)
+    made(Source(NUMBERS), large, cache_dir=str(tmp_path))
+    found = {path.parent.name: np.load(path).dtype for path in tmp_path.glob("*/00000.ids.npy")}
+    kinds = ("eval-256", "eval-9", "eval-blocks", "train-256", "train-9", "train-blocks", "train-subset-20-0-256")
+    names = [*(f"{kind}-01234567" for kind in kinds), "eval-256-ffffffff", "train-256-ffffffff"]
+    assert sorted(name.partition("-")[2].partition("-")[2] for name in found) == sorted(names)
+    assert all(kind == (np.uint32 if name.endswith("f") else np.uint16) for name, kind in found.items())
+
+
+def test_what_takes_long_is_logged_with_its_rate(tokenizer, monkeypatch, caplog):
+    monkeypatch.setattr(cache, "FIRST_S", 0.0)
+    monkeypatch.setattr(cache, "EVERY_S", 0.0)
+    with caplog.at_level(logging.INFO):
+        made(Source(NUMBERS), tokenizer)
+    lines = [record.getMessage() for record in caplog.records if record.name == cache.progress_logger.name]
+    assert any("reading somewhere/numbers.json: " in line and "so far" in line for line in lines)
+    assert any("tokenising somewhere/numbers.json: " in line and "M characters/s, " in line for line in lines)
+    assert any("100%, 0 s left" in line for line in lines)
+
+
+def test_contents_tell_texts_apart(tmp_path) -> None:
+    def of(*texts: str) -> cache.Contents:
+        return contents_of(tmp_path, CorpusSplit(lambda: iter(texts), "here", ("here", *texts)))
+
+    assert of("ab", "c") != of("a", "bc")
+    assert of("é") == cache.Contents(1, 1, of("é").digest)
+
 
 WORDS = ("good", "bad", "film", "very")
 
@@ -26,95 +228,134 @@ def settings(vocab_file):
     return Workload(dataset="tsv", data_path="train.tsv", tokenizer=str(vocab_file))
 
 
-def rows(data) -> set[bytes]:
-    return {data.tokens[a:b].tobytes() for a, b in zip(data.offsets[:-1], data.offsets[1:], strict=True)}
+def prepared(
+    train: TextSplit, settings: Workload, evaluation: TextSplit | None = None, seed: int = 0, **more
+) -> Samples:
+    return prepare_samples(Splits(train, evaluation), settings.model_copy(update=more), seed)
 
 
 def test_held_out_samples_are_a_tenth_and_not_trained_on(settings):
-    samples = prepare_samples(Splits(split(400)), settings, seed=0)
-    assert (len(samples.train), len(samples.eval)) == (360, 40)
-    assert not rows(samples.train) & rows(samples.eval)
-    assert samples.decisions["workload.eval"]["value"] == 40
+    samples = prepared(split(400), settings)
+    assert (len(samples.train), len(samples.eval), samples.decisions["workload.eval"]["value"]) == (360, 40, 40)
+    assert not {*map(tuple, rows(samples.train))} & {*map(tuple, rows(samples.eval))}
+    assert prepared(split(9), settings).eval is None
+    both = prepared(split(400), settings, split(6, source="dev.tsv"))
+    assert (len(both.train), len(both.eval), both.sources["eval_source"]) == (400, 6, "dev.tsv")
+    first, second = (prepared(split(12_000), settings, seed=seed) for seed in (1, 2))
+    assert first.eval.fingerprint == second.eval.fingerprint and len(first.eval) == HELD_OUT_MOST
 
 
-def test_of_ten_rows_what_is_held_out_and_cut_is_counted(settings):
-    samples = prepare_samples(Splits(split(10)), settings.model_copy(update={"max_length": 5}), seed=0)
-    train, evaluation = samples.train.describe(), samples.eval.describe()
+def test_labelled_texts_keep_their_labels_from_the_cache_too(settings, caplog):
+    first, again = (prepared(split(10), settings, max_length=5) for _ in range(2))
+    other = prepared(split(10, labels=(1, 0)), settings, max_length=5)
+    assert first.train.fingerprint == again.train.fingerprint != other.train.fingerprint
+    train, evaluation = first.train.describe(), first.eval.describe()
     assert (train["samples"], train["cut_samples"], train["cut_tokens"]) == (9, 9, 27)  # 6 words, 2 special tokens
     assert (evaluation["samples"], evaluation["cut_samples"], evaluation["cut_tokens"]) == (1, 1, 3)
+    assert (first.train.tokens[first.train.offsets[1:] - 1] == 3).all() and not caplog.records
 
 
-def test_the_classes_of_words_are_among_the_facts(settings):
-    texts = split(40)
-    named = TextSplit(texts.texts, texts.labels, texts.source, ("bad", "good"))
-    assert prepare_samples(Splits(named), settings, seed=0).facts["labels"] == {"bad": 0, "good": 1}
-    assert prepare_samples(Splits(texts), settings, seed=0).facts["labels"] == {}
+def test_a_subset_follows_the_seed_and_keeps_the_order(settings, caplog):
+    data = split(400), settings, split(4)
+    whole = prepared(*data, seed=1)
+    first, again, other = (prepared(*data, seed=seed, subset=50) for seed in (1, 1, 2))
+    assert len(first.train) == 50
+    assert first.train.fingerprint == again.train.fingerprint != other.train.fingerprint
+    assert [row for row in rows(whole.train) if row in rows(first.train)] == rows(first.train)
+    larger = prepared(*data, subset=401)
+    assert len(larger.train) == larger.decisions["workload.subset"]["value"] == 400 and "401 of 400" in caplog.text
 
 
 def test_a_text_without_any_token_is_named(settings, monkeypatch):
-    def bare(tokenizer, texts, max_length):
-        return (([1] * len(text.split()), 0) for text in texts)
+    def bare(self: TextTokenizer, max_length: int | None):
+        return lambda texts: (([1] * len(text.split()), 0) for text in texts)
 
-    monkeypatch.setattr(TextTokenizer, "encode", bare)
+    monkeypatch.setattr(TextTokenizer, "encoder", bare)
     with pytest.raises(DataError, match=r"train.tsv: the text '' of sample 2 has no token"):
-        prepare_samples(Splits(TextSplit(["a", ""], np.array([0, 1]), "train.tsv")), settings, seed=0)
+        prepared(TextSplit(["a", ""], np.array([0, 1]), "train.tsv"), settings)
 
 
-def test_held_out_samples_are_the_same_for_every_seed_and_bounded(settings):
-    first, second = (prepare_samples(Splits(split(12_000)), settings, seed=seed) for seed in (1, 2))
-    assert first.eval.fingerprint == second.eval.fingerprint
-    assert len(first.eval) == HELD_OUT_MOST
-
-
-def test_nothing_is_held_out_of_a_few_samples_or_with_an_evaluation_file(settings):
-    assert prepare_samples(Splits(split(9)), settings, seed=0).eval is None
-    samples = prepare_samples(Splits(split(400), split(6, source="dev.tsv")), settings, seed=0)
-    assert (len(samples.train), len(samples.eval)) == (400, 6)
-    assert samples.facts["eval_source"] == "dev.tsv"
-
-
-def test_a_subset_follows_the_seed_and_keeps_the_order(settings):
-    data = Splits(split(400), split(4))
-    small = settings.model_copy(update={"subset": 50})
-    whole = prepare_samples(data, settings, seed=1)
-    first, again, other = (prepare_samples(data, small, seed=seed) for seed in (1, 1, 2))
-    assert len(first.train) == 50
-    assert first.train.fingerprint == again.train.fingerprint != other.train.fingerprint
-    ordered = [row for row in _list(whole.train) if row in rows(first.train)]
-    assert ordered == _list(first.train)
-
-
-def _list(data) -> list[bytes]:
-    return [data.tokens[a:b].tobytes() for a, b in zip(data.offsets[:-1], data.offsets[1:], strict=True)]
-
-
-def test_a_subset_larger_than_the_data_takes_all_and_says_so(settings, caplog):
-    samples = prepare_samples(Splits(split(20), split(4)), settings.model_copy(update={"subset": 21}), seed=0)
-    assert len(samples.train) == 20
-    assert "21 of 20" in caplog.text
-    assert samples.decisions["workload.subset"]["value"] == 20
-
-
-def test_max_length_truncates(settings):
-    samples = prepare_samples(Splits(split(40)), settings.model_copy(update={"max_length": 5}), seed=0)
-    assert samples.train.lengths.tolist() == [5] * 36
-    assert (samples.train.tokens[samples.train.offsets[1:] - 1] == 3).all()
-
-
-def test_labels_that_training_never_shows_are_refused(settings):
+def test_labels_that_training_never_shows_are_refused_and_gaps_count(settings):
     with pytest.raises(DataError, match=r"dev.tsv: label 2 of sample 3; expected 0 to 1, the labels of train.tsv"):
-        prepare_samples(Splits(split(40), split(6, labels=(0, 1, 2), source="dev.tsv")), settings, seed=0)
+        prepared(split(40), settings, split(6, labels=(0, 1, 2), source="dev.tsv"))
+    assert prepared(split(40, labels=(0, 4)), settings).num_labels == 5
+    named = replace(split(40), classes=("bad", "good"))
+    assert prepared(named, settings).sources["labels"] == {"bad": 0, "good": 1}
 
 
-def test_one_label_only_warns_and_still_makes_two_classes(settings, caplog):
-    assert prepare_samples(Splits(split(40, labels=(0,))), settings, seed=0).num_labels == 2
-    assert "nothing to learn" in caplog.text
+@pytest.mark.parametrize(("classes", "label"), [((), "0"), (("pos",), "pos")])
+def test_one_label_only_warns_and_still_makes_two_classes(settings, caplog, classes, label):
+    assert prepared(replace(split(40, labels=(0,)), classes=classes), settings).num_labels == 2
+    assert f"has the label {label}: nothing to learn" in caplog.text
 
 
-def test_the_one_label_is_named_as_the_file_writes_it(settings, caplog):
-    prepare_samples(Splits(replace(split(40, labels=(0,)), classes=("pos",))), settings, seed=0)
-    assert "has the label pos: nothing to learn" in caplog.text
+DATA = Path(__file__).parents[4] / "shared" / "data"
+ARTICLES, VOCABULARY = DATA / "gsm8k_articles.json", DATA / "gpt2-vocab.json"
+with_articles = pytest.mark.skipif(not ARTICLES.exists(), reason=f"{ARTICLES} is not there")
 
 
-def test_gaps_between_labels_count_as_classes(settings):
-    assert prepare_samples(Splits(split(40, labels=(0, 4))), settings, seed=0).num_labels == 5
+def workload(folder: Path, **settings: object):
+    asked = {"tokenizer": str(VOCABULARY), "max_length": 128} | settings
+    section = Workload(
+        name="causal_lm", size="tiny", dataset="json", data_path=str(ARTICLES), cache_dir=str(folder), **asked
+    )
+    return build_workload(Config().model_copy(update={"workload": section}))
+
+
+def texts() -> list[str]:
+    return [f"{article['title']}\n{article['text']}" for article in json.loads(ARTICLES.read_text(encoding="utf-8"))]
+
+
+@with_articles
+@pytest.mark.slow
+def test_every_article_has_the_ids_that_the_tokenizers_library_gives_it(tmp_path):
+    found = workload(tmp_path)
+    assert (len(found.train), len(found.eval)) == (7473 - 747, 747)
+    merges = VOCABULARY.with_name("gpt2-merges.txt")
+    library = tokenizers.ByteLevelBPETokenizer(str(VOCABULARY), str(merges))
+    end = library.token_to_id("<|endoftext|>")
+    expected = [[*encoding.ids, end][:128] for encoding in library.encode_batch(texts())]
+    assert sorted(rows(found.train) + rows(found.eval)) == sorted(expected)
+    assert found.train.weight(np.arange(len(found.train))) == found.train.lengths.sum() - len(found.train)
+    blocks = workload(tmp_path, tokenizer="bytes", blocks=True, max_length=256)
+    whole = sum(len(text.encode()) + 2 for text in texts())  # bytes, and what begins and ends a text
+    assert 0 <= whole - 256 * (len(blocks.train) + len(blocks.eval)) < 512
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+import test_samples as t
+from dynbench.workloads import token_shards, tokenizer
+token_shards.SHARD_CHARACTERS, token_shards.CHUNK_CHARACTERS = 2**18, 2**16
+encoder = tokenizer.TextTokenizer.encoder
+
+def killed(self, max_length):
+    encode, last = encoder(self, max_length), t.texts()[-1]
+    def watched(texts):
+        if any(text == last for text in texts):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return encode(texts)
+    return watched
+
+tokenizer.TextTokenizer.encoder = killed
+t.workload(Path(sys.argv[1]))
+"""
+
+
+@with_articles
+@pytest.mark.slow
+def test_killed_in_the_middle_it_continues_and_comes_to_the_same_bytes(tmp_path, monkeypatch):
+    def files(name: str) -> dict[str, bytes]:
+        return {str(path.relative_to(tmp_path / name)): path.read_bytes() for path in (tmp_path / name).glob("*/*")}
+
+    arguments = [sys.executable, "-c", KILLED, str(tmp_path / "killed"), str(Path(__file__).parent)]
+    assert subprocess.run(arguments).returncode == -9
+    left = files("killed")
+    monkeypatch.setattr(token_shards, "SHARD_CHARACTERS", 2**18)
+    found = [workload(tmp_path / name) for name in ("killed", "whole")]
+    assert files("killed") == files("whole")
+    assert found[0].train.fingerprint == found[1].train.fingerprint
+    shards = [name for name in left if name.endswith(".ids.npy") and "train" in name]
+    assert 5 < len(shards) < len([name for name in files("whole") if "train" in name]) // 3

@@ -1,32 +1,43 @@
+"""Text classifiers: batches and losses; models of random weights, in any stored shape, or pretrained, or refused."""
+
 from __future__ import annotations
 
 import json
+import logging
+import shutil
+import sys
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from architectures import CONFIGS, TABLE, write_config
 from batches import batch_of
 
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config, Train, Workload
+from dynbench.engine.launching.resolve import Machine, resolve
+from dynbench.errors import DataError, HubError, UsageError
 from dynbench.plugins import WORKLOADS
+from dynbench.runs.store import RunStore
+from dynbench.workloads.models import ModelSource
 from dynbench.workloads.registry import build_workload
+from dynbench.workloads.text_classification import SMALL_SHAPE, Trial, fit_for_training, model_source
+
+
+def built(**settings):
+    return build_workload(Config(workload=Workload(**settings)))
 
 
 @pytest.fixture
-def workload(tsv_file, vocab_file):
-    return build_workload(Config(workload=_settings(tsv_file, vocab_file)))
-
-
-def _settings(tsv_file, vocab_file, **more) -> Workload:
-    return Workload(dataset="tsv", data_path=str(tsv_file), tokenizer=str(vocab_file), dropout=0.0, **more)
+def settings(tsv_file, vocab_file):
+    return {"dataset": "tsv", "data_path": str(tsv_file), "tokenizer": str(vocab_file), "dropout": 0.0}
 
 
 @pytest.fixture
-def pretrained(tsv_file, model_folder):
-    settings = Workload(dataset="tsv", data_path=str(tsv_file), model=str(model_folder), weights="pretrained")
-    return build_workload(Config(workload=settings))
+def workload(settings):
+    return built(**settings)
 
 
 @pytest.mark.parametrize(("multiple", "width"), [(1, 7), (4, 8), (16, 16)])
@@ -40,36 +51,29 @@ def test_collate_pads_to_the_longest_rounded_up(workload, multiple, width):
     assert not batch["input_ids"][batch["attention_mask"] == 0].any()
 
 
-def test_collate_never_exceeds_the_models_positions(pretrained):
-    assert batch_of(pretrained, np.arange(3), 100)["input_ids"].shape[1] == 64
-
-
 def test_samples_longer_than_the_model_are_cut_with_a_warning(tmp_path, model_folder, caplog):
     path = tmp_path / "long.tsv"
     path.write_text("sentence\tlabel\n" + f"{'film ' * 100}\t1\nbad\t0\n" * 20)
-    settings = Workload(dataset="tsv", data_path=str(path), model=str(model_folder), weights="pretrained")
-    workload = build_workload(Config(workload=settings))
-    assert workload.train.lengths.max() == workload.eval.lengths.max() == 64
+    found = built(dataset="tsv", data_path=str(path), model=str(model_folder), weights="pretrained")
+    assert found.train.lengths.max() == found.eval.lengths.max() == 64
     assert "samples are cut to 64" in caplog.text
-    assert workload.facts["decisions"]["workload.max_length"]["value"] == 64
-    workload.loss(workload.build_model(0), batch_of(workload, np.arange(4), 8)).backward()
+    assert found.facts["decisions"]["workload.max_length"]["value"] == 64
+    batch = batch_of(found, np.arange(4), 100)
+    assert batch["input_ids"].shape[1] == 64, "nothing is padded beyond the model's positions"
+    found.loss(found.build_model(0), batch).backward()
 
 
 @pytest.mark.parametrize(("table", "longest"), [(64, 64), (2048, 700)])
-def test_samples_are_as_long_as_the_model_takes(tmp_path, caplog, table, longest):
+def test_samples_are_as_long_as_the_model_takes(tmp_path, table, longest):
     """Beyond 512 tokens where its positions reach so far; and small models have no more than DistilBERT."""
     trace = tmp_path / "lengths.txt"
     trace.write_text("700\n20\n" * 40)
-    transformers.DistilBertConfig(
-        dim=8, hidden_dim=8, n_layers=1, n_heads=1, max_position_embeddings=table, architectures=["DistilBertModel"]
-    ).save_pretrained(tmp_path / "model")
     settings = {"dataset": "lengths", "data_path": str(trace), "max_length": 1000}
-    workload = build_workload(Config(workload=Workload(**settings, model=str(tmp_path / "model"))))
-    assert workload.train.lengths.max() == longest
-    assert f"the model has {table} positions" in caplog.text or table > 1000
-    workload.loss(workload.build_model(0), batch_of(workload, np.array([np.argmax(workload.train.lengths)])))
-    positions = WORKLOADS["text_classification"].sizes["small"].positions
-    assert build_workload(Config(workload=Workload(**settings))).train.lengths.max() == positions
+    shape = {"dim": 8, "hidden_dim": 8, "n_layers": 1, "n_heads": 1, "max_position_embeddings": table}
+    found = built(**settings, model=str(write_config(tmp_path / "model", "distilbert", **shape)))
+    assert found.train.lengths.max() == longest
+    found.loss(found.build_model(0), batch_of(found, np.array([np.argmax(found.train.lengths)])))
+    assert built(**settings).train.lengths.max() == WORKLOADS["text_classification"].sizes["small"].positions
 
 
 def test_loss_is_a_sum_and_sums_add_up(workload):
@@ -77,11 +81,12 @@ def test_loss_is_a_sum_and_sums_add_up(workload):
     whole = batch_of(workload, np.arange(12))
     with torch.no_grad():
         logits = model(input_ids=whole["input_ids"], attention_mask=whole["attention_mask"]).logits
-        expected = F.cross_entropy(logits, whole["labels"], reduction="none")
+        expected = F.cross_entropy(logits, whole["labels"], reduction="none").sum().item()
         parts = [workload.eval_sums(model, batch_of(workload, ids)) for ids in (np.arange(5), np.arange(5, 12))]
-        assert workload.loss(model, whole).item() == pytest.approx(expected.sum().item(), rel=1e-6)
-    assert sum(part["loss_sum"] for part in parts) == pytest.approx(expected.sum().item(), rel=1e-5)
+        assert workload.loss(model, whole).item() == pytest.approx(expected, rel=1e-6)
+    assert sum(part["loss_sum"] for part in parts) == pytest.approx(expected, rel=1e-5)
     assert sum(part["correct"] for part in parts) == (logits.argmax(1) == whole["labels"]).sum().item()
+    assert workload.loss(workload.build_model(0).bfloat16(), whole).dtype == torch.float32
 
 
 def test_padding_does_not_change_the_loss_and_hiding_the_mask_would(workload):
@@ -95,40 +100,286 @@ def test_padding_does_not_change_the_loss_and_hiding_the_mask_would(workload):
         assert workload.loss(model, wide).item() != pytest.approx(loss.item(), rel=1e-6)
 
 
-def test_half_precision_logits_are_raised_for_the_loss(workload):
-    model = workload.build_model(0).bfloat16()
-    assert workload.loss(model, batch_of(workload, np.arange(4))).dtype == torch.float32
-
-
-def test_facts_are_json_and_tell_where_things_come_from(workload, tsv_file, vocab_file):
-    facts = json.loads(json.dumps(workload.facts))
-    assert facts["train_source"] == str(tsv_file)
-    assert facts["tokenizer"]["source"] == str(vocab_file)
-    assert facts["train"]["samples"] == 36
-    assert facts["fingerprint"] == workload.train.fingerprint
-    assert facts["model"]["dropout"] == {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
-
-
-def test_the_same_configuration_gives_the_same_workload(tsv_file, vocab_file):
-    config = Config(workload=_settings(tsv_file, vocab_file, subset=20), train=Train(seed=5))
+def test_facts_are_json_and_the_same_for_the_same_configuration(settings, tsv_file, vocab_file):
+    config = Config(workload=Workload(**settings, subset=20), train=Train(seed=5))
     first, second = build_workload(config), build_workload(config)
+    facts = json.loads(json.dumps(first.facts))
     assert first.facts == second.facts
+    assert (facts["train_source"], facts["tokenizer"]["source"]) == (str(tsv_file), str(vocab_file))
+    assert (facts["train"]["samples"], facts["fingerprint"]) == (20, first.train.fingerprint)
+    assert facts["model"]["dropout"] == {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
 
 
 @pytest.mark.slow
 def test_a_small_model_learns_the_embedded_labels():
-    workload = build_workload(Config(workload=Workload(dropout=0.0)))
-    held_out = batch_of(workload, np.arange(256), data=workload.eval)
-    model = workload.build_model(0)
+    found = built(dropout=0.0)
+    held_out, model = batch_of(found, np.arange(256), data=found.eval), found.build_model(0)
     with torch.no_grad():
-        before = workload.eval_sums(model, held_out)
+        before = found.eval_sums(model, held_out)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    order = np.random.default_rng(0).permutation(len(workload.train))
+    order = np.random.default_rng(0).permutation(len(found.train))
     for step in range(40):
-        workload.loss(model, batch_of(workload, order[step * 24 : (step + 1) * 24])).backward()
+        found.loss(model, batch_of(found, order[step * 24 : (step + 1) * 24])).backward()
         optimizer.step()
         optimizer.zero_grad()
     with torch.no_grad():
-        after = workload.eval_sums(model, held_out)
-    assert after["loss_sum"] < 0.7 * before["loss_sum"]
-    assert after["correct"] / 256 > 0.8
+        after = found.eval_sums(model, held_out)
+    assert after["loss_sum"] < 0.7 * before["loss_sum"] and after["correct"] / 256 > 0.8
+
+
+def random_model(vocab_size: int = 50, num_labels: int = 2, **settings) -> ModelSource:
+    return model_source(Workload(**settings), vocab_size, 0, num_labels)
+
+
+def rates(model):
+    return {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
+
+
+def test_sizes_and_dropout_of_random_weights():
+    small = random_model(num_labels=3).config
+    assert {key: getattr(small, key) for key in SMALL_SHAPE} == SMALL_SHAPE
+    assert (small.vocab_size, small.num_labels) == (50, 3)
+    base = random_model(size="base").config
+    assert (base.dim, base.n_layers, base.n_heads, base.vocab_size) == (768, 6, 12, 30522)
+    assert random_model(40_000, size="base").config.vocab_size == 40_000
+    for dropout, expected in ((0.0, {0.0}), (0.3, {0.3}), (None, {0.1, 0.2})):
+        assert rates(random_model(dropout=dropout).build(0)) == expected
+
+
+def configured(folder, *overrides):
+    given = [f"workload.model={folder}", "workload.max_length=100", "workload.subset=200", *overrides]
+    return build_workload(load_config(None, given))
+
+
+@pytest.mark.parametrize("architecture", [None, *CONFIGS])
+def test_equal_seeds_give_equal_weights(architecture, tmp_path):
+    source = random_model() if architecture is None else configured(write_config(tmp_path / "m", architecture))._source
+    state = torch.random.get_rng_state()
+    first, again, other = (source.build(seed).state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not all(torch.equal(first[key], other[key]) for key in first)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_every_parameter_left_to_train_gets_a_gradient_and_padding_changes_nothing(architecture, tmp_path, caplog):
+    made = configured(write_config(tmp_path / "m", architecture), "workload.dropout=0")
+    model = made.build_model(3)
+    assert model.training and not caplog.text.count("padding changes")
+    short, long = (int(pick(made.train.lengths)) for pick in (np.argmin, np.argmax))
+    together = made.loss(model, batch_of(made, np.array([short, long])))
+    together.backward()
+    assert all(part.grad is not None for part in model.parameters() if part.requires_grad)
+    apart = [made.loss(model, batch_of(made, np.array([i]))).item() for i in (short, long)]
+    assert together.item() == pytest.approx(sum(apart), rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_dropout_goes_by_each_architectures_own_names(architecture, dropout, tmp_path, caplog):
+    made = configured(write_config(tmp_path / "m", architecture), f"workload.dropout={dropout}")
+    model, batch = made.build_model(0), batch_of(made, np.arange(8))
+    assert {rate for rate in made.facts["model"]["dropout"].values() if rate is not None} == {dropout}
+    assert rates(model) <= {dropout} and "two passes differ" not in caplog.text
+    torch.manual_seed(0)
+    assert torch.equal(made.loss(model, batch), made.loss(model, batch)) is (dropout == 0)
+
+
+def test_dropout_that_cannot_be_switched_off_is_warned_of(tmp_path, caplog):
+    inner = configured(write_config(tmp_path / "m", "bert"), "workload.dropout=0").build_model(0)
+
+    class Noisy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, **batch):
+            found = self.inner(**batch)
+            found.logits = F.dropout(found.logits, 0.5, self.training)
+            return found
+
+    torch.manual_seed(1)
+    fit_for_training(Noisy(), "noisy", Trial(20, 300, 0, 2, None, 0.0))
+    assert "two passes differ in spite of workload.dropout 0" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "positions"),
+    [("bert", TABLE), ("llama", TABLE), ("bart", TABLE), ("roberta", TABLE - 1), ("mpnet", TABLE - 2), ("t5", None)],
+)
+def test_positions_are_those_that_samples_can_use(architecture, positions, tmp_path):
+    made = configured(write_config(tmp_path / "m", architecture), "workload.dataset=lognormal")
+    assert made.positions == positions and made.train.lengths.max() == (positions or 100)
+    made.loss(made.build_model(0), batch_of(made, np.array([np.argmax(made.train.lengths)]), 64))
+
+
+def test_the_vocabulary_grows_to_the_datas_and_keeps_what_it_has_beyond(tmp_path):
+    assert configured(write_config(tmp_path / "m", "bert")).facts["model"]["vocab_size"] == 4096
+    larger = write_config(tmp_path / "n", "bert", vocab_size=5000)
+    assert configured(larger).build_model(0).get_input_embeddings().num_embeddings == 5000
+
+
+def test_parameters_that_classify_nothing_are_frozen(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    folder = write_config(tmp_path / "m", "xlnet", vocab_size=300, d_model=16, n_layer=1, n_head=2, d_inner=32)
+    frozen = {key for key, part in configured(folder).build_model(0).named_parameters() if not part.requires_grad}
+    assert "transformer.mask_emb" in frozen and "parameters get no gradient" in caplog.text
+    assert "padding changes what a sample gives" in caplog.text
+
+
+def test_whole_layers_are_never_left_out(tmp_path, caplog):
+    made = configured(write_config(tmp_path / "m", "opt", layerdrop=0.5))
+    assert "skips whole layers" in caplog.text and made.build_model(0).config.layerdrop == 0
+
+
+def test_experts_that_the_data_choose_are_refused():
+    class Experts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = torch.nn.Embedding(50, 2)
+            self.experts = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(2))
+
+        def forward(self, input_ids, attention_mask):
+            hidden = (self.embed(input_ids) * attention_mask[..., None]).sum(dim=1)
+            return type("Out", (), {"logits": self.experts[0](hidden)})()
+
+    with pytest.raises(UsageError, match="mixture of experts"):
+        fit_for_training(Experts(), "mine", Trial(20, 50, 0, 2, None, None))
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "said"),
+    [
+        ({"model_type": "vit"}, UsageError, r"\(vit\) makes no text classifier: .*Unrecognized configuration class"),
+        ({"model_type": "bert", "hidden_size": 15}, UsageError, r"\(bert\) makes no text classifier: .*multiple"),
+        ({"model_type": "no-such"}, DataError, "no-such"),
+        ({}, DataError, "model_type"),
+        ("{torn", DataError, "expected a model saved by transformers"),
+        ({"model_type": "xmod", "num_hidden_layers": 1, "hidden_size": 12, "vocab_size": 300}, UsageError,
+         r"\(xmod\) cannot classify samples of 4 to 100 token ids: ValueError: Input language unknown"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_built_is_refused_by_name_with_the_reason(content, error, said, tmp_path):
+    (tmp_path / "config.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(error, match=rf"^workload\.model: {tmp_path}.*{said}") as caught:
+        configured(tmp_path).build_model(0)
+    assert "\n" not in caught.value.message
+
+
+def test_code_that_a_folder_brings_along_is_never_run(tmp_path, monkeypatch):
+    mark = tmp_path / "was-run"
+    (tmp_path / "evil.py").write_text(f"open({str(mark)!r}, 'w')\nclass Config: ...\n")
+    auto = {"AutoConfig": "evil.Config", "AutoModelForSequenceClassification": "evil.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": auto}))
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(DataError, match=r"workload\.model"):
+        configured(tmp_path)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "shape"),
+    [((), "model"), (("workload.size=base",), "base"), (("workload.size=small",), "small")],
+)
+def test_size_decides_over_the_folder_and_the_decision_is_recorded(overrides, shape, tmp_path):
+    folder = write_config(tmp_path / "m", "bert")
+    config = load_config(None, [f"workload.model={folder}", "launch.nproc=2", *overrides])
+    resolved = resolve(config, Machine(cores=2, gpus=0, bf16=False), RunStore(tmp_path))
+    assert resolved.config.workload.size == shape
+    assert ("workload.size" in resolved.decisions) is (not overrides)
+    first = model_source(resolved.config.workload, 300, 0, 2).facts
+    write_config(folder, "bert", hidden_act="relu")
+    again = model_source(resolved.config.workload, 300, 0, 2).facts
+    assert (first.get("digest") != again.get("digest")) is ("digest" in first) is (shape == "model")
+
+
+def test_hub_names_and_folders_without_a_configuration_keep_the_small_shape(tmp_path, cache_on_hub):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for name in ("distilbert-base-uncased", str(tmp_path)):
+        assert load_config(None, [f"workload.model={name}"]).workload.shape == "small"
+    cache_on_hub("someone/tiny", write_config(tmp_path / "m", "bert"))
+    assert random_model(300, model="someone/tiny", size="model").facts["architecture"] == "bert"
+    with pytest.raises(HubError):
+        random_model(300, model="someone/other", size="model")
+
+
+def pretrained(name: object, num_labels: int = 2, vocab_size: int = 15, **more) -> ModelSource:
+    return random_model(vocab_size, num_labels, model=str(name), weights="pretrained", **more)
+
+
+@pytest.fixture
+def copy(model_folder, tmp_path):
+    return shutil.copytree(model_folder, tmp_path / "copy")
+
+
+def test_the_body_is_the_stored_one_and_the_head_follows_the_seed(model_folder, caplog):
+    caplog.set_level(logging.INFO)
+    stored = transformers.DistilBertModel.from_pretrained(model_folder)
+    first, again, other = (pretrained(model_folder).build(seed) for seed in (1, 1, 2))
+    for name, parameter in stored.named_parameters():
+        assert torch.equal(first.distilbert.get_parameter(name), parameter)
+    assert torch.equal(first.classifier.weight, again.classifier.weight)
+    assert not torch.equal(first.classifier.weight, other.classifier.weight)
+    assert "starts from random weights" in caplog.text and first.training
+
+
+def test_hub_cache_and_folder_give_the_same_model(model_folder, cache_on_hub):
+    cache_on_hub("someone/tiny", model_folder)
+    cached, local = pretrained("someone/tiny"), pretrained(model_folder)
+    for mine, theirs in zip(cached.build(1).parameters(), local.build(1).parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert cached.facts["revision"] == "0123456789abcdef0123456789abcdef01234567" and local.positions == 64
+    assert rates(pretrained(model_folder, dropout=0.0).build(0)) == {0.0}
+
+
+def test_a_stored_head_stays_where_it_fits_and_half_precision_becomes_fp32(model_folder, tmp_path):
+    tuned = pretrained(model_folder, num_labels=3).build(5)
+    tuned.half().save_pretrained(tmp_path / "tuned")
+    again = pretrained(tmp_path / "tuned", num_labels=3).build(6)
+    assert torch.equal(again.classifier.weight, tuned.classifier.weight.float())
+    assert {parameter.dtype for parameter in again.parameters()} == {torch.float32}
+    assert pretrained(tmp_path / "tuned", num_labels=2).build(6).classifier.weight.shape == (2, 16)
+
+
+@pytest.mark.parametrize(("tokenizer", "way_out"), [("another", "tokenizer: null"), (None, "knows 16 tokens or more")])
+def test_a_smaller_vocabulary_is_refused(model_folder, tokenizer, way_out):
+    with pytest.raises(UsageError, match="knows 15 tokens, the data have 16") as caught:
+        pretrained(model_folder, vocab_size=16, tokenizer=tokenizer)
+    assert way_out in caught.value.hint
+
+
+@pytest.mark.parametrize("damage", ["absent", "garbage", "cut", "another architecture"])
+def test_a_folder_without_usable_weights_is_named(copy, damage):
+    weights, config = copy / "model.safetensors", json.loads((copy / "config.json").read_text())
+    content = weights.read_bytes()
+    if damage == "another architecture":
+        (copy / "config.json").write_text(json.dumps({**config, "n_layers": 2}))
+    elif damage == "absent":
+        weights.unlink()
+    else:
+        weights.write_bytes(b"x" * 100 if damage == "garbage" else content[: len(content) // 2])
+    with pytest.raises((DataError, UsageError)) as caught:
+        pretrained(copy).build(0)
+    fits = "do not fit its configuration: 16 parameters"
+    assert (fits if damage == "another architecture" else "expected a model saved by") in caught.value.message
+
+
+def test_other_kinds_of_models_and_of_folders_are_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="expected a model saved by transformers"):
+        pretrained(tmp_path / "empty")
+    transformers.ViTConfig().save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="is no text encoder"):
+        pretrained(tmp_path)
+
+
+def test_what_the_hub_does_not_give_is_said_with_the_ways_out(copy, cache_on_hub):
+    with pytest.raises(HubError) as caught:
+        pretrained("distilbert-base-uncased")
+    assert "--weights random" in caught.value.hint and "FOLDER" in caught.value.hint
+    (copy / "model.safetensors").unlink()
+    cache_on_hub("someone/tiny", copy)
+    with pytest.raises(HubError, match="incomplete in the hub's cache"):
+        pretrained("someone/tiny").build(0)

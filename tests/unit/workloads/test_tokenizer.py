@@ -1,108 +1,106 @@
+"""Tokenizers of vocabularies, folders and bytes: their ids, what is cut, ends and padding, and what is refused."""
+
 from __future__ import annotations
 
+import json
 import shutil
+from pathlib import Path
 
 import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dynbench.config.schema import Workload
+from dynbench.config.schema import Config, Workload
 from dynbench.errors import DataError, HubError, UsageError
-from dynbench.workloads.tokenizer import load_tokenizer, padding_of
+from dynbench.workloads.inputs import check_inputs
+from dynbench.workloads.tokenizer import BYTE_BEGIN, BYTE_END, END, TextTokenizer, load_tokenizer, padding_of
 
 TEXTS = ["The GOOD film.", "unlikely xyzzy", "", "very very very very"]
 IDS = [[2, 13, 5, 7, 12, 3], [2, 9, 10, 11, 1, 3], [2, 3], [2, 8, 8, 8, 8, 3]]
+UNICODE = ["The end of 1 text.\n", "low lower lowest", "", "ein Löffel 漢字 🙂"]
 
 
-def ids(tokenizer, texts, max_length):
-    return [encoded for encoded, _ in tokenizer.encode(texts, max_length)]
+def load(name: object, ends: bool = False) -> TextTokenizer:
+    return load_tokenizer(Workload(tokenizer=str(name)), ends=ends)
 
 
-def test_vocab_txt_is_lower_cased_wordpiece(vocab_file):
-    tokenizer = load_tokenizer(Workload(tokenizer=str(vocab_file)))
-    assert ids(tokenizer, TEXTS, 64) == IDS
-    assert (tokenizer.pad_id, tokenizer.vocab_size) == (0, 15)
-
-
-def test_truncation_keeps_the_closing_token(vocab_file):
-    tokenizer = load_tokenizer(Workload(tokenizer=str(vocab_file)))
-    assert ids(tokenizer, TEXTS, 4) == [[2, 13, 5, 3], [2, 9, 10, 3], [2, 3], [2, 8, 8, 3]]
+def encoded(tokenizer: TextTokenizer, texts: list[str], max_length: int | None = None) -> list[tuple[list[int], int]]:
+    return list(tokenizer.encoder(max_length)(texts))
 
 
 @pytest.mark.parametrize("max_length", [2, 3, 4, 5, 64])
-def test_what_truncation_cut_off_is_counted(vocab_file, max_length):
-    tokenizer = load_tokenizer(Workload(tokenizer=str(vocab_file)))
-    removed = [count for _, count in tokenizer.encode(TEXTS, max_length)]
-    assert removed == [max(0, len(whole) - max_length) for whole in IDS]
+def test_wordpiece_is_cut_before_its_closing_token_and_what_is_cut_is_counted(vocab_file, max_length):
+    tokenizer = load(vocab_file)
+    expected = [
+        (ids, 0) if len(ids) <= max_length else ([*ids[: max_length - 1], 3], len(ids) - max_length) for ids in IDS
+    ]
+    assert encoded(tokenizer, TEXTS, max_length) == expected
+    assert encoded(tokenizer, TEXTS, 64) == [(ids, 0) for ids in IDS], "earlier use changes nothing"
+    assert (tokenizer.pad_id, tokenizer.vocab_size) == (0, 15)
 
 
 def test_local_folder_hub_cache_and_vocabulary_agree(model_folder, vocab_file, cache_on_hub):
     cache_on_hub("someone/tiny", model_folder)
-    names = [str(model_folder), "someone/tiny", str(vocab_file)]
-    assert all(ids(load_tokenizer(Workload(tokenizer=name)), TEXTS, 64) == IDS for name in names)
-
-
-def test_without_a_name_it_is_the_models_own(model_folder):
-    assert load_tokenizer(Workload(model=str(model_folder))).source == str(model_folder)
+    assert all(encoded(load(name), TEXTS) == [(ids, 0) for ids in IDS] for name in (model_folder, "someone/tiny"))
+    assert load_tokenizer(Workload(model=str(model_folder))).source == str(model_folder), "without a name the model's"
 
 
 def test_the_digest_follows_the_vocabulary_not_the_path(vocab_file, tmp_path):
     copy, other = tmp_path / "copy.txt", tmp_path / "other.txt"
     shutil.copy(vocab_file, copy)
     other.write_text(vocab_file.read_text() + "new\n")
-    digests = [load_tokenizer(Workload(tokenizer=str(path))).digest for path in (vocab_file, copy, other)]
+    digests = [load(path).digest for path in (vocab_file, copy, other)]
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_the_digest_does_not_follow_earlier_use(vocab_file):
-    tokenizer = load_tokenizer(Workload(tokenizer=str(vocab_file)))
-    list(tokenizer.encode(TEXTS, 4))
-    assert ids(tokenizer, TEXTS, 64) == IDS
-
-
-def test_bad_vocabularies_are_named(tmp_path):
-    path = tmp_path / "vocab.txt"
-    with pytest.raises(DataError, match="No such file"):
-        load_tokenizer(Workload(tokenizer=str(path)))
-    path.write_text("")
-    with pytest.raises(DataError, match="empty; expected one WordPiece token per line"):
-        load_tokenizer(Workload(tokenizer=str(path)))
-    path.write_text("[PAD]\n[UNK]\nword\n")
-    with pytest.raises(DataError, match=r"no \[CLS\], \[SEP\]; expected a WordPiece vocabulary"):
-        load_tokenizer(Workload(tokenizer=str(path)))
+def test_words_are_split_as_bert_splits_them(tmp_path):
+    """Punctuation and ideographs stand alone, accents go, and a word that its pieces do not make up is unknown."""
+    pieces = "[PAD] [UNK] [CLS] [SEP] it s ' a film - making . naive cafe $ 9 99 un ##aff ##able ! 电 影"
+    numbers = {piece: number for number, piece in enumerate(pieces.split())}
+    (tmp_path / "vocab.txt").write_text("\n".join(numbers), encoding="utf-8")
+    sentences = {
+        "It's a film-making.": "it ' s a film - making .",
+        "a\tNaïve  CAFÉ\n": "a naive cafe",
+        "$9.99!": "$ 9 . 99 !",
+        "unaffable 电影": "un ##aff ##able 电 影",
+        "a unfilm": "a [UNK]",
+    }
+    expected = [([2, *(numbers[piece] for piece in split.split()), 3], 0) for split in sentences.values()]
+    assert encoded(load(tmp_path / "vocab.txt"), list(sentences)) == expected
 
 
 @pytest.mark.parametrize(
-    ("file", "text"),
+    ("file", "text", "said"),
     [
-        ("README.md", "no tokenizer here"),
-        ("tokenizer.json", "{"),
-        ("tokenizer.json", '{"foo": 1}'),
-        ("tokenizer_config.json", "[]"),
+        ("vocab.txt", None, "No such file"),
+        ("vocab.txt", "", "empty; expected one WordPiece token per line"),
+        ("vocab.txt", "[PAD]\n[UNK]\nword\n", r"no \[CLS\], \[SEP\]; expected a WordPiece vocabulary"),
+        ("README.md", "no tokenizer here", r"workload\.tokenizer: .*: expected a tokenizer saved by transformers"),
+        ("tokenizer.json", "{", "expected a tokenizer saved by transformers"),
+        ("tokenizer.json", '{"foo": 1}', "expected a tokenizer saved by transformers"),
+        ("tokenizer_config.json", "[]", "expected a tokenizer saved by transformers"),
     ],
 )
-def test_a_folder_without_a_tokenizer_is_named_whatever_the_library_raises(tmp_path, file, text):
-    (tmp_path / file).write_text(text)
-    with pytest.raises(DataError, match=r"workload\.tokenizer: .*: expected a tokenizer saved by transformers"):
-        load_tokenizer(Workload(tokenizer=str(tmp_path)))
+def test_what_is_no_tokenizer_is_named(tmp_path, file, text, said):
+    path = tmp_path / file
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(DataError, match=said):
+        load(path if file == "vocab.txt" else tmp_path)
 
 
-def test_a_tokenizer_without_padding_is_refused(model_folder, tmp_path):
-    folder = tmp_path / "no-pad"
-    folder.mkdir()
+@pytest.mark.parametrize(("special", "pad_id"), [({}, None), ({"eos_token": "[SEP]"}, 3)])
+def test_without_a_padding_token_the_end_pads_or_nothing_does(model_folder, tmp_path, special, pad_id):
     for name in ("tokenizer.json", "config.json"):
-        shutil.copy(model_folder / name, folder)
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    with pytest.raises(UsageError, match="has neither a padding token nor an end token"):
-        padding_of(load_tokenizer(Workload(tokenizer=str(folder))))
-
-
-def test_a_tokenizer_with_an_end_token_only_pads_with_it(model_folder, tmp_path):
-    folder = tmp_path / "end"
-    folder.mkdir()
-    for name in ("tokenizer.json", "config.json"):
-        shutil.copy(model_folder / name, folder)
-    settings = '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "[SEP]"}'
-    (folder / "tokenizer_config.json").write_text(settings)
-    assert load_tokenizer(Workload(tokenizer=str(folder))).pad_id == 3
+        shutil.copy(model_folder / name, tmp_path)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    found = load(tmp_path)
+    assert found.pad_id == pad_id
+    if pad_id is None:
+        with pytest.raises(UsageError, match="has neither a padding token nor an end token"):
+            padding_of(found)
 
 
 def test_an_unknown_hub_name_offers_local_tokenizers():
@@ -112,18 +110,76 @@ def test_an_unknown_hub_name_offers_local_tokenizers():
     assert "vocab.txt" in caught.value.hint
 
 
-def test_words_are_split_as_bert_splits_them(tmp_path):
-    """Punctuation and ideographs stand alone, accents go, and a word that its pieces do not make up is unknown."""
-    pieces = "[PAD] [UNK] [CLS] [SEP] it s ' a film - making . naive cafe $ 9 99 un ##aff ##able ! 电 影"
-    numbers = {piece: number for number, piece in enumerate(pieces.split())}
-    (tmp_path / "vocab.txt").write_text("\n".join(numbers), encoding="utf-8")
-    tokenizer = load_tokenizer(Workload(tokenizer=str(tmp_path / "vocab.txt")))
-    sentences = {
-        "It's a film-making.": "it ' s a film - making .",
-        "a\tNaïve  CAFÉ\n": "a naive cafe",
-        "$9.99!": "$ 9 . 99 !",
-        "unaffable 电影": "un ##aff ##able 电 影",
-        "a unfilm": "a [UNK]",
-    }
-    expected = [[2, *(numbers[piece] for piece in split.split()), 3] for split in sentences.values()]
-    assert ids(tokenizer, list(sentences), 512) == expected
+@given(st.text(st.characters(exclude_categories=("Cs",)), max_size=40))
+def test_a_byte_is_its_own_token(text: str) -> None:
+    assert encoded(load("bytes", ends=True), [text]) == [([BYTE_BEGIN, *text.encode(), BYTE_END], 0)]
+
+
+def test_bytes_are_the_default_of_language_models_of_their_own_size() -> None:
+    assert load_tokenizer(Workload(name="causal_lm")).vocab_size == 259
+    assert Workload(name="causal_lm", weights="pretrained", model="m").tokenizer_name == "m"
+    assert Workload(name="causal_lm", size="model", model="m").tokenizer_name == "m"
+    assert Workload().tokenizer_name == "distilbert-base-uncased"
+
+
+@pytest.mark.parametrize(("most", "ids", "cut"), [(5, [256, 97, 98, 257], 0), (4, [256, 97, 98, 257], 0),
+                                                  (3, [256, 97, 98], 1), (2, [256, 97], 1)])  # fmt: skip
+def test_a_cut_text_has_no_end_and_ends_are_part_of_the_digest(most: int, ids: list[int], cut: int) -> None:
+    ending, endless = load("bytes", ends=True), load("bytes")
+    assert encoded(ending, ["ab"], most) == [(ids, cut)]
+    assert encoded(endless, ["ab"], 9) == [([256, 97, 98], 0)] and ending.digest != endless.digest
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small vocabulary of byte pairs, trained on the spot, as the library saves it."""
+    folder = tmp_path_factory.mktemp("bpe")
+    made = tokenizers.ByteLevelBPETokenizer()
+    made.train_from_iterator(UNICODE * 4, vocab_size=300, min_frequency=2, special_tokens=[END])
+    made.save_model(str(folder), "small")
+    return folder
+
+
+def test_merges_are_found_beside_the_vocabulary(trained: Path, tmp_path: Path) -> None:
+    reference = tokenizers.ByteLevelBPETokenizer(str(trained / "small-vocab.json"), str(trained / "small-merges.txt"))
+    for name in ("vocab.json", "merges.txt"):  # as GPT-2's own repository calls them
+        shutil.copy(trained / f"small-{name}", tmp_path / name)
+    for path in (trained / "small-vocab.json", tmp_path / "vocab.json"):
+        found = load(path, ends=True)
+        ids = [each for each, _ in encoded(found, UNICODE)]
+        assert ids == [[*reference.encode(text).ids, found.end_id] for text in UNICODE]
+        assert [found.backend.decode(each[:-1]) for each in ids] == UNICODE
+        assert padding_of(found) == found.end_id == reference.token_to_id(END)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "merges", "said"),
+    [
+        ("trained", None, r"no merges beside it, neither own-merges\.txt nor merges\.txt"),
+        ("trained", "", r"no merges, so that none of the \d+ pieces of own-vocab\.json is ever used"),
+        ("trained", "#version: 0.2\n", r"no merges, so that none of the \d+ pieces of own-vocab\.json is ever used"),
+        ({"漢": 0}, "#version: 0.2\n", "does not come back from its tokens"),
+        ([1], "#version: 0.2\n", "no JSON object"),
+    ],
+)
+def test_a_vocabulary_that_makes_nothing_of_a_text_is_refused(
+    trained: Path, tmp_path: Path, vocabulary: object, merges: str | None, said: str
+) -> None:
+    stored = (trained / "small-vocab.json").read_text() if vocabulary == "trained" else json.dumps(vocabulary)
+    (tmp_path / "own-vocab.json").write_text(stored, encoding="utf-8")
+    if merges is not None:
+        (tmp_path / "merges.txt").write_text(merges, encoding="utf-8")
+    with pytest.raises(DataError, match=said):
+        load(tmp_path / "own-vocab.json")
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"sentence": "a", "label": 0}\n', encoding="utf-8")
+    settings = Workload(dataset="jsonl", data_path=str(texts), tokenizer=str(tmp_path / "own-vocab.json"))
+    with pytest.raises(DataError, match=said):
+        check_inputs(Config(workload=settings))
+
+
+def test_letters_alone_need_no_merges(tmp_path: Path) -> None:
+    letters = {piece: token for piece, token in load("bytes").backend.get_vocab().items() if len(piece) == 1}
+    (tmp_path / "vocab.json").write_text(json.dumps(letters), encoding="utf-8")
+    (tmp_path / "merges.txt").write_text("", encoding="utf-8")
+    assert encoded(load(tmp_path / "vocab.json"), ["low"]) == [([*b"low"], 0)]

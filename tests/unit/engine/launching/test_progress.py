@@ -13,7 +13,7 @@ from dynbench.engine.launching.progress import Progress, ProgressReader
 from dynbench.engine.rank.rank_facts import keep_warnings
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.runs.run import Run
-from dynbench.workloads import pace
+from dynbench.workloads import cache
 
 HEADER = "step,weight,real_tokens,compute_ms,step_time_ms,loss\n"
 
@@ -36,14 +36,14 @@ def test_before_the_first_row(run: Run) -> None:
 
 
 def test_before_the_first_row_what_takes_long_is_shown_with_its_rate(run: Run, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(pace, "FIRST_S", 0.0)
-    logger = logging.getLogger(pace.__name__)
+    monkeypatch.setattr(cache, "FIRST_S", 0.0)
+    logger = cache.progress_logger
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logging.getLogger("dynbench"), "handlers", [])
     keep_warnings(run, RankContext(0, 0, 2, torch.device("cpu")), Ranks(2))
     reader = ProgressReader([run], [range(1)], 10, None)
     with caplog.at_level(logging.INFO):
-        pace.Pace("tokenising a file", 100, "characters").add(50)
+        cache.Progress("tokenising a file", 100, "characters").add(50)
     assert reader.look().preparing.startswith("tokenising a file: ")
     assert "50%" in reader.look().preparing
     append(run, 0, HEADER + "0,3.0,30,10,40,1.0\n")

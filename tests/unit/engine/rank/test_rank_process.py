@@ -108,7 +108,7 @@ def test_texts_are_tokenised_by_the_threads_of_all_ranks_of_a_node(launch: str, 
         "import os\n"
         "from dynbench.config.schema import Launch\n"
         "from dynbench.engine.rank.rank_process import set_threads\n"
-        "from dynbench.workloads.byte_level import byte_tokenizer\n"
+        "from dynbench.workloads.tokenizer import byte_tokenizer\n"
         f"set_threads(Launch({launch}))\n"
         "before = len(os.listdir('/proc/self/task'))\n"
         "byte_tokenizer().encode_batch_fast(['one', 'two'] * 1000)\n"

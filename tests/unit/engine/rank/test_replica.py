@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from dynbench.sync.base import Local
+from dynbench.workloads.batches import MicroBatch, evened_out
 from torch import nn
 
 from dynbench import clock
@@ -23,7 +25,7 @@ from dynbench.engine.rank.replica import Replica, build_optimizer, seed_dropout
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.sync.base import Local
 from dynbench.sync.ddp import Ddp
-from dynbench.workloads.micro_batch import MicroBatch, evened_out
+from dynbench.workloads.batches import MicroBatch, evened_out
 
 CPU = torch.device("cpu")
 

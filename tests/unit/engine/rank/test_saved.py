@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
+from dynbench.sync.base import Local
 from own import imports_forgotten, write_own
 
 from dynbench.cli.main import main
@@ -25,8 +26,9 @@ from dynbench.engine.rank.saved import Saved, Writer, evaluate_saved, find_saved
 from dynbench.errors import ConfigError, DataError, UsageError
 from dynbench.runs.store import RunStore
 from dynbench.sync.base import Local
+from dynbench.workloads.base import Saves
 from dynbench.workloads.own_code import own_code_settings, remember_run
-from dynbench.workloads.registry import Saves, build_workload
+from dynbench.workloads.registry import build_workload
 
 CPU = torch.device("cpu")
 STEPS = 4

@@ -18,7 +18,7 @@ from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.turns import Moment
 from dynbench.engine.rank.virtual import Played, VirtualLoop
 from dynbench.runs.records import StepRow
-from dynbench.workloads.micro_batch import LossPart
+from dynbench.workloads.batches import LossPart
 
 
 class Collected:

@@ -1,57 +1,27 @@
-"""Rows of a workload's samples without padding, and what is proven or seen of them on its own data."""
+"""Samples that a rank runs together: padded batches, or rows without padding and what is seen of these."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dynbench.kernels import Boundaries, check_packed_rows, use_packed_rows
-from dynbench.kernels.flattened_rows import (
-    first_position,
-    flattened_row,
-    look_at_flattened_rows,
-    use_flattened_rows,
-)
+from dynbench.kernels.flattened_rows import first_position, flattened_row, look_at_flattened_rows, use_flattened_rows
+from dynbench.lengths import padded_width
 from dynbench.plugins.policies import Layout
-from dynbench.workloads.base import Workload
+from dynbench.workloads.base import PacksRows, Rows, Workload, packs
 from dynbench.workloads.data import IntArray, TokenisedData
 
 logger = logging.getLogger(__name__)
 
 CHECKED = 6
 """Samples that the proof is on, the longest of the data among them."""
-
-
-class Rows(Protocol):
-    """How samples become one row of real tokens, and a model takes it."""
-
-    def row(self, data: TokenisedData, ids: IntArray) -> tuple[IntArray, dict[str, Any]]:
-        """Samples as one row.
-
-        Args:
-            data: what `ids` number.
-            ids: sample ids, int64, shape [n].
-
-        Returns:
-            The ids in the order of the row, and what the model takes: `input_ids`, int64 [1, T], `boundaries`, and what
-            else there is.
-        """
-
-    def prepare(self, model: nn.Module) -> nn.Module:
-        """The same model, which takes such rows from now on."""
-
-    def look(self, model: nn.Module, samples: Sequence[Sequence[int]], half: torch.dtype | None) -> dict[str, object]:
-        """What is seen of some samples in one row, ready for JSON; the model is of no use afterwards.
-
-        Raises:
-            LeakFound: they see each other, and rows of this kind promise that they do not.
-        """
 
 
 class PackedRows:
@@ -125,23 +95,6 @@ def rows_of(layout: Layout, config: Any, *, use_cache: bool = False) -> Rows | N
     return PackedRows() if layout == "packed" else FlattenedRows(first_position(config), use_cache)
 
 
-@runtime_checkable
-class PacksRows(Protocol):
-    """What a workload has beside the protocol of `Workload` where it can make rows without padding."""
-
-    rows: Rows | None
-    """How it does, None where it pads: what `collate` gives is then a row of real tokens, and its `width` says nothing.
-    """
-
-    def build_padded_model(self, seed: int) -> nn.Module:
-        """The model before it is made to take rows, which `build_model` gives."""
-
-
-def packs(workload: Workload) -> bool:
-    """Whether a workload makes rows without padding."""
-    return isinstance(workload, PacksRows) and workload.rows is not None
-
-
 def check_rows(workload: Workload, seed: int, device: torch.device, half: torch.dtype | None) -> dict[str, object]:
     """What is seen of samples of its own data in one row of a workload's model; the model is gone afterwards.
 
@@ -170,3 +123,78 @@ def samples_to_check(data: TokenisedData) -> IntArray:
     """
     order = np.argsort(data.lengths, kind="stable")
     return order[np.linspace(0, len(order) - 1, min(CHECKED, max(2, len(order)))).round().astype(np.int64)]
+
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One padded batch on a device, or one packed row."""
+
+    n: int
+    """Samples."""
+    weight: float
+    """What they count in the loss together."""
+    width: int
+    """Tokens of the longest, as it is padded."""
+    tokens: int
+    """That the model is given, padding included."""
+    inputs: dict[str, Any]
+    """What the workload's `collate` gave, on the device."""
+    second: int = 0
+    """Units of its samples' second number, which stand for work besides the tokens."""
+    repeats: bool = False
+    """Run once more without counting, because other ranks have more micro-batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossPart:
+    """What is kept of a micro-batch that was run."""
+
+    n: int
+    weight: float
+    width: int
+    tokens: int
+    total: Tensor
+    """Its samples' losses added up, a detached scalar."""
+    correct: Tensor | None = None
+    """How many of them were right, a scalar; None where that is not counted."""
+
+
+def make_micro_batch(
+    workload: Workload, data: TokenisedData, ids: IntArray, multiple: int, device: torch.device = CPU
+) -> MicroBatch:
+    """The samples `ids` of `data`, padded as everywhere or packed, and moved to `device`.
+
+    Args:
+        workload: makes the tensors.
+        data: its own, or of its kind.
+        ids: sample ids, int64, shape [n].
+        multiple: `workload.pad_to_multiple_of`, tokens.
+        device: where to.
+    """
+    lengths = data.lengths[ids]
+    packed = packs(workload)
+    width = int(lengths.max()) if packed else padded_width(lengths, multiple, workload.positions)
+    tokens = int(lengths.sum()) if packed else len(ids) * width
+    inputs = {name: tensor.to(device) for name, tensor in workload.collate(data, ids, width).items()}
+    second = 0 if data.second is None else int(data.second[ids].sum())
+    return MicroBatch(len(ids), data.weight(ids), width, tokens, inputs, second)
+
+
+def evened_out(batches: Sequence[MicroBatch], count: int) -> list[MicroBatch]:
+    """Micro-batches up to `count`: the smallest again and again, counting nothing."""
+    smallest = min(batches, key=lambda batch: batch.tokens)
+    return [*batches, *[replace(smallest, repeats=True)] * (count - len(batches))]
+
+
+def total_correct(parts: Sequence[LossPart]) -> int:
+    """Samples of a share that were right; waits for the device."""
+    return sum(int(part.correct.item()) for part in parts if part.correct is not None)
+
+
+def mean_loss(parts: Sequence[LossPart]) -> float:
+    """Weighted mean loss over a share's samples, 0 where they weigh nothing; waits for the device."""
+    weight = sum(part.weight for part in parts)
+    return sum(part.total.item() for part in parts) / weight if weight else 0.0

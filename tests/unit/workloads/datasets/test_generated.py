@@ -1,0 +1,162 @@
+"""Generated texts: as long as they should be, of words that tell the class, and what is said of traces of lengths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dynbench.config.schema import Config, Train, Workload
+from dynbench.errors import DataError
+from dynbench.lengths import READERS, SST2, encode_trace
+from dynbench.workloads.batches import make_micro_batch
+from dynbench.workloads.data import TokenisedData
+from dynbench.workloads.datasets import generated
+from dynbench.workloads.datasets.generated import generate_samples, load_embedded, load_lengths, load_lognormal
+from dynbench.workloads.registry import build_workload
+
+TRACE = np.random.default_rng(5).integers(1, 60, 400)
+
+
+def settings(path: Path, **more: object) -> Workload:
+    return Workload(dataset="lengths", data_path=str(path), **more)  # type: ignore[arg-type]
+
+
+def loaded(path: Path, seed: int = 0, **more: object):
+    return build_workload(Config(workload=settings(path, **more), train=Train(seed=seed)))
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.npy"
+    np.save(path, TRACE)
+    return path
+
+
+def samples(data: TokenisedData) -> list[list[int]]:
+    return [data.tokens[a:b].tolist() for a, b in zip(data.offsets[:-1], data.offsets[1:], strict=True)]
+
+
+def test_lengths_are_those_of_the_corpus_and_of_the_published_benchmark() -> None:
+    short, long = load_embedded(Workload()).train.data.lengths, load_lognormal(Workload()).train.data.lengths
+    assert len(short) == len(long) == generated.TRAIN_SAMPLES
+    assert abs(short.mean() - SST2.lengths().mean()) < 0.5
+    assert (short.min(), long.min(), long.max()) == (3, 16, 1024)
+    assert np.abs(np.log(np.quantile(long, (0.1587, 0.5, 0.8413))) - (4, 5, 6)).max() < 0.05
+
+
+def test_every_call_gives_the_same_samples_and_splits_differ() -> None:
+    first, second = load_embedded(Workload()), load_embedded(Workload())
+    assert first.train.data.fingerprint == second.train.data.fingerprint != first.eval.data.fingerprint
+
+
+@pytest.mark.parametrize(
+    "data", [load_embedded(Workload()).eval.data, generate_samples(np.array([1, 2, 3, 9]), 0)], ids=["drawn", "hashed"]
+)
+def test_special_tokens_frame_a_sample_and_one_token_is_the_first(data: TokenisedData) -> None:
+    for sample in samples(data):
+        assert (sample[0], *sample[1:][-1:]) == (generated.CLS_ID, generated.SEP_ID)[: len(sample)]
+        assert all(generated.FIRST_WORD_ID <= word < generated.VOCAB_SIZE for word in sample[1:-1])
+
+
+def test_words_tell_the_label() -> None:
+    """Counting each class's own words is right more than nine times in ten, and no better on shuffled labels."""
+    data = load_embedded(Workload()).eval.data
+    own = (data.tokens - generated.FIRST_WORD_ID) // generated.WORDS_PER_CLASS
+    votes = np.select([own == 0, own == 1], [-1, 1], 0)
+    guess = np.add.reduceat(votes, data.offsets[:-1]) > 0
+    assert (guess == data.labels).mean() > 0.9
+    assert (guess == np.random.default_rng(0).permutation(data.labels)).mean() < 0.6
+
+
+def test_hashed_words_are_as_likely_as_drawn_ones() -> None:
+    theirs = load_embedded(Workload()).train.data
+    ours = generate_samples(theirs.lengths, 0)
+    assert abs(ours.labels.mean() - 0.5) < 0.02
+    for label in (0, 1):
+        shares = []
+        for data in (ours, theirs):
+            words = data.tokens[(np.repeat(data.labels, data.lengths) == label) & (data.tokens >= 1000)]
+            shares.append(np.bincount(words - 1000, minlength=3096) / len(words))
+        assert np.abs(shares[0] - shares[1]).max() < 0.005
+        own = shares[0][label * 48 : (label + 1) * 48]
+        assert own.sum() == pytest.approx(generated.SIGNAL, abs=0.01) and own.min() > 0
+
+
+def test_a_sample_depends_on_its_index_alone_and_a_cut_one_keeps_its_beginning(monkeypatch) -> None:
+    whole, others, last = generate_samples(TRACE, 0), TRACE.copy(), np.arange(200, 400)
+    others[:200] = others[:200][::-1]
+    assert generate_samples(others, 0).take(last).fingerprint == whole.take(last).fingerprint
+    assert generate_samples(np.minimum(TRACE, 20), 0).fingerprint == whole.truncate(20).fingerprint
+    assert generate_samples(TRACE, 1).fingerprint != whole.fingerprint
+    monkeypatch.setattr(generated, "CHUNK_TOKENS", 37)
+    assert generate_samples(TRACE, 0).fingerprint == whole.fingerprint
+
+
+@pytest.mark.parametrize("suffix", READERS)
+def test_every_format_gives_the_same_samples_with_exactly_its_lengths(tmp_path, trace, suffix) -> None:
+    path = tmp_path / f"other{suffix}"
+    path.write_bytes(encode_trace(TRACE, path))
+    found, same = loaded(path), loaded(trace)
+    assert found.train.lengths.tolist() == TRACE.tolist()
+    assert found.train.fingerprint == same.train.fingerprint and found.eval.fingerprint == same.eval.fingerprint
+
+
+def test_nothing_is_held_out_and_evaluation_is_generated_beside_it(tmp_path, trace) -> None:
+    workload = loaded(trace)
+    assert (len(workload.train), len(workload.eval)) == (len(TRACE), generated.EVAL_SAMPLES)
+    assert set(workload.eval.lengths) <= set(TRACE)
+    np.save(tmp_path / "eval.npy", [5, 7])
+    workload = loaded(trace, eval_path=str(tmp_path / "eval.npy"))
+    assert (len(workload.train), workload.eval.lengths.tolist()) == (len(TRACE), [5, 7])
+
+
+def test_lengths_that_are_cut_are_counted_and_cost_no_more_than_what_is_left(tmp_path, trace, caplog) -> None:
+    assert "workload.max_length" not in loaded(trace, max_length=59).facts["decisions"]
+    assert not caplog.text
+    workload = loaded(trace, max_length=40)
+    assert workload.train.lengths.tolist() == np.minimum(TRACE, 40).tolist()
+    seen = f"{int((TRACE > 40).sum())} of 400 lengths of {trace} are greater, up to 59"
+    assert f"workload.max_length: {seen}; they are cut to 40 tokens (--max-length)" in caplog.text
+    assert workload.facts["decisions"]["workload.max_length"] == {"value": 40, "reason": f"{seen}; they are cut"}
+    (tmp_path / "long.txt").write_text("2147483647\n3\n")
+    assert loaded(tmp_path / "long.txt", max_length=9).train.lengths.tolist() == [9, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("zero.csv", "length\n3\n0\n", "zero.csv: row 2: length 0"),
+        ("hole.jsonl", '{"length": 3}\n{"length": null}\n', "hole.jsonl: row 2: length missing"),
+        ("trace.tsv", "3\n", "unknown trace format '.tsv'"),
+        (None, "", "workload.data_path: .* no such file"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(tmp_path, name, content, message) -> None:
+    path = tmp_path / (name or "absent.npy")
+    if name is not None:
+        path.write_text(content)
+    with pytest.raises(DataError, match=message):
+        load_lengths(settings(path))
+
+
+def test_columns_are_named_and_the_second_goes_with_the_samples(tmp_path: Path) -> None:
+    second = np.arange(400) % 7
+    path = tmp_path / "two.csv"
+    pl.DataFrame({"tokens": TRACE, "patches": second}).write_csv(path)
+    with pytest.raises(DataError, match="no column 'length'") as caught:
+        load_lengths(settings(path))
+    assert "--length-column" in caught.value.hint
+    plain, both = (loaded(path, length_column="tokens", **more) for more in ({}, {"second_column": "patches"}))
+    assert plain.train.second is None and both.train.second.tolist() == second.tolist()
+    assert both.train.fingerprint != plain.train.fingerprint
+    assert both.train.tokens.tolist() == plain.train.tokens.tolist()
+    some = np.array([5, 3, 8])
+    assert both.train.take(some).second.tolist() == [5, 3, 1]
+    assert both.train.truncate(10).second.tolist() == second.tolist()
+    assert [make_micro_batch(each, each.train, some, 1).second for each in (both, plain)] == [9, 0]
+    language = {"name": "causal_lm", "size": "tiny"}
+    found = loaded(path, length_column="tokens", second_column="patches", subset=50, **language).train
+    assert len(found.second) == 50
