@@ -1,4 +1,8 @@
-"""Plug-ins from outside dynbench: the files and modules of `DYNBENCH_PLUGINS`, loaded once in every process."""
+"""Plug-ins from outside dynbench, loaded once in every process.
+
+They are the files and modules of `DYNBENCH_PLUGINS`, and the modules that installed packages declare as entry points of
+the group `dynbench.plugins`.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from importlib.metadata import entry_points
 
 from dynbench.errors import DynbenchError, UsageError
 from dynbench.plugins.code import Code, content_digest, find_code, own_folders
 
 VARIABLE = "DYNBENCH_PLUGINS"
+GROUP = "dynbench.plugins"
 targets: list[object] = []
 """Those of all entries, in the order of registration."""
 _loading = False
 
 
 def load_all() -> None:
-    """Import what the variable names, so that it registers itself.
+    """Import them, so that they register themselves.
 
     Raises:
         UsageError: a file that is not there, or whose code raised an error.
@@ -57,25 +63,29 @@ def where(error: BaseException) -> str | None:
 @cache
 def _load_once() -> tuple[Code, ...] | UsageError:
     """The files in order, or why one of them cannot be used: what registered itself cannot do so again."""
-    named = (part.strip() for part in os.environ.get(VARIABLE, "").split(","))
+    named = dict.fromkeys(filter(None, map(str.strip, os.environ.get(VARIABLE, "").split(","))), VARIABLE)
+    for point in entry_points(group=GROUP):
+        named.setdefault(point.value, f"entry point {point.name} of {GROUP}")
     try:
-        return tuple(_load(part) for part in named if part)
+        return tuple(_load(key, place) for place, key in named.items())
     except UsageError as error:
         return error
 
 
-def _load(named: str) -> Code:
-    code = find_code(VARIABLE, named, own_folders(), "give its whole path")
+def _load(key: str, named: str) -> Code:
+    code = find_code(key, named, own_folders(), "give its whole path")
     before = len(targets)
     try:
         code.load()
     except DynbenchError as error:
-        raise UsageError(f"{VARIABLE}: {code.where(error) or code.file.name}: {error.message}", error.hint) from error
+        raise UsageError(f"{key}: {code.where(error) or code.file.name}: {error.message}", error.hint) from error
     except Exception as error:  # the user's own code, which may raise anything
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UsageError(
-            f"{VARIABLE}: {code.where(error) or code.file.name}: {type(error).__name__}: {reason}",
-            f"Mend that line, or leave the file out of {VARIABLE}.",
+            f"{key}: {code.where(error) or code.file.name}: {type(error).__name__}: {reason}",
+            f"Mend that line, or leave the file out of {VARIABLE}."
+            if key == VARIABLE
+            else "Mend that line, or uninstall its package.",
         ) from error
     return replace(code, digest=content_digest(b"".join(_contents(code, targets[before:]))))
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pages import read
 
 from dynbench import plugins
 from dynbench.config.layers import load_config
@@ -369,3 +371,28 @@ for name in ('means', 'empty'):
     means, empty = done.stdout.splitlines()
     assert "means: loss is" in means and "for each alone" in means, done.stderr
     assert "empty lacks build_model(self, seed)" in empty
+
+
+@pytest.mark.slow
+def test_the_policy_of_the_guide_runs_from_a_file_and_from_an_entry_point_of_a_package(tmp_path: Path) -> None:
+    code, toml = re.findall(r"```(?:python|toml)\n(.*?)```", read("dynbench/guides/own_code.md"), re.S)[-2:]
+    (tmp_path / "round_robin.py").write_text(code, encoding="utf-8")
+    words = ("solve", "sst2", "--policy", "round_robin", "--steps", "3", "--no-figures")
+    blocks = ("--set", "schedule.blocks=true")
+    named = {"DYNBENCH_PLUGINS": "round_robin.py"}
+    installed = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    info = tmp_path / "round_robin-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: round_robin\nVersion: 1\n", encoding="utf-8")
+    for variables in (named, installed, installed | {"DYNBENCH_PLUGINS": "round_robin"}):
+        if variables is installed:
+            declared = toml.replace('project.entry-points."', "").replace('"', "")
+            (info / "entry_points.txt").write_text(declared, encoding="utf-8")
+        found = [command(tmp_path, *words, *more, **variables) for more in ((), blocks)]
+        lines = [json.loads(done.stdout)["results"][0] for done in found]
+        assert [line["policy"] for line in lines] == ["round_robin"] * 2
+        assert lines[0]["mean_cost_variance"] < lines[1]["mean_cost_variance"]
+    (tmp_path / "round_robin.py").write_text("x = (", encoding="utf-8")
+    broken = json.loads(command(tmp_path, *words, **installed).stdout)["error"]
+    assert "entry point round_robin of dynbench.plugins: round_robin.py:1: SyntaxError" in broken["message"]
+    assert broken["hint"] == "Mend that line, or uninstall its package."
