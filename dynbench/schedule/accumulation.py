@@ -297,7 +297,8 @@ def cut_by_slots(samples: SortedStep, meets: Accumulation, slots: int, even: flo
         for left, rank in zip(range(ranks - 1, -1, -1), orders[order], strict=True):
             most = int(holds[float(meets.speeds[rank])][duration, start])
             dealt[rank].append(len(sizes))
-            sizes.append(min(most, size - start - left - after * ranks))
+            # What is left for later ones may leave a slow rank a longer sample than its duration holds.
+            sizes.append(max(1, min(most, size - start - left - after * ranks)))
             start += sizes[-1]
     return sizes, dealt
 

@@ -30,6 +30,7 @@ from dynbench.schedule.policy import Problem, make_policy
 
 from .commands import COMMANDS, HELP, SOLVED
 from .corpus import Desk, comparisons_of, desk, entries
+from .drawn import drawn_plans
 from .neutral import Names
 from .record import RECORDINGS
 from .values import Value, column_sums, csv_values, json_values, table_values
@@ -284,6 +285,7 @@ def _answered(bad: Bad, here: Path) -> str:
 SUBJECTS: Mapping[str, Callable[[Path], Golden]] = {
     **{name: partial(of_recording, name) for name in RECORDINGS},
     "plans": plans,
+    "drawn_plans": lambda folder: Golden({"drawn": drawn_plans()}),
     "solved": solved,
     "help": help_pages,
     "commands": commands,
