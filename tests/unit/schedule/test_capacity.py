@@ -53,20 +53,6 @@ def test_limits_never_rise_with_length_and_agree_with_limit(row, lengths):
     assert limits[1].tolist() == [capacity.limit(1, int(length)) for length in lengths]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Capacity.uniform(0),
-        lambda: Capacity.per_rank([4, 0]),
-        lambda: Capacity.table([[(32, 4)], []]),
-        lambda: Capacity.table([[(0, 4)]]),
-    ],
-)
-def test_below_one_is_refused(make):
-    with pytest.raises(UsageError, match=r"schedule\.capacity"):
-        make()
-
-
 def test_what_is_refused_is_named_in_its_unit():
     for make, said in (
         (lambda: Capacity.uniform(0), "schedule.capacity: 0 samples at length"),
@@ -77,11 +63,6 @@ def test_what_is_refused_is_named_in_its_unit():
         with pytest.raises(UsageError) as caught:
             make()
         assert caught.value.message.startswith(said)
-
-
-def test_another_number_of_ranks_is_refused():
-    with pytest.raises(UsageError, match="2 capacities for 3 ranks"):
-        Capacity.per_rank([1, 2]).limits(3, np.array([1]))
 
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if POLICIES[name].missing is None])

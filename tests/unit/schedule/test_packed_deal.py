@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynbench.schedule import balancing as packed_exchange
-from dynbench.schedule.balancing import Search, Work, exchanged, longest_first, within_limits
-from dynbench.schedule.partition_search import sort_longest_first
+from dynbench.schedule.balancing import Search, Work, exchanged, within_limits
 
 SEEDS = st.integers(0, 10**6)
 
@@ -49,49 +48,6 @@ def test_what_a_deal_costs_and_whether_it_fits_by_hand():
     assert tight.fits(np.array([1, 1, 0]))
 
 
-@pytest.mark.parametrize("speeds", [(1.0, 1.0, 1.0), (1.0, 50.0, 1.0)])
-@pytest.mark.parametrize("least", [1, 2, 3])
-def test_every_rank_gets_the_samples_it_needs(speeds, least):
-    lengths = np.array([100, 9, 8, 7, 6, 5, 4, 3, 2])
-    work = Work(lengths.astype(float), lengths, np.array(speeds), np.zeros(3), least=least)
-    counts = np.bincount(longest_first(work), minlength=3)
-    assert counts.sum() == 9
-    assert counts.min() >= least
-
-
-def test_the_fullest_rank_gives_its_shortest_sample():
-    lengths = np.array([100, 5, 4, 3, 2])
-    work = Work(lengths.astype(float), lengths, np.ones(2), np.zeros(2), least=2)
-    assert longest_first(work).tolist() == [0, 1, 1, 1, 0]
-    assert longest_first(Work(work.weights, lengths, np.ones(2), np.zeros(2))).tolist() == [0, 1, 1, 1, 1]
-
-
-def test_what_all_rows_pay_alike_is_not_paid_twice_by_faster_ranks():
-    """A fixed price of 6 that all pay: the fast rank ends it sooner, and takes both."""
-    work = Work(np.array([3.0, 3]), np.array([3, 3]), np.array([1.0, 4.0]), np.full(2, 6.0), least=0)
-    assert longest_first(work).tolist() == [1, 0], "none stays without"
-    more = Work(np.array([3.0, 3, 3]), np.array([3, 3, 3]), np.array([1.0, 4.0]), np.full(2, 6.0))
-    assert longest_first(more).tolist() == [1, 1, 0]
-
-
-@pytest.mark.parametrize(
-    ("lengths", "speeds", "owners"),
-    [([6, 5, 4, 3, 2], (1.0, 1.0), [0, 1, 1, 0, 0]), ([4, 4, 4], (1.0, 2.0), [1, 0, 1])],
-)
-def test_where_there_is_room_each_goes_to_the_rank_that_ends_it_first(lengths, speeds, owners):
-    tokens = np.array(lengths)
-    work = Work(tokens.astype(float), tokens, np.array(speeds), np.zeros(2), np.full((2, len(tokens)), 99))
-    found = within_limits(work)
-    assert found is not None
-    assert found.tolist() == owners
-
-
-def test_what_every_rank_pays_besides_decides_who_ends_first():
-    work = Work(np.full(4, 3.0), np.full(4, 3), np.array([1.0, 1.5]), np.full(2, 6.0))
-    assert longest_first(work).tolist() == [1, 1, 0, 1]
-    assert longest_first(Work(work.weights, work.lengths, work.speeds, np.zeros(2))).tolist() == [1, 0, 1, 0]
-
-
 @settings(max_examples=40)
 @given(SEEDS, st.integers(2, 3), st.integers(0, 3), st.integers(1, 2))
 def test_what_is_said_to_fit_fits(seed, ranks, more, least):
@@ -101,17 +57,6 @@ def test_what_is_said_to_fit_fits(seed, ranks, more, least):
         return
     assert work.fits(found)
     assert np.bincount(found, minlength=ranks).min() >= least
-
-
-def test_where_the_fastest_end_leaves_a_sample_over_the_fullest_row_is_filled_first():
-    """6 and 4 fill a row of 10; to the rank that ends first, they would go apart, and 10 would find no room."""
-    lengths = np.array([6, 6, 4, 4, 4])
-    limits = np.full((2, 5), 12)
-    work = Work(lengths.astype(float), lengths, np.ones(2), np.zeros(2), limits)
-    found = within_limits(work)
-    assert found is not None
-    assert found.tolist() == [0, 0, 1, 1, 1]
-    assert within_limits(Work(work.weights, lengths, work.speeds, work.fixed, limits - 1)) is None
 
 
 @settings(max_examples=60)
@@ -137,17 +82,6 @@ def test_a_search_of_few_samples_is_exact(seed, ranks, more, capped, least):
         assert ended.proven and work.peak(ended.best) == pytest.approx(best, rel=1e-9)
         met = Search(work, best, best)
         assert (met.best, met.proven, met._nodes) == (None, True, 0), "at the bound nothing is searched"
-
-
-def test_a_search_looks_at_no_more_than_it_may(monkeypatch):
-    weights = np.array([46.0, 39, 27, 26, 16, 13, 10])
-    work = Work(weights, weights.astype(np.int64), np.ones(3), np.zeros(3))
-    whole = Search(work, np.inf, 0.0)
-    assert whole.proven
-    monkeypatch.setattr("dynbench.schedule.balancing.NODES", whole._nodes)
-    assert Search(work, np.inf, 0.0).proven
-    monkeypatch.setattr("dynbench.schedule.balancing.NODES", whole._nodes - 1)
-    assert not Search(work, np.inf, 0.0).proven
 
 
 def exchanges(owners: np.ndarray, slow: int, fast: int) -> Iterator[tuple[int, int | None, np.ndarray]]:
@@ -193,48 +127,6 @@ def test_each_exchange_of_two_equal_ranks_is_the_best_there_is(seed, half, cappe
             owners = following
 
 
-@settings(max_examples=60)
-@given(SEEDS, st.integers(2, 5), st.sampled_from([(1.0, 3.0), (2.0, 0.5), (0.25, 4.0)]))
-def test_unequal_ranks_exchange_what_brings_them_nearest_to_one_time(seed, half, speeds):
-    drawn = work_of(seed, 2 * half, 2)
-    work = Work(drawn.weights, drawn.lengths, np.array(speeds), drawn.fixed)
-    owners = np.random.default_rng(seed).permutation(np.repeat([0, 1], half))
-    spent = work.spent(owners)
-    slow, fast = (0, 1) if spent[0] / speeds[0] >= spent[1] / speeds[1] else (1, 0)
-    level = (spent[slow] * speeds[fast] - spent[fast] * speeds[slow]) / sum(speeds)
-    after = {}
-    for mine, theirs, trial in exchanges(owners, slow, fast):
-        off = abs(work.weights[mine] - (0 if theirs is None else work.weights[theirs]) - level)
-        after.setdefault(round(off, 9), set()).add(work.peak(trial))
-    nearest = {min(peak, work.peak(owners)) for peak in after[min(after)]}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed_exchange, "TURNS", 1)
-        found = work.peak(exchanged(work, owners, 0.0))
-    assert any(found == pytest.approx(peak) for peak in nearest)
-
-
-def test_exchanges_end_at_the_bound_and_where_no_pair_gains(monkeypatch):
-    turns: list[int] = []
-    real = packed_exchange._Table.exchange
-    monkeypatch.setattr(
-        packed_exchange._Table, "exchange", lambda table, shift: turns.append(shift) or real(table, shift)
-    )
-    lengths = np.array([6, 5, 4, 3])
-    even = Work(lengths.astype(float), lengths, np.ones(2), np.zeros(2))
-    owners = np.array([0, 1, 1, 0])
-    assert exchanged(even, owners, 9.0).tolist() == owners.tolist()
-    assert turns == [], "at the bound"
-    assert exchanged(even, owners, 8.999).tolist() == owners.tolist()
-    assert turns == [0], "no pair gains, and there is one pairing"
-    turns.clear()
-    exchanged(Work(np.ones(8), np.ones(8, dtype=int), np.ones(8), np.zeros(8)), np.arange(8), 0.0)
-    assert turns == [0, 1, 2, 3]
-    turns.clear()
-    alone = Work(lengths.astype(float), lengths, np.ones(1), np.zeros(1))
-    assert exchanged(alone, np.zeros(4, dtype=int), 0.0).tolist() == [0] * 4
-    assert turns == []
-
-
 def test_fewer_rounds_are_made_where_each_weighs_more(monkeypatch):
     turns: list[int] = []
     monkeypatch.setattr(packed_exchange._Table, "exchange", lambda table, shift: turns.append(shift) or True)
@@ -249,16 +141,3 @@ def test_fewer_rounds_are_made_where_each_weighs_more(monkeypatch):
         monkeypatch.setattr(packed_exchange, "TRIED", weighed)
         exchanged(work, owners, 0.0)
         assert len(turns) == rounds
-
-
-def test_only_the_cheapest_samples_of_a_long_row_are_weighed():
-    lengths = np.sort(np.random.default_rng(0).integers(1, 60, 90))[::-1].copy()
-    work = Work(lengths.astype(float), lengths, np.ones(2), np.zeros(2))
-    owners = np.repeat([0, 1], 45)
-    table = packed_exchange._Table(work, owners, limited=False)
-    counts = np.array([45, 45])
-    columns = table._places(np.array([0, 1]), counts)
-    assert columns.tolist() == [list(range(14, 46))] * 2, "the last 31 and a place that is empty"
-    assert table.tried == 32**2
-    assert table.owners().tolist() == owners.tolist()
-    assert sort_longest_first(lengths).tolist() == list(range(90))

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from plan_rules import judge_plan
 
 from dynbench.errors import NothingFits
-from dynbench.schedule import partition_search
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs, step_facts
@@ -99,12 +98,6 @@ def test_equal_ranks_with_capacities_by_length_are_exact(lengths, workers, cost,
     judge(problem_of(lengths, workers, cost=cost, capacity=Capacity.table([table])), "both")
 
 
-@settings(max_examples=40)
-@given(LENGTHS, st.integers(2, 3), COSTS, TABLES, st.booleans())
-def test_a_few_of_these_for_quick_tests(lengths, workers, cost, table, capped):
-    judge(problem_of(lengths, workers, cost=cost, capacity=Capacity.table([table]) if capped else Capacity()), "both")
-
-
 SPEEDS = st.lists(st.sampled_from([0.5, 1.0, 1.3, 3.0]), min_size=3, max_size=3).map(np.array)
 
 
@@ -122,23 +115,6 @@ def test_ranks_of_unequal_speed_are_exact_in_the_maximum(lengths, cost, speeds):
 def test_ranks_of_unequal_capacity_are_exact_in_the_maximum(lengths, cost, speeds, tables):
     problem = problem_of(lengths, 3, cost=cost, speeds=speeds, capacity=Capacity.table(tables))
     judge(problem, "both" if problem.equal_ranks else "maximum")
-
-
-@pytest.mark.slow
-@settings(max_examples=150)
-@given(LENGTHS, COSTS, SPEEDS, st.lists(TABLES, min_size=3, max_size=3))
-def test_too_many_classes_give_a_valid_plan_that_is_not_called_exact(lengths, cost, speeds, tables):
-    problem = problem_of(lengths, 3, cost=cost, speeds=speeds, capacity=Capacity.table(tables))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dynbench.schedule.partition_unequal.STATE_LIMIT", 0)
-        try:
-            plan = solve(problem)
-        except NothingFits:
-            return
-    best = brute_force(problem)
-    assert best is not None
-    assert plan.exact == "none" or problem.equal_ranks
-    assert step_costs(plan, problem).max() >= best[0] * (1 - 1e-12)
 
 
 @settings(max_examples=60)
@@ -173,31 +149,6 @@ def test_large_batches_agree_with_a_search_over_every_candidate_cost(seed, worke
         middle = (low + high) // 2
         low, high = (low, middle) if reaches_end(candidates[middle]) else (middle + 1, high)
     assert peak == candidates[low]
-
-
-def test_beyond_the_stated_size_only_the_maximum_is_proven(monkeypatch):
-    monkeypatch.setattr(partition_search, "TABLE_LIMIT", 0)
-    monkeypatch.setattr("dynbench.schedule.partition.TABLE_LIMIT", 0)
-    assert solve(problem_of(np.array([9, 8, 3, 2, 1]), 2)).exact == "maximum"
-
-
-def test_the_largest_batch_that_fits_is_named():
-    with pytest.raises(NothingFits) as caught:
-        solve(problem_of(np.array([10, 10, 10, 5, 5, 5]), 2, capacity=Capacity.uniform(2)))
-    assert "Of this step's samples 4 fit" in caught.value.hint
-    with pytest.raises(NothingFits) as caught:
-        solve(problem_of(np.array([10, 10, 10, 5, 5, 5, 5]), 3, capacity=Capacity.per_rank([1, 2, 2])))
-    assert "Of this step's samples 5 fit" in caught.value.hint
-
-
-def test_a_sample_longer_than_every_capacity_is_named():
-    short, long = [(8, 4)], [(20, 4)]
-    with pytest.raises(NothingFits, match="sample 1 of 30 padded tokens"):
-        solve(problem_of(np.array([5, 30, 7]), 2, capacity=Capacity.table([short])))
-    with pytest.raises(NothingFits, match="sample 1 of 30 padded tokens"):
-        solve(problem_of(np.array([5, 30, 7]), 2, capacity=Capacity.table([short, long])))
-    with pytest.raises(NothingFits, match="of rank 0 allows"):
-        solve(problem_of(np.array([9, 15, 12]), 2, capacity=Capacity.table([short, long])))
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=40))

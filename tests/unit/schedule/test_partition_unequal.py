@@ -1,6 +1,5 @@
 """Ranks that differ, against every order of them and every split of few samples."""
 
-from dataclasses import replace
 from itertools import combinations, pairwise, permutations
 
 import numpy as np
@@ -9,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynbench.errors import NothingFits
-from dynbench.schedule import partition_unequal
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.partition_unequal import UnequalRanks
@@ -68,45 +66,6 @@ def test_the_least_maximum_is_that_of_all_orders(seed, ranks):
     best = min(least(problem, order) for order in permutations(range(ranks)))
     found = dealt(problem)
     assert found is None if best == np.inf else found == (pytest.approx(best), "maximum")
-
-
-def best_of_four(problem: Problem) -> tuple[float, list[float]]:
-    """The least maximum over the orders that are swept, and that of each."""
-    ranks, speeds = range(problem.workers), problem.relative_speeds()
-    rows = [problem.capacity.row(rank) for rank in ranks]
-    by_speed = sorted(ranks, key=lambda rank: (speeds[rank], rows[rank]), reverse=True)
-    by_capacity = sorted(by_speed, key=lambda rank: rows[rank][-1])
-    found = [least(problem, tuple(one)) for one in (by_speed, by_speed[::-1], by_capacity, by_capacity[::-1])]
-    return min(found), found
-
-
-@settings(max_examples=60)
-@given(st.integers(0, 10**6), st.integers(2, 4))
-def test_beyond_the_stated_size_four_orders_are_tried(seed, ranks):
-    problem = drawn(seed, ranks)
-    best, _ = best_of_four(problem)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partition_unequal, "STATE_LIMIT", 0)
-        found = dealt(problem)
-    assert found is None if best == np.inf else found == (pytest.approx(best), "none")
-
-
-@pytest.mark.parametrize(("seed", "order"), [(53, 2), (61, 2), (7, 3), (29, 3)])
-def test_the_orders_by_capacity_are_needed_too(monkeypatch, seed, order):
-    problem = replace(drawn(seed, 4), speeds=None)
-    best, each = best_of_four(problem)
-    assert [value == best for value in each].count(True) == 1 and each[order] == best
-    monkeypatch.setattr(partition_unequal, "STATE_LIMIT", 0)
-    assert dealt(problem) == (pytest.approx(best), "none")
-
-
-def test_the_stated_size_itself_is_searched_exactly(monkeypatch):
-    problem = Problem(np.array([9, 7, 5, 3, 2]), 3, 5, speeds=np.array([1.0, 1.0, 2.0]))
-    for states, exact in ((3 * 2, "maximum"), (3 * 2 - 1, "none")):
-        monkeypatch.setattr(partition_unequal, "STATE_LIMIT", states)
-        found = dealt(problem)
-        assert found is not None
-        assert found[1] == exact
 
 
 def test_of_several_ranks_that_hold_nothing_the_fastest_is_named():

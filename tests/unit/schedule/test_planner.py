@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from dynbench.errors import UsageError
 from dynbench.schedule.policy import Planner, Problem
 
 LENGTHS = np.clip(np.random.default_rng(1).lognormal(3, 0.8, 70).astype(int), 1, 200)
@@ -30,8 +29,3 @@ def test_consecutive_steps_do_not_start_anew(monkeypatch):
     for step in (5, 6, 6, 7, 2):
         planner.plan(step)
     assert starts == [5, 2]
-
-
-def test_an_unknown_policy_is_refused():
-    with pytest.raises(UsageError, match="nope"):
-        Planner("nope", Problem(LENGTHS, 2, 8))

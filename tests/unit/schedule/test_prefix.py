@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_rules import judge_plan
 
-from dynbench.errors import NothingFits, UsageError
+from dynbench.errors import UsageError
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.policy import Problem
-from dynbench.schedule.prefix import Prefix, RankStream, buffer_size, candidate_costs
+from dynbench.schedule.prefix import Prefix, RankStream, candidate_costs
 from dynbench.schedule.prefix_counts import solve_counts
 
 LENGTHS = np.clip(np.random.default_rng(1).lognormal(3, 0.8, 101).astype(int), 1, 200)
@@ -24,13 +24,6 @@ def problem_of(**changes) -> Problem:
 
 def plain(plan) -> list[list[int]]:
     return [ids.tolist() for (ids,) in plan.shares]
-
-
-def test_a_stream_is_every_gth_sample_of_the_order():
-    stream = RankStream(problem_of(order="file"), rank=1)
-    assert stream.ids.tolist() == list(range(1, 31, 3))
-    assert stream.take(4).tolist() == [1, 4, 7, 10]
-    assert stream.ids.tolist() == list(range(13, 43, 3))
 
 
 @pytest.mark.parametrize("order", ["file", "shuffle"])
@@ -85,35 +78,6 @@ def test_starting_later_gives_the_same_plans():
     assert [plain(p) for p in islice(policy.plans(7), 5)] == [plain(p) for p in islice(policy.plans(), 7, 12)]
 
 
-def test_solvers_agree_in_the_maximum():
-    slowest = {}
-    for solver in ("exact", "enumerate", "greedy"):
-        problem = problem_of(solver=solver, global_batch=9)
-        slowest[solver] = step_costs(next(Prefix(problem).plans()), problem).max()
-    assert len(set(slowest.values())) == 1
-
-
-@pytest.mark.parametrize(("solver", "proven"), [("exact", "both"), ("enumerate", "both"), ("greedy", "maximum")])
-def test_the_plan_says_what_its_solver_proves(solver, proven):
-    plan = next(Prefix(problem_of(solver=solver)).plans())
-    assert (plan.step, plan.exact) == (0, proven)
-
-
-def test_the_costs_solved_from_begin_with_the_first_step():
-    assert next(Prefix(problem_of()).steps()).plan.step == 0
-
-
-def test_the_automatic_buffer_cuts_no_plan_short():
-    assert buffer_size(problem_of(buffer=None)) == 32
-    assert buffer_size(problem_of(buffer=None, global_batch=90)) == 88
-
-
-def test_buffers_that_cannot_hold_the_batch_are_refused():
-    with pytest.raises(UsageError, match="3 ranks of 3 samples") as caught:
-        Prefix(problem_of(buffer=3))
-    assert caught.value.hint == "Use a buffer of at least 4, or a global batch of at most 9."
-
-
 def test_more_plans_than_can_be_tried_are_refused_before_the_first_and_only_of_the_solver_that_tries_them():
     many = {"workers": 12, "global_batch": 60, "buffer": 20}
     with pytest.raises(UsageError, match="enumerate would try more than 2,000,000 plans"):
@@ -138,15 +102,6 @@ def test_a_buffer_that_holds_every_count_of_a_rank_leaves_all_the_choice_there_i
     assert bool(caplog.records) == warned
 
 
-def test_the_buffer_to_use_is_rounded_up(caplog):
-    with caplog.at_level(logging.WARNING):
-        Prefix(problem_of(global_batch=10, buffer=4)).warn_of_little_choice()
-    assert caplog.messages == [
-        "schedule.buffer: 3 ranks of 4 samples are less than twice the global batch of 10, which leaves little to "
-        "choose; use at least 7"
-    ]
-
-
 def test_buffers_that_leave_no_choice_are_warned_about(caplog):
     with caplog.at_level(logging.WARNING):
         policy = Prefix(problem_of(buffer=7))
@@ -157,15 +112,3 @@ def test_buffers_that_leave_no_choice_are_warned_about(caplog):
         caplog.clear()
         Prefix(problem_of(buffer=8)).warn_of_little_choice()
     assert caplog.text == ""
-
-
-def test_capacities_that_cannot_hold_the_batch_name_what_fits():
-    with pytest.raises(NothingFits) as caught:
-        next(Prefix(problem_of(capacity=Capacity.per_rank([2, 3, 4]))).plans())
-    assert "Of this step's samples 9 fit" in caught.value.hint
-
-
-def test_a_sample_beyond_capacity_is_named():
-    problem = problem_of(lengths=np.array([5, 50, 5] * 10), order="file", capacity=Capacity.table([[(40, 9)]]))
-    with pytest.raises(NothingFits, match="sample 1 of 50 padded tokens is longer than the capacity of rank 1"):
-        next(Prefix(problem).plans())

@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynbench.errors import DataError, UsageError
-from dynbench.lengths import SST2, LengthHistogram
-from dynbench.schedule import traces
-from dynbench.schedule.traces import BUILT_IN, Trace, built_in_trace, describe, load_trace, lognormal_lengths
-from dynbench.trace_files import LONGEST_LENGTH, READERS, encode_trace, read_trace
+from dynbench.schedule.traces import BUILT_IN, built_in_trace, describe, load_trace
+from dynbench.trace_files import LONGEST_LENGTH, READERS, encode_trace
 
 LENGTHS = np.array([12, 3, 448, 7], dtype=np.int64)
 
@@ -147,17 +145,6 @@ def test_several_arrays_in_one_file_are_refused(tmp_path):
         load_trace(str(tmp_path / "many.npy"))
 
 
-def test_an_unknown_trace_names_the_nearest():
-    with pytest.raises(UsageError, match="Did you mean 'gsm8k'"):
-        load_trace("gsm8")
-
-
-def test_a_trace_like_no_other_ends_its_message_without_a_space():
-    with pytest.raises(UsageError) as caught:
-        load_trace("qqqqqqqqqqqqq")
-    assert caught.value.message == "qqqqqqqqqqqqq: no such trace file or distribution."
-
-
 def test_a_file_says_with_which_settings_train_loads_it(tmp_path):
     path = tmp_path / "two.csv"
     pl.DataFrame({"id": [1, 2], "tokens": [5, 6]}).write_csv(path)
@@ -168,22 +155,9 @@ def test_a_file_says_with_which_settings_train_loads_it(tmp_path):
     }
 
 
-def test_writing_needs_a_known_format():
-    with pytest.raises(DataError, match="unknown trace format"):
-        encode_trace(LENGTHS, Path("trace.xls"))
-
-
 def test_text_holds_a_number_a_line_and_tables_one_column():
     assert encode_trace(LENGTHS, Path("trace.txt")) == b"12\n3\n448\n7\n"
     assert encode_trace(LENGTHS, Path("trace.CSV")) == b"length\n12\n3\n448\n7\n"
-
-
-def test_cutting_shortens_and_refuses_nonsense():
-    trace = Trace("t", LENGTHS, "here")
-    assert trace.cut(None) is trace
-    assert trace.cut(10).lengths.tolist() == [10, 3, 10, 7]
-    with pytest.raises(UsageError, match="--max-length 0"):
-        trace.cut(0)
 
 
 def test_statistics_of_a_known_trace():
@@ -217,21 +191,6 @@ def test_the_order_of_a_distribution_is_the_one_that_results_were_published_with
     assert built_in_trace("gsm8k").lengths[:6].tolist() == [186, 123, 192, 109, 108, 96]
 
 
-def test_a_histogram_makes_a_trace_of_its_samples():
-    """As at import, which makes those that are built in."""
-    made = traces._histogram(LengthHistogram(3, (2, 0, 1)))
-    assert sorted(made().tolist()) == [3, 3, 5]
-
-
-def test_the_lognormal_trace_has_its_distribution():
-    lengths = lognormal_lengths(10_000)
-    assert (lengths.min(), lengths.max()) == (16, 1024)
-    inner = lengths[(lengths > 16) & (lengths < 1024)]
-    assert np.median(lengths) == round(np.exp(5))
-    assert np.mean(lengths <= np.exp(6)) == pytest.approx(0.8413, abs=2e-3)
-    assert len(inner) > 9_000
-
-
 @pytest.mark.parametrize(
     ("name", "size", "tokens", "squares", "percentiles"),
     [
@@ -246,25 +205,12 @@ def test_built_in_histograms_are_those_of_the_data(name, size, tokens, squares, 
     assert tuple(np.percentile(lengths, (50, 90, 95, 99, 100))) == percentiles
 
 
-def test_the_histogram_holds_every_sample():
-    assert len(SST2.lengths()) == sum(SST2.counts) == 67_349
-
-
 def test_arrays_and_lines_are_read_without_polars(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "polars", None)
     np.save(tmp_path / "t.npy", LENGTHS)
     (tmp_path / "t.jsonl").write_text("\n".join(json.dumps({"length": int(n)}) for n in LENGTHS))
     for name in ("t.npy", "t.jsonl"):
         assert load_trace(str(tmp_path / name)).lengths.tolist() == LENGTHS.tolist()
-
-
-def test_damage_that_polars_panics_at_is_a_file_that_cannot_be_read(tmp_path, monkeypatch):
-    def panics(*_, **__):
-        raise pl.exceptions.PanicException("called `Option::unwrap()` on a `None` value")
-
-    monkeypatch.setattr(pl, "read_parquet", panics)
-    with pytest.raises(DataError, match="not a readable parquet file"):
-        read_trace(tmp_path / "lengths.parquet")
 
 
 def two_columns(folder: Path, suffix: str) -> Path:

@@ -73,12 +73,6 @@ def test_plans_from_a_step_on_are_those_of_the_run_from_there(name, start):
     assert all(plan.sample_ids().dtype == np.int64 for plan in whole)
 
 
-def test_group_by_length_draws_a_new_order_for_every_epoch(orders):
-    plans = make_policy("group_by_length", Problem(heavy_tailed(36), 2, 6)).plans()
-    assert max(plan.step for plan in islice(plans, 6 * 150)) == 899
-    assert len({tuple(order) for order in orders}) == len(orders) == 150
-
-
 def test_batch_rebalance_is_the_installed_sampler():
     lengths = heavy_tailed(64, high=300)
     found = next(make_policy("hf_batch_rebalance", Problem(lengths, 4, 64, order="file")).plans())
@@ -115,15 +109,6 @@ def test_as_many_micro_batches_as_the_capacities_ask_for_is_one_where_none_are_k
     assert list(map(plain, islice(auto.plans(), 3))) == list(map(plain, islice(one.plans(), 3)))
 
 
-def test_group_by_length_makes_steps_of_one_length():
-    problem = Problem(heavy_tailed(2_000), 4, 32)
-    grouped, random = (
-        [problem.lengths[plan.sample_ids()].mean() for plan in islice(make_policy(name, problem).plans(), 50)]
-        for name in ("group_by_length", "static")
-    )
-    assert np.std(grouped) > 3 * np.std(random)
-
-
 @pytest.mark.parametrize(
     ("batch", "parts", "ranks"), [(9, 1, "2 ranks"), (9, "auto", "2 ranks"), (6, 2, "2 ranks times 2 micro-batches")]
 )
@@ -132,21 +117,6 @@ def test_group_by_length_needs_equal_counts(batch, parts, ranks):
         make_policy("group_by_length", Problem(heavy_tailed(100), 2, batch, micro_batches=parts))
     assert caught.value.message == f"train.global_batch: {batch} is not a multiple of the {ranks}"
     assert caught.value.hint == "group_by_length deals equal counts."
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_more_micro_batches_than_samples_are_refused(name):
-    with pytest.raises(UsageError, match=r"micro.batches"):
-        make_policy(name, Problem(heavy_tailed(100), 2, 4, micro_batches=3))
-
-
-def test_batch_rebalance_says_how_many_micro_batches_there_may_be():
-    problem = Problem(heavy_tailed(100), 2, 5, micro_batches=3)
-    with pytest.raises(UsageError, match="3 on each of 2 ranks for 5 samples") as caught:
-        make_policy("hf_batch_rebalance", problem)
-    assert caught.value.hint == "Use at most 2."
-    plan = next(make_policy("hf_batch_rebalance", Problem(problem.lengths, 2, 5, micro_batches=2)).plans())
-    assert [len(share) for share in plan.shares] == [2, 2]
 
 
 @pytest.mark.parametrize("name", SAMPLERS)

@@ -10,10 +10,9 @@ import pytest
 
 from dynbench.errors import BatchTooLarge, DynbenchError, NothingFits, UsageError
 from dynbench.plugins import POLICIES
-from dynbench.schedule import evaluate
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.evaluate import TRIED_ONE_BY_ONE, Fitting, largest_fitting
+from dynbench.schedule.evaluate import Fitting, largest_fitting
 from dynbench.schedule.policy import Problem, make_policy, policy_class
 
 STEPS = 25
@@ -101,27 +100,6 @@ def test_a_smaller_batch_may_fail_where_a_larger_one_fits() -> None:
     assert largest_fitting("partition", problem, 2) == Fitting(6, True)
 
 
-def test_a_batch_of_which_larger_ones_were_left_out_is_not_called_the_largest() -> None:
-    lengths = np.where(np.arange(4000) % 10 == 0, 30, 1)
-    capacity = Capacity.table([[(1, 3000), (30, 20)]])
-    problem = Problem(lengths, 1, 3000, capacity=capacity)
-    found = largest_fitting("partition", problem, 1)
-    assert found is not None and not found.largest
-    assert found.global_batch < 3000 - TRIED_ONE_BY_ONE
-    assert make_policy("partition", replace(problem, global_batch=found.global_batch)).misfit(1) is None
-
-
-def test_a_buffer_that_follows_the_batch_goes_on_following_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
-    monkeypatch.setattr(
-        evaluate, "make_policy", lambda name, problem: tried.append(problem) or make_policy(name, problem)
-    )
-    for buffer, expected in ((32, {None}), (7, {7})):
-        tried.clear()
-        largest_fitting("prefix", problem_of(1, buffer=buffer), STEPS)
-        assert {problem.buffer for problem in tried} == expected
-
-
 def test_the_batches_tried_are_told_and_those_of_static_are_multiples_of_its_ranks() -> None:
     """Ranks of 5 and 2 hold a batch of 4 in equal shares, and one of 7 in any."""
     problem = Problem(np.ones(40, dtype=np.int64), 2, 10, capacity=Capacity.per_rank([5, 2]))
@@ -129,27 +107,3 @@ def test_the_batches_tried_are_told_and_those_of_static_are_multiples_of_its_ran
         told: list[int] = []
         assert largest_fitting(policy, problem, 2, told.append) == Fitting(batch, True)
         assert told == [batch]
-
-
-def test_a_batch_found_where_all_are_tried_is_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first sample lets no more than 4 of the 10 go along: 7, 6 and 5 are tried in vain."""
-    lengths = np.array([30] + [1] * 11)
-    problem = Problem(lengths, 1, 8, order="file", capacity=Capacity.table([[(1, 10), (30, 4)]]))
-    monkeypatch.setattr(evaluate, "TRIED_ONE_BY_ONE", 3)
-    told: list[int] = []
-    assert largest_fitting("partition", problem, 1, told.append) == Fitting(4, True)
-    assert told == [7, 6, 5, 4]
-
-
-def test_a_batch_that_cannot_be_dealt_at_all_does_not_end_the_search() -> None:
-    problem = Problem(np.ones(8, dtype=np.int64), 2, 12, capacity=Capacity.uniform(6))
-    assert largest_fitting("partition", problem, 2) == Fitting(8, True)
-
-
-def test_static_comes_down_by_whole_rounds_of_its_ranks() -> None:
-    """Four fit on a rank, but none beside the first sample."""
-    lengths = np.array([30] + [1] * 23)
-    problem = Problem(lengths, 2, 10, order="file", capacity=Capacity.table([[(1, 4), (30, 1)]]))
-    told: list[int] = []
-    assert largest_fitting("static", problem, 1, told.append) == Fitting(2, True)
-    assert told == [8, 6, 4, 2]

@@ -1,6 +1,5 @@
 """`window`: the rules it keeps, never worse than `partition`, and brute force on small windows."""
 
-from dataclasses import replace
 from itertools import combinations, islice, product
 
 import numpy as np
@@ -17,7 +16,7 @@ from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.plan import StepPlan, single
 from dynbench.schedule.policy import Problem, make_policy
 from dynbench.schedule.window import SPREADS, plan_window, random_variance
-from dynbench.schedule.window_sweep import SortedWindow, polished
+from dynbench.schedule.window_sweep import SortedWindow
 
 COSTS = st.sampled_from(
     [
@@ -171,13 +170,6 @@ def test_a_window_sorted_into_long_and_short_steps_would_break_the_spread():
     assert means.var() <= SPREADS[0] ** 2 * random * (1 + 1e-6)
 
 
-def test_the_spread_of_random_dealing_is_what_random_dealing_gives():
-    lengths = trace(5, 6 * 10)
-    rng = np.random.default_rng(0)
-    drawn = np.mean([rng.permutation(lengths).reshape(6, 10).mean(axis=1).var() for _ in range(4000)])
-    assert random_variance(SortedWindow(np.sort(lengths)[::-1], 6, 2, CostModel())) == pytest.approx(drawn, rel=0.05)
-
-
 def test_one_long_sample_makes_one_step_dear():
     lengths = np.r_[1000, np.full(8 * 16 - 1, 10)]
     shares = plan_window(lengths, 4, 8, CostModel())
@@ -193,14 +185,6 @@ def test_samples_that_fit_only_when_spread_over_the_window_are_spread():
         next(make_policy("partition", problem).plans())
     for plan in islice(make_policy("window", problem).plans(), 2):
         judge_plan(plan, problem)
-
-
-@pytest.mark.parametrize("speeds", [None, np.array([1.0, 1.5])])
-def test_a_sample_beyond_every_capacity_is_refused(speeds):
-    capacity = Capacity.table([[(100, 8)]])
-    problem = Problem(np.r_[[50] * 9, 200, [50] * 6], 2, 4, capacity=capacity, speeds=speeds, order="file", window=4)
-    with pytest.raises(NothingFits, match="sample 9 of 200"):
-        next(make_policy("window", problem).plans())
 
 
 @pytest.mark.slow
@@ -226,45 +210,6 @@ def test_windows_of_several_micro_batches_keep_every_rule_and_are_never_worse_th
     batches = problem.data_order().epoch_batches(0)
     taken = np.concatenate([plan.sample_ids() for plan in ours[:4]])
     assert sorted(taken) == sorted(batches[:4].ravel())
-
-
-def test_a_window_runs_as_many_micro_batches_as_make_it_fastest():
-    cheap = CostModel("measured", alpha=100.0, further=5.0)
-    problem = Problem(trace(7, 4 * 32), 2, 32, cheap, window=4, micro_batches="auto")
-    costs = {}
-    for parts in (1, 2, 3, "auto"):
-        plans = list(islice(make_policy("window", replace(problem, micro_batches=parts)).plans(), 4))
-        costs[parts] = total_cost(plans, problem)
-    assert costs["auto"] <= min(costs[2], costs[3]) < costs[1]
-
-
-def test_polishing_never_makes_a_window_dearer_and_keeps_to_capacities_and_spread():
-    cheaper = 0
-    for seed in range(6):
-        lengths = np.sort(trace(seed, 6 * 24))[::-1]
-        limits = np.where(lengths > 300, 6, 16).tolist()
-        window = SortedWindow(lengths, 6, 3, CostModel(), limits)
-        deal = window.sweep([*range(6), *range(5, -1, -1), *range(6)], [2500] * 6)
-        if deal.excess:
-            continue
-        allowed = 2 * np.var(window.step_tokens(deal))
-        order, counts = polished(
-            window,
-            deal.order,
-            deal.counts,
-            lambda tokens, allowed=allowed: tokens.var() > allowed,
-            np.random.default_rng(0),
-        )
-        starts = np.cumsum(counts) - counts
-        costs, steps = counts * lengths[starts], np.array(order)
-        tokens = np.add.reduceat(lengths, starts)
-        maxima = [costs[steps == step].max() for step in range(6)]
-        assert sum(maxima) <= window.price(deal)
-        assert [int(np.array(counts)[steps == step].sum()) for step in range(6)] == [24] * 6
-        assert all(count <= limits[start] for count, start in zip(counts, starts, strict=True))
-        assert np.var([tokens[steps == step].sum() for step in range(6)]) <= allowed
-        cheaper += sum(maxima) < window.price(deal)
-    assert cheaper >= 2
 
 
 def splits(ids: tuple[int, ...]):
