@@ -85,27 +85,6 @@ def sent_and_met(rank: int, fragments: int, overlap: int) -> tuple[list[int], li
         return sent, met, events
 
 
-def resumed(rank: int, after: int, overlap: int) -> float:
-    """How far training goes another way that is taken up anew after some steps."""
-    config = diloco("sync.inner_steps=4", "sync.fragments=2", f"sync.overlap_steps={overlap}")
-
-    def train(steps: int, kept: Any = None) -> Any:
-        with session(build_strategy(config, CPU)) as strategy:
-            torch.manual_seed(0)
-            module = strategy.wrap(nn.Linear(3, 3).double(), CPU)
-            if kept is not None:
-                strategy.load_state_dict(kept[0])
-                module.load_state_dict(kept[1])
-            step = stepper(strategy, module, rank)
-            for _ in range(steps):
-                step()
-            return strategy.state_dict(), deepcopy(module.state_dict())
-
-    (ours, weights), (theirs, others) = train(9, train(after)), train(after + 9)
-    assert ours["steps"] == theirs["steps"] == after + 9
-    return max(float((weights[name] - others[name]).abs().max()) for name in others)
-
-
 def stopped(rank: int, sync: str, steps: int) -> tuple[float, bool] | None:
     """What the first rank gives alone that stopped after some steps, of which every fourth one was a meeting.
 

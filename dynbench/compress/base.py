@@ -6,18 +6,14 @@ Files of plug-ins import this module while the configuration is still being asse
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from dynbench.errors import RecordError
-from dynbench.runs.columns import Column
-from dynbench.wire.channel import Channel
-from dynbench.wire.segment import Segment
+from dynbench.wire.base import Averager
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Compress
@@ -27,7 +23,7 @@ def uncompressed(settings: Compress) -> None:
     """The compressor `none`: gradients travel as they are, without a queue."""
 
 
-class Compressor(ABC):
+class Compressor(Averager):
     """Averages gradients over ranks in fewer bytes, by collectives of its own.
 
     Its methods run one after the other in a thread of the wire's, in the same order on all ranks, without gradients
@@ -38,44 +34,12 @@ class Compressor(ABC):
         settings: the `compress` section; None for the defaults.
     """
 
-    columns: ClassVar[tuple[Column, ...]] = ()
-    """Columns that it adds to a rank's rows."""
-
     def __init__(self, settings: Compress | None = None) -> None:
         self.settings = settings
 
-    def weigh(self, weight: float) -> None:  # noqa: B027  # most do not ask
-        """What this rank's samples of the step count, for compressors whose ranks vote; before the first gradient."""
-
-    @abstractmethod
-    def mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
-        """The mean over ranks of `flat`, shape [n], in place; dividing by their number is the compressor's work."""
-
-    def mean_shard(self, channel: Channel, flat: Tensor, segments: Sequence[Segment], shard: Tensor) -> None:
-        """This rank's part of that mean into `shard`, shape [n/G]; compressors that can send less override this."""
-        self.mean(channel, flat, segments)
-        shard.copy_(torch.chunk(flat, channel.world_size)[channel.rank])
-
-    def row(self) -> Mapping[str, object]:
-        """The values of `columns` for the step that ended; asked for when nothing is being sent."""
-        return {}
-
     def state_dict(self) -> dict[str, Tensor]:
-        """What it keeps from step to step, to be saved with the model; nothing, for most."""
+        """What it keeps from step to step; nothing, for most. A probe of memory counts it where this is overridden."""
         return {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up a saved state.
-
-        Raises:
-            RecordError: a state of another compressor.
-        """
-        if state:
-            name = type(self).__name__ if self.settings is None else self.settings.name
-            raise RecordError(
-                f"compress.name: {name!r} keeps nothing between steps, the saved state holds {', '.join(state)}",
-                "Go on with the compressor that it was saved from.",
-            )
 
 
 _STEP, *_FACTORS = (each - 2**64 for each in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -12,15 +12,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 
 from dynbench.compress.base import Compressor, seed_of, uniform
 from dynbench.compress.codec import CHUNK, LEAST, Codec, Field, Fields, Known, Whole, greatest
-from dynbench.compress.mean import CompressedMean
-from dynbench.plugins import options_of
+from dynbench.compress.mean import compressor
 from dynbench.plugins.compressors import Bf16Options, Fp8Options
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import Segment
-
-if TYPE_CHECKING:
-    from dynbench.config.schema import Compress
-
 
 _FRACTION = 16
 """Bits of a float32 that a bfloat16 lacks."""
@@ -63,14 +58,10 @@ class Bf16(Fp16):
         out[0].copy_(torch.where(values.isfinite(), rounded, values))
 
 
-def fp16(settings: Compress | None = None) -> CompressedMean:
-    """The compressor `fp16`."""
-    return CompressedMean.from_settings(Fp16(), settings)
+fp16 = compressor(Fp16)
 
 
-def bf16(settings: Compress | None = None) -> CompressedMean:
-    """The compressor `bf16`."""
-    return CompressedMean.from_settings(Bf16(options_of(settings, Bf16Options).rounding), settings)
+bf16 = compressor(Bf16, Bf16Options, rounding="rounding")
 
 
 _TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -111,9 +102,7 @@ class Fp8(Codec):
             torch.index_select(numbers, 0, codes.int(), out=part)
 
 
-def fp8(settings: Compress | None = None) -> CompressedMean:
-    """The compressor `fp8`."""
-    return CompressedMean.from_settings(Fp8(options_of(settings, Fp8Options).format), settings)
+fp8 = compressor(Fp8, Fp8Options, kind="format")
 
 
 class Fp16Torch(Compressor):

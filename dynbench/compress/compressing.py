@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import Tensor
@@ -110,8 +110,13 @@ def average(channel: Channel, tensors: Sequence[Tensor]) -> None:
         tensor.copy_(mean.view_as(tensor))
 
 
-State = dict[str, dict[str, Tensor]]
-"""By what it is, and by name."""
+class Common(TypedDict, total=False):
+    """Arguments that all of them take."""
+
+    error_feedback: bool
+    start_step: int
+    min_elements: int
+    seed: int
 
 
 class Compressing(Compressor):
@@ -125,10 +130,10 @@ class Compressing(Compressor):
     """
 
     columns = (*COMPRESS_COLUMNS, *ERROR_COLUMNS)
-    keeps: ClassVar[tuple[str, ...]] = ("steps", "residual")
-    """What its state is made of."""
 
-    def __init__(self, *, error_feedback: bool, start_step: int = 0, min_elements: int = 1024, seed: int = 0) -> None:
+    def __init__(
+        self, *, error_feedback: bool = True, start_step: int = 0, min_elements: int = 1024, seed: int = 0
+    ) -> None:
         super().__init__()
         self.error_feedback = error_feedback
         self.start_step, self.min_elements, self.seed = start_step, min_elements, seed
@@ -203,33 +208,9 @@ class Compressing(Compressor):
         norm = self._residuals.norm() if error.measured else 0.0
         return {**tally.row(self.residual_bytes), **error.row(norm)}
 
-    def _state(self) -> dict[str, Mapping[str, Tensor]]:
-        """By what is kept, tensors by name."""
-        steps = {name: torch.tensor(count) for name, count in self._steps.items()}
-        return {"steps": steps, "residual": self._residuals.state()}
-
-    def _take_up(self, state: State) -> None:
-        """What `_state` gave."""
-        self._steps = {name: int(count) for name, count in state["steps"].items()}
-        self._residuals.load(state["residual"])
-
     def state_dict(self) -> dict[str, Tensor]:
-        """What was left out, by parameter, and how often each was averaged."""
-        return {f"{kind}.{name}": kept for kind, each in self._state().items() for name, kept in each.items()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what was left out.
-
-        Raises:
-            RecordError: a state of another compressor.
-        """
-        of: State = {kind: {} for kind in self.keeps}
-        strange: dict[str, Tensor] = {}
-        for key, tensor in state.items():
-            kind, _, name = key.partition(".")
-            of.get(kind, strange)[name if kind in of else key] = tensor
-        super().load_state_dict(strange)
-        self._take_up(of)
+        """What this rank has not sent yet, by stage and parameter."""
+        return {f"residual.{name}": kept for name, kept in self._residuals.kept.items()}
 
 
 def asked_feedback(settings: Compress | None, usual: bool) -> bool:

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dynbench.errors import RecordError
 from dynbench.runs.columns import GRAD_MAX_ERROR, GRAD_REL_ERROR, Column
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import Part
@@ -87,44 +86,28 @@ class Residuals:
     """What this rank has not yet sent of every parameter, in float32; how gradients are cut may change."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Tensor] = {}
+        self.kept: dict[str, Tensor] = {}
+        """By parameter."""
 
     def corrected(self, part: Part, gradient: Tensor) -> Tensor:
         """A gradient, shape [numel], with what was left out before: a view of what is kept, to be taken from."""
         return self.of(part, gradient).add_(gradient)
 
     def of(self, part: Part, like: Tensor) -> Tensor:
-        """What is kept of a part, shape [numel], where a tensor is.
-
-        Raises:
-            RecordError: a saved residual of a parameter of another size.
-        """
-        whole = self._kept.get(part.name)
+        """What is kept of a part, shape [numel], where a tensor is."""
+        whole = self.kept.get(part.name)
         whole = torch.zeros(part.whole, device=like.device) if whole is None else whole.to(like.device)
-        if len(whole) != part.whole:
-            raise RecordError(
-                f"{part.name}: the saved residual has {len(whole)} elements, the parameter {part.whole}",
-                "Go on with the model that it was saved from.",
-            )
-        self._kept[part.name] = whole
+        self.kept[part.name] = whole
         return whole[part.start : part.start + part.numel]
 
     @property
     def nbytes(self) -> int:
         """Memory."""
-        return sum(whole.numel() * whole.element_size() for whole in self._kept.values())
+        return sum(whole.numel() * whole.element_size() for whole in self.kept.values())
 
     def norm(self) -> float:
         """2-norm of all that is kept."""
-        return float(sum(float(whole.double().square().sum()) for whole in self._kept.values()) ** 0.5)
-
-    def state(self) -> Mapping[str, Tensor]:
-        """Residuals by parameter."""
-        return self._kept
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what was kept."""
-        self._kept = {name: whole.clone() for name, whole in state.items()}
+        return float(sum(float(whole.double().square().sum()) for whole in self.kept.values()) ** 0.5)
 
 
 class SecondResiduals:
@@ -165,13 +148,6 @@ class SecondResiduals:
     def state(self) -> Mapping[str, Tensor]:
         """Residuals by first element, number of elements, and parameter."""
         return {f"{start}.{numel}.{name}": left for (name, start, numel), left in self._left.items()}
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what was kept."""
-        self._left = {}
-        for key, left in state.items():
-            start, numel, name = key.split(".", 2)
-            self._left[name, int(start), int(numel)] = left.clone()
 
 
 def settle(residual: Tensor) -> None:

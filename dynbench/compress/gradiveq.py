@@ -6,14 +6,14 @@ all. Every rank sends the parts along these, which are added up on the way, as w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor
 
-from dynbench.compress.compressing import Compressing, State, asked_feedback, average
+from dynbench.compress.compressing import Common, Compressing, asked_feedback, average
 from dynbench.compress.feedback import settle
 from dynbench.plugins import options_of
 from dynbench.plugins.compressors import GradiVeqOptions
@@ -43,26 +43,17 @@ class GradiVeq(Compressing):
         elements: of a slice; the last one of a parameter is filled up with zeros.
         components: directions that are sent, of `elements`; parameters that they do not make smaller are sent whole.
         refresh_every: averages of a parameter between two searches for its basis.
-        error_feedback: as in `Compressing`.
-        start_step: as there.
-        min_elements: as there.
-        seed: as there; nothing is drawn.
+        common: as in `Compressing`.
     """
-
-    keeps = ("steps", "residual", "basis")
 
     def __init__(
         self,
         elements: int = 64,
         components: int = 16,
         refresh_every: int = 20,
-        *,
-        error_feedback: bool = True,
-        start_step: int = 0,
-        min_elements: int = 1024,
-        seed: int = 0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(error_feedback=error_feedback, start_step=start_step, min_elements=min_elements, seed=seed)
+        super().__init__(**common)
         self.elements, self.components, self.refresh_every = elements, components, refresh_every
         self._basis: dict[str, Tensor] = {}
         """Orthonormal columns, shape [elements, components], by parameter."""
@@ -148,13 +139,6 @@ class GradiVeq(Compressing):
 
     def _keep(self, each: _Sliced) -> None:
         settle(each.values.sub_(self._restored(each)))
-
-    def _state(self) -> dict[str, Mapping[str, Tensor]]:
-        return {**super()._state(), "basis": self._basis}
-
-    def _take_up(self, state: State) -> None:
-        super()._take_up(state)
-        self._basis = {name: basis.clone() for name, basis in state["basis"].items()}
 
 
 def gradiveq(settings: Compress | None = None) -> GradiVeq:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -13,10 +13,12 @@ from torch import Tensor
 
 from dynbench.compress.base import seed_of
 from dynbench.compress.codec import Codec, Known, Whole
-from dynbench.compress.compressing import Compressing, State, asked_feedback
+from dynbench.compress.compressing import Compressing, asked_feedback
 from dynbench.compress.feedback import SecondResiduals, settle
 from dynbench.compress.message import Message, Scratch
 from dynbench.errors import UsageError
+from dynbench.plugins import options_of
+from dynbench.plugins.compressors import CompressionOptions
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import Part, Segment, cut
 
@@ -80,8 +82,6 @@ class CompressedMean(Compressing):
     Raises:
         UsageError: error feedback with a codec that is not contractive.
     """
-
-    keeps = ("steps", "residual", "second")
 
     def __init__(
         self,
@@ -281,13 +281,29 @@ class CompressedMean(Compressing):
         """Of both stages."""
         return super().residual_bytes + self._second.nbytes
 
-    def _state(self) -> dict[str, Mapping[str, Tensor]]:
-        return {**super()._state(), "second": self._second.state()}
-
-    def _take_up(self, state: State) -> None:
-        super()._take_up(state)
-        self._second.load(state["second"])
+    def state_dict(self) -> dict[str, Tensor]:
+        """Of both stages."""
+        return super().state_dict() | {f"second.{name}": left for name, left in self._second.state().items()}
 
 
 def _of_second(known: Known, rank: int) -> Known:
     return replace(known, seed=seed_of(known.seed, "second"), rank=rank)
+
+
+def compressor(
+    codec: Callable[..., Codec], options: type[CompressionOptions] = CompressionOptions, **arguments: str
+) -> Callable[[Compress | None], CompressedMean]:
+    """What makes a codec's compressor of the `compress` section.
+
+    Args:
+        codec: the class.
+        options: those that it reads.
+        arguments: argument of the class to the option that is given to it.
+    """
+
+    def made(settings: Compress | None = None) -> CompressedMean:
+        given = options_of(settings, options)
+        made_codec = codec(**{argument: getattr(given, option) for argument, option in arguments.items()})
+        return CompressedMean.from_settings(made_codec, settings)
+
+    return made

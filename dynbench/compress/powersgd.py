@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor
 
 from dynbench.compress.base import normal, seed_of
-from dynbench.compress.compressing import Compressing, State, asked_feedback, average
+from dynbench.compress.compressing import Common, Compressing, asked_feedback, average
 from dynbench.compress.feedback import settle
 from dynbench.plugins import options_of
 from dynbench.plugins.compressors import PowerSgdOptions
@@ -43,24 +43,15 @@ class PowerSgd(Compressing):
 
     Args:
         rank: columns of the narrow matrices; a matrix that they do not make smaller is sent whole.
-        error_feedback: as in `Compressing`.
-        start_step: as there.
-        min_elements: as there.
-        seed: of the first matrices.
+        common: as in `Compressing`.
     """
-
-    keeps = ("steps", "residual", "right")
 
     def __init__(
         self,
         rank: int = 2,
-        *,
-        error_feedback: bool = True,
-        start_step: int = 0,
-        min_elements: int = 1024,
-        seed: int = 0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(error_feedback=error_feedback, start_step=start_step, min_elements=min_elements, seed=seed)
+        super().__init__(**common)
         self.rank = rank
         self._right: dict[str, Tensor] = {}
 
@@ -120,13 +111,6 @@ class PowerSgd(Compressing):
         if self.error_feedback:
             settle(matrix.values.sub_(found))
         matrix.mean.copy_(found)
-
-    def _state(self) -> dict[str, Mapping[str, Tensor]]:
-        return {**super()._state(), "right": self._right}
-
-    def _take_up(self, state: State) -> None:
-        super()._take_up(state)
-        self._right = {name: right.clone() for name, right in state["right"].items()}
 
 
 def orthogonalise(matrix: Tensor) -> None:

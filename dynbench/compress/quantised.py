@@ -8,21 +8,17 @@ compression: powers of two, drawn so that their mean is exact (Horvath et al., 2
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from dynbench.compress.base import seed_of, uniform
 from dynbench.compress.codec import CHUNK, LEAST, Codec, Field, Fields, Known, greatest
-from dynbench.compress.mean import CompressedMean
+from dynbench.compress.mean import compressor
 from dynbench.compress.message import pack, packed_bytes, unpack
 from dynbench.errors import UsageError
-from dynbench.plugins import options_of
 from dynbench.plugins.compressors import ContractiveOptions, Int8Options, QsgdOptions, int8_levels
-
-if TYPE_CHECKING:
-    from dynbench.config.schema import Compress
 
 
 class Int8(Codec):
@@ -90,9 +86,7 @@ class Int8(Codec):
             part.mul_(factor)
 
 
-def int8(settings: Compress | None = None) -> CompressedMean:
-    """The compressor `int8`."""
-    return CompressedMean.from_settings(Int8(options_of(settings, Int8Options).num_bits), settings)
+int8 = compressor(Int8, Int8Options, num_bits="num_bits")
 
 
 class Qsgd(Codec):
@@ -130,10 +124,7 @@ class Qsgd(Codec):
         out.copy_(unpack(payload[1], self.bits, len(out))).sub_(self._levels).mul_(norms).div_(self._levels)
 
 
-def qsgd(settings: Compress | None = None) -> CompressedMean:
-    """The compressor `qsgd`."""
-    options = options_of(settings, QsgdOptions)
-    return CompressedMean.from_settings(Qsgd(options.bits, options.bucket_elements, options.contractive), settings)
+qsgd = compressor(Qsgd, QsgdOptions, bits="bits", bucket="bucket_elements", contractive="contractive")
 
 
 _STEPS = 127
@@ -180,6 +171,4 @@ class Natural(Codec):
         torch.index_select(torch.cat([powers, -powers]), 0, payload[1].int(), out=out)
 
 
-def natural(settings: Compress | None = None) -> CompressedMean:
-    """The compressor `natural`."""
-    return CompressedMean.from_settings(Natural(options_of(settings, ContractiveOptions).contractive), settings)
+natural = compressor(Natural, ContractiveOptions, contractive="contractive")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dynbench.compress.codec import Codec, Field, Fields, Known
 from dynbench.compress.compressing import asked_feedback
-from dynbench.compress.mean import CompressedMean
+from dynbench.compress.mean import CompressedMean, compressor
 from dynbench.compress.message import pack, packed_bytes, unpack
 
 if TYPE_CHECKING:
@@ -92,6 +92,4 @@ class OneBit(Codec):
         out.copy_(torch.where(unpack(payload[1], 1, len(out)).bool(), below, above))
 
 
-def onebit(settings: Compress | None = None) -> CompressedMean:
-    """The compressor `onebit`."""
-    return CompressedMean.from_settings(OneBit(), settings)
+onebit = compressor(OneBit)

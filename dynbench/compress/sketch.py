@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor
 
 from dynbench.compress.base import seed_of, share_of
 from dynbench.compress.codec import CHUNK
-from dynbench.compress.compressing import Compressing, asked_feedback, average
+from dynbench.compress.compressing import Common, Compressing, asked_feedback, average
 from dynbench.compress.feedback import settle
 from dynbench.plugins import options_of
 from dynbench.plugins.compressors import SketchOptions
@@ -93,10 +93,7 @@ class Sketch(Compressing):
         ratio: of a parameter's elements, the share that is sent exactly.
         rows: of a sketch.
         columns: of a sketch, as a share of the parameter's elements.
-        error_feedback: as in `Compressing`.
-        start_step: as there.
-        min_elements: as there.
-        seed: as there.
+        common: as in `Compressing`.
     """
 
     def __init__(
@@ -104,13 +101,9 @@ class Sketch(Compressing):
         ratio: float = 0.01,
         rows: int = 5,
         columns: float = 0.01,
-        *,
-        error_feedback: bool = True,
-        start_step: int = 0,
-        min_elements: int = 1024,
-        seed: int = 0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(error_feedback=error_feedback, start_step=start_step, min_elements=min_elements, seed=seed)
+        super().__init__(**common)
         self.ratio, self.rows, self.sketch_columns = ratio, rows, columns
 
     def _mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dynbench.compress.base import share_of, some_of
 from dynbench.compress.codec import Codec, Field, Fields, Known, greatest
-from dynbench.compress.mean import CompressedMean
+from dynbench.compress.mean import compressor
 from dynbench.compress.message import index_field, read_indices, write_indices
-from dynbench.plugins import options_of
 from dynbench.plugins.compressors import RandomKOptions, RatioOptions, ThresholdOptions
-
-if TYPE_CHECKING:
-    from dynbench.config.schema import Compress
 
 
 class Sparse(Codec):
@@ -82,9 +77,7 @@ class TopK(Sparse):
         return torch.topk(values.abs(), self.kept(len(values), known), sorted=False).indices
 
 
-def topk(settings: Compress | None = None) -> CompressedMean:
-    """The compressor `topk`."""
-    return CompressedMean.from_settings(TopK(options_of(settings, RatioOptions).ratio), settings)
+topk = compressor(TopK, RatioOptions, ratio="ratio")
 
 
 class Threshold(Sparse):
@@ -117,9 +110,7 @@ class Threshold(Sparse):
         return ~(values.abs() < self.threshold)
 
 
-def threshold(settings: Compress | None = None) -> CompressedMean:
-    """The compressor `threshold`."""
-    return CompressedMean.from_settings(Threshold(options_of(settings, ThresholdOptions).threshold), settings)
+threshold = compressor(Threshold, ThresholdOptions, threshold="threshold")
 
 
 class RandomK(Codec):
@@ -160,7 +151,4 @@ class RandomK(Codec):
         return some_of(len(values), self.kept(len(values), known), known.seed, values)
 
 
-def randomk(settings: Compress | None = None) -> CompressedMean:
-    """The compressor `randomk`."""
-    options = options_of(settings, RandomKOptions)
-    return CompressedMean.from_settings(RandomK(options.ratio, options.contractive), settings)
+randomk = compressor(RandomK, RandomKOptions, ratio="ratio", contractive="contractive")

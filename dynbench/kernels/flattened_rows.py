@@ -24,7 +24,7 @@ from dynbench.kernels.leak_check import (
     evaluating,
     observe,
 )
-from dynbench.kernels.packed_models import KNOWN, Arguments, Keywords, Model, architecture_of, pooled
+from dynbench.kernels.packed_models import KNOWN, Arguments, Keywords, Model, architecture_of, as_any, pooled
 from dynbench.kernels.packed_rows import Boundaries
 
 
@@ -67,7 +67,7 @@ def use_flattened_rows(model: Model, *, use_cache: bool = False) -> Model:
     Raises:
         UsageError: a model whose head is not known.
     """
-    known, prepared = architecture_of(model), _as_any(model)
+    known, prepared = architecture_of(model), as_any(model)
     told: list[Boundaries] = []
 
     def before(_: nn.Module, arguments: Arguments, keywords: Keywords) -> tuple[Arguments, Keywords]:
@@ -126,7 +126,7 @@ def look_at_flattened_rows(
     return {
         "lengths": list(boundaries.lengths),
         "precisions": list(precisions),
-        "kernels": {precision: [_as_any(model).config._attn_implementation] for precision in precisions},
+        "kernels": {precision: [as_any(model).config._attn_implementation] for precision in precisions},
         "foreign_gradient": found[shown].foreign_gradient,
         "output_difference": found[shown].output_difference,
         "gradient_difference": found[shown].gradient_difference,
@@ -141,8 +141,3 @@ def flattened_pass(model: Any, row: dict[str, Tensor], boundaries: Boundaries) -
     if not architecture_of(model).causal:
         return lambda: list(model(**given, boundaries=boundaries).logits)
     return lambda: model.base_model(**given).last_hidden_state[0].split(list(boundaries.lengths))
-
-
-def _as_any(model: Any) -> Any:
-    """Transformers' models have more than torch's stubs know."""
-    return model

@@ -9,10 +9,10 @@ is. Elsewhere `torch.nn.functional.scaled_dot_product_attention` gets the real t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,24 +30,24 @@ TORCH_MULTIPLE = 8
 """Of the channels of a head in torch's kernel; flash-attention pads others itself."""
 
 
-class Kernel(Protocol):
-    """Attention of every sample to itself."""
+class Form(NamedTuple):
+    """What attention is asked for beside its states.
 
-    __name__: str
+    Args:
+        causal: tokens see earlier ones only.
+        window: tokens see others closer than this only; None for any.
+        scale: of the scores; None is 1 / sqrt(channels).
+        dropout: probability of dropping an attention weight.
+    """
 
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        boundaries: Boundaries,
-        *,
-        causal: bool,
-        window: int | None,
-        scale: float | None,
-        dropout: float,
-    ) -> Tensor:
-        """Of states [T, (key) heads, channels] the result, [T, heads, channels]."""
+    causal: bool
+    window: int | None
+    scale: float | None
+    dropout: float
+
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Boundaries, Form], Tensor]
+"""Attention of every sample to itself: of states [T, (key) heads, channels] the result, [T, heads, channels]."""
 
 
 def variable_length_kernel(query: Tensor, dropout: float) -> Kernel | None:
@@ -66,58 +66,32 @@ def variable_length_kernel(query: Tensor, dropout: float) -> Kernel | None:
     return flash_attention_2 if _flash_attention_is_there() else None
 
 
-def torch_kernel(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    boundaries: Boundaries,
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float | None,
-    dropout: float,
-) -> Tensor:
+def torch_kernel(query: Tensor, key: Tensor, value: Tensor, boundaries: Boundaries, form: Form) -> Tensor:
     """`torch.nn.attention.varlen`, without dropout."""
     from torch.nn.attention.varlen import varlen_attn
 
     offsets, longest = boundaries.offsets, boundaries.longest
     attended = varlen_attn(
-        query.contiguous(),
-        key.contiguous(),
-        value.contiguous(),
-        offsets,
-        offsets,
-        longest,
-        longest,
-        scale=scale,
-        window_size=sides(causal, window),
+        *(query.contiguous(), key.contiguous(), value.contiguous(), offsets, offsets, longest, longest),
+        scale=form.scale,
+        window_size=sides(form.causal, form.window),
         enable_gqa=query.shape[1] != key.shape[1],
     )
     assert isinstance(attended, Tensor), "nothing else is asked for"
     return attended
 
 
-def flash_attention_2(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    boundaries: Boundaries,
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float | None,
-    dropout: float,
-) -> Tensor:
+def flash_attention_2(query: Tensor, key: Tensor, value: Tensor, boundaries: Boundaries, form: Form) -> Tensor:
     """`flash_attn_varlen_func` of the package flash-attn 2."""
     from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]  # where it is installed
 
     offsets, longest = boundaries.offsets, boundaries.longest
     attended: Tensor = flash_attn_varlen_func(
         *(query, key, value, offsets, offsets, longest, longest),
-        dropout_p=dropout,
-        softmax_scale=scale,
-        causal=causal,
-        window_size=sides(causal, window),
+        dropout_p=form.dropout,
+        softmax_scale=form.scale,
+        causal=form.causal,
+        window_size=sides(form.causal, form.window),
     )
     return attended
 
@@ -235,10 +209,10 @@ def attend(
     width = query.shape[1] * query.shape[2]
     arranged = boundaries.arrangement or cheaper_arrangement(boundaries, width)
     if boundaries.checked is not None:
-        boundaries.checked.add(arranged if kernel is None else kernel.__name__)
+        boundaries.checked.add(arranged if kernel is None else getattr(kernel, "__name__", ""))
         dropout = 0.0
     if kernel is not None:
-        return kernel(query, key, value, boundaries, causal=causal, window=window, scale=scale, dropout=dropout)
+        return kernel(query, key, value, boundaries, Form(causal, window, scale, dropout))
     options: dict[str, Any] = {"dropout_p": dropout, "scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
     arrange = _by_length if arranged == "by_length" else _repadded
     return arrange((query, key, value), boundaries, causal, window, options)

@@ -97,7 +97,7 @@ def use_packed_rows(model: Model) -> Model:
     Raises:
         UsageError: a model that is not known to be right on packed rows.
     """
-    known, prepared = architecture_of(model), _as_any(model)
+    known, prepared = architecture_of(model), as_any(model)
     if prepared.config._attn_implementation == ATTENTION:
         return model
     register()
@@ -111,7 +111,7 @@ def use_packed_rows(model: Model) -> Model:
     return model
 
 
-def _as_any(model: Any) -> Any:
+def as_any(model: Any) -> Any:
     """Transformers' models have more than torch's stubs know."""
     return model
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from copy import deepcopy
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +27,6 @@ from dynbench.wire.base import Wire
 from dynbench.wire.segment import Segment, lay_out
 
 Named = Sequence[tuple[str, nn.Parameter]]
-State = dict[str, Any]
 
 PIECE = 2**20
 """Elements of a parameter that all ranks' values are held of at a time."""
@@ -157,17 +155,6 @@ class LocalSteps(Strategy):
             if flat.data_ptr() != parameter.data_ptr():
                 parameter.copy_(view_like(flat, parameter))
 
-    def state_dict(self) -> State:
-        """What this rank goes on from beside its own parameters and inner optimizer; nothing is on its way then."""
-        self.drain()
-        return {"steps": self._steps, "fragments": [fragment.state_dict() for fragment in self._fragments]}
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from what a rank of this number kept, whose model was cut alike."""
-        self._steps = state["steps"]
-        for fragment, kept in zip(self._fragments, state["fragments"], strict=True):
-            fragment.load_state_dict(kept)
-
     def row(self) -> Mapping[str, object]:
         """Of the step that ended."""
         return {"met_parameters": self._met}
@@ -179,8 +166,6 @@ class Fragment:
     Args:
         named: their names and themselves, of one type.
     """
-
-    KEPT: ClassVar = ("anchor", "momentum", "change", "sent_after")
 
     def __init__(self, named: Named) -> None:
         self.named = named
@@ -220,15 +205,6 @@ class Fragment:
         """Set the parameters, not where they last met."""
         for segment, (_, parameter) in zip(self.segments, self.named, strict=True):
             parameter.detach().copy_(view_like(flat[segment.offset : segment.offset + segment.numel], parameter))
-
-    def state_dict(self) -> State:
-        """Copies of what it keeps, once nothing is on its way."""
-        return deepcopy({key: getattr(self, key) for key in self.KEPT})
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from such copies."""
-        for key in self.KEPT:
-            setattr(self, key, deepcopy(state[key]))
 
     def now(self) -> Tensor:
         """The parameters, shape [n]."""

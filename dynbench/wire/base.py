@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from dynbench.wire.segment import Segment
 from dynbench.wire.traffic import Ledger, Traffic
 
 
-class Wire(Protocol):
+class Wire(ABC):
     """The verbs of a strategy; called in the same order on all ranks.
 
     Verbs return at once. Flat tensors are contiguous, shape [n]; shards are the G equal parts of one, in order of rank.
@@ -30,64 +31,80 @@ class Wire(Protocol):
     """This rank."""
     world_size: int
     """Their number (G)."""
-    failure: BaseException | None
+    failure: BaseException | None = None
     """Why this wire no longer works, where it knows better than the futures; torch hands on their texts only."""
-    columns: Sequence[Column]
+    columns: Sequence[Column] = ()
     """Columns that the compressor on it adds to a rank's rows."""
 
     @property
+    @abstractmethod
     def group(self) -> dist.ProcessGroup:
         """The process group, for what torch sets up by itself."""
 
     def row(self) -> Mapping[str, object]:
-        """Their values for the step that ended."""
+        """The values of `columns` for the step that ended."""
+        return {}
 
-    def weigh(self, weight: float) -> None:
-        """What this rank's samples of the step count; said before the first gradient."""
+    def weigh(self, weight: float) -> None:  # noqa: B027  # of compressors whose ranks vote
+        """What this rank's samples of the step count; called before the first gradient."""
 
+    @abstractmethod
     def mean(self, flat: Tensor, segments: Sequence[Segment]) -> Future[Tensor]:
         """The mean over ranks of a flat gradient, in place."""
 
+    @abstractmethod
     def mean_shard(self, flat: Tensor, segments: Sequence[Segment], shard: Tensor) -> Future[Tensor]:
         """This rank's part of that mean into `shard`, shape [n/G]; `flat` is used up."""
 
+    @abstractmethod
     def gather(self, full: Tensor, shard: Tensor) -> Future[Tensor]:
         """Every rank's `shard`, shape [n/G], into `full`, shape [n]."""
 
+    @abstractmethod
     def broadcast(self, tensor: Tensor, source: int) -> Future[Tensor]:
         """The tensor of rank `source`, in place."""
 
+    @abstractmethod
     def send(self, tensor: Tensor, to: int) -> Future[Tensor]:
         """The tensor to rank `to`."""
 
+    @abstractmethod
     def receive(self, tensor: Tensor, source: int) -> Future[Tensor]:
         """What rank `source` sends, in place."""
 
+    @abstractmethod
     def take(self) -> Traffic:
         """What was sent since the last call, as far as it is complete."""
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of threads and of the process group; nothing can be asked any more."""
 
 
-class Averager(Protocol):
+class Averager(ABC):
     """The mean of gradients by collectives of its own, each waited for before it returns: a compressor."""
 
-    @property
-    def columns(self) -> Sequence[Column]:
-        """Columns that it adds to a rank's rows."""
+    columns: ClassVar[Sequence[Column]] = ()
+    """Columns that it adds to a rank's rows."""
 
     def row(self) -> Mapping[str, object]:
-        """Their values for the step that ended."""
+        """The values of `columns` for the step that ended; called when nothing is being sent."""
+        return {}
 
-    def weigh(self, weight: float) -> None:
-        """What this rank's samples of the step count."""
+    def weigh(self, weight: float) -> None:  # noqa: B027  # most do not use it
+        """What this rank's samples of the step count, for compressors whose ranks vote; before the first gradient."""
 
+    @abstractmethod
     def mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
-        """The mean over ranks of `flat`, in place."""
+        """The mean over ranks of `flat`, shape [n], in place; dividing by their number is the compressor's work."""
 
     def mean_shard(self, channel: Channel, flat: Tensor, segments: Sequence[Segment], shard: Tensor) -> None:
-        """This rank's part of that mean into `shard`; `flat` may be overwritten."""
+        """This rank's part of that mean into `shard`, shape [n/G]; `flat` may be overwritten.
+
+        Compressors that can send less override this.
+        """
+        self.mean(channel, flat, segments)
+        shard.copy_(torch.chunk(flat, channel.world_size)[channel.rank])
 
 
 def new_future(device: torch.device) -> Future[Tensor]:
@@ -95,15 +112,12 @@ def new_future(device: torch.device) -> Future[Tensor]:
     return Future(devices=[device]) if device.type == "cuda" else Future()
 
 
-class PlainWire:
+class PlainWire(Wire):
     """Gradients travel as they are.
 
     Args:
         channel: the wire closes it; None for one over the default process group.
     """
-
-    failure: BaseException | None = None
-    columns: Sequence[Column] = ()
 
     def __init__(self, channel: Channel | None = None) -> None:
         self._channel = Channel() if channel is None else channel
@@ -140,13 +154,6 @@ class PlainWire:
         """What rank `source` sends, in place."""
         return self._begin(lambda: self._channel.receive(tensor, source), tensor)
 
-    def row(self) -> Mapping[str, object]:
-        """Nothing is compressed."""
-        return {}
-
-    def weigh(self, weight: float) -> None:
-        """No rank votes."""
-
     def take(self) -> Traffic:
         """What was sent since the last call."""
         return self._channel.ledger.take()
@@ -182,7 +189,7 @@ def silent_group() -> dist.ProcessGroup:
     return group
 
 
-class NullWire:
+class NullWire(Wire):
     """Answers at once with what this rank has; ranks train apart.
 
     Args:
@@ -193,9 +200,6 @@ class NullWire:
         echoes: what is gathered is this rank's part in every place, and finite, as those need who gather into new
             memory; else the other places stay as they are.
     """
-
-    failure: BaseException | None = None
-    columns: Sequence[Column] = ()
 
     def __init__(
         self, rank: int, world_size: int, silent: dist.ProcessGroup | None = None, *, echoes: bool = False
@@ -243,13 +247,6 @@ class NullWire:
     def receive(self, tensor: Tensor, source: int) -> Future[Tensor]:
         """What `tensor` held before."""
         return self._answer(None, tensor)
-
-    def row(self) -> Mapping[str, object]:
-        """Nothing is compressed."""
-        return {}
-
-    def weigh(self, weight: float) -> None:
-        """No rank votes."""
 
     def take(self) -> Traffic:
         """What the strategy handed in since the last call; nothing was sent."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from apart_jobs import MOMENTUM, RATE, SCALE, averaged, resumed, sent_and_met, stopped, streamed, trained_ahead
+from apart_jobs import MOMENTUM, RATE, SCALE, averaged, sent_and_met, stopped, streamed, trained_ahead
 from strategy_jobs import SETTINGS, STEPS
 from warm import RankError, WarmRanks
 
@@ -50,12 +50,6 @@ def test_a_mean_is_asked_for_so_many_steps_after_it_was_sent(ranks: WarmRanks, f
         assert events and all(asked == after + overlap for after, asked in events)
         assert met == [0] * overlap + [size // 8 for size in sent[:-overlap]], "all that was sent, in its turn"
         assert sum(sent[:4]) == sum(sent[4:8]) == sum(sent[8:]), "each parameter's change once in a round"
-
-
-@pytest.mark.parametrize("overlap", [0, 1, 3])
-@pytest.mark.parametrize("after", [3, 4, 6])
-def test_training_that_is_taken_up_anew_goes_the_same_way(ranks: WarmRanks, after: int, overlap: int) -> None:
-    assert ranks(resumed, after, overlap) == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("sync", [*APART, "local_sgd_torch"])

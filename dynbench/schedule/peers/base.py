@@ -10,7 +10,7 @@ import numpy as np
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.schedule.capacity import UNLIMITED
-from dynbench.schedule.plan import FloatArray, IntArray, StepPlan, single
+from dynbench.schedule.plan import IntArray, StepPlan, single
 from dynbench.schedule.policy import BatchPolicy, Coverage, Policy, Problem
 
 
@@ -27,10 +27,6 @@ class Peer(BatchPolicy):
             StepPlan(step, single(to_ranks(self.groups(batch), self.problem)), packed=self.problem.packed)
             for step, batch in enumerate(batches, first_step)
         ]
-
-    def weights(self, batch: IntArray) -> FloatArray:
-        """What each sample would cost if it were not padded to another's length, shape [B]."""
-        return self.problem.weights(batch)
 
 
 class EpochPolicy(Policy):

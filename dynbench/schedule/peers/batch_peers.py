@@ -13,7 +13,7 @@ import numpy as np
 
 from dynbench.errors import UsageError
 from dynbench.schedule.balancing import deal_longest_first, deal_to_first_finish
-from dynbench.schedule.peers.base import Peer
+from dynbench.schedule.peers.base import Peer, check_equal_counts
 from dynbench.schedule.plan import IntArray
 from dynbench.schedule.policy import Problem
 
@@ -32,7 +32,7 @@ class LongestFirst(Peer):
 
     def groups(self, batch: IntArray) -> Sequence[IntArray]:
         """Groups in rank order; ranks of unequal speed are loaded by their time."""
-        weights, problem = self.weights(batch), self.problem
+        weights, problem = self.problem.weights(batch), self.problem
         if problem.speeds is None:
             _, dealt = deal_longest_first(weights, problem.workers)
         else:
@@ -57,7 +57,7 @@ class KarmarkarKarp(Peer):
 
     def groups(self, batch: IntArray) -> Sequence[IntArray]:
         """Groups in prtpy's order."""
-        items = dict(enumerate(self.weights(batch).tolist()))
+        items = dict(enumerate(self.problem.weights(batch).tolist()))
         parts = self._prtpy.partition(algorithm=self._prtpy.partitioning.kk, numbins=self.problem.workers, items=items)
         return [batch[np.array(positions, dtype=np.int64)] for positions in parts]
 
@@ -68,7 +68,7 @@ class KarmarkarKarpEqual(Peer):
     def groups(self, batch: IntArray) -> Sequence[IntArray]:
         """Groups from the smallest sum to the largest."""
         ranks = self.problem.workers
-        weights = self.weights(batch)
+        weights = self.problem.weights(batch)
         # Weightless stand-ins, position -1, make the counts divisible; each rank gets at most one.
         missing = -len(batch) % ranks
         positions = np.concatenate([np.full(missing, -1, dtype=np.int64), np.argsort(weights, kind="stable")])
@@ -112,11 +112,8 @@ class Verl(Peer):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        if self.equal_size and problem.global_batch % problem.workers:
-            raise UsageError(
-                f"train.global_batch: {problem.global_batch} is not a multiple of the {problem.workers} ranks",
-                f"{self.name} deals equal counts.",
-            )
+        if self.equal_size:
+            check_equal_counts(self.name, problem)
 
     def groups(self, batch: IntArray) -> Sequence[IntArray]:
         """Groups from the largest sum to the smallest."""

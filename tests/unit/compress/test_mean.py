@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dynbench.compress import CompressedMean, Known, TopK
-from dynbench.errors import RecordError
+from dynbench.compress.mean import compressor
+from dynbench.plugins.compressors import RatioOptions
 from dynbench.wire.segment import lay_out
 
 SIZES = {"embed": 301, "bias": 5, "mix": 77, "score": 128, "scale": 1}
@@ -104,7 +105,7 @@ class Forgets(TopK):
 
 
 def test_feedback_that_loses_something_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynbench.compress.sparse.TopK", Forgets)
+    monkeypatch.setattr("dynbench.compress.sparse.topk", compressor(Forgets, RatioOptions, ratio="ratio"))
     with pytest.raises(AssertionError, match="is lost"):
         judge_telescoping("topk error_feedback=true", 2, shards=False)
 
@@ -236,31 +237,3 @@ def test_bytes_are_those_of_the_payloads(form: str) -> None:
             assert sent.pop(0) == 8, "a number for each parameter"
         expected = {"gather": [payload], "sum": [payload], "two_stage": [payload, payload / 2]}[codec(form).way]
         assert sent == pytest.approx(expected, abs=24)
-
-
-@pytest.mark.parametrize(
-    "form", ["topk error_feedback=true", "fp8 error_feedback=true", "randomk", "bf16 rounding=stochastic"]
-)
-def test_a_saved_state_goes_on_as_if_nothing_had_been(form: str) -> None:
-    def work(channel: Any) -> list[Tensor]:
-        made, again, found = averager(form), averager(form), []
-        for step in range(4):
-            given = {name: gradient(name, channel.rank, step) for name in SIZES}
-            if step == 2:
-                again.load_state_dict({name: kept.clone() for name, kept in made.state_dict().items()})
-            means = [averaged(channel, each, CUTS[0], given) for each in ((made, again) if step > 1 else (made,))]
-            if step > 1:
-                found += [torch.cat(list(mean.values())) for mean in means]
-        return found
-
-    first, *_ = on_threads(2, work)
-    assert same_bits(first[:2]) and same_bits(first[2:])
-
-
-def test_states_of_other_compressors_and_models_are_refused() -> None:
-    made = averager("topk")
-    with pytest.raises(RecordError, match=r"'topk' keeps nothing between steps, the saved state holds momentum"):
-        made.load_state_dict({"momentum.embed": torch.zeros(3)})
-    made.load_state_dict({"residual.embed": torch.zeros(3)})
-    with pytest.raises(RecordError, match="embed: the saved residual has 3 elements, the parameter 301"):
-        on_threads(1, lambda channel: averaged(channel, made, [["embed"]], {"embed": gradient("embed", 0, 0)}))

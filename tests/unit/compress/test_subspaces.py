@@ -121,15 +121,6 @@ def test_columns_become_orthonormal_or_nothing(n: int, r: int, twice: bool, seed
     torch.testing.assert_close(matrix @ (matrix.T @ before), before, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("form", COMPRESSED)
-def test_a_saved_state_goes_on_as_if_nothing_had_been(form: str) -> None:
-    made, again = compressor(form), compressor(form)
-    on_threads(1, lambda channel: [averaged(made, channel, gradient(0, step)) for step in range(3)])
-    again.load_state_dict({name: kept.clone() for name, kept in made.state_dict().items()})
-    (a,), (b,) = (on_threads(1, lambda c, each=each: averaged(each, c, gradient(0, 3))) for each in (made, again))
-    assert same_bits([a, b])
-
-
 def along(size: int, columns: Tensor, seed: int) -> Tensor:
     """A parameter whose slices are all within the space of some columns."""
     parts = torch.randn(size // len(columns), columns.shape[1], generator=torch.Generator().manual_seed(seed))

@@ -154,7 +154,7 @@ def test_dropout_is_off_in_the_check_and_on_in_training() -> None:
     assert once.shape == (len(SAMPLES), 3) and not torch.equal(once, again)
 
 
-def leaking(query: Tensor, key: Tensor, value: Tensor, boundaries: Boundaries, **_: Any) -> Tensor:
+def leaking(query: Tensor, key: Tensor, value: Tensor, boundaries: Boundaries, *_: Any) -> Tensor:
     """A kernel that sees the whole row, and drops nothing."""
     return query + key.mean((0, 1)) * value.mean((0, 1))
 
