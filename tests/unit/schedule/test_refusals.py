@@ -1,12 +1,14 @@
 """What the scheduler says of work that cannot be planned, word for word: what, where, how much, and what to do."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from dynbench.errors import DynbenchError, NothingFits, UsageError
-from dynbench.sampler import asked_capacity, cost_model, whole, whole_lengths
+from dynbench.sampler import asked_capacity, cost_model, known_policies, whole, whole_lengths
 from dynbench.schedule.capacity import Capacity, PackedCapacity, capacity_of
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.plan import DataOrder
@@ -211,3 +213,17 @@ def test_what_is_just_within_its_limits_is_taken() -> None:
     assert cost_model("attention") == CostModel("attention")
     assert cost_model(paid := CostModel("measured", alpha=2.0)) is paid
     assert Trace("t", np.array([1, 2]), "here").cut(1).lengths.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("given", [[3, 1, 2], (3, 1, 2), np.array([3, 1, 2], dtype=np.uint8)])
+def test_whole_numbers_of_any_type_are_lengths_that_sums_of_squares_do_not_overflow(given):
+    lengths = whole_lengths(given)
+    assert lengths.tolist() == [3, 1, 2]
+    assert lengths.dtype == np.int64
+
+
+def test_a_sampler_takes_policies_that_know_no_capacities_too_and_names_those_that_do_if_asked():
+    every, capped = known_policies(), known_policies(capped=True)
+    assert set(capped) < set(every)
+    assert {"static", "partition", "window", "prefix"} <= set(capped)
+    assert "lpt" in every and "lpt" not in capped

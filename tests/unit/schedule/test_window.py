@@ -1,5 +1,7 @@
 """`window`: the rules it keeps, never worse than `partition`, and brute force on small windows."""
 
+from __future__ import annotations
+
 from itertools import combinations, islice, product
 
 import numpy as np
@@ -16,7 +18,7 @@ from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.plan import StepPlan, single
 from dynbench.schedule.policy import Problem, make_policy
 from dynbench.schedule.window import SPREADS, plan_window, random_variance
-from dynbench.schedule.window_sweep import SortedWindow
+from dynbench.schedule.window_sweep import WORK_RESOLUTION, SortedWindow, guesses
 
 COSTS = st.sampled_from(
     [
@@ -244,3 +246,80 @@ def test_small_windows_without_a_limit_on_the_spread_are_near_brute_force(cost, 
         assert best * (1 - 1e-9) <= ours
         ratios.append(ours / best)
     assert np.mean(ratios) < 1.03
+
+
+TIGHT = Capacity.table([[(10, 6), (100, 3)]])
+
+
+def lengths_of(seed: int, size: int) -> np.ndarray:
+    return np.clip(np.random.default_rng(seed).lognormal(3, 1, size).astype(int), 2, 400)
+
+
+def test_a_check_refuses_only_what_does_not_fit_spread_over_the_window_either():
+    lengths = np.r_[np.full(6, 100), np.full(10, 10)]
+    problem = Problem(lengths, 2, 8, capacity=TIGHT, order="file", window=2)
+    batches = [np.arange(8), np.arange(8, 16)]
+    with pytest.raises(NothingFits):
+        make_policy("partition", problem).check(batches, 0)
+    make_policy("window", problem).check(batches, 0)
+    beyond = Problem(np.r_[np.full(14, 100), np.full(2, 10)], 2, 8, capacity=TIGHT, order="file", window=2)
+    with pytest.raises(NothingFits, match="step 3: 8 samples"):
+        make_policy("window", beyond).check(batches, 3)
+
+
+def cost_by_position(seed: int, windows: int, **changes) -> np.ndarray:
+    """What the steps of so many windows of 8 cost, shape [windows, 8]."""
+    problem = Problem(lengths_of(seed, 8 * 16 * windows), 2, 16, seed=seed, window=8, **changes)
+    plans = islice(make_policy("window", problem).plans(), 8 * windows)
+    return np.array([step_costs(plan, problem).max() for plan in plans]).reshape(windows, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"micro_batches": 2}, {"speeds": np.array([1.0, 1.7])}], ids=str)
+def test_a_step_costs_on_average_the_same_wherever_in_its_window_it_comes(changes):
+    costs = cost_by_position(0, 100, **changes)
+    error = costs.std() / np.sqrt(len(costs))
+    assert np.abs(costs.mean(axis=0) - costs.mean()).max() < 4 * error
+
+
+def test_shares_take_what_their_threshold_allows_and_the_last_takes_the_rest():
+    window = SortedWindow(np.array([9, 8, 6, 4, 4, 3, 2, 1]), steps=2, workers=2, cost=CostModel())
+    deal = window.sweep([0, 1, 1, 0], [9, 16])
+    assert deal.counts == [1, 2, 2, 3]
+    assert deal.heads == [9, 16]
+    assert deal.lasts == [3 * 3, 2 * 4]
+    assert window.price(deal) == 9 + 16
+    assert window.step_tokens(deal) == [9 + 6, 14 + 8]
+
+
+def test_tokens_sq_prices_squares():
+    window = SortedWindow(np.array([9, 8, 6, 4]), steps=2, workers=1, cost=CostModel("tokens_sq"))
+    assert window.price(window.sweep([0, 1], [1, 1])) == 18**2 + 12**2
+
+
+def test_real_costs_become_whole_work():
+    cost = CostModel("measured", alpha=3.0, beta=0.002, gamma=1e-6)
+    lengths = np.array([1000, 400, 30, 1])
+    work = np.array(SortedWindow(lengths, 2, 2, cost).work)
+    assert work[0] == WORK_RESOLUTION
+    assert work / work[0] == pytest.approx(cost.per_sample(lengths) / cost.per_sample(1000), abs=1 / WORK_RESOLUTION)
+
+
+def test_scarce_capacity_overrides_the_threshold():
+    window = SortedWindow(np.full(12, 5), steps=2, workers=2, cost=CostModel(), limits=[3] * 12)
+    assert window.sweep([0, 1, 1, 0], [5, 5]).counts == [3, 3, 3, 3]
+    scarce = SortedWindow(np.full(12, 5), steps=2, workers=2, cost=CostModel(), limits=[2] * 12)
+    assert scarce.sweep([0, 1, 1, 0], [5, 5]).excess == 4
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 20), st.integers(0, 10**6), st.booleans())
+def test_every_guess_deals_all_samples(steps, workers, extra, seed, equal):
+    batch = workers + extra
+    lengths = np.sort(np.random.default_rng(seed).lognormal(4, 1.2, steps * batch).astype(np.int64) + 1)[::-1]
+    window = SortedWindow(np.full_like(lengths, 3) if equal else lengths, steps, workers, CostModel())
+    for deal in guesses(window, slack_tokens=0.0):
+        per_step = np.zeros(steps, dtype=int)
+        np.add.at(per_step, deal.order, deal.counts)
+        assert per_step.tolist() == [batch] * steps
+        assert np.bincount(deal.order).tolist() == [workers] * steps
+        assert min(deal.counts) >= 1
