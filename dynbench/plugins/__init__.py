@@ -1,6 +1,7 @@
 """Every kind of plug-in by name, and how one more is registered.
 
-A file that is named in `DYNBENCH_PLUGINS` registers its plug-ins with a line each:
+A file that is named in `DYNBENCH_PLUGINS`, or a module that is an entry point of the group `dynbench.plugins`,
+registers its plug-ins with a line each:
 
     from dynbench.plugins import PolicyEntry, Section, register
 

@@ -188,103 +188,86 @@ class StepFacts:
         return float(self.real_tokens.sum() / self.local_batches.sum())
 
 
-@dataclass(frozen=True, slots=True)
-class _MicroBatches:
-    """All micro-batches of a plan, rank by rank; arrays of shape [M]."""
+class _Priced:
+    """The micro-batches of a plan, rank by rank; arrays of shape [M]."""
 
-    rank: IntArray
-    first_of_rank: IntArray
-    count: IntArray
-    longest: IntArray
-    tokens: IntArray
-    squares: FloatArray
-    extra: FloatArray
+    def __init__(self, plan: StepPlan, problem: Problem) -> None:
+        self.problem = problem
+        self.per_rank = np.array([len(share) for share in plan.shares])
+        self.first_of_rank = np.concatenate(([0], np.cumsum(self.per_rank)[:-1]))
+        self.rank = np.repeat(np.arange(len(self.per_rank)), self.per_rank)
+        self.count = np.array([len(ids) for share in plan.shares for ids in share])
+        starts = np.concatenate(([0], np.cumsum(self.count)[:-1]))
+        ids = plan.sample_ids()
+        real = problem.lengths[ids]
+        self.longest = np.maximum.reduceat(problem.padded_lengths[ids], starts)
+        self.tokens = np.add.reduceat(real, starts)
+        extra = np.add.reduceat(np.broadcast_to(problem.extra_of(ids), ids.shape), starts)
+        if plan.packed:
+            squares = np.add.reduceat(real.astype(np.float64) ** 2, starts)
+            self.costs = problem.cost.cost_packed(self.tokens, squares, extra)
+        else:
+            self.costs = problem.cost.cost_padded(self.count, self.longest, extra)
 
+    def of_ranks(self, values: IntArray) -> IntArray:
+        """Sums over each rank's micro-batches, shape [G]."""
+        return np.add.reduceat(values, self.first_of_rank)
 
-def _micro_batches(plan: StepPlan, problem: Problem) -> _MicroBatches:
-    per_rank = np.array([len(share) for share in plan.shares])
-    count = np.array([len(ids) for share in plan.shares for ids in share])
-    starts = np.concatenate(([0], np.cumsum(count)[:-1]))
-    ids = plan.sample_ids()
-    real = problem.lengths[ids]
-    squares = np.add.reduceat(real.astype(np.float64) ** 2, starts) if plan.packed else np.zeros(len(count))
-    return _MicroBatches(
-        rank=np.repeat(np.arange(len(per_rank)), per_rank),
-        first_of_rank=np.concatenate(([0], np.cumsum(per_rank)[:-1])),
-        count=count,
-        longest=np.maximum.reduceat(problem.padded_lengths[ids], starts),
-        tokens=np.add.reduceat(real, starts),
-        squares=squares,
-        extra=np.add.reduceat(np.broadcast_to(problem.extra_of(ids), ids.shape), starts),
-    )
+    def share_costs(self) -> FloatArray:
+        """Predicted cost of each share, whoever runs it, shape [G]."""
+        return self.problem.cost.of_rank(np.add.reduceat(self.costs, self.first_of_rank), self.per_rank)
 
+    def rank_costs(self) -> FloatArray:
+        """The same over the rank's speed, shape [G]."""
+        whole = self.share_costs()
+        return whole if self.problem.speeds is None else whole / self.problem.relative_speeds()
 
-def _costs(plan: StepPlan, problem: Problem, parts: _MicroBatches) -> FloatArray:
-    """Predicted cost of each micro-batch, shape [M]."""
-    if plan.packed:
-        return problem.cost.cost_packed(parts.tokens, parts.squares, parts.extra)
-    return problem.cost.cost_padded(parts.count, parts.longest, parts.extra)
+    def lasts(self) -> float:
+        """What the step lasts, by the problem's objective."""
+        problem = self.problem
+        if problem.objective == "sum" or len(self.rank) == len(self.per_rank):
+            return float(self.rank_costs().max())
+        slot = np.arange(len(self.rank)) - self.first_of_rank[self.rank]
+        costs = self.costs + np.where(slot > 0, problem.cost.surcharge, 0.0)
+        dearest = np.zeros(int(slot.max()) + 1)
+        np.maximum.at(dearest, slot, costs / problem.relative_speeds()[self.rank])
+        return float(dearest.sum())
 
-
-def _share_costs(plan: StepPlan, problem: Problem, parts: _MicroBatches) -> FloatArray:
-    """Predicted cost of each share, whoever runs it."""
-    costs = _costs(plan, problem, parts)
-    per_rank = np.diff(parts.first_of_rank, append=len(costs))
-    return problem.cost.of_rank(np.add.reduceat(costs, parts.first_of_rank), per_rank)
-
-
-def _rank_costs(plan: StepPlan, problem: Problem, parts: _MicroBatches) -> FloatArray:
-    whole = _share_costs(plan, problem, parts)
-    return whole if problem.speeds is None else whole / problem.relative_speeds()
-
-
-def _lasts(plan: StepPlan, problem: Problem, parts: _MicroBatches) -> float:
-    if problem.objective == "sum" or len(parts.rank) == len(plan.shares):
-        return float(_rank_costs(plan, problem, parts).max())
-    slot = np.arange(len(parts.rank)) - parts.first_of_rank[parts.rank]
-    costs = _costs(plan, problem, parts) + np.where(slot > 0, problem.cost.surcharge, 0.0)
-    dearest = np.zeros(int(slot.max()) + 1)
-    np.maximum.at(dearest, slot, costs / problem.relative_speeds()[parts.rank])
-    return float(dearest.sum())
+    def violations(self, sizes: IntArray) -> int:
+        """Micro-batches above capacity; their sizes are in its unit, shape [M]."""
+        if self.problem.capacity.unlimited:
+            return 0
+        limits = self.problem.capacity.limits(self.problem.workers, self.longest)
+        return int(np.count_nonzero(sizes > limits[self.rank, np.arange(len(self.rank))]))
 
 
 def share_cost(share: Share, problem: Problem) -> float:
     """Predicted cost of one rank's micro-batches."""
-    plan = StepPlan(0, (share,), packed=problem.packed)
-    return float(_share_costs(plan, problem, _micro_batches(plan, problem))[0])
+    return float(_Priced(StepPlan(0, (share,), packed=problem.packed), problem).share_costs()[0])
 
 
 def step_costs(plan: StepPlan, problem: Problem) -> FloatArray:
     """Predicted cost of each rank's micro-batches over its speed, shape [G]."""
-    return _rank_costs(plan, problem, _micro_batches(plan, problem))
+    return _Priced(plan, problem).rank_costs()
 
 
 def step_cost(plan: StepPlan, problem: Problem) -> float:
     """What a step lasts, by the problem's objective: see `StepFacts.max_cost`."""
-    return _lasts(plan, problem, _micro_batches(plan, problem))
+    return _Priced(plan, problem).lasts()
 
 
 def step_facts(plan: StepPlan, problem: Problem) -> StepFacts:
     """Costs, tokens, counts, bound and violations of a plan."""
-    parts = _micro_batches(plan, problem)
-    padded = parts.tokens if plan.packed else parts.count * parts.longest
+    parts = _Priced(plan, problem)
     return StepFacts(
-        costs=_rank_costs(plan, problem, parts),
-        max_cost=_lasts(plan, problem, parts),
-        padded_tokens=np.add.reduceat(padded, parts.first_of_rank),
-        real_tokens=np.add.reduceat(parts.tokens, parts.first_of_rank),
-        local_batches=np.add.reduceat(parts.count, parts.first_of_rank),
+        costs=parts.rank_costs(),
+        max_cost=parts.lasts(),
+        padded_tokens=parts.of_ranks(parts.tokens if plan.packed else parts.count * parts.longest),
+        real_tokens=parts.of_ranks(parts.tokens),
+        local_batches=parts.of_ranks(parts.count),
         bound=step_bound(plan, problem),
-        capacity_violations=_violations(parts.tokens if plan.packed else parts.count, parts, problem),
+        capacity_violations=parts.violations(parts.tokens if plan.packed else parts.count),
     )
-
-
-def _violations(sizes: IntArray, parts: _MicroBatches, problem: Problem) -> int:
-    """Micro-batches above capacity; their sizes are in its unit, shape [M]."""
-    if problem.capacity.unlimited:
-        return 0
-    limits = problem.capacity.limits(problem.workers, parts.longest)[parts.rank, np.arange(len(parts.rank))]
-    return int(np.count_nonzero(sizes > limits))
 
 
 OnBatch = Callable[[int], None]

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dynbench.errors import UsageError
 from dynbench.schedule.accumulation import (
     FEW_ROUNDS,
     TOO_LARGE,
@@ -43,7 +42,7 @@ from dynbench.schedule.partition_search import (
 )
 from dynbench.schedule.partition_unequal import UnequalRanks, even_sizes
 from dynbench.schedule.plan import Exactness, FloatArray, IntArray, Share
-from dynbench.schedule.policy import Problem
+from dynbench.schedule.policy import Problem, check_enough_samples
 
 EVERY_NUMBER = 64
 """Largest global batch for which `auto` weighs every number of micro-batches; above, multiples of the world size."""
@@ -80,13 +79,8 @@ class MicroBatchPlanner:
         self._slots = problem.objective == "slots"
         self._speeds = None if problem.equal_ranks else problem.relative_speeds()
         self._unequal = None if problem.equal_ranks else UnequalRanks(problem)
-        ranks, batch = problem.workers, problem.global_batch
-        if self._fixed is not None and batch < ranks * self._fixed:
-            raise UsageError(
-                f"schedule.micro_batches: {self._fixed} on each of {ranks} ranks for {batch} samples",
-                f"Use at most {batch // ranks}, or a train.global_batch of at least {ranks * self._fixed}.",
-            )
-        speeds = np.ones(ranks) if self._speeds is None else self._speeds
+        check_enough_samples(problem)
+        speeds = np.ones(problem.workers) if self._speeds is None else self._speeds
         self._meets = Accumulation(problem.objective, speeds, problem.cost.surcharge)
 
     def wanted(self, lengths: IntArray) -> bool:

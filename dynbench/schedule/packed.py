@@ -12,7 +12,7 @@ from itertools import count
 
 import numpy as np
 
-from dynbench.errors import NothingFits, UsageError
+from dynbench.errors import NothingFits
 from dynbench.schedule import capacity
 from dynbench.schedule.accumulation import TOO_LARGE, Accumulation, best_grouping
 from dynbench.schedule.balancing import (
@@ -29,7 +29,7 @@ from dynbench.schedule.capacity import UNLIMITED, BoolArray
 from dynbench.schedule.evaluate import packed_bound
 from dynbench.schedule.partition_search import sort_longest_first
 from dynbench.schedule.plan import Exactness, FloatArray, IntArray, StepPlan, single
-from dynbench.schedule.policy import Problem
+from dynbench.schedule.policy import Problem, check_enough_samples
 
 Rows = list[list[IntArray]]
 """Per rank its rows, slot by slot: positions of samples, dearest first."""
@@ -128,13 +128,8 @@ class PackedRows:
         measured, self._squared = cost.cost_type == "measured", cost.cost_type == "tokens_sq"
         self._alpha = cost.alpha if measured else 0.0
         self._further = cost.alpha + cost.surcharge if measured else 0.0
-        rows, ranks, batch = problem.micro_batches, problem.workers, problem.global_batch
-        self._rows = None if rows == "auto" else rows
-        if self._rows is not None and batch < ranks * self._rows:
-            raise UsageError(
-                f"schedule.micro_batches: {rows} on each of {ranks} ranks for {batch} samples",
-                f"Use at most {batch // ranks}.",
-            )
+        self._rows = None if problem.micro_batches == "auto" else problem.micro_batches
+        check_enough_samples(problem)
 
     def plan(self, ids: IntArray, step: int) -> StepPlan:
         """The plan of a step's samples, shape [B].

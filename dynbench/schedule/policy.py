@@ -181,6 +181,20 @@ class Coverage:
     cut: int = 0
 
 
+def check_enough_samples(problem: Problem) -> None:
+    """Every micro-batch of a fixed number needs a sample.
+
+    Raises:
+        UsageError: fewer samples than ranks times micro-batches.
+    """
+    parts, ranks, batch = problem.micro_batches, problem.workers, problem.global_batch
+    if parts != "auto" and batch < ranks * parts:
+        raise UsageError(
+            f"schedule.micro_batches: {parts} on each of {ranks} ranks for {batch} samples",
+            f"Use at most {batch // ranks}, or a train.global_batch of at least {ranks * parts}.",
+        )
+
+
 class Policy(ABC):
     """Turns a problem into step plans; a pure function of the problem and the step."""
 

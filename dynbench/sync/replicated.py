@@ -21,7 +21,12 @@ class Replicated(Strategy):
     """One of the public modules, on the wire that the engine gives."""
 
     equal_gradients: ClassVar[bool] = True
+    public: ClassVar[type[SynchronisedModule]]
+    """The public class."""
     module: SynchronisedModule
+
+    def _wrapped(self, model: nn.Module) -> nn.Module:
+        return self.public(model, self.wire, self.on_ready)
 
     def accumulating(self) -> AbstractContextManager[None]:
         """The module's `no_sync`."""
@@ -41,15 +46,13 @@ class Replicated(Strategy):
 class Naive(Replicated):
     """`NaiveDDP`."""
 
-    def _wrapped(self, model: nn.Module) -> nn.Module:
-        return NaiveDDP(model, self.wire, self.on_ready)
+    public = NaiveDDP
 
 
 class Overlap(Replicated):
     """`OverlapDDP`."""
 
-    def _wrapped(self, model: nn.Module) -> nn.Module:
-        return OverlapDDP(model, self.wire, self.on_ready)
+    public = OverlapDDP
 
 
 class Bucketed(Replicated):
@@ -58,24 +61,6 @@ class Bucketed(Replicated):
     def _wrapped(self, model: nn.Module) -> nn.Module:
         size = options_of(self.settings, BucketOptions).bucket_mb
         return BucketedDDP(model, None if size == "none" else size, self.wire, self.on_ready)
-
-
-class Flat(Replicated):
-    """`FlatDDP`, with the time that copying takes apart."""
-
-    columns: ClassVar[tuple[Column, ...]] = (
-        Column("flatten_ms", "number", "ms", "Copying all gradients into one, within the time to synchronise."),
-        Column("unflatten_ms", "number", "ms", "Copying their means back, within the time to synchronise."),
-    )
-    module: _Timed
-
-    def _wrapped(self, model: nn.Module) -> nn.Module:
-        return _Timed(model, self.wire, self.on_ready)
-
-    def row(self) -> Mapping[str, object]:
-        """Their values, of a step that the device has done."""
-        times = self.module.times.take_ms()
-        return {column.name: times[column.name] for column in self.columns}
 
 
 class _Timed(FlatDDP):
@@ -92,3 +77,19 @@ class _Timed(FlatDDP):
     def unflatten(self, flat: Tensor, together: Named) -> None:
         with self.times.of("unflatten_ms"):
             super().unflatten(flat, together)
+
+
+class Flat(Replicated):
+    """`FlatDDP`, with the time that copying takes apart."""
+
+    columns: ClassVar[tuple[Column, ...]] = (
+        Column("flatten_ms", "number", "ms", "Copying all gradients into one, within the time to synchronise."),
+        Column("unflatten_ms", "number", "ms", "Copying their means back, within the time to synchronise."),
+    )
+    public = _Timed
+    module: _Timed
+
+    def row(self) -> Mapping[str, object]:
+        """Their values, of a step that the device has done."""
+        times = self.module.times.take_ms()
+        return {column.name: times[column.name] for column in self.columns}

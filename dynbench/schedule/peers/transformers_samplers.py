@@ -12,7 +12,7 @@ import numpy as np
 from dynbench.errors import UsageError
 from dynbench.schedule.peers.base import Peer
 from dynbench.schedule.plan import IntArray, Share, StepPlan
-from dynbench.schedule.policy import Coverage, Policy, Problem
+from dynbench.schedule.policy import Coverage, Policy, Problem, check_enough_samples
 
 
 def accumulation_steps(problem: Problem) -> int:
@@ -98,12 +98,7 @@ class BatchRebalance(Peer):
         super().__init__(problem)
         self._lengths: list[int] = problem.lengths.tolist()
         accumulated = accumulation_steps(problem)
-        if problem.global_batch < problem.workers * accumulated:
-            raise UsageError(
-                f"schedule.micro_batches: {accumulated} on each of {problem.workers} ranks for "
-                f"{problem.global_batch} samples",
-                f"Use at most {problem.global_batch // problem.workers}.",
-            )
+        check_enough_samples(problem)
         self._sampler = sampler_class(self.name, "BatchRebalanceSampler")(
             lengths=self._lengths,
             effective_batch_size=problem.global_batch,
