@@ -24,7 +24,6 @@ from dynbench.experiment.solve_run import keep_solution
 from dynbench.experiment.trace_sources import trained_trace
 from dynbench.plugins.policies import whole_windows
 from dynbench.runs.atomic import read_json, write_json
-from dynbench.runs.atomic import read_json
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore

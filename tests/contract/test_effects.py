@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dynbench.schedule.policy import Planner
-from dynbench.workloads.datasets.base import load_dataset
 
 from dynbench.config.schema import Workload
 from dynbench.errors import UsageError

@@ -33,11 +33,8 @@ from dynbench.sync.base import Strategy
 from dynbench.sync.shared_model import fillable
 from dynbench.units import mb
 from dynbench.wire.base import NullWire
-from dynbench.wire.base import NullWire
 from dynbench.workloads.base import BuildsEmpty, Grades, Workload
 from dynbench.workloads.batches import LossPart, MicroBatch, make_micro_batch, total_correct
-from dynbench.workloads.batches import LossPart, MicroBatch, make_micro_batch, total_correct
-from dynbench.workloads.base import BuildsEmpty, Grades
 
 SHARE = 0.5
 """Of the memory, what the replicas may take together where nothing says how much a step needs."""

@@ -24,8 +24,6 @@ from dynbench.runs.atomic import load_json
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.sync.base import Local
-from dynbench.sync.base import Local
-from dynbench.workloads.causal_lm import language_model
 from dynbench.workloads.causal_lm import language_model
 from dynbench.workloads.own_code import is_remembered
 from dynbench.workloads.registry import build_workload

@@ -10,7 +10,6 @@ import torch
 import transformers
 from architectures import write_config
 from batches import batch_of
-from dynbench.schedule.policy import Planner
 from packed import WINDOW
 from toys import InDouble
 

@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from dynbench.sync.base import Local
-from dynbench.workloads.batches import LossPart, MicroBatch
 from probes import COST, make_probe
 
 from dynbench.config.layers import load_config

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from dynbench.schedule.policy import Planner
-from dynbench.workloads.batches import CPU
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from probes import make_probe, probe_record

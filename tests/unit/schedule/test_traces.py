@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from dynbench.lengths import LONGEST_LENGTH, READERS, encode_trace
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,12 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from architectures import CONFIGS, write_config
-from dynbench.sync.shared_model import fillable
-from dynbench.workloads.image_classification import image_model
-from dynbench.workloads.causal_lm import language_model
-from dynbench.workloads.models import LANGUAGE_MODEL, make_model
-from dynbench.workloads.models import ModelSource
-from dynbench.workloads.text_classification import model_source
 from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification
 

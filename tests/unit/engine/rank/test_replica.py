@@ -12,8 +12,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from dynbench.sync.base import Local
-from dynbench.workloads.batches import MicroBatch, evened_out
 from torch import nn
 
 from dynbench import clock

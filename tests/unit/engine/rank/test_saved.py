@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
-from dynbench.sync.base import Local
 from own import imports_forgotten, write_own
 
 from dynbench.cli.main import main
