@@ -14,9 +14,8 @@ from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
 from dynbench.config.unread import unread
 from dynbench.engine.comm_model import build_comm_model, charged_ms
-from dynbench.engine.launching.asked import use_of
 from dynbench.engine.launching.probe_use import measured_settings
-from dynbench.engine.launching.resolve import Resolved, resolve, this_machine
+from dynbench.engine.launching.resolve import Resolved, resolve, this_machine, use_of
 from dynbench.errors import UsageError
 from dynbench.padding import padded_lengths
 from dynbench.probe.capacity import capacity_tables, find_capacities, length_grid, refuse_if_nothing_fits, soak

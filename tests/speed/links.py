@@ -27,8 +27,8 @@ from torch import nn
 
 from dynbench.analysis.links import faster_gbps, predicted_ms
 from dynbench.config.layers import load_config
+from dynbench.engine.rank.loop import build_strategy
 from dynbench.engine.rank.optimizer_step import Precision
-from dynbench.engine.rank.real import build_strategy
 from dynbench.sync.base import Strategy
 
 CPU, RANKS, WIDTH, LAYERS, ROWS = torch.device("cpu"), 2, 2048, 8, 64

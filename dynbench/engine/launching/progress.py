@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from dynbench.config import schema
-from dynbench.engine.known_data import known_workload, warnings_left_to_the_ranks
+from dynbench.engine.plan_check import known_workload, warnings_left_to_the_ranks
 from dynbench.engine.rank.rank_facts import read_epochs, read_preparing
 from dynbench.errors import ConfigError, UsageError
 from dynbench.runs.run import Run

@@ -1,4 +1,4 @@
-"""Every `auto` of a configuration decided for this machine, each with its reason."""
+"""Every `auto` of a configuration decided for this machine, each with its reason; what settings are warned about."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import torch
 
 from dynbench.config.digest import changed
 from dynbench.config.part_rules import batch_problem, buffer_size, with_global_batch
 from dynbench.config.ranks import ranks_of
-from dynbench.config.rules import DEFAULT_VIRTUAL_RANKS, check_rules
+from dynbench.config.rules import DEFAULT_VIRTUAL_RANKS, check_rules, makes_probe, rule_warnings
 from dynbench.config.schema import Config
+from dynbench.config.unread import Use
 from dynbench.engine.comm_model import build_comm_model, decide_comm_model
 from dynbench.engine.launching.auto_settings import (
     decide_error_feedback,
@@ -25,7 +27,7 @@ from dynbench.engine.launching.auto_settings import (
     decide_learning_rate,
     decide_shape,
 )
-from dynbench.engine.launching.probe_use import PROBE_AGAIN, device_name, probe_problems, same_slowdown
+from dynbench.engine.launching.probe_use import PROBE_AGAIN, device_name, probe_problems, probe_warnings, same_slowdown
 from dynbench.engine.launching.progress import decide_steps
 from dynbench.engine.planning import (
     default_cost_type,
@@ -35,7 +37,7 @@ from dynbench.engine.planning import (
     names_a_probe,
     probe_speeds,
 )
-from dynbench.engine.rank.scalars import check_scalars
+from dynbench.engine.rank.evaluation import check_scalars
 from dynbench.errors import ConfigError, UsageError
 from dynbench.plugins import POLICIES, options_of
 from dynbench.plugins.policies import StreamOptions
@@ -323,3 +325,32 @@ def _schedule(config: Config, workers: int, store: RunStore, decisions: dict[str
             if found is not None and same_slowdown(config, probe):
                 decide("schedule.speeds", tuple(round(speed, 4) for speed in found.tolist()), measured)
     return changes
+
+
+def use_of(given: Config, resolved: Resolved, *, attached: bool = False) -> Use:
+    """What a command that launches ranks is about to do with its settings.
+
+    Args:
+        given: the settings as asked for.
+        resolved: what they were decided to mean.
+        attached: torchrun or srun has started the ranks.
+    """
+    config = resolved.config
+    probes = not attached and makes_probe(given, on_gpus=config.launch.device == "cuda")
+    return Use(given, config, resolved.world_size, attached=attached, probes=probes)
+
+
+def launch_warnings(asked: Config | None, resolved: Resolved, root: Path, *, attached: bool = False) -> list[str]:
+    """What a training run is warned about.
+
+    Args:
+        asked: the settings as asked for, to name those that nothing reads; None where that has been done.
+        resolved: what they were decided to mean.
+        root: results folder in which a probe run is looked up.
+        attached: torchrun or srun has started the ranks.
+    """
+    uses = [] if asked is None else [use_of(asked, resolved, attached=attached)]
+    return [
+        *rule_warnings(resolved.config, resolved.world_size, uses),
+        *probe_warnings(resolved.config, resolved.workers, root, attached=attached),
+    ]

@@ -1,22 +1,31 @@
-"""Ranks started by torchrun, by srun, or by this process."""
+"""Ranks started by torchrun with their environment, watched, stopped by signals, none left behind."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import shutil
+import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import get_args_parser, run
 
 from dynbench.config.schema import Config, Launch
-from dynbench.errors import WorkerFailed
-from dynbench.signals import outlives_terminal
+from dynbench.engine.failure import root_cause
+from dynbench.errors import DynbenchError, Interrupted, WorkerFailed
+from dynbench.runs.run import Run
+from dynbench.signals import handled, outlives_terminal
 
 SHUTDOWN_TIMEOUT_S = 10
 """How long ranks that were asked to stop may take, before they are killed."""
@@ -133,3 +142,135 @@ def _quiet_elastic_logs() -> Iterator[None]:
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
+
+
+EARLY_LOG = "launch.log"
+GRACE_S = 5.0
+_POLL_S = 0.05
+_RANK_OF = "DYNBENCH_RANK_OF"
+
+
+def collect_logs(runs: Sequence[Run]) -> None:
+    """Keep what ranks printed before they opened their own log, remove torchrun's folders; every run gets all logs."""
+    run, *others = runs
+    _collect(run)
+    for other in others:
+        for log in run.logs_dir.glob("*.log"):
+            shutil.copyfile(log, other.logs_dir / log.name)
+
+
+def _collect(run: Run) -> None:
+    folder = torchrun_log_dir(run.path)
+    if not folder.exists():
+        return
+    early = [path for path in sorted(folder.rglob("*.log")) if path.stat().st_size > 0]
+    if early:
+        with (run.logs_dir / EARLY_LOG).open("ab") as log:
+            for path in early:
+                log.write(f"--- local rank {path.parent.name}, {path.stem}\n".encode() + path.read_bytes())
+    shutil.rmtree(folder)
+
+
+def marked_environment(run: Run) -> dict[str, str]:
+    """The variable by which ranks of this run, and what they start, are known."""
+    return {_RANK_OF: str(run.path)}
+
+
+def stop_leftovers(module: str, run: Run) -> None:
+    """Ask ranks of this run to stop, and what they started, and kill those that have not after a while.
+
+    torchrun waits for its ranks, but a second signal can make it give up waiting; and a rank that is killed cannot stop
+    what it started, as a profiler. On systems without /proc nothing is looked for.
+    """
+    deadline = time.monotonic() + GRACE_S
+    for pid in _left(module, run):
+        _signal(pid, signal.SIGTERM)
+    while (left := _left(module, run)) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    for pid in left:
+        _signal(pid, signal.SIGKILL)
+
+
+def rank_pids(module: str, run: Run) -> list[int]:
+    """Live processes of this machine that run the module as a rank of this run."""
+    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _is_rank(folder, module, run)]
+
+
+def _left(module: str, run: Run) -> list[int]:
+    """Ranks of this run, and what they started."""
+    folders = Path("/proc").glob("[0-9]*")
+    return [int(folder.name) for folder in folders if _is_rank(folder, module, run) or _started_by_rank(folder, run)]
+
+
+def _started_by_rank(folder: Path, run: Run) -> bool:
+    """What the launcher itself started meanwhile has the mark, but no rank."""
+    words = _words(folder / "environ")
+    return os.fsencode(f"{_RANK_OF}={run.path}") in words and any(word.startswith(b"RANK=") for word in words)
+
+
+def _is_rank(folder: Path, module: str, run: Run) -> bool:
+    words = _words(folder / "cmdline")
+    return module.encode() in words and os.fsencode(run.path) in words
+
+
+def _words(file: Path) -> list[bytes]:
+    """What a file of /proc holds; nothing of a process that has ended, or is somebody else's."""
+    with suppress(OSError):
+        return file.read_bytes().split(b"\0")
+    return []
+
+
+def _signal(pid: int, signum: signal.Signals) -> None:
+    try:
+        os.kill(pid, signum)
+    except ProcessLookupError:
+        return
+
+
+_KEPT = "What was measured until then is kept."
+
+
+@dataclass(frozen=True, slots=True)
+class RanksEnded:
+    """How this node's ranks ended."""
+
+    exit_codes: Mapping[int, int]
+    """Of those that failed, by rank, negative for a signal."""
+    lost: WorkerFailed | None = None
+    """Set where torchrun gave up by itself."""
+
+    def failure(self, run: Run) -> DynbenchError | None:
+        """What ended them badly, found among the ranks of the run; None where nothing did."""
+        return root_cause(run, self.exit_codes, self.lost) if self.exit_codes or self.lost else None
+
+
+def launch_ranks(module: str, runs: Sequence[Run], launch: Launch) -> RanksEnded:
+    """Run this node's ranks to their end; afterwards none is left, and their output lies in `logs/` of every run.
+
+    Args:
+        module: what each rank runs, with the run folders as its arguments; see `engine.rank.launched`.
+        runs: the run, or those of arms that share the launch; ranks keep why they ended in the first.
+        launch: resolved: ranks, nodes, threads.
+
+    Raises:
+        Interrupted: a signal stopped them.
+    """
+    assert isinstance(launch.threads, int), "resolved"
+    argv = torchrun_argv(module, [run.path for run in runs], launch)
+    environment = {**thread_environment(launch.threads), **marked_environment(runs[0])}
+    try:
+        with handled(_stop):
+            return RanksEnded(run_torchrun(argv, environment))
+    except SignalException as stopped:
+        raise Interrupted(f"stopped by {stopped.sigval.name}", _KEPT, signum=int(stopped.sigval)) from None
+    except WorkerFailed as lost:
+        return RanksEnded({}, lost)
+    finally:
+        with handled(signal.SIG_IGN):
+            stop_leftovers(module, runs[0])
+            collect_logs(runs)
+
+
+def _stop(signum: int, _frame: FrameType | None) -> NoReturn:
+    """Raises what torchrun's own handlers raise, for until it has installed them."""
+    raise SignalException(f"stopped by signal {signum}", sigval=signal.Signals(signum))

@@ -17,8 +17,7 @@ from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config
 from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.failure import RankFailure, keep_failure, record_failure
-from dynbench.engine.rank.clocks import compare_clocks
-from dynbench.engine.rank.exchange import gather_objects
+from dynbench.engine.rank.exchange import compare_clocks, gather_objects
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.runs.atomic import write_json

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from dynbench.config.schema import Train
+from dynbench.engine.failure import EVALUATING, PositionFile
 from dynbench.engine.rank.rank_process import StopFlag
 from dynbench.engine.turn_order import Turns
-from dynbench.engine.whereabouts import EVALUATING, Whereabouts
 
 _log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ def play(
     turns: Turns | None,
     stop: StopFlag,
     switch: Switch | None,
-    whereabouts: Whereabouts | None = None,
+    position: PositionFile | None = None,
 ) -> None:
     """All steps of all arms, or as many as are done when a signal asks to stop.
 
@@ -172,9 +172,9 @@ def play(
         turns: how they take turns; None for one arm.
         stop: tells of the signal.
         switch: hands over from arm to arm; None for one arm.
-        whereabouts: told of steps and evaluations that begin.
+        position: notes steps and evaluations that begin.
     """
-    here = whereabouts or Whereabouts()
+    position = position or PositionFile()
 
     def due(step: int) -> bool:
         return any(player.due(step) for player in players)
@@ -195,7 +195,7 @@ def play(
                 number = next(turn)
                 for step in round_.steps:
                     leaving = step == round_.steps[-1]
-                    here.at_step(step)
+                    position.at_step(step)
                     try:
                         players[arm].step(Moment(step, round_.measured, number, leaving))
                         done[arm] = step
@@ -209,7 +209,7 @@ def play(
                             players[each].interrupted(last)
                         return
             if round_.evaluated:
-                here.at(EVALUATING)
+                position.at(EVALUATING)
                 _evaluate(players, order, round_.steps[-1], switch)
     if compiled is not None and (more := graphs_compiled() - compiled):
         _log.warning(

@@ -11,20 +11,16 @@ import numpy as np
 from dynbench.config.schema import Config
 from dynbench.engine.comm_model import charged_ms
 from dynbench.engine.plan_check import check_steps_of_rank
-from dynbench.engine.planning import build_problem
-from dynbench.engine.rank.batch_norm import PlayedStatistics
-from dynbench.engine.rank.evaluation import EVAL_FILE, Epochs, Evaluator, evaluated_together
-from dynbench.engine.rank.loop import ArmLoop
+from dynbench.engine.planning import SPEEDS_FILE, StepPlans, build_problem, step_plans
+from dynbench.engine.rank.evaluation import EVAL_FILE, Epochs, Evaluator, Scalars, evaluated_together, scalars_of
+from dynbench.engine.rank.loop import ArmLoop, build_strategy, session
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_facts import epochs_file
 from dynbench.engine.rank.rank_process import RankContext
-from dynbench.engine.rank.real import build_strategy, session
-from dynbench.engine.rank.replica import Replica, gradient_megabytes, seed_dropout
+from dynbench.engine.rank.replica import PlayedStatistics, Replica, gradient_megabytes, seed_dropout
 from dynbench.engine.rank.row_builder import RowBuilder
-from dynbench.engine.rank.scalars import Scalars, scalars_of
 from dynbench.engine.rank.timers import Phase, StepTimer
 from dynbench.engine.rank.turns import Moment
-from dynbench.engine.speeds import SPEEDS_FILE, StepPlans, step_plans
 from dynbench.runs.columns import TURN, write_columns
 from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
@@ -146,7 +142,7 @@ def virtual_loop(
     root, positions = run.path.parent, workload.positions
     problem = build_problem(config, train.lengths, world_size, multiple, root, positions, train.second)
     check_steps_of_rank(config, problem)
-    timer = StepTimer(context.device, context.whereabouts.at)
+    timer = StepTimer(context.device, context.position.at)
     with session(build_strategy(config, context.device)) as strategy, ExitStack() as files:
         replica = Replica(config, workload, context.device, timer, strategy)
         columns = [TURN, *replica.columns]

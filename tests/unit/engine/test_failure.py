@@ -15,18 +15,21 @@ import torch.distributed as dist
 
 from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
-from dynbench.engine.cause import root_cause
 from dynbench.engine.failure import (
+    CONNECTING,
+    PREPARING,
+    Position,
+    PositionFile,
     RankFailure,
     failure_file,
     is_aftermath,
     keep_failure,
     read_failures,
     record_failure,
+    root_cause,
 )
 from dynbench.engine.rank.rank_facts import exchange_cause
 from dynbench.engine.turn_order import Turns
-from dynbench.engine.whereabouts import MEETING, PREPARING, Place, Whereabouts
 from dynbench.errors import BatchTooLarge, ConfigError, DataError, NothingFits, StorageError, UsageError, WorkerFailed
 from dynbench.runs.atomic import reserve
 from dynbench.runs.run import Run
@@ -211,12 +214,12 @@ def test_the_message_says_whether_a_server_or_a_worker_ended(run: Run, rank: int
 
 
 WAITED = RuntimeError("[unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete")
-BACKWARD, SYNC = Place(3, "backward"), Place(3, "sync")
+BACKWARD, SYNC = Position(3, "backward"), Position(3, "sync")
 
 
-def seen_at(run: Run, rank: int, place: Place) -> None:
-    here = Whereabouts()
-    here.keep(run, rank)
+def seen_at(run: Run, rank: int, place: Position) -> None:
+    here = PositionFile()
+    here.open(run, rank)
     if place.step is not None:
         here.at_step(place.step)
     here.at(place.phase)
@@ -229,14 +232,14 @@ def seen_at(run: Run, rank: int, place: Place) -> None:
         ([SYNC, SYNC], [0], [], 1),
         ([SYNC, SYNC, BACKWARD], [0], [1], 2),
         ([SYNC, SYNC, SYNC], [0], [1], 2),
-        ([Place(4, "plan"), Place(4, "plan"), SYNC], [0], [1], 2),
+        ([Position(4, "plan"), Position(4, "plan"), SYNC], [0], [1], 2),
         ([SYNC, BACKWARD], [0, 1], [], 1),
-        ([Place(None, PREPARING), Place(None, MEETING)], [0], [], 1),
-        ([Place(None, "measuring x"), Place(None, "measuring x")], [0], [], 1),
+        ([Position(None, PREPARING), Position(None, CONNECTING)], [0], [], 1),
+        ([Position(None, "measuring x"), Position(None, "measuring x")], [0], [], 1),
     ],
 )
 def test_who_hangs_is_who_came_least_far(
-    run: Run, places: list[Place], waited: list[int], noticed: list[int], hung: int
+    run: Run, places: list[Position], waited: list[int], noticed: list[int], hung: int
 ) -> None:
     run.config_file.write_text(dump_config(load_config(None, ["launch.timeout_s=5"])), encoding="utf-8")
     for rank, place in enumerate(places):
@@ -254,9 +257,9 @@ def test_who_hangs_is_who_came_least_far(
 def test_a_rank_that_ended_well_does_not_hang(run: Run) -> None:
     for rank in range(3):
         seen_at(run, rank, BACKWARD)
-    done = Whereabouts()
-    done.keep(run, 1)
-    done.arrived()
+    done = PositionFile()
+    done.open(run, 1)
+    done.remove()
     record_failure(run, 0, raised(WAITED))
     assert root_cause(run, {0: 1, 2: -9}).message.startswith("rank 2 hung in backward of step 3")
 
@@ -307,8 +310,8 @@ def test_a_rank_that_nccls_watchdog_aborts_waited_for_the_one_that_hangs(run: Ru
     (run.logs_dir / "rank_0.log").write_text(f"step 11\n{WATCHDOG}\nterminate called\n", encoding="utf-8")
     (run.logs_dir / "rank_1.log").write_text("step 11\n", encoding="utf-8")
     for rank, phase in ((0, "optimizer"), (1, "data")):
-        here = Whereabouts()
-        here.keep(run, rank)
+        here = PositionFile()
+        here.open(run, rank)
         here.at_step(12)
         here.at(phase)
     for codes in ({0: -6, 1: -9}, {0: -6, 1: -15}, {0: -6}):

@@ -15,8 +15,7 @@ from toys import InDouble
 
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
-from dynbench.engine.cause import root_cause
-from dynbench.engine.failure import record_failure
+from dynbench.engine.failure import record_failure, root_cause
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.planning import build_problem
 from dynbench.engine.rank.replica import Replica

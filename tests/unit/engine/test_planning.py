@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from dynbench.config.layers import load_config
-from dynbench.engine.planning import PlansAhead, ReplicatedPlans, build_problem, probe_speeds
-from dynbench.engine.speeds import StepPlans
+from dynbench.engine.planning import PlansAhead, ReplicatedPlans, StepPlans, build_problem, probe_speeds
 from dynbench.errors import UsageError
 from dynbench.runs.probe_record import ProbeRecord
 from dynbench.schedule.plan import Share

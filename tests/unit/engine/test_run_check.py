@@ -12,8 +12,7 @@ from probes import make_probe
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine import plan_check
-from dynbench.engine.known_data import data_at_hand, known_workload
-from dynbench.engine.plan_check import check_plan, check_steps_of_rank
+from dynbench.engine.plan_check import check_plan, check_steps_of_rank, data_at_hand, known_workload
 from dynbench.engine.planning import build_problem
 from dynbench.errors import BatchTooLarge, NothingFits
 from dynbench.plugins import POLICIES, WORKLOADS

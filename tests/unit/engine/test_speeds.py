@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dynbench.config.layers import load_config
-from dynbench.engine.speeds import EstimatedSpeeds, StepPlans, step_plans
+from dynbench.engine.planning import EstimatedSpeeds, StepPlans, step_plans
 from dynbench.lengths import SST2
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_facts

@@ -19,7 +19,7 @@ from probes import COST, make_probe
 
 from dynbench.config.layers import load_config
 from dynbench.engine.planning import build_cost
-from dynbench.engine.rank.real import build_strategy
+from dynbench.engine.rank.loop import build_strategy
 from dynbench.errors import UsageError
 from dynbench.plugins import STRATEGIES
 from dynbench.probe.children import Children

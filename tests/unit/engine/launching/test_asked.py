@@ -9,8 +9,7 @@ from recipe_files import load_cells
 
 from dynbench.config.layers import load_config
 from dynbench.config.recipes import find_recipe, list_recipes
-from dynbench.engine.launching.asked import launch_warnings
-from dynbench.engine.launching.resolve import Machine, resolve
+from dynbench.engine.launching.resolve import Machine, launch_warnings, resolve
 from dynbench.errors import ConfigError, UsageError
 from dynbench.experiment import preflight
 from dynbench.runs.store import RunStore

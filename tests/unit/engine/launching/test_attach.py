@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dynbench.config.layers import load_config
-from dynbench.engine.launching.attach import _reported, slurm_as_torchrun
+from dynbench.engine.launching.run_launch import _reported, slurm_as_torchrun
 from dynbench.engine.launching.torchrun import started_as_rank
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.errors import Interrupted, Terminated, UsageError

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dynbench.engine.launching.leftovers import marked_environment, rank_pids, stop_leftovers
+from dynbench.engine.launching.torchrun import marked_environment, rank_pids, stop_leftovers
 from dynbench.runs.run import Run
 
 

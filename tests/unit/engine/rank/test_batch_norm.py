@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from dynbench.config.schema import Train
-from dynbench.engine.rank.batch_norm import average_statistics, running_statistics
 from dynbench.engine.rank.evaluation import Epochs
 from dynbench.engine.rank.loop import ArmLoop
+from dynbench.engine.rank.replica import average_statistics, running_statistics
 
 
 class Meeting:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from dynbench.engine.rank.held_memory import Saved
+from dynbench.engine.rank.memory import Saved
 
 
 def most(*rows: int) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.engine.rank.nodes import settle
+from dynbench.engine.rank.launched import settle
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore

@@ -17,8 +17,8 @@ from torch import nn
 from dynbench import clock
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Sync
+from dynbench.engine.rank.loop import session
 from dynbench.engine.rank.optimizer_step import Precision
-from dynbench.engine.rank.real import session
 from dynbench.engine.rank.replica import Replica, build_optimizer, seed_dropout
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.sync.ddp import Ddp

@@ -18,8 +18,7 @@ from dynbench.cli.main import main
 from dynbench.config.digest import changed, dump_config
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
-from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
-from dynbench.engine.rank.keeping import Keeper
+from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator, Keeper
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.engine.rank.saved import Saved, Writer, evaluate_saved, find_saved
 from dynbench.errors import ConfigError, DataError, UsageError

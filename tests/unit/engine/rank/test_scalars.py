@@ -14,11 +14,10 @@ from toys import Toy
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Machine, resolve
-from dynbench.engine.rank import scalars as module
-from dynbench.engine.rank.evaluation import EVAL_FILE
+from dynbench.engine.rank import evaluation as module
+from dynbench.engine.rank.evaluation import EVAL_FILE, SCALARS_FOLDER, scalars_of
 from dynbench.engine.rank.memory import memory_meter
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
-from dynbench.engine.rank.scalars import FOLDER, scalars_of
 from dynbench.engine.rank.turns import play
 from dynbench.engine.rank.virtual import virtual_loop
 from dynbench.runs.run import Run
@@ -85,8 +84,8 @@ def trained(folder: Path, config: Config) -> Run:
 
 def test_the_first_ranks_rows_and_the_evaluations_are_drawn(tmp_path: Path, made: dict[Path, SummaryWriter]) -> None:
     run = trained(tmp_path / "a", configured("train.tensorboard=true"))
-    assert list(made) == [run.path / FOLDER]
-    writer, rows = made[run.path / FOLDER], pl.read_csv(run.rank_file(0))
+    assert list(made) == [run.path / SCALARS_FOLDER]
+    writer, rows = made[run.path / SCALARS_FOLDER], pl.read_csv(run.rank_file(0))
     assert writer.closed
     for name in ("loss", "step_time_ms", "sync_ms", "real_tokens", "grad_norm"):
         drawn = [writer.scalars[f"rank_0/{name}", step] for step in range(4)]
@@ -103,7 +102,7 @@ def test_arms_that_take_turns_have_a_writer_each(tmp_path: Path, made: dict[Path
     with scalars_of(config, runs[0], writes=True) as first, scalars_of(config, runs[1], writes=True) as second:
         first.evaluation(0, {"loss": 1.0, "accuracy": None})
         second.evaluation(0, {"loss": 2.0})
-    assert [made[run.path / FOLDER].scalars for run in runs] == [
+    assert [made[run.path / SCALARS_FOLDER].scalars for run in runs] == [
         {("evaluation/loss", 0): 1.0},
         {("evaluation/loss", 0): 2.0},
     ]

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from dynbench.config.layers import load_config
-from dynbench.engine.rank.replica import Replica
-from dynbench.engine.rank.second_work import WIDTH, SecondWork
+from dynbench.engine.rank.replica import WIDTH, Replica, SecondWork
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.sync.local import Local
 from dynbench.workloads.registry import build_workload
