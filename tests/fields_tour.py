@@ -17,7 +17,7 @@ from probes import make_probe
 from unit.analysis.conftest import Fake, build_run
 from unit.bench.test_bench_run import group_of_one, launched_at_once
 from unit.cli.test_train_figures import TINY, launched
-from unit.engine.launching.test_toy_ranks import checked_at_once
+from unit.engine.rank.test_toy_check import checked_at_once
 from unit.experiment.test_compare import RECIPE, FakeTraining
 
 from dynbench.bench import bench_run

@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from dynbench.schedule.planner import Planner
 from dynbench.schedule.policy import Problem
 from dynbench.schedule.rank_classes import distinct_speeds
 
+if TYPE_CHECKING:
+    from dynbench.workloads.base import Workload  # with torch, which commands that only plan do not wait for
+
 SPEEDS_FILE = "speeds.csv"
 """In the run folder, where speeds are estimated: step from which on, rank, relative speed."""
 
@@ -41,6 +44,8 @@ GatherPaces = Callable[[Mapping[int, float]], FloatArray]
 """From the paces of the ranks that this process plays to those of all ranks, shape [G], the same everywhere."""
 
 _log = logging.getLogger(__name__)
+_Planned = tuple[int, Share, Sequence[Share] | None]
+"""A step, this rank's share of it, and everyone's."""
 
 
 class StepPlans:
@@ -127,30 +132,25 @@ def _append(file: Path, step: int, speeds: FloatArray) -> None:
         rows.write(header + "".join(f"{step},{rank},{speed:.4f}\n" for rank, speed in enumerate(speeds)))
 
 
-MEETINGS: dict[Objective, str] = {"sum": "once a step", "slots": "in every micro-batch"}
-"""When ranks meet, by what plans of several micro-batches make least then."""
-
-_Planned = tuple[int, Share, Sequence[Share] | None]
-"""A step, this rank's share of it, and everyone's."""
-
-
-class PlanSource(Protocol):
-    """Where the loop gets a rank's work from."""
+class PlanSource:
+    """Where the loop gets a rank's work from; this one is of a rank that trains nothing."""
 
     def share(self, step: int) -> Share:
-        """The micro-batches of sample ids that this rank runs in `step`; asked for in order."""
+        """The micro-batches of sample ids that this rank runs in `step`; called for every step in order."""
+        return ()
 
     def all_shares(self) -> Sequence[Share] | None:
-        """Every worker's share of the step that was asked for last.
+        """Every worker's share of the step whose share was returned last.
 
         None where this rank knows but its own, which is one micro-batch on every rank then.
         """
+        return None
 
     def observe(self, share: Share, compute_ms: float) -> None:
-        """Told how long this rank computed the last share."""
+        """This rank computed the last share in so many milliseconds."""
 
 
-class ReplicatedPlans:
+class ReplicatedPlans(PlanSource):
     """Every rank makes the whole plan by itself: a pure function of what all ranks know, so nothing is exchanged."""
 
     def __init__(self, plans: StepPlans, rank: int) -> None:
@@ -171,21 +171,7 @@ class ReplicatedPlans:
         self._plans.observe(self._rank, share, compute_ms)
 
 
-class NoPlans:
-    """For a rank that trains nothing."""
-
-    def share(self, step: int) -> Share:
-        """No micro-batches."""
-        return ()
-
-    def all_shares(self) -> None:
-        """Not known."""
-
-    def observe(self, share: Share, compute_ms: float) -> None:
-        """There is nothing to be told."""
-
-
-class PlansAhead:
+class PlansAhead(PlanSource):
     """Plans a step while the one before is about to begin, and tells of it; not where that one decides it.
 
     Args:
@@ -268,6 +254,13 @@ def build_problem(
     )
 
 
+def loaded_problem(config: Config, workload: Workload, workers: int, root: Path | None) -> Problem:
+    """The planning problem of a resolved configuration on its loaded data; see `build_problem`."""
+    multiple, train = config.workload.pad_to_multiple_of, workload.train
+    assert isinstance(multiple, int), "resolved before the launch"
+    return build_problem(config, train.lengths, workers, multiple, root, workload.positions, train.second)
+
+
 def build_cost(
     config: Config, pad_to_multiple_of: int, root: Path | None = None, positions: int | None = None
 ) -> CostModel:
@@ -328,7 +321,8 @@ def default_objective(config: Config) -> tuple[Objective, str]:
     """What `schedule.objective: auto` means, and why."""
     entry = STRATEGIES.get(config.sync.name)
     objective: Objective = "sum" if entry is None else entry.objective
-    return objective, f"ranks meet {MEETINGS[objective]} (sync.name {config.sync.name})"
+    when = "once a step" if objective == "sum" else "in every micro-batch"
+    return objective, f"ranks meet {when} (sync.name {config.sync.name})"
 
 
 def build_objective(config: Config) -> Objective:

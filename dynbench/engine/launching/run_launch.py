@@ -29,7 +29,6 @@ from dynbench.engine.rank.exchange import broadcast_text, wait_for_all
 from dynbench.engine.rank.launched import settle
 from dynbench.engine.rank.rank_facts import keep_warnings, merge_facts, read_warnings, tell_failure
 from dynbench.engine.rank.rank_process import RankContext, StopFlag, process_group, set_threads
-from dynbench.engine.rank.worker import train
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import DynbenchError, NothingFits, UsageError, WorkerFailed, told
 from dynbench.runs.atomic import release
@@ -42,6 +41,8 @@ from dynbench.workloads.own_code import remember_run
 
 _log = logging.getLogger(__name__)
 WORKER_MODULE = "dynbench.engine.rank.worker"
+_BASE_PORT = 29500
+_PORTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +178,9 @@ def launch_arms(
 def _settle(recordings: Sequence[Recording]) -> None:
     """After the ranks have ended: the folders that the runs have become, with what only the ranks know."""
     for recording in recordings:
-        settled = settle(recording.run)
-        recording.run, recording.ours = settled.run, settled.ours
+        recording.run, recording.ours = settle(recording.run)
     for recording in recordings:
-        gather_said(recording, recordings[0].run)
+        collect_facts(recording, recordings[0].run)
     for warning in dict.fromkeys(warning for recording in recordings for warning in recording.warnings):
         _log.warning("%s", warning)
 
@@ -214,7 +214,7 @@ def _blame(failure: DynbenchError, name: str, recordings: Sequence[Recording], a
             recording.ended_by = f"the launch that it shared was ended: {failure.message}"
 
 
-def gather_said(recording: Recording, first: Run) -> None:
+def collect_facts(recording: Recording, first: Run) -> None:
     """Put into the run's own files what only the ranks know: their facts, and rank 0's warnings; tidy up after them.
 
     Args:
@@ -252,10 +252,6 @@ def create_run(resolved: Resolved, store: RunStore, warnings: Sequence[str], **n
     return run
 
 
-_BASE_PORT = 29500
-_PORTS = 10_000
-
-
 def join_training(
     config: Config, store: RunStore, *, asked: Config | None = None, **naming: Unpack[Naming]
 ) -> Run | None:
@@ -279,6 +275,8 @@ def join_training(
 
 
 def _join(config: Config, store: RunStore, asked: Config | None, naming: Naming) -> Run | None:
+    from dynbench.engine.rank.worker import train  # which a launcher has no need of
+
     stop = StopFlag()
     resolved = resolve(config, changed(this_machine(), ranks_given=ranks_from_environment()), store)
     check_plan(resolved.config, resolved.workers, store.root)
@@ -304,7 +302,7 @@ def _join(config: Config, store: RunStore, asked: Config | None, naming: Naming)
                 raise reported from error
             finally:
                 if recording is not None:
-                    gather_said(recording, recording.run)
+                    collect_facts(recording, recording.run)
     return run if context.is_first else None
 
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,11 @@ from dynbench.signals import handled, outlives_terminal
 
 SHUTDOWN_TIMEOUT_S = 10
 """How long ranks that were asked to stop may take, before they are killed."""
+EARLY_LOG = "launch.log"
+GRACE_S = 5.0
+_POLL_S = 0.05
+_RANK_OF = "DYNBENCH_RANK_OF"
+_KEPT = "What was measured until then is kept."
 
 
 def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
@@ -58,23 +63,20 @@ def torchrun_argv(module: str, paths: Sequence[Path], launch: Launch) -> list[st
     Everything is said on torchrun's public command line, never through its internal objects. Restarts are off: a
     benchmark that lost a rank is over. Under nohup, SIGHUP stops no rank.
     """
-    argv = ["--nproc-per-node", str(launch.nproc), *rendezvous_argv(launch)]
+    argv = ["--nproc-per-node", str(launch.nproc)]
+    if launch.nnodes == 1 and launch.rdzv_endpoint is None:
+        argv.append("--standalone")
+    else:
+        argv += ["--nnodes", str(launch.nnodes), "--node-rank", str(launch.node_rank)]
+        argv += [] if launch.rdzv_endpoint is None else ["--rdzv-backend", "c10d"]
+        options = {"--rdzv-endpoint": launch.rdzv_endpoint, "--rdzv-id": launch.rdzv_id}
+        argv += [word for option, value in options.items() if value is not None for word in (option, value)]
     argv += ["--max-restarts", "0", "--redirects", "3", "--log-dir", str(torchrun_log_dir(paths[0]))]
     if "--shutdown-timeout" in get_args_parser().format_usage():
         argv += ["--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)]
     if outlives_terminal():
         argv += ["--signals-to-handle", "SIGTERM,SIGINT,SIGQUIT"]
     return [*argv, "-m", module, *map(str, paths)]
-
-
-def rendezvous_argv(launch: Launch) -> list[str]:
-    """How the nodes meet; a single node that was told nothing needs no meeting point."""
-    if launch.nnodes == 1 and launch.rdzv_endpoint is None:
-        return ["--standalone"]
-    argv = ["--nnodes", str(launch.nnodes), "--node-rank", str(launch.node_rank)]
-    if launch.rdzv_endpoint is not None:
-        argv += ["--rdzv-backend", "c10d", "--rdzv-endpoint", launch.rdzv_endpoint]
-    return argv if launch.rdzv_id is None else [*argv, "--rdzv-id", launch.rdzv_id]
 
 
 def torchrun_log_dir(run_path: Path) -> Path:
@@ -144,12 +146,6 @@ def _quiet_elastic_logs() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-EARLY_LOG = "launch.log"
-GRACE_S = 5.0
-_POLL_S = 0.05
-_RANK_OF = "DYNBENCH_RANK_OF"
-
-
 def collect_logs(runs: Sequence[Run]) -> None:
     """Keep what ranks printed before they opened their own log, remove torchrun's folders; every run gets all logs."""
     run, *others = runs
@@ -183,34 +179,27 @@ def stop_leftovers(module: str, run: Run) -> None:
     what it started, as a profiler. On systems without /proc nothing is looked for.
     """
     deadline = time.monotonic() + GRACE_S
-    for pid in _left(module, run):
-        _signal(pid, signal.SIGTERM)
-    while (left := _left(module, run)) and time.monotonic() < deadline:
+    _signal(_processes(module, run), signal.SIGTERM)
+    while (left := _processes(module, run)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-    for pid in left:
-        _signal(pid, signal.SIGKILL)
+    _signal(left, signal.SIGKILL)
 
 
 def rank_pids(module: str, run: Run) -> list[int]:
     """Live processes of this machine that run the module as a rank of this run."""
-    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _is_rank(folder, module, run)]
+    return [pid for pid, is_rank in _processes(module, run).items() if is_rank]
 
 
-def _left(module: str, run: Run) -> list[int]:
-    """Ranks of this run, and what they started."""
-    folders = Path("/proc").glob("[0-9]*")
-    return [int(folder.name) for folder in folders if _is_rank(folder, module, run) or _started_by_rank(folder, run)]
-
-
-def _started_by_rank(folder: Path, run: Run) -> bool:
-    """What the launcher itself started meanwhile has the mark, but no rank."""
-    words = _words(folder / "environ")
-    return os.fsencode(f"{_RANK_OF}={run.path}") in words and any(word.startswith(b"RANK=") for word in words)
-
-
-def _is_rank(folder: Path, module: str, run: Run) -> bool:
-    words = _words(folder / "cmdline")
-    return module.encode() in words and os.fsencode(run.path) in words
+def _processes(module: str, run: Run) -> dict[int, bool]:
+    """Ranks of this run and what they started, by process id; whether it is a rank."""
+    path, mark, found = os.fsencode(run.path), os.fsencode(f"{_RANK_OF}={run.path}"), {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        command, environment = _words(folder / "cmdline"), _words(folder / "environ")
+        is_rank = module.encode() in command and path in command
+        # What the launcher itself started meanwhile has the mark, but no rank.
+        if is_rank or (mark in environment and any(word.startswith(b"RANK=") for word in environment)):
+            found[int(folder.name)] = is_rank
+    return found
 
 
 def _words(file: Path) -> list[bytes]:
@@ -220,14 +209,10 @@ def _words(file: Path) -> list[bytes]:
     return []
 
 
-def _signal(pid: int, signum: signal.Signals) -> None:
-    try:
-        os.kill(pid, signum)
-    except ProcessLookupError:
-        return
-
-
-_KEPT = "What was measured until then is kept."
+def _signal(pids: Iterable[int], signum: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signum)
 
 
 @dataclass(frozen=True, slots=True)

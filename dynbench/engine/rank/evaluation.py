@@ -34,6 +34,16 @@ from dynbench.workloads.registry import Saves
 _log = logging.getLogger(__name__)
 BEST, LAST = "best", "last"
 MODEL_FOLDER = "model"
+SCALARS_FOLDER = "tensorboard"
+"""Within a run's folder."""
+INSTALL = "pip install tensorboard"
+FLUSH_S = 5
+"""Longest time until TensorBoard sees a step, seconds; it is written in the background."""
+_NOT_DRAWN = ("step", "rank", "warmup", "work_hash", TURN.name)
+EVAL_BATCH = 64
+EVAL_FILE = "eval.csv"
+Found = dict[str, float | None]
+"""What an evaluation gives, by the names of the columns in its file."""
 
 
 class Keeper:
@@ -69,7 +79,8 @@ class Keeper:
         if found is not None and (worth := _worth(found)) > self._best:
             self._best = worth
             names.append(BEST)
-        self._save(step, strategy, names)
+        if self._saves is not None and names and (state := strategy.full_state()) is not None:
+            self._write(step, state, names)
 
     def interrupted(self, step: int, strategy: Strategy) -> None:
         """Save the last model that this rank has whole, of a run that was asked to stop after `step`.
@@ -83,13 +94,6 @@ class Keeper:
             _log.warning("stopped after step %d: model/%s is not kept, as it takes all ranks to give it", step, LAST)
         else:
             self._write(step, state, [LAST])
-
-    def _save(self, step: int, strategy: Strategy, names: Sequence[str]) -> None:
-        if self._saves is None or not names:
-            return
-        state = strategy.full_state()
-        if state is not None:
-            self._write(step, state, names)
 
     def _write(self, step: int, state: Mapping[str, Tensor], names: Sequence[str]) -> None:
         if self._saves is None or self._folder is None:
@@ -111,14 +115,6 @@ def settle_kept(run_path: Path) -> None:
     """After the ranks of a run have ended: whole models or none, where one was killed while it saved."""
     for name in (BEST, LAST):
         settle_folder(run_path / MODEL_FOLDER / name)
-
-
-SCALARS_FOLDER = "tensorboard"
-"""Within a run's folder."""
-INSTALL = "pip install tensorboard"
-FLUSH_S = 5
-"""Longest time until TensorBoard sees a step, seconds; it is written in the background."""
-_NOT_DRAWN = ("step", "rank", "warmup", "work_hash", TURN.name)
 
 
 def check_scalars(config: Config) -> None:
@@ -170,10 +166,6 @@ def scalars_of(config: Config, run: Run, *, writes: bool) -> Iterator[Scalars]:
         yield Scalars(writer)
 
 
-EVAL_BATCH = 64
-EVAL_FILE = "eval.csv"
-
-
 class Epochs:
     """Adds up what the ranks of this process trained since the last epoch ended.
 
@@ -198,9 +190,6 @@ class Epochs:
         self._each = train.epoch_steps
         self._sum_over_ranks = sum_over_ranks
         self._timed = timed
-        self._begin()
-
-    def _begin(self) -> None:
         self._sums = [0.0] * 5
 
     def ends(self, step: int) -> bool:
@@ -225,7 +214,7 @@ class Epochs:
         if self._each is None or not self.ends(step):
             return
         loss, weight, correct, samples, ms = self._sum_over_ranks(self._sums)
-        self._begin()
+        self._sums = [0.0] * 5
         trained = _said("training", loss / weight if weight else None, correct / samples if samples else None)
         held = "" if found is None else "; " + _said("evaluation", found.get("loss"), found.get("accuracy"))
         seconds = ms / 1e3
@@ -242,10 +231,6 @@ class Epochs:
 def _said(what: str, loss: float | None, accuracy: float | None) -> str:
     known = f", accuracy {accuracy:.1%}" if accuracy is not None and accuracy == accuracy else ""
     return f"{what} loss {'-' if loss is None else f'{loss:.4f}'}{known}"
-
-
-Found = dict[str, float | None]
-"""What an evaluation gives, by the names of the columns in its file."""
 
 
 def evaluated_together(config: Config, problem: Problem, workload: Workload) -> int:

@@ -18,9 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dynbench.config.digest import NOT_IDENTITY, differences
+from dynbench.config.digest import NOT_IDENTITY, flatten
 from dynbench.config.ranks import Ranks
 from dynbench.config.schema import Config
+from dynbench.engine.planning import PlanSource
 from dynbench.errors import ConfigError, DynbenchError
 from dynbench.plugins.outside import VARIABLE, digests
 from dynbench.runs.run_record import host_name
@@ -37,9 +38,11 @@ PATIENCE = timedelta(days=7)
 """Stands for no time-out at all, which gloo does not know."""
 _MAY_DIFFER = (*(key for key in NOT_IDENTITY if key != "train.seed"), "workload.data_path", "workload.eval_path")
 """Keys of this node alone; data are compared by fingerprint instead of path."""
+EXCHANGES = 20
+"""Round trips to each other clock; the quickest one counts."""
 
 
-class GatheredPlans:
+class GatheredPlans(PlanSource):
     """`prefix` with `schedule.exchange=gather`; the same plans as every rank would make by itself.
 
     Args:
@@ -68,12 +71,6 @@ class GatheredPlans:
         counts = None if offers is None else self._solve(step, offers)
         counts = broadcast_integers(counts, self._problem.workers, self._group)
         return (stream.take(int(counts[self._rank])),)
-
-    def all_shares(self) -> None:
-        """Streams are private to their ranks."""
-
-    def observe(self, share: Share, compute_ms: float) -> None:
-        """Of no use: the speeds are given."""
 
     def _solve(self, step: int, costs: np.ndarray) -> IntArray:
         """Counts from every rank's candidate costs, shape [G, K]; shape [G]."""
@@ -227,16 +224,10 @@ def check_same_config(config: Config) -> None:
     Raises:
         ConfigError: one line per plug-in's file or key that differs from rank 0's; raised on every rank.
     """
-    _check_same_plugins()
-    first, *others = gather_objects(config)
-    problems = [
-        f"nodes disagree in config: {key} is {ours!r} on rank 0, {theirs!r} on rank {rank}"
-        for rank, other in enumerate(others, 1)
-        for key, (ours, theirs) in differences(first, other).items()
-        if key not in _MAY_DIFFER
-    ]
-    if problems:
-        raise ConfigError(problems, "Start every node with the same settings.")
+    # First the plug-ins: where others are loaded, there are other settings.
+    _check_same("plug-ins", digests(), f"Name the same files in {VARIABLE} on every node.")
+    settings = {key: repr(value) for key, value in flatten(config).items() if key not in _MAY_DIFFER}
+    _check_same("config", settings, "Start every node with the same settings.")
 
 
 def check_same_data(fingerprint: str) -> None:
@@ -245,32 +236,22 @@ def check_same_data(fingerprint: str) -> None:
     Raises:
         ConfigError: some rank's fingerprint is not rank 0's; raised on every rank.
     """
-    first, *others = gather_objects(fingerprint)
+    hint = "Point workload.data_path and the caches at the same data on every node."
+    _check_same("data", {"fingerprint": fingerprint}, hint)
+
+
+def _check_same(what: str, values: Mapping[str, str], hint: str) -> None:
+    """Refuse ranks of which one has other values than rank 0; a collective."""
+    first, *others = gather_objects(values)
     problems = [
-        f"nodes disagree in data: fingerprint {first} on rank 0, {other} on rank {rank}"
+        f"nodes disagree in {what}: {name} is {first.get(name, 'not loaded')} on rank 0, "
+        f"{other.get(name, 'not loaded')} on rank {rank}"
         for rank, other in enumerate(others, 1)
-        if other != first
+        for name in dict.fromkeys((*first, *other))
+        if first.get(name) != other.get(name)
     ]
     if problems:
-        raise ConfigError(problems, "Point workload.data_path and the caches at the same data on every node.")
-
-
-def _check_same_plugins() -> None:
-    """First of all: what other plug-ins declare has other settings."""
-    first, *others = gather_objects(digests())
-    problems = [
-        f"nodes disagree in plug-ins: {file} is {first.get(file, 'not loaded')} on rank 0, "
-        f"{other.get(file, 'not loaded')} on rank {rank}"
-        for rank, other in enumerate(others, 1)
-        for file in dict.fromkeys((*first, *other))
-        if first.get(file) != other.get(file)
-    ]
-    if problems:
-        raise ConfigError(problems, f"Name the same files in {VARIABLE} on every node.")
-
-
-EXCHANGES = 20
-"""Of which the quickest counts."""
+        raise ConfigError(problems, hint)
 
 
 def compare_clocks(now: Callable[[], int] = time.perf_counter_ns, name: str | None = None) -> Mapping[str, object]:
@@ -304,17 +285,17 @@ def clock_name() -> str:
 
 def _compared(now: Callable[[], int], other: int) -> tuple[int, int]:
     """By how much the clock of rank `other` is ahead of rank 0's, ns, and by how much that may be wrong."""
-    rank, told, quickest = dist.get_rank(), torch.zeros(1, dtype=torch.int64), (0, 2**62)
+    rank, theirs, quickest = dist.get_rank(), torch.zeros(1, dtype=torch.int64), (0, 2**62)
     for _ in range(EXCHANGES):
         if rank == 0:
-            asked = now()
-            dist.send(told, other)
-            dist.recv(told, other)
-            took = now() - asked
-            if took // 2 < quickest[1]:
-                quickest = int(told) - asked - took // 2, took // 2
+            sent = now()
+            dist.send(theirs, other)
+            dist.recv(theirs, other)
+            half = (now() - sent) // 2
+            if half < quickest[1]:
+                quickest = int(theirs) - sent - half, half
         elif rank == other:
-            dist.recv(told, 0)
-            told[0] = now()
-            dist.send(told, 0)
+            dist.recv(theirs, 0)
+            theirs[0] = now()
+            dist.send(theirs, 0)
     return quickest

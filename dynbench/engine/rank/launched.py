@@ -15,7 +15,6 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -41,6 +40,9 @@ from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
 _MET_FILE = "met.json"
+Work = Callable[[Sequence[Run], Sequence[Config], RankContext, StopFlag], None]
+"""What all ranks do together, within their process group, for the runs of the launch, each with its configuration;
+where the flag says that a signal came, it ends with `SystemExit`, 128 plus the signal's number."""
 
 
 def meet(run: Run, context: RankContext) -> Run:
@@ -65,23 +67,14 @@ def meet(run: Run, context: RankContext) -> Run:
     return joined if shared else run
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """What became of a launcher's folder."""
-
-    run: Run
-    ours: bool
-    """Whether this launcher finishes it; False where another node's does."""
-
-
-def settle(run: Run) -> Settled:
-    """After the ranks have ended: the run that this launcher's folder is or became part of.
+def settle(run: Run) -> tuple[Run, bool]:
+    """After the ranks have ended: the run that this launcher's folder is or became part of, and whether it finishes it.
 
     That is rank 0's run where the results folder is shared, else this node's part of it, under its id and name.
     """
     met_file = run.path / _MET_FILE
     if not met_file.exists():
-        return Settled(run, ours=True)
+        return run, True
     met = json.loads(met_file.read_text(encoding="utf-8"))
     met_file.unlink()
     store, joined = RunStore(run.path.parent), Run(run.path.parent / met["id"])
@@ -90,18 +83,13 @@ def settle(run: Run) -> Settled:
             log.replace(joined.logs_dir / log.name)
         store.pass_name(run, joined)
         shutil.rmtree(run.path)
-        return Settled(joined, ours=False)
+        return joined, False
     if met["name"] is not None:
         store.give_name(run, met["name"])
     if joined.path != run.path:
         run.update(id=met["id"])
         run.path.rename(joined.path)
-    return Settled(joined, ours=True)
-
-
-Work = Callable[[Sequence[Run], Sequence[Config], RankContext, StopFlag], None]
-"""What all ranks do together, within their process group, for the runs of the launch, each with its configuration;
-where the flag says that a signal came, it ends with `SystemExit`, 128 plus the signal's number."""
+    return joined, True
 
 
 def run_as_rank(work: Work) -> NoReturn:
@@ -120,16 +108,12 @@ def run_as_rank(work: Work) -> NoReturn:
 
 @record
 def _main(work: Work, runs: Sequence[Run]) -> None:
+    """Do the work in the process group, recording in the first run why it ended if it did before its time."""
     first = runs[0]
     die_with_parent(first.record().pid)
     stop = StopFlag()
     context = RankContext.from_environment(first.config().launch.device)
     redirect_output(log_file(first, context.rank))
-    _take_part(work, runs, context, stop)
-
-
-def _take_part(work: Work, runs: Sequence[Run], context: RankContext, stop: StopFlag) -> None:
-    """Do the work in the process group, recording in the first run why it ended if it did before its time."""
     try:
         configs = [run.config() for run in runs]
         launch = configs[0].launch

@@ -18,11 +18,10 @@ from dynbench.engine.failure import RECORDING
 from dynbench.engine.plan_check import check_steps_of_rank, total_steps
 from dynbench.engine.planning import (
     SPEEDS_FILE,
-    NoPlans,
     PlansAhead,
     PlanSource,
     ReplicatedPlans,
-    build_problem,
+    loaded_problem,
     step_plans,
 )
 from dynbench.engine.rank.evaluation import EVAL_FILE, Epochs, Evaluator, evaluated_together, scalars_of
@@ -37,7 +36,7 @@ from dynbench.engine.rank.exchange import (
 )
 from dynbench.engine.rank.memory import HeldMemory, MemoryMeter
 from dynbench.engine.rank.profile import Profile, profiled_steps
-from dynbench.engine.rank.rank_facts import Told, epochs_file
+from dynbench.engine.rank.rank_facts import EPOCHS_FILE, Told
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.replica import Replica, average_statistics, seed_dropout, warn_of_unequal_numbers
 from dynbench.engine.rank.row_builder import RowBuilder, SentBytes, can_count, extra_columns, extra_values
@@ -67,7 +66,7 @@ from dynbench.workloads.registry import Expects
 
 @dataclass(frozen=True)
 class ArmLoop:
-    """The loop of one arm, but for its step; see `turns.Player`."""
+    """The loop of one arm, which `turns.play` drives; but for its step."""
 
     config: Config
     replica: Replica
@@ -75,6 +74,10 @@ class ArmLoop:
     memory: MemoryMeter
     evaluator: Evaluator
     epochs: Epochs
+
+    def step(self, moment: Moment) -> None:
+        """Run, measure and write one optimizer step."""
+        raise NotImplementedError
 
     def restart(self) -> None:
         """Begin the next step now, leaving out what was done since the last one ended."""
@@ -86,11 +89,11 @@ class ArmLoop:
 
     def evaluate(self, step: int) -> None:
         """Evaluate and save after `step`, and say what came of the epoch that it ends."""
-        self.make_statistics_one()
+        self.average_batch_norm()
         found = self.evaluator.after(step, self.replica.strategy, self.replica.precision)
         self.epochs.end(step, found)
 
-    def make_statistics_one(self) -> None:
+    def average_batch_norm(self) -> None:
         """Give all ranks one set of batch normalisation's running statistics."""
         trained, sum_over_ranks = self.replica.take_trained(), self.evaluator.sum_over_ranks
         average_statistics(self.replica.strategy.model, trained, sum_over_ranks)
@@ -114,7 +117,7 @@ class ArmLoop:
 
 @dataclass(frozen=True)
 class Loop(ArmLoop):
-    """The steps of one rank under one arm; a `turns.Player`.
+    """The steps of one rank under one arm; see `turns.play`.
 
     Ranks end every step together, because none gets past the gradients of the others; but under strategies that
     step apart.
@@ -137,7 +140,7 @@ class Loop(ArmLoop):
         """Begin the next step now, leaving out what was done and sent since the last one ended."""
         super().restart()
         self.replica.strategy.wire.take()
-        self.sent.restart()
+        self.sent.take()
 
     def step(self, moment: Moment) -> None:
         """One optimizer step, measured and written."""
@@ -245,11 +248,8 @@ def real_loop(
     run: Run, config: Config, context: RankContext, workload: Workload, memory: MemoryMeter
 ) -> Iterator[Loop]:
     """The loop of this process's rank; its row file is closed on the way out."""
-    multiple = config.workload.pad_to_multiple_of
-    assert isinstance(multiple, int), "resolved before the launch"
     train, ranks = workload.train, ranks_of(config, context.world_size)
-    root, positions = run.path.parent, workload.positions
-    problem = build_problem(config, train.lengths, ranks.workers, multiple, root, positions, train.second)
+    problem = loaded_problem(config, workload, ranks.workers, run.path.parent)
     check_steps_of_rank(config, problem)
     timer = StepTimer(context.device, context.position.at, config.launch.timeout_s)
     profiled = profiled_steps(config.train.warmup_steps, config.train.profile_steps)
@@ -286,7 +286,7 @@ def real_loop(
                 sum_over_ranks,
                 timed=ranks.servers,
                 says=first_worker,
-                file=epochs_file(run) if context.is_first else None,
+                file=run.ranks_dir / EPOCHS_FILE if context.is_first else None,
             ),
             evaluator=Evaluator(
                 config,
@@ -307,7 +307,7 @@ def plan_source(config: Config, problem: Problem, rank: int, ranks: Ranks, run: 
     """Plans made on every worker, or on the first of them from gathered costs; a collective."""
     group = group_of_workers(ranks, config.launch.timeout_s)
     if ranks.serves(rank):
-        return NoPlans()
+        return PlanSource()
     worker = ranks.worker(rank)
     if options_of(config.schedule, PrefixOptions).exchange == "gather":
         return GatheredPlans(problem, worker, group)

@@ -41,6 +41,9 @@ SMALL_BUCKET_MB = 0.0003
 """So that the toy fills many buckets."""
 State = Mapping[str, Tensor]
 OptimizerName = Literal["sgd", "adamw"]
+OPTIMIZERS: tuple[OptimizerName, ...] = ("sgd", "adamw")
+PATIENCE = timedelta(seconds=60)
+POLL_S = 0.2
 
 
 class ToyModel(nn.Module):
@@ -209,11 +212,6 @@ def config_of(name: str) -> Config:
     wanted = {"find_unused": "true", "bucket_mb": str(SMALL_BUCKET_MB)}
     options = [f"sync.{key}={value}" for key, value in wanted.items() if STRATEGIES.find(name).reads(key)]
     return load_config(None, [f"sync.name={name}", *options])
-
-
-OPTIMIZERS: tuple[OptimizerName, ...] = ("sgd", "adamw")
-PATIENCE = timedelta(seconds=60)
-POLL_S = 0.2
 
 
 @dataclass(frozen=True)

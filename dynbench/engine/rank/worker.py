@@ -12,12 +12,11 @@ from dynbench.engine.failure import BUILDING, PREPARING
 from dynbench.engine.rank.exchange import check_same_config, check_same_data, wait_for_all, wait_patiently
 from dynbench.engine.rank.launched import run_as_rank
 from dynbench.engine.rank.loop import Loop, real_loop
-from dynbench.engine.rank.memory import MemoryMeter, arm_meter, memory_meter
+from dynbench.engine.rank.memory import MemoryMeter, arm_meter, check_room, memory_meter
 from dynbench.engine.rank.optimizer_step import DTYPES, refuse_tf32
 from dynbench.engine.rank.rank_facts import write_facts
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
-from dynbench.engine.rank.replica import check_room
-from dynbench.engine.rank.turns import Player, Switch, garbage_between_turns, play
+from dynbench.engine.rank.turns import Switch, garbage_between_turns, play
 from dynbench.engine.rank.virtual import VirtualLoop, virtual_loop
 from dynbench.engine.turn_order import Turns, read_turns
 from dynbench.runs.run import Run
@@ -47,10 +46,10 @@ def train(runs: Sequence[Run], configs: Sequence[Config], context: RankContext, 
 
 def _build(
     runs: Sequence[Run], configs: Sequence[Config], turns: Turns | None, context: RankContext, open_loops: ExitStack
-) -> list[Player]:
+) -> list[Loop | VirtualLoop]:
     """The arms' loops, in the order of the runs; built in the order that the turns say."""
     together = None if turns is None else turns.facts([run.id for run in runs])
-    players: dict[int, Player] = {}
+    players: dict[int, Loop | VirtualLoop] = {}
     workloads: dict[tuple[object, ...], Workload] = {}
     for arm in [0] if turns is None else turns.building():
         if turns is not None:
