@@ -16,8 +16,8 @@ from torch import nn
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.planning import ReplicatedPlans
+from dynbench.engine.rank.loop import build_strategy, session
 from dynbench.engine.rank.optimizer_step import Precision
-from dynbench.engine.rank.real import build_strategy, session
 from dynbench.engine.rank.toy_check import toy_model
 from dynbench.sync import local_steps
 

@@ -245,8 +245,8 @@ def no_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(main_module, "_keep_traceback", reraise)
     for place in (
-        "dynbench.engine.launching.launch_ranks.run_torchrun",
-        "dynbench.engine.launching.toy_ranks.check_strategies",
+        "dynbench.engine.launching.torchrun.run_torchrun",
+        "dynbench.engine.rank.toy_check.check_strategies",
         "dynbench.probe.prober.Prober.probe",
     ):
         monkeypatch.setattr(place, launched)

@@ -22,8 +22,8 @@ from dynbench.compress import CompressedMean, TopK
 from dynbench.compress.cast import Fp16Torch
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
+from dynbench.engine.rank.loop import build_strategy, session
 from dynbench.engine.rank.optimizer_step import Precision
-from dynbench.engine.rank.real import build_strategy, session
 from dynbench.engine.rank.row_builder import SentBytes
 from dynbench.engine.rank.toy_check import SMALL_BUCKET_MB, Case, State, difference, train_alone, train_on_ranks
 from dynbench.plugins import COMPRESSORS, STRATEGIES

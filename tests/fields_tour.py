@@ -25,7 +25,7 @@ from dynbench.cli import trained
 from dynbench.cli.main import main
 from dynbench.config.schema import Workload
 from dynbench.engine.failure import record_failure
-from dynbench.engine.launching import toy_ranks
+from dynbench.engine.rank import toy_check as toy_ranks
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import WorkerFailed
 from dynbench.experiment import training

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import dynbench.engine.rank.rank_process as rank_process
-from dynbench.engine.whereabouts import Whereabouts
+from dynbench.engine.failure import PositionFile
 from dynbench.signals import STOPPING
 
 ROOM = 40
@@ -26,7 +26,7 @@ def at(what: str, phase: str, *, rank: int = 0, step: int | None = None) -> str:
 
     Args:
         what: one of `FAULTS`.
-        phase: as `Whereabouts.at` is told it.
+        phase: as `PositionFile.at` is told it.
         rank: the rank.
         step: of the arm that comes there first; None before the first one, and where there are no steps.
     """
@@ -35,14 +35,14 @@ def at(what: str, phase: str, *, rank: int = 0, step: int | None = None) -> str:
 
 def plant(what: str, phase: str, rank: int, step: int | None) -> None:
     """See `at`."""
-    begins, fault = Whereabouts.at, FAULTS[what]
+    begins, fault = PositionFile.at, FAULTS[what]
 
-    def begins_or_fails(self: Whereabouts, name: str) -> None:
+    def begins_or_fails(self: PositionFile, name: str) -> None:
         begins(self, name)
-        if (name, self._step, os.environ.get("RANK")) == (phase, step, str(rank)):
+        if (name, self._step, os.environ.get("RANK")) == (phase, "" if step is None else str(step), str(rank)):
             fault(self)
 
-    Whereabouts.at = begins_or_fails  # type: ignore[method-assign]
+    PositionFile.at = begins_or_fails  # type: ignore[method-assign]
 
 
 def plant_in_launcher(what: str, owner: object, name: str) -> None:
@@ -50,7 +50,7 @@ def plant_in_launcher(what: str, owner: object, name: str) -> None:
     does = getattr(owner, name)
 
     def fails(*args: object, **named: object) -> object:
-        FAULTS[what](Whereabouts())
+        FAULTS[what](PositionFile())
         return does(*args, **named)
 
     setattr(owner, name, fails)
@@ -136,29 +136,29 @@ def powerless() -> None:
         raise OSError(ctypes.get_errno(), "capset")
 
 
-def _killed(_: Whereabouts) -> None:
+def _killed(_: PositionFile) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _launcher_killed(_: Whereabouts) -> None:
+def _launcher_killed(_: PositionFile) -> None:
     os.kill(os.getppid(), signal.SIGKILL)
 
 
-def _hangs(_: Whereabouts) -> None:
+def _hangs(_: PositionFile) -> None:
     time.sleep(10**6)
 
 
-def _stopped(_: Whereabouts) -> None:
+def _stopped(_: PositionFile) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def _without_memory(_: Whereabouts) -> None:
+def _without_memory(_: PositionFile) -> None:
     import torch
 
     torch.empty(2**60, dtype=torch.uint8)
 
 
-def _disk_full(here: Whereabouts) -> None:
+def _disk_full(here: PositionFile) -> None:
     """No file of this process can grow beyond the rank's rows and a part of the next one (setrlimit(2))."""
     assert here._file is not None
     of_rank, of_benchmark = (here._file.with_name(name) for name in (f"rank_{os.environ['RANK']}.csv", "rows.jsonl"))
@@ -166,11 +166,11 @@ def _disk_full(here: Whereabouts) -> None:
     _limit_files(rows.stat().st_size + ROOM)
 
 
-def _no_room(_: Whereabouts) -> None:
+def _no_room(_: PositionFile) -> None:
     _limit_files(64)
 
 
-def _room_for_a_record(_: Whereabouts) -> None:
+def _room_for_a_record(_: PositionFile) -> None:
     _limit_files(RECORD)
 
 
@@ -178,7 +178,7 @@ def _limit_files(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
-FAULTS: dict[str, Callable[[Whereabouts], None]] = {
+FAULTS: dict[str, Callable[[PositionFile], None]] = {
     "killed": _killed,
     "launcher killed": _launcher_killed,
     "hangs": _hangs,

@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.rank.exchange import max_over_ranks
+from dynbench.engine.rank.loop import build_strategy, session
 from dynbench.engine.rank.optimizer_step import Clipper, Precision
-from dynbench.engine.rank.real import build_strategy, session
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.toy_check import (

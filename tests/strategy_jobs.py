@@ -31,18 +31,18 @@ from toys import (
 from dynbench import plugins
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
+from dynbench.engine.failure import Position, last_position
 from dynbench.engine.planning import ReplicatedPlans
-from dynbench.engine.rank import evaluation, real, replica
+from dynbench.engine.rank import evaluation, replica
+from dynbench.engine.rank import loop as real
 from dynbench.engine.rank.exchange import GlobalBatch, max_over_ranks
-from dynbench.engine.rank.held_memory import HeldMemory
-from dynbench.engine.rank.memory import memory_meter
+from dynbench.engine.rank.memory import HeldMemory, memory_meter
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.engine.rank.rank_facts import tell_failure
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.worker import train
-from dynbench.engine.whereabouts import Place, last_seen
 from dynbench.plugins import CompressorEntry, StrategyEntry
 from dynbench.runs.run import Run
 from dynbench.sync.fsdp import Fsdp
@@ -447,7 +447,7 @@ def train_late(rank: int, folder: str, config: Config, first: int, late_s: float
             return
         in_sync, deadline = 0, time.monotonic() + 20
         while in_sync < 20 and time.monotonic() < deadline:
-            in_sync = in_sync + 1 if last_seen(run, first) == Place(step[0], "sync") else 0
+            in_sync = in_sync + 1 if last_position(run, first) == Position(step[0], "sync") else 0
             time.sleep(0.01)
         begin = time.perf_counter_ns()
         time.sleep(late_s)
@@ -472,7 +472,7 @@ def train_late(rank: int, folder: str, config: Config, first: int, late_s: float
             found[at].extend(self.synchronised.spans_ns)
         return phases
 
-    context.whereabouts.keep(run, rank)
+    context.position.open(run, rank)
     with (
         patch.object(ReplicatedPlans, "share", planned),
         patch.object(Replica, "load", loaded),

@@ -7,7 +7,7 @@ from strategy_jobs import CPU, named
 from torch import nn
 
 from dynbench.config.layers import load_config
-from dynbench.engine.rank.real import build_strategy
+from dynbench.engine.rank.loop import build_strategy
 from dynbench.errors import UsageError
 
 FAULTS = ("number", "shape", "dtype", "buffer")

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from dynbench.config.layers import load_config
+from dynbench.engine.rank.loop import build_strategy, session
 from dynbench.engine.rank.optimizer_step import Precision
-from dynbench.engine.rank.real import build_strategy, session
 from dynbench.engine.rank.toy_check import (
     SMALL_BUCKET_MB,
     VOCABULARY,

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from wire_jobs import CPU, MINUTE
 
-from dynbench.engine.rank.clocks import compare_clocks
+from dynbench.engine.rank.exchange import compare_clocks
 from dynbench.engine.rank.row_builder import SentBytes
 from dynbench.wire.channel import Channel
 

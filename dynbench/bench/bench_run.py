@@ -25,8 +25,8 @@ from dynbench.bench.record import (
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Launch
 from dynbench.engine.failure import forget_failures
-from dynbench.engine.launching.launch_ranks import launch_ranks
 from dynbench.engine.launching.resolve import resolve, this_machine
+from dynbench.engine.launching.torchrun import launch_ranks
 from dynbench.errors import DynbenchError, NothingFits, UsageError
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.provenance import memory_kills

@@ -243,7 +243,7 @@ def _timed(prepared: Prepared, options: CollectivesOptions, clock: Clock, sent: 
     began, times = time.monotonic(), []
     for index in range(options.warmup + options.iterations):
         if index == options.warmup:
-            sent.restart()
+            sent.take()
         prepared.start()
         clock.synchronise()
         late = torch.tensor([float(time.monotonic() - began > options.limit_s)])

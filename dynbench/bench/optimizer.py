@@ -87,7 +87,7 @@ class OptimizerState(Benchmark):
     def measure(self, case: Case, context: RankContext) -> Sequence[Measured]:
         """Memory at every moment, then times, then bytes sent."""
         from dynbench.bench.model_step import parameters_of
-        from dynbench.engine.rank.real import build_strategy, session
+        from dynbench.engine.rank.loop import build_strategy, session
 
         config = load_config(None, (), {"sync.name": STRATEGY[str(case.columns["way"])]})
         with session(build_strategy(config, context.device)) as strategy:

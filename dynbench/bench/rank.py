@@ -28,7 +28,7 @@ def work(runs: Sequence[Run], configs: Sequence[Config], context: RankContext, s
     done = np.array([cases_done(run)]) if context.is_first else None
     left = benchmark.cases()[int(broadcast_integers(done, 1)[0]) :]
     for case in takewhile(lambda case: benchmark.ranks_of(case) == context.world_size, left):
-        context.whereabouts.at(f"measuring {case.name}")
+        context.position.at(f"measuring {case.name}")
         rows = rows_of(benchmark, case, context)
         if context.is_first:
             add_rows(run, rows)

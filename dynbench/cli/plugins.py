@@ -13,7 +13,7 @@ from dynbench.cli.options import Settings, common_options, table_option
 from dynbench.cli.output import Columns, print_for_script, print_line, print_records
 
 if TYPE_CHECKING:
-    from dynbench.engine.launching.toy_ranks import Checked
+    from dynbench.engine.rank.toy_check import Checked
 
 LINE_EVERY_S = 2.0
 
@@ -153,7 +153,7 @@ def check(settings: Settings, names: tuple[str, ...], ranks: int) -> None:
     that differs by more makes the command end with exit code 6.
     """
     from dynbench.cli.console import working
-    from dynbench.engine.launching.toy_ranks import OPTIMIZERS, check_strategies
+    from dynbench.engine.rank.toy_check import OPTIMIZERS, check_strategies
     from dynbench.errors import ChecksFailed
     from dynbench.plugins import STRATEGIES
 

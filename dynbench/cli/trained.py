@@ -140,7 +140,7 @@ def scalars_of_runs(store: RunStore, references: Iterable[str]) -> dict[str, Pat
         RunLookupError: a reference that is unknown.
         UsageError: runs that have none.
     """
-    from dynbench.engine.rank.scalars import FOLDER
+    from dynbench.engine.rank.evaluation import SCALARS_FOLDER as FOLDER
 
     chosen = [run for reference in references for run in _launched(store, store.resolve(reference))]
     folders = {run.label: run.path / FOLDER for run in chosen or (run for run, _ in store.entries())}

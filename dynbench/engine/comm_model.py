@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,17 +26,6 @@ class CommModel:
     """Shown wherever the virtual step time is."""
     allreduce_ms: Callable[[float, int], float]
     """Milliseconds for a buffer of so many megabytes (1e6 bytes) over so many ranks."""
-
-
-def no_comm() -> CommModel:
-    """Communication takes no time."""
-    return CommModel(Phrase.of("comm_model.none"), lambda megabytes, world_size: 0.0)
-
-
-def alpha_beta(alpha_ms: float, beta_ms_per_mb: float) -> CommModel:
-    """Latency and inverse bandwidth of a whole all-reduce, as given, whatever the number of ranks."""
-    description = Phrase.of("comm_model.given", alpha_ms=alpha_ms, beta_ms_per_mb=beta_ms_per_mb)
-    return CommModel(description, lambda megabytes, world_size: alpha_ms + beta_ms_per_mb * megabytes)
 
 
 def measured(source: str, points: Sequence[tuple[float, float]], world_size: int) -> CommModel:
@@ -72,22 +61,29 @@ def build_comm_model(text: str | None, root: Path) -> CommModel:
     """The model of `launch.comm_model`.
 
     Args:
-        text: null or `none`; `ALPHA_MS,BETA_MS_PER_MB`; a JSON file; or a probe run.
+        text: null or `none`, where communication takes no time; `ALPHA_MS,BETA_MS_PER_MB`, latency and inverse
+            bandwidth of a whole all-reduce, whatever the number of ranks; a JSON file; or a probe run.
         root: results folder in which a probe run is looked up.
 
     Raises:
         UsageError: none of these, or a file of another schema.
     """
     if text is None or text == "none":
-        return no_comm()
+        return CommModel(Phrase.of("comm_model.none"), lambda megabytes, world_size: 0.0)
     if (pair := _number_pair(text)) is not None:
-        return alpha_beta(*pair)
-    return read_comm_file(Path(text)) if _is_file(text) else _from_probe(text, root)
+        alpha_ms, beta_ms_per_mb = pair
+        given = Phrase.of("comm_model.given", alpha_ms=alpha_ms, beta_ms_per_mb=beta_ms_per_mb)
+        return CommModel(given, lambda megabytes, world_size: alpha_ms + beta_ms_per_mb * megabytes)
+    if _is_file(text):
+        return read_comm_file(Path(text))
+    probe = load_probe(text, "launch.comm_model", root).allreduce
+    if probe is None:
+        raise UsageError(f"launch.comm_model: probe {text!r} measured no all-reduce", "Probe with two or more ranks.")
+    source = Phrase.of("comm_model.probe", probe=text)
+    return measured(source, [(probe.megabytes, probe.ms)], probe.world_size)
 
 
-def decide_comm_model(
-    text: str | None, store: RunStore, decisions: MutableMapping[str, dict[str, object]]
-) -> str | None:
+def resolve_comm_model(text: str | None, store: RunStore) -> str | None:
     """`launch.comm_model` with a probe run by its id: `@latest` and names mean another run later.
 
     Raises:
@@ -96,28 +92,11 @@ def decide_comm_model(
     """
     if text is None or text == "none" or _number_pair(text) is not None or _is_file(text):
         return text
-    run = find_run(store, "launch.comm_model", text).id
-    decisions["launch.comm_model"] = {"value": run, "reason": f"run meant by {text!r}"}
-    return run
+    return find_run(store, "launch.comm_model", text).id
 
 
 def _is_file(text: str) -> bool:
     return Path(text).suffix == ".json" or Path(text).is_file()
-
-
-def charged_ms(text: str | None, gradient_mb: float, world_size: int, root: Path) -> float:
-    """What a step of virtual ranks is charged for the all-reduce of its gradient, ms, and a prediction of it too.
-
-    Args:
-        text: `launch.comm_model`.
-        gradient_mb: size of all gradients, MB.
-        world_size: virtual ranks (G).
-        root: as for `build_comm_model`.
-
-    Raises:
-        UsageError: as `build_comm_model`.
-    """
-    return build_comm_model(text, root).allreduce_ms(gradient_mb, world_size)
 
 
 def read_comm_file(path: Path) -> CommModel:
@@ -146,16 +125,6 @@ def read_comm_file(path: Path) -> CommModel:
 _FILE_HINT = (
     'It holds {"schema_version": 1, "world_size": G, "allreduce": [{"megabytes": x, "ms": y}]} with at least one point.'
 )
-
-
-def _from_probe(reference: str, root: Path) -> CommModel:
-    probe = load_probe(reference, "launch.comm_model", root).allreduce
-    if probe is None:
-        raise UsageError(
-            f"launch.comm_model: probe {reference!r} measured no all-reduce", "Probe with two or more ranks."
-        )
-    source = Phrase.of("comm_model.probe", probe=reference)
-    return measured(source, [(probe.megabytes, probe.ms)], probe.world_size)
 
 
 def _number_pair(text: str) -> tuple[float, float] | None:

@@ -1,13 +1,17 @@
-"""How a rank's end is recorded by itself; `cause` finds among several what the launcher reports."""
+"""Where each rank is and why it ended, in small files that outlive it; and what ended a launch, found among them."""
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
+import re
+import signal
 import socket
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,12 +19,39 @@ import torch
 
 from dynbench.config.ranks import ranks_of
 from dynbench.engine.turn_order import read_turns
-from dynbench.engine.whereabouts import last_seen
-from dynbench.errors import DynbenchError, NothingFits, StorageError, UsageError, WorkerFailed, told
+from dynbench.errors import (
+    BatchTooLarge,
+    ConfigError,
+    DataError,
+    DynbenchError,
+    HubError,
+    LeakFound,
+    NothingFits,
+    RecordError,
+    ReplicasTooLarge,
+    RunLookupError,
+    StorageError,
+    UsageError,
+    WorkerFailed,
+    told,
+)
 from dynbench.plugins import outside
 from dynbench.runs.atomic import release, write_json
 from dynbench.runs.run import Run
 from dynbench.workloads.own_code import OwnCode, find_own_code
+
+CONNECTING = "meeting the other ranks"
+PREPARING = "preparing its data"
+BUILDING = "building its model"
+RECORDING = "recording"
+EVALUATING = "evaluation"
+_ORDER = (
+    *(CONNECTING, PREPARING, BUILDING),
+    *("plan", "data", "forward", "backward", "sync", "optimizer"),
+    *(RECORDING, EVALUATING),
+)
+_BYTES = 96
+_POSITION_FILE = re.compile(r"at_(\d+)")
 
 _AFTERMATH = (
     "connection closed by peer",
@@ -33,7 +64,7 @@ _AFTERMATH = (
 )
 """What a rank says when another one is gone; never the cause."""
 _WAITED = ("timed out waiting", "wait timeout after", "timed out after", "collective operation timeout")
-"""What a rank says when another one has not come, of gloo, of the store where ranks meet, and of nccl."""
+"""What a rank says when another one has not come: of gloo, of the store where ranks meet, and of nccl."""
 _WATCHDOG = "watchdog caught collective operation timeout"
 """What NCCL prints before it aborts a rank that has waited for another one."""
 _LOG_END = 2**20
@@ -43,6 +74,96 @@ _NO_MEMORY = (
     *("out of memory", "status_alloc_failed", "can't allocate memory"),
     *("cublas_status_not_initialized", "unable to find an engine"),  # of cuBLAS and cuDNN without room for workspaces
 )
+_USER_ERRORS: dict[str, type[DynbenchError]] = {
+    error.kind: error for error in (UsageError, DataError, HubError, RunLookupError, RecordError, LeakFound)
+}
+_MEMORY_ERRORS = {error.__name__: error for error in (BatchTooLarge, ReplicasTooLarge)}
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a rank was."""
+
+    step: int | None
+    """Of its arm; None before the first one, and where there are none."""
+    phase: str
+    """Of the step, or what comes before and after."""
+    arm: int | None = None
+    """Of a launch of several arms, by its position; None before the first turn."""
+
+    def __str__(self) -> str:
+        """As a message goes on: `while preparing its data`, `in backward of step 12`."""
+        return f"while {self.phase}" if self.step is None else f"in {self.phase} of step {self.step}"
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Less for a rank that has come less far."""
+        position = _ORDER.index(self.phase) if self.phase in _ORDER else len(_ORDER)
+        return -1 if self.step is None else self.step, position
+
+
+class PositionFile:
+    """Keeps this rank's position in a file of a run, once opened; a note copies some bytes and makes no system call."""
+
+    def __init__(self) -> None:
+        self._file: Path | None = None
+        self._map: mmap.mmap | None = None
+        self._arm = self._step = self._phase = ""
+
+    def open(self, run: Run, rank: int) -> None:
+        """Note positions in this run from here on.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        self._file = _position_file(run, rank)
+        file = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            os.write(file, bytes(_BYTES))  # a page that finds no room later would kill the process
+            self._map = mmap.mmap(file, _BYTES)
+        finally:
+            os.close(file)
+
+    def at(self, phase: str) -> None:
+        """This phase begins now."""
+        self._phase = phase
+        if self._map is not None:
+            self._map[:] = f"{self._arm}:{self._step}:{phase}".encode()[:_BYTES].ljust(_BYTES, b"\0")
+
+    def at_arm(self, arm: int) -> None:
+        """The arm that phases are of from here on; noted at once, for the case that it dies in between."""
+        self._arm = str(arm)
+        self.at(self._phase)
+
+    def at_step(self, step: int) -> None:
+        """The step that phases are of from here on."""
+        self._step = str(step)
+
+    def remove(self) -> None:
+        """This rank has done all its work."""
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+
+def last_position(run: Run, rank: int) -> Position | None:
+    """Where a rank that did not end well was last; None where nothing is known."""
+    try:
+        text = _position_file(run, rank).read_bytes().rstrip(b"\0").decode(errors="replace")
+    except OSError:
+        return None
+    arm, step, phase = [*text.split(":", 2), "", ""][:3]
+    found = Position(int(step) if step.isdigit() else None, phase, int(arm) if arm.isdigit() else None)
+    return found if phase else None
+
+
+def unfinished_ranks(run: Run) -> list[int]:
+    """The ranks that began and did not come to their end, as far as their files can be seen here."""
+    found = (_POSITION_FILE.fullmatch(path.name) for path in run.ranks_dir.glob("at_*"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def _position_file(run: Run, rank: int) -> Path:
+    return run.ranks_dir / f"at_{rank}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,73 +199,44 @@ def failure_file(run: Run, rank: int) -> Path:
 
 
 def record_failure(run: Run, rank: int, error: BaseException) -> RankFailure:
-    """Write why this rank ends, also on a disk that is full by now; its first word stays."""
-    failure = RankFailure(
-        rank=rank,
-        time_ns=time.time_ns(),
-        host=socket.gethostname(),
-        kind=_kind(error),
-        exception=type(error).__name__,
-        message=_message(error, _own_code(run)),
-        hint=_hint(error),
-        at=str(last_seen(run, rank) or ""),
-    )
+    """Write why this rank ends, also on a disk that is full by now; its first record stays."""
+    failure = _failure(run, rank, type(error).__name__, *_described(error, _own_code(run)))
     keep_failure(run, failure)
     return failure
 
 
+def _failure(run: Run, rank: int, exception: str, kind: str, message: str, hint: str) -> RankFailure:
+    at = str(last_position(run, rank) or "")
+    return RankFailure(rank, time.time_ns(), socket.gethostname(), kind, exception, message, hint, at)
+
+
 def keep_failure(run: Run, failure: RankFailure) -> None:
-    """Write what a rank said, unless its word is there."""
+    """Write a rank's failure, unless one of it is there."""
     release(run.path)
     if not failure_file(run, failure.rank).exists():
         write_json(failure_file(run, failure.rank), asdict(failure))
 
 
-def note_turn(run: Run, rank: int, arm: int) -> None:
-    """Keep which arm of the launch a rank works for, for the case that it dies without a word.
-
-    Written over what is there, so that at no moment there is nothing.
-    """
-    file = os.open(run.ranks_dir / f"turn_{rank}", os.O_WRONLY | os.O_CREAT, 0o666)
-    try:
-        os.pwrite(file, b"%4d" % arm, 0)
-    finally:
-        os.close(file)
-
-
-def arm_on_turn(run: Run, rank: int) -> int | None:
-    """The arm that a rank worked for last, by its position; None where it got to none."""
-    try:
-        return int((run.ranks_dir / f"turn_{rank}").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # it died while noting it
-        return None
-
-
 def read_failures(run: Run) -> list[RankFailure]:
     """What the ranks wrote, earliest first."""
-    found = [
-        RankFailure(**json.loads(path.read_text(encoding="utf-8"))) for path in run.ranks_dir.glob("failure_*.json")
-    ]
+    found = (RankFailure(**json.loads(path.read_text("utf-8"))) for path in run.ranks_dir.glob("failure_*.json"))
     return sorted(found, key=lambda failure: failure.time_ns)
 
 
-def waited_by_its_log(run: Run, rank: int) -> RankFailure | None:
-    """What a rank would have said that NCCL aborted, because another one did not come; None for any other end."""
+def _aborted(run: Run, rank: int) -> RankFailure | None:
+    """The failure of a rank that NCCL aborted because another one did not come, by its log; None for other ends."""
     try:
         with log_file(run, rank).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_END))
-            text = file.read().decode(errors="replace")
+            lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return None
-    line = next((line for line in text.splitlines() if _WATCHDOG in line.lower()), None)
-    at = str(last_seen(run, rank) or "")
-    if line is None:
-        return None
-    return RankFailure(rank, time.time_ns(), socket.gethostname(), "waited", "DistBackendError", line, "", at)
+    line = next((line for line in lines if _WATCHDOG in line.lower()), None)
+    return None if line is None else _failure(run, rank, "DistBackendError", "waited", line, "")
 
 
 def forget_failures(run: Run) -> None:
-    """Take away what the ranks wrote and where they were, before others, perhaps fewer, are launched for the run."""
+    """Remove the ranks' failures and positions, before others, perhaps fewer, are launched for the run."""
     for path in (*run.ranks_dir.glob("failure_*.json"), *run.ranks_dir.glob("at_*")):
         path.unlink()
 
@@ -168,9 +260,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     By type where there is one. CUDA outside of torch's caching allocator (contexts, cuBLAS workspaces, nccl buffers)
     and the CPU allocator raise a bare RuntimeError or a class of their own under it, known by the message alone.
     """
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in _NO_MEMORY)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or _says(error, _NO_MEMORY)
 
 
 def is_aftermath(error: BaseException) -> bool:
@@ -187,39 +277,39 @@ def _says(error: BaseException, phrases: Sequence[str]) -> bool:
     return isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in phrases)
 
 
-def _kind(error: BaseException) -> str:
-    if isinstance(error, DynbenchError):
-        return error.kind
-    if isinstance(error, SystemExit | KeyboardInterrupt):
-        return "stopped"
-    if is_out_of_memory(error):
-        return NothingFits.kind
-    if has_waited(error):
-        return "waited"
-    if is_aftermath(error):
-        return "aftermath"
-    return StorageError.kind if _of_the_disk(error) else WorkerFailed.kind
-
-
-def _of_the_disk(error: BaseException) -> bool:
-    """Whether a disk or its permissions are in the way; where code from outside met that, its line matters more."""
-    return isinstance(told(error), StorageError) and outside.where(error) is None
-
-
-def _message(error: BaseException, own: OwnCode | None) -> str:
-    if isinstance(error, DynbenchError):
-        return error.message or type(error).__name__
-    if own is None and _of_the_disk(error):
-        return told(error).message
-    return f"{_where(error, own)}{(str(error) or type(error).__name__).splitlines()[0]}"
-
-
 def lasting_fault(error: BaseException, run: Run) -> str | None:
     """What to say of an error that every further try would meet: a mistake of the user's, or one of their code's."""
     own = _own_code(run)
-    theirs = (own and own.where(error)) or outside.where(error)
-    lasting = isinstance(error, UsageError) or theirs is not None
-    return _message(error, own) if lasting and not is_aftermath(error) and not is_out_of_memory(error) else None
+    lasting = isinstance(error, UsageError) or _users_line(error, own) is not None
+    return _described(error, own)[1] if lasting and not is_aftermath(error) and not is_out_of_memory(error) else None
+
+
+def _described(error: BaseException, own: OwnCode | None) -> tuple[str, str, str]:
+    """Kind, message and hint of a failure."""
+    if isinstance(error, DynbenchError):
+        return error.kind, error.message or type(error).__name__, error.hint
+    frames = traceback.extract_tb(error.__traceback__)
+    last = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else None
+    where = _users_line(error, own) or last
+    message = (str(error) or type(error).__name__).splitlines()[0]
+    message = f"{where}: {type(error).__name__}: {message}" if where else message
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        return "stopped", message, ""
+    if is_out_of_memory(error):
+        return NothingFits.kind, message, ""
+    if is_aftermath(error):
+        hint = "Another rank ended first; where it ran on another node, that node's part of the run says why."
+        return "waited" if has_waited(error) else "aftermath", message, hint
+    meaning = told(error)
+    if isinstance(meaning, StorageError) and outside.where(error) is None:  # else the line of code matters more
+        hint = "Free some space, or name another --results folder; the rows until then are kept."
+        return StorageError.kind, meaning.message if own is None else message, hint
+    return WorkerFailed.kind, message, ""
+
+
+def _users_line(error: BaseException, own: OwnCode | None) -> str | None:
+    """The line of code of the user's own, a plug-in's among it, that an error passed."""
+    return (own and own.where(error)) or outside.where(error)
 
 
 def _own_code(run: Run) -> OwnCode | None:
@@ -231,19 +321,93 @@ def _own_code(run: Run) -> OwnCode | None:
         return None
 
 
-def _hint(error: BaseException) -> str:
-    if isinstance(error, DynbenchError):
-        return error.hint
-    if is_aftermath(error):
-        return "Another rank ended first; where it ran on another node, that node's part of the run says why."
-    if _of_the_disk(error):
-        return "Free some space, or name another --results folder; the rows until then are kept."
-    return ""
+def root_cause(run: Run, exit_codes: Mapping[int, int], lost: WorkerFailed | None = None) -> DynbenchError:
+    """The error to report for a launch whose ranks ended badly.
+
+    A rank's own record of a cause comes first, the earliest of several; then a rank for which another waited in vain;
+    then one that died and left no record (those that torchrun terminated last, of others the one that came least far:
+    who waited for it may have been killed too); then that the nodes lost each other; what ranks say about each other's
+    end comes last.
+
+    Args:
+        run: the run that all nodes write into, or this node's part of it.
+        exit_codes: rank to exit code, negative for a signal, of this node's ranks that failed.
+        lost: what torchrun says of the nodes, where it says anything.
+    """
+    rank, error = _cause(run, exit_codes, lost)
+    position = None if rank is None else last_position(run, rank)
+    error.arm = None if position is None else position.arm
+    return error
 
 
-def _where(error: BaseException, own: OwnCode | None) -> str:
-    """The line that raised an error; where it passed code of the user's own, a plug-in's among it, the line there."""
-    frames = traceback.extract_tb(error.__traceback__)
-    last = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else None
-    where = (own and own.where(error)) or outside.where(error) or last
-    return f"{where}: {type(error).__name__}: " if where else ""
+def _cause(run: Run, exit_codes: Mapping[int, int], lost: WorkerFailed | None) -> tuple[int | None, DynbenchError]:
+    """The rank that ended first, where one did, and its error."""
+    failures = read_failures(run)
+    recorded = {failure.rank for failure in failures}
+    unrecorded = sorted(exit_codes.keys() - recorded)
+    if causes := [failure for failure in failures if failure.is_cause]:
+        return causes[0].rank, _as_error(run, causes[0])
+    aborted = [failure for rank in unrecorded if (failure := _aborted(run, rank)) is not None]
+    if waiting := [failure for failure in (*failures, *aborted) if failure.kind == "waited"]:
+        return _hung(run, waiting, recorded)
+    if unrecorded:
+        first = min(unrecorded, key=lambda rank: (exit_codes[rank] == -signal.SIGTERM, _progress(run, rank), rank))
+        return first, _death(run, first, exit_codes[first])
+    if lost is not None:
+        return None, lost
+    if failures:
+        return failures[0].rank, _as_error(run, failures[0])
+    return None, WorkerFailed("a rank failed and left no record", f"See {run.logs_dir}.")
+
+
+def _as_error(run: Run, failure: RankFailure) -> DynbenchError:
+    path, kind, hint = log_file(run, failure.rank), failure.kind, failure.hint
+    if kind == ConfigError.kind:
+        return ConfigError(failure.message.splitlines(), hint)
+    if kind in _USER_ERRORS:
+        return _USER_ERRORS[kind](failure.message, hint)
+    message = f"{rank_title(run, failure.rank)}: {failure.message}"
+    log = f"{message}; log: {path}" + ("" if failure.host == socket.gethostname() else f" on {failure.host}")
+    if kind == NothingFits.kind:
+        error = _MEMORY_ERRORS.get(failure.exception, NothingFits)
+        return error(message, hint) if hint else error(log, MEMORY_HINT)
+    return (
+        StorageError(log, hint) if kind == StorageError.kind else WorkerFailed(log, hint, rank=failure.rank, log=path)
+    )
+
+
+def _death(run: Run, rank: int, exit_code: int) -> WorkerFailed:
+    """Of a rank that died and left no record."""
+    log, position, hint = log_file(run, rank), last_position(run, rank), "See its log."
+    ended = f"ended with exit code {exit_code}"
+    if exit_code < 0:
+        name = signal.Signals(-exit_code).name
+        ended = f"was killed by {name}"
+        hint = "The system kills so when memory runs out: see dmesg." if name == "SIGKILL" else hint
+    at = "" if position is None else f" {position}"
+    return WorkerFailed(f"{rank_title(run, rank)} {ended}{at}; log: {log}", hint, rank=rank, log=log)
+
+
+def _hung(run: Run, waiting: Sequence[RankFailure], recorded: Collection[int]) -> tuple[int, WorkerFailed]:
+    """The rank that others waited for: of those that did not time out the one that came least far, unrecorded first.
+
+    Where each waited for another, it is the one of all that came least far; of other nodes nothing may be known.
+    """
+    first, waited = waiting[0], {failure.rank for failure in waiting}
+    late = [rank for rank in unfinished_ranks(run) if rank not in waited] or [failure.rank for failure in waiting[1:]]
+    message = f"{rank_title(run, first.rank)} waited in vain {first.at or 'in a collective'}"
+    with suppress(DynbenchError):  # it is only asked for to say more
+        message += f" for {run.config().launch.timeout_s} s (launch.timeout_s)"
+    rank, hint = first.rank, "The rank that it waited for runs on another node: that node's part of the run says more."
+    if late:
+        rank = min(late, key=lambda rank: (_progress(run, rank), rank in recorded))
+        message = f"{rank_title(run, rank)} hung {last_position(run, rank) or 'at its start'}: {message}"
+        hint = "Where it is slow and does not hang, raise launch.timeout_s (of a benchmark, --set timeout_s=SECONDS)."
+    log = log_file(run, rank)
+    return rank, WorkerFailed(f"{message}; log: {log}", hint, rank=rank, log=log)
+
+
+def _progress(run: Run, rank: int) -> tuple[int, int]:
+    """How far a rank came; those that wait for one that is gone came further."""
+    position = last_position(run, rank)
+    return position.progress if position is not None else (-1, -1)

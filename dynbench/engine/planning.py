@@ -1,17 +1,21 @@
-"""What a rank trains on in each step: the problem built from a configuration, and the plans made from it."""
+"""What a rank trains on in each step: the problem built from a configuration, and the plans made from it.
+
+With `schedule.speeds=auto` the plans follow the ranks' speeds, estimated from the steps of the run itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from dynbench.config.part_rules import buffer_size
 from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
-from dynbench.engine.speeds import StepPlans
 from dynbench.errors import RunLookupError, UsageError
 from dynbench.plugins import STRATEGIES, options_of
 from dynbench.plugins.policies import StreamOptions
@@ -21,34 +25,131 @@ from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, default_root
 from dynbench.schedule.capacity import Capacity, PackedCapacity, capacity_of
 from dynbench.schedule.cost import CostModel, CostType
+from dynbench.schedule.evaluate import share_cost
 from dynbench.schedule.partition_unequal import distinct_speeds
-from dynbench.schedule.plan import FloatArray, IntArray, Share
-from dynbench.schedule.policy import Problem
+from dynbench.schedule.plan import FloatArray, IntArray, Share, StepPlan
+from dynbench.schedule.policy import Planner, Problem
 
-MEETINGS: dict[Objective, str] = {"sum": "once a step", "slots": "in every micro-batch"}
-"""When ranks meet, by what plans of several micro-batches make least then."""
+if TYPE_CHECKING:
+    from dynbench.workloads.base import Workload  # with torch, which commands that only plan do not wait for
 
+SPEEDS_FILE = "speeds.csv"
+"""In the run folder, where speeds are estimated: step from which on, rank, relative speed."""
+
+MEMORY = 3
+"""Estimates look back over as many times the steps between two of them."""
+
+GatherPaces = Callable[[Mapping[int, float]], FloatArray]
+"""From the paces of the ranks that this process plays to those of all ranks, shape [G], the same everywhere."""
+
+_log = logging.getLogger(__name__)
 _Planned = tuple[int, Share, Sequence[Share] | None]
 """A step, this rank's share of it, and everyone's."""
 
 
-class PlanSource(Protocol):
-    """Where the loop gets a rank's work from."""
+class StepPlans:
+    """The plans of a run.
+
+    Args:
+        planner: makes them; every process makes the same.
+    """
+
+    def __init__(self, planner: Planner) -> None:
+        self.planner = planner
+
+    def plan(self, step: int) -> StepPlan:
+        """The plan of `step`; asked for in order, on all ranks alike."""
+        return self.planner.plan(step)
+
+    def observe(self, rank: int, share: Share, compute_ms: float) -> None:
+        """Told how long a rank of this process computed its share of the last plan."""
+
+
+class EstimatedSpeeds(StepPlans):
+    """Plans that follow the speeds that the ranks turn out to have.
+
+    A rank's pace in a step is its compute time over the predicted cost of its share. Every `every` steps the medians
+    of the last paces are gathered from all ranks, so that all derive the same speeds. A process that warms up, or a
+    machine that is busy for a while, does not reach the median; and where the cost model is off (it may know no launch
+    overhead) the estimates move with the shares until the ranks' times are equal.
+
+    Args:
+        planner: its speeds are changed.
+        problem: what it plans.
+        every: steps between two estimates.
+        gather: a collective.
+        file: receives the estimates; None where another process writes them.
+    """
+
+    def __init__(self, planner: Planner, problem: Problem, every: int, gather: GatherPaces, file: Path | None) -> None:
+        super().__init__(planner)
+        self._problem = problem
+        self._every = every
+        self._gather = gather
+        self._file = file
+        self._paces: dict[int, deque[float]] = {}
+
+    def plan(self, step: int) -> StepPlan:
+        """The plan of `step`; a collective at every multiple of `every`."""
+        if self._paces and step % self._every == 0:
+            self._estimate(step)
+        return super().plan(step)
+
+    def observe(self, rank: int, share: Share, compute_ms: float) -> None:
+        """Keep the rank's pace in this step."""
+        cost = share_cost(share, self._problem)
+        self._paces.setdefault(rank, deque(maxlen=MEMORY * self._every)).append(compute_ms / cost)
+
+    def _estimate(self, step: int) -> None:
+        paces = self._gather({rank: float(np.median(paces)) for rank, paces in self._paces.items()})
+        speeds = distinct_speeds(1 / paces)
+        self.planner.change_speeds(speeds)
+        known = np.ones(len(paces)) if speeds is None else speeds
+        _log.info("from step %d on, relative speeds %s", step, np.round(known, 3).tolist())
+        if self._file is not None:
+            _append(self._file, step, known)
+
+
+def step_plans(config: Config, problem: Problem, gather: GatherPaces, file: Path | None) -> StepPlans:
+    """The plans of a configuration: with the speeds it names, or with estimated ones.
+
+    Args:
+        config: resolved configuration.
+        problem: what is planned.
+        gather: for estimated speeds, a collective.
+        file: for estimated speeds, receives them; None where another process writes them.
+    """
+    planner = Planner(config.schedule.policy_name, problem)
+    if config.schedule.speeds != "auto":
+        return StepPlans(planner)
+    return EstimatedSpeeds(planner, problem, config.schedule.replan_steps, gather, file)
+
+
+def _append(file: Path, step: int, speeds: FloatArray) -> None:
+    header = "" if file.exists() else "step,rank,speed\n"
+    with file.open("a", encoding="utf-8") as rows:
+        rows.write(header + "".join(f"{step},{rank},{speed:.4f}\n" for rank, speed in enumerate(speeds)))
+
+
+class PlanSource:
+    """Where the loop gets a rank's work from; this one is of a rank that trains nothing."""
 
     def share(self, step: int) -> Share:
-        """The micro-batches of sample ids that this rank runs in `step`; asked for in order."""
+        """The micro-batches of sample ids that this rank runs in `step`; called for every step in order."""
+        return ()
 
     def all_shares(self) -> Sequence[Share] | None:
-        """Every worker's share of the step that was asked for last.
+        """Every worker's share of the step whose share was returned last.
 
         None where this rank knows but its own, which is one micro-batch on every rank then.
         """
+        return None
 
     def observe(self, share: Share, compute_ms: float) -> None:
-        """Told how long this rank computed the last share."""
+        """This rank computed the last share in so many milliseconds."""
 
 
-class ReplicatedPlans:
+class ReplicatedPlans(PlanSource):
     """Every rank makes the whole plan by itself: a pure function of what all ranks know, so nothing is exchanged."""
 
     def __init__(self, plans: StepPlans, rank: int) -> None:
@@ -69,21 +170,7 @@ class ReplicatedPlans:
         self._plans.observe(self._rank, share, compute_ms)
 
 
-class NoPlans:
-    """For a rank that trains nothing."""
-
-    def share(self, step: int) -> Share:
-        """No micro-batches."""
-        return ()
-
-    def all_shares(self) -> None:
-        """Not known."""
-
-    def observe(self, share: Share, compute_ms: float) -> None:
-        """There is nothing to be told."""
-
-
-class PlansAhead:
+class PlansAhead(PlanSource):
     """Plans a step while the one before is about to begin, and tells of it; not where that one decides it.
 
     Args:
@@ -166,6 +253,13 @@ def build_problem(
     )
 
 
+def loaded_problem(config: Config, workload: Workload, workers: int, root: Path | None) -> Problem:
+    """The planning problem of a resolved configuration on its loaded data; see `build_problem`."""
+    multiple, train = config.workload.pad_to_multiple_of, workload.train
+    assert isinstance(multiple, int), "resolved before the launch"
+    return build_problem(config, train.lengths, workers, multiple, root, workload.positions, train.second)
+
+
 def build_cost(
     config: Config, pad_to_multiple_of: int, root: Path | None = None, positions: int | None = None
 ) -> CostModel:
@@ -226,7 +320,8 @@ def default_objective(config: Config) -> tuple[Objective, str]:
     """What `schedule.objective: auto` means, and why."""
     entry = STRATEGIES.get(config.sync.name)
     objective: Objective = "sum" if entry is None else entry.objective
-    return objective, f"ranks meet {MEETINGS[objective]} (sync.name {config.sync.name})"
+    when = "once a step" if objective == "sum" else "in every micro-batch"
+    return objective, f"ranks meet {when} (sync.name {config.sync.name})"
 
 
 def build_objective(config: Config) -> Objective:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from dynbench.config.schema import Train
 from dynbench.runs.atomic import read_json, write_json
 
 TURNS_FILE = "turns.json"
@@ -83,3 +84,36 @@ def williams_square(n: int) -> list[list[int]]:
         first.append((first[-1] + (step if step % 2 else n - step)) % n)
     rows = [[(number + shift) % n for number in first] for shift in range(n)]
     return rows if n % 2 == 0 or n == 1 else rows + [row[::-1] for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Steps that every arm runs before another round begins."""
+
+    steps: range
+    measured: bool
+    evaluated: bool
+    """Some arm evaluates after it."""
+
+
+def plan_rounds(train: Train, due: Callable[[int], bool], block: int, *, alone: bool) -> Iterator[Round]:
+    """The rounds of a run: blocks of steps, cut where the warm-up ends and where an arm evaluates.
+
+    Where arms take turns, a round of one step that does not count follows every evaluation, which has moved what the
+    caches hold. One arm alone runs on until it evaluates.
+
+    Args:
+        train: how many steps.
+        due: whether some arm evaluates after a step.
+        block: most steps in a round of several arms.
+        alone: there is one arm.
+    """
+    last = train.warmup_steps + train.steps
+    start, settling = 0, False
+    while start < last:
+        segment = train.warmup_steps if start < train.warmup_steps else last
+        end = segment if alone else min(segment, start + (1 if settling else block))
+        end = next((step + 1 for step in range(start, end) if due(step)), end)
+        evaluated = due(end - 1)
+        yield Round(range(start, end), start >= train.warmup_steps and not settling, evaluated)
+        start, settling = end, evaluated and not alone

@@ -16,9 +16,8 @@ from dynbench.config.recipes import Recipe
 from dynbench.config.rules import rule_warnings
 from dynbench.config.schema import Config
 from dynbench.config.unread import unread
-from dynbench.engine.launching.asked import use_of
 from dynbench.engine.launching.probe_use import probe_warnings
-from dynbench.engine.launching.resolve import resolve, this_machine
+from dynbench.engine.launching.resolve import resolve, this_machine, use_of
 from dynbench.engine.launching.torchrun import started_as_rank
 from dynbench.engine.plan_check import check_plan, total_steps
 from dynbench.errors import ConfigError, NothingFits, RecordError, UsageError, did_you_mean

@@ -123,7 +123,7 @@ def run_training(
     if not attached:
         first, *silent = run_arms(arms, store, turns=turns, on_progress=on_progress, asked=asked, figures=figures)
         return replace(first, silent=silent[0] if silent else None)
-    from dynbench.engine.launching.attach import join_training
+    from dynbench.engine.launching.run_launch import join_training
 
     with _partial_summarised():
         run = join_training(config, store, asked=asked, **naming)

@@ -224,7 +224,7 @@ def _search_length(
                     if indeterminate >= tries:
                         what = f"trials of {counts} samples of {length} tokens ended {tries} times without an answer"
                         hint = "Lower --memory-limit or --memory-fraction, or see the log."
-                        raise children.gone_without_answer(what, hint)
+                        raise children.failed(children.gone[0], what, hint)
                     break
                 indeterminate = 0
                 for rank, (search, n, reply) in enumerate(zip(searches, asked, replies, strict=True)):

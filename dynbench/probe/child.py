@@ -22,8 +22,8 @@ import torch.distributed as dist
 
 from dynbench.config.schema import Config
 from dynbench.engine.failure import is_out_of_memory, lasting_fault
+from dynbench.engine.rank.loop import build_strategy
 from dynbench.engine.rank.rank_process import die_with_parent
-from dynbench.engine.rank.real import build_strategy
 from dynbench.plugins import STRATEGIES
 from dynbench.probe.children import RESERVE
 from dynbench.probe.trial import TrialStep, limit_process, rehearsed, resident_bytes

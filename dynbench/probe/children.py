@@ -117,7 +117,7 @@ class Children:
     def _expect_ready(self) -> None:
         for rank, reply in enumerate(self._collect()):
             if reply is None:
-                raise self._failed(rank, "its trial process ended before it was ready", "See its log.")
+                raise self.failed(rank, "its trial process ended before it was ready", "See its log.")
             if not reply.get("ready"):
                 raise NothingFits(
                     f"probe: rank {rank}: {reply.get('message')}", "Raise the memory limit or take a smaller model."
@@ -183,7 +183,7 @@ class Children:
                         continue
                     reply: Reply = json.loads(line)
                     if "fault" in reply:  # another try would meet it again
-                        raise self._failed(rank, str(reply["fault"]))
+                        raise self.failed(rank, str(reply["fault"]))
                     replies[rank] = reply
         if pending and all(replies[rank] is not None for rank in range(self.world_size) if rank not in pending):
             first, *others = sorted(pending)  # several may wait for one of them
@@ -198,16 +198,8 @@ class Children:
             )
         return replies
 
-    def gone_without_answer(self, what: str, hint: str) -> WorkerFailed:
-        """Of the first rank whose trial process ended, with its log.
-
-        Args:
-            what: ended, or how.
-            hint: what to do.
-        """
-        return self._failed(self.gone[0], what, hint)
-
-    def _failed(self, rank: int, what: str, hint: str = "") -> WorkerFailed:
+    def failed(self, rank: int, what: str, hint: str = "") -> WorkerFailed:
+        """The error of a rank's trial process, with its log."""
         log = self.log_of(rank)
         return WorkerFailed(f"probe: rank {rank}: {what}; log: {log}", hint, rank=rank, log=log)
 

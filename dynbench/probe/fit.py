@@ -214,16 +214,6 @@ def judge(points: Sequence[GridPoint], seed: int, attention_a: float) -> dict[st
     return judged
 
 
-@dataclass(frozen=True, slots=True)
-class BreakEven:
-    """From which global batch on scheduling pays."""
-
-    batch: int | None
-    """The smallest one tried that is predicted to gain; None if none is."""
-    tried: tuple[int, ...]
-    """What was compared until then, ascending; empty where nothing could be planned."""
-
-
 def predicted_step_ms(policy: str, problem: Problem, overhead_ms: float) -> float | None:
     """Mean predicted step: the slowest rank's cost plus what every step pays alike; None where it cannot be planned."""
     # Whole windows, for all policies the same.
@@ -252,7 +242,7 @@ def predicted_speedups(problem: Problem, overhead_ms: float) -> dict[str, float 
     return speedups
 
 
-def break_even_batch(problem: Problem, overhead_ms: float, worth: float) -> BreakEven:
+def break_even_batch(problem: Problem, overhead_ms: float, worth: float) -> tuple[int | None, tuple[int, ...]]:
     """The smallest global batch at which `partition` is predicted to gain over `worth`.
 
     Tried are G, 2G, 4G, … samples, which `static` can deal equally whatever the number of ranks G, up to 4,096 (8 per
@@ -262,6 +252,9 @@ def break_even_batch(problem: Problem, overhead_ms: float, worth: float) -> Brea
         problem: as in `predicted_speedups`; its capacities are left out, since they bound B for another reason.
         overhead_ms: as in `predicted_speedups`.
         worth: gain below which nothing counts as gained, a part (0.02 is 2 %).
+
+    Returns:
+        The batch, None if none of those tried is predicted to gain; and what was compared until then, ascending.
     """
     ranks = problem.workers
     largest = min(len(problem.lengths), max(LARGEST_BATCH, LEAST_PER_RANK * ranks))
@@ -274,8 +267,8 @@ def break_even_batch(problem: Problem, overhead_ms: float, worth: float) -> Brea
             continue
         tried.append(global_batch)
         if static / dynamic > 1.0 + worth:
-            return BreakEven(global_batch, tuple(tried))
-    return BreakEven(None, tuple(tried))
+            return global_batch, tuple(tried)
+    return None, tuple(tried)
 
 
 class Timings(NamedTuple):
@@ -372,7 +365,7 @@ def _answered(children: Children, replies: Sequence[Reply | None]) -> list[Any]:
     """The milliseconds that the ranks answered: a number of each, or one per repeat."""
     if any(reply is None for reply in replies):
         what = "its trial process ended while it was being timed"
-        raise children.gone_without_answer(what, "See its log, and probe again.")
+        raise children.failed(children.gone[0], what, "See its log, and probe again.")
     return [reply["ms"] for reply in replies if reply is not None]
 
 

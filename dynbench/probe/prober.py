@@ -13,10 +13,9 @@ from dynbench.config.held import copies_held, held_said
 from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
 from dynbench.config.unread import unread
-from dynbench.engine.comm_model import build_comm_model, charged_ms
-from dynbench.engine.launching.asked import use_of
+from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.launching.probe_use import measured_settings
-from dynbench.engine.launching.resolve import Resolved, resolve, this_machine
+from dynbench.engine.launching.resolve import Resolved, resolve, this_machine, use_of
 from dynbench.errors import UsageError
 from dynbench.lengths import padded_lengths
 from dynbench.probe.capacity import capacity_tables, find_capacities, length_grid, refuse_if_nothing_fits, soak
@@ -172,7 +171,8 @@ class Prober:
         overhead_ms = timings.allreduce.ms  # what every step pays alike
         if self.virtual:
             megabytes = timings.allreduce.megabytes
-            overhead_ms = charged_ms(config.launch.comm_model, megabytes, workers, run.path.parent)
+            comm_model = build_comm_model(config.launch.comm_model, run.path.parent)
+            overhead_ms = comm_model.allreduce_ms(megabytes, workers)
         speeds = rank_speeds(timings.points, workers, slowdown)
         classes = distinct_speeds(speeds)
         further_ms = further_at_full_speed(timings.further, classes)
@@ -194,7 +194,7 @@ class Prober:
         tables = capacity_tables(found.rows, memory, self.processes)
         if all(row.max_batch for row in found.rows):
             problem = replace(problem, capacity=capacity_of(tables, config.workload.layout))
-        break_even = break_even_batch(problem, overhead_ms, config.analysis.noise_threshold)
+        break_even, tried = break_even_batch(problem, overhead_ms, config.analysis.noise_threshold)
         return ProbeRecord(
             device=str(config.launch.device),
             device_name=self.resolved.device_name,
@@ -223,8 +223,8 @@ class Prober:
             soak=soaked,
             predicted_speedup=predicted_speedups(problem, overhead_ms),
             predicted_window=WINDOW,
-            break_even_batch=break_even.batch,
-            break_even_tried=list(break_even.tried),
+            break_even_batch=break_even,
+            break_even_tried=list(tried),
         )
 
     def _children(self, run: Run, *, tidy: bool = False, limited: bool = True, splits: bool = False) -> Children:

@@ -24,7 +24,7 @@ from dynbench.analysis.record import LEVELS
 from dynbench.analysis.stats import Ratio
 from dynbench.analysis.verdict import Verdict, sentence, sentence_alike
 from dynbench.analysis.waste import Recovery
-from dynbench.engine.comm_model import alpha_beta, measured, no_comm
+from dynbench.engine.comm_model import build_comm_model, measured
 from dynbench.experiment.report_texts import reason, recovered, said, status
 from dynbench.report import LANGUAGES, language_labels, load_template
 from dynbench.runs.phrase import RECORDS_LANGUAGE, Phrase, environment, templates_dir, texts
@@ -146,7 +146,7 @@ def test_the_blocks_of_sentences_are_those_of_the_records_language_and_tell_the_
 @pytest.mark.parametrize("virtual", [False, True])
 def test_the_reason_of_every_verdict(language: str, verdict: Verdict, phrase: Phrase, virtual: bool) -> None:
     if virtual:
-        model = alpha_beta(1, 0.5).description
+        model = build_comm_model("1,0.5", Path()).description
         phrase = Phrase.of("reason.virtual", reason=phrase, comm_model=model)
     text = reason(load_template(language), compared(reason=str(phrase), reason_said=as_read(phrase.record())))
 
@@ -175,7 +175,7 @@ def test_what_is_recovered(language: str, found: Recovery) -> None:
 def test_models_of_communication(language: str) -> None:
     probe = Phrase.of("comm_model.probe", probe="p1")
     template = load_template(language)
-    for model in (no_comm(), alpha_beta(1, 0.5), measured(probe, [(1.0, 2.0)], 4)):
+    for model in (build_comm_model(None, Path()), build_comm_model("1,0.5", Path()), measured(probe, [(1.0, 2.0)], 4)):
         text = said(template, as_read(model.description.record()), model.description)
         assert english_words(text, ("p1",)) == []
         assert numbers(text) == numbers(model.description)

@@ -28,7 +28,7 @@ from warm import RankError, WarmRanks
 
 from dynbench.analysis.merge import merge_run
 from dynbench.config.layers import load_config
-from dynbench.engine.cause import root_cause
+from dynbench.engine.failure import root_cause
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.launching.run_launch import create_run
 from dynbench.errors import WorkerFailed

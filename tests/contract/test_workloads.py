@@ -22,8 +22,7 @@ from dynbench.analysis.steps import step_table
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Machine, resolve
-from dynbench.engine.rank.evaluation import EVAL_FILE
-from dynbench.engine.rank.keeping import BEST, FOLDER, LAST
+from dynbench.engine.rank.evaluation import BEST, EVAL_FILE, LAST, MODEL_FOLDER
 from dynbench.engine.rank.memory import memory_meter
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
 from dynbench.engine.rank.turns import play
@@ -137,8 +136,8 @@ def test_it_trains_on_rows_without_padding_or_is_refused_by_name(tmp_path: Path,
 def test_its_model_is_kept(tmp_path: Path, name: str) -> None:
     assert isinstance(built(name), Saves)
     judge(tmp_path, configured(name, "static", "train.save_model=true"), built(name))
-    assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {BEST, LAST}
-    assert all(any((tmp_path / FOLDER / kept).iterdir()) for kept in (BEST, LAST))
+    assert {path.name for path in (tmp_path / MODEL_FOLDER).iterdir()} == {BEST, LAST}
+    assert all(any((tmp_path / MODEL_FOLDER / kept).iterdir()) for kept in (BEST, LAST))
 
 
 class Diverges(Toy):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dynbench.config.layers import load_config
 from dynbench.engine.rank.exchange import GlobalBatch
-from dynbench.engine.rank.real import build_strategy
+from dynbench.engine.rank.loop import build_strategy
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.workloads.batches import make_micro_batch

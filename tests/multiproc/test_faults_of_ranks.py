@@ -23,14 +23,14 @@ from multiproc.launches import wait_until
 from pixel import UNRENDERED
 from planted import at, in_folder
 
-from dynbench.engine.whereabouts import MEETING, PREPARING, last_seen
+from dynbench.engine.failure import CONNECTING, PREPARING, last_position
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import Status
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
 
 PHASES = {
-    "start": (MEETING, None, "while meeting the other ranks", None),
+    "start": (CONNECTING, None, "while meeting the other ranks", None),
     "data": (PREPARING, None, "while preparing its data", None),
     "plan": ("plan", 0, "in plan of step 0", None),
     "first step": ("forward", 0, "in forward of step 0", None),
@@ -189,7 +189,7 @@ WORKING = {
 
 
 def _measures(run: Run) -> bool:
-    place = last_seen(run, 1)
+    place = last_position(run, 1)
     return place is not None and place.phase.startswith("measuring")
 
 

@@ -15,8 +15,8 @@ from pixel import UNRENDERED
 
 from dynbench.analysis.merge import merge_run
 from dynbench.config.layers import load_config
-from dynbench.engine.launching.leftovers import rank_pids
 from dynbench.engine.launching.run_launch import WORKER_MODULE, launch_arms
+from dynbench.engine.launching.torchrun import rank_pids
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import NothingFits
 from dynbench.experiment.launch_plan import read_state

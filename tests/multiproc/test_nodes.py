@@ -14,8 +14,8 @@ from multiproc.launches import TINY, fork, rows_of, start, wait_until
 
 from dynbench.analysis.analyze import analyze_runs
 from dynbench.config.schema import Analysis
-from dynbench.engine.launching.leftovers import rank_pids
 from dynbench.engine.launching.run_launch import WORKER_MODULE
+from dynbench.engine.launching.torchrun import rank_pids
 from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 

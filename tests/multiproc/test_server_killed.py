@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from multiproc.faults import ENDLESS, Command, check
 
-from dynbench.engine.launching.leftovers import rank_pids
 from dynbench.engine.launching.run_launch import WORKER_MODULE
+from dynbench.engine.launching.torchrun import rank_pids
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import Status
 

@@ -13,8 +13,8 @@ from multiproc.faults import ENDLESS, Command, check, settled
 from multiproc.launches import command, environment, wait_until
 
 from dynbench.config.ranks import ranks_under
-from dynbench.engine.launching.leftovers import rank_pids
 from dynbench.engine.launching.run_launch import WORKER_MODULE
+from dynbench.engine.launching.torchrun import rank_pids
 from dynbench.plugins import STRATEGIES
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import RunRecord, Status

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.engine.launching.toy_ranks import check_strategies
+from dynbench.engine.rank.toy_check import check_strategies
 from dynbench.plugins import STRATEGIES
 
 pytestmark = pytest.mark.multiproc

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dynbench.config.schema import Config
+from dynbench.engine.rank.loop import real_loop
 from dynbench.engine.rank.memory import memory_meter
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
-from dynbench.engine.rank.real import real_loop
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.turns import play
 from dynbench.engine.rank.virtual import virtual_loop

@@ -28,8 +28,8 @@ import numpy as np
 import polars as pl
 
 from dynbench.analysis.stats import relative_drift
-from dynbench.engine.launching.leftovers import rank_pids
 from dynbench.engine.launching.run_launch import WORKER_MODULE
+from dynbench.engine.launching.torchrun import rank_pids
 from dynbench.probe.children import TIDY_MALLOC
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import Status

@@ -27,8 +27,8 @@ from scipy import stats
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from dynbench.config.layers import load_config
+from dynbench.engine.rank.loop import build_strategy
 from dynbench.engine.rank.optimizer_step import Precision
-from dynbench.engine.rank.real import build_strategy
 from dynbench.sync.base import Strategy
 
 SEQUENCES, LENGTH, VOCABULARY, RANKS = 8, 128, 50257, 2

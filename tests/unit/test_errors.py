@@ -15,8 +15,7 @@ import pytest
 
 import dynbench
 from dynbench.cli import main as main_module
-from dynbench.engine.cause import root_cause
-from dynbench.engine.failure import read_failures, record_failure
+from dynbench.engine.failure import read_failures, record_failure, root_cause
 from dynbench.errors import BugError, ConfigError, DynbenchError, UsageError, told
 from dynbench.runs.run import Run
 

@@ -47,7 +47,11 @@ def measured_settings(workload: Workload) -> dict[str, object]:
     settings: dict[str, object] = {key: getattr(workload, key) for key in ("name", "weights", "dropout", "max_length")}
     if workload.runs_own_code:
         settings |= {key: getattr(workload, key) for key in _READ_BY_OWN}
-        return settings if workload.is_own else settings | _of_registered(workload)
+        if workload.is_own:
+            return settings
+        entry = WORKLOADS.find(workload.name)  # registered: its options as a record holds them, and its file's digest
+        options = options_of(workload, entry.options).model_dump(mode="json")
+        return {**settings, "code_digest": registered_code(workload.name, entry.load()).digest, **options}
     if WORKLOADS[workload.name].reads("image_size"):
         settings["image_size"] = options_of(workload, ImageOptions).image_size
     if workload.weights == "pretrained":
@@ -55,13 +59,6 @@ def measured_settings(workload: Workload) -> dict[str, object]:
     vocabulary = workload.tokenizer_name if DATASETS[workload.dataset].of_texts else "generated"
     shaped = settings | {"size": workload.shape} | ({"model": workload.model} if workload.shape == "model" else {})
     return shaped if workload.shape == "base" else shaped | {"vocabulary": vocabulary}
-
-
-def _of_registered(workload: Workload) -> dict[str, object]:
-    """The options of a registered workload of the user's own, as a record holds them, and the digest of its file."""
-    entry = WORKLOADS.find(workload.name)
-    code = registered_code(workload.name, entry.load())
-    return {"code_digest": code.digest, **options_of(workload, entry.options).model_dump(mode="json")}
 
 
 def takes_speeds(config: Config, probe: ProbeRecord, workers: int) -> bool:

@@ -6,80 +6,15 @@ import csv
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from pathlib import Path
 
-from dynbench.config import schema
-from dynbench.engine.known_data import known_workload, warnings_left_to_the_ranks
 from dynbench.engine.rank.rank_facts import read_epochs, read_preparing
-from dynbench.errors import ConfigError, UsageError
 from dynbench.runs.run import Run
-from dynbench.schedule.plan import DataOrder
-from dynbench.schedule.policy import policy_class
-from dynbench.workloads.registry import build_workload
 
-KEY = "train.steps"
 POLL_S = 0.25
 RECENT_STEPS = 20
 """Steps that rates and imbalance are taken over."""
-
-
-def decide_steps(config: schema.Config, decisions: MutableMapping[str, dict[str, object]]) -> int:
-    """`train.steps`; those of the epochs follow from the training samples, which are loaded for it.
-
-    An epoch has as many steps as there are full global batches; the warm-up's are among them.
-
-    Raises:
-        ConfigError: steps of another number are given too, or all of them are warm-up.
-        DynbenchError: as loading the data does.
-        UsageError: a policy whose steps have no fixed number of samples, or fewer samples than a global batch.
-    """
-    train, name = config.train, config.schedule.policy_name
-    if train.epochs is None:
-        return train.steps
-    if not policy_class(name).fixed_batch:
-        raise UsageError(
-            f"train.epochs: {train.epochs}, but under policy {name!r} the samples of a step vary, so that no number of "
-            "steps is an epoch",
-            "Set train.steps in its place.",
-        )
-    samples = _training_samples(config)
-    each = DataOrder(samples, train.global_batch).steps_per_epoch
-    steps = train.epochs * each - train.warmup_steps
-    if steps < 1:
-        raise ConfigError(
-            [
-                f"train.epochs: {train.epochs} are {train.epochs * each} steps, all of them in train.warmup_steps "
-                f"{train.warmup_steps}; greatest that works: {train.epochs * each - 1}"
-            ]
-        )
-    if train.steps not in (type(train).model_fields["steps"].default, steps):
-        raise ConfigError(
-            [
-                f"{KEY}: {train.steps}, but train.epochs {train.epochs} are {steps} beside the warm-up; leave one of "
-                "them out"
-            ]
-        )
-    reason = f"train.epochs {train.epochs} of {each} steps, {samples:,} samples, less train.warmup_steps"
-    decisions[KEY] = {"value": steps, "reason": reason}
-    return steps
-
-
-def _training_samples(config: schema.Config) -> int:
-    known = known_workload(config)
-    if known is not None:
-        return len(known.train)
-    return _counted(config.workload, config.train.seed if config.workload.runs_own_code else 0)
-
-
-@lru_cache(maxsize=8)
-def _counted(workload: schema.Workload, seed: int) -> int:
-    """Loaded, and kept in the cache as the ranks will read it; how many a subset has does not depend on the seed."""
-    config = schema.Config().model_copy(update={"workload": workload, "train": schema.Train(seed=seed)})
-    with warnings_left_to_the_ranks():
-        return len(build_workload(config).train)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,33 +53,13 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
-class _Tail:
-    """Complete lines added to a rank file since the last look, as rows."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._columns: list[str] = []
-
-    def new_rows(self) -> list[dict[str, str]]:
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            text = file.read()
-        complete = text[: text.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        lines = list(csv.reader(complete.decode("utf-8", errors="replace").splitlines()))
-        if lines and not self._columns:
-            self._columns = lines.pop(0)
-        return [dict(zip(self._columns, line, strict=False)) for line in lines]
-
-
 class _Arm:
     """What the local rank files of one run show."""
 
     def __init__(self, run: Run, ranks: range) -> None:
-        self._tails = [_Tail(run.rank_file(rank)) for rank in ranks]
+        self._files = [run.rank_file(rank) for rank in ranks]
+        self._offsets = [0] * len(ranks)
+        self._columns: list[list[str]] = [[] for _ in ranks]
         self._rows: list[deque[dict[str, str]]] = [deque(maxlen=RECENT_STEPS) for _ in ranks]
         self._counts = [0] * len(ranks)
 
@@ -154,11 +69,20 @@ class _Arm:
         return min(self._counts)
 
     def look(self) -> None:
-        """Read what is new."""
-        for index, tail in enumerate(self._tails):
-            rows = tail.new_rows()
-            self._rows[index].extend(rows)
-            self._counts[index] += len(rows)
+        """Read the complete lines that were added since the last look."""
+        for index, path in enumerate(self._files):
+            if not path.exists():
+                continue
+            with path.open("rb") as file:
+                file.seek(self._offsets[index])
+                text = file.read()
+            complete = text[: text.rfind(b"\n") + 1]
+            self._offsets[index] += len(complete)
+            lines = list(csv.reader(complete.decode("utf-8", errors="replace").splitlines()))
+            if lines and not self._columns[index]:
+                self._columns[index] = lines.pop(0)
+            self._rows[index].extend(dict(zip(self._columns[index], line, strict=False)) for line in lines)
+            self._counts[index] += len(lines)
 
     def with_rates(self, progress: Progress) -> Progress:
         """With what the recent steps show."""

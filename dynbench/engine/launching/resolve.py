@@ -1,4 +1,4 @@
-"""Every `auto` of a configuration decided for this machine, each with its reason."""
+"""Every `auto` of a configuration decided for this machine, each with its reason; what settings are warned about."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from dynbench.config.digest import changed
 from dynbench.config.part_rules import batch_problem, buffer_size, with_global_batch
 from dynbench.config.ranks import ranks_of
-from dynbench.config.rules import DEFAULT_VIRTUAL_RANKS, check_rules
+from dynbench.config.rules import DEFAULT_VIRTUAL_RANKS, check_rules, makes_probe, rule_warnings
 from dynbench.config.schema import Config
-from dynbench.engine.comm_model import build_comm_model, decide_comm_model
+from dynbench.config.unread import Use
+from dynbench.engine.comm_model import build_comm_model, resolve_comm_model
 from dynbench.engine.launching.auto_settings import (
     decide_error_feedback,
     decide_image_size,
     decide_learning_rate,
     decide_shape,
+    decide_steps,
 )
-from dynbench.engine.launching.probe_use import PROBE_AGAIN, device_name, probe_problems, same_slowdown
-from dynbench.engine.launching.progress import decide_steps
+from dynbench.engine.launching.probe_use import PROBE_AGAIN, device_name, probe_problems, probe_warnings, same_slowdown
 from dynbench.engine.planning import (
     default_cost_type,
     default_objective,
@@ -35,7 +38,7 @@ from dynbench.engine.planning import (
     names_a_probe,
     probe_speeds,
 )
-from dynbench.engine.rank.scalars import check_scalars
+from dynbench.engine.rank.evaluation import check_scalars
 from dynbench.errors import ConfigError, UsageError
 from dynbench.plugins import POLICIES, options_of
 from dynbench.plugins.policies import StreamOptions
@@ -56,6 +59,7 @@ _ASK_GPUS = (
     " map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))]))"
 )
 Decision = dict[str, object]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,44 +106,202 @@ def resolve(config: Config, machine: Machine, store: RunStore) -> Resolved:
     """
     check_trainable(config.schedule.policy_name)
     check_scalars(config)
-    decisions: dict[str, Decision] = {}
-    device = _device(config, machine, decisions)
-    launcher = _launcher(config, machine, device, decisions)
-    nproc, world_size = _ranks(config, machine, device, launcher, decisions)
-    workers = ranks_of(config, world_size).workers
-    config = _batch(config, workers, decisions)
-    changes: dict[str, object] = {
-        "train.global_batch": config.train.global_batch,
-        "launch.device": device,
-        "launch.launcher": launcher,
-        "launch.nproc": nproc,
-        "launch.nnodes": max(1, world_size // nproc) if launcher == "torchrun" else 1,
-        "launch.world_size": world_size if launcher == "virtual" else None,
-        "launch.threads": _threads(config, machine, device, world_size if launcher == "virtual" else nproc, decisions),
-    }
-    if launcher == "virtual":
-        comm_model = decide_comm_model(config.launch.comm_model, store, decisions)
-        build_comm_model(comm_model, store.root)  # what is wrong with it is told here, not by the rank
-        changes["launch.comm_model"] = comm_model
-    changes["train.precision"] = _precision(config, machine, device, decisions)
-    changes["train.learning_rate"] = decide_learning_rate(config, decisions)
-    changes["train.steps"] = decide_steps(config, decisions)
-    changes["workload.pad_to_multiple_of"] = _pad_multiple(config, device, decisions)
-    for decide in (decide_shape, decide_image_size, decide_error_feedback):
-        changes |= decide(config, decisions)
-    changes |= {f"workload.{name}": value for name, value in own_code_settings(config.workload).items()}
-    changes |= _schedule(config, workers, store, decisions)
-    resolved = changed(config, changes)
-    # Rendezvous flags are what torchrun or srun have seen to already, where they started the ranks.
-    ruled = resolved if machine.ranks_given is None else changed(resolved, {"launch.nnodes": 1, "launch.node_rank": 0})
-    problems = check_rules(ruled, world_size)
-    hardware = device_name(device, machine.gpu_names)
-    mismatches = probe_problems(resolved, config, workers, hardware, store.root)
-    if config.probe.run == "auto" and machine.ranks_given is not None:
-        problems.append("probe.run: auto, but torchrun or srun has started the ranks; probe once, name that run")
-    if problems or mismatches:
-        raise ConfigError([*problems, *mismatches], PROBE_AGAIN if mismatches else "")
-    return Resolved(resolved, world_size, workers, decisions, hardware)
+    return _Resolution(config, machine, store).resolved()
+
+
+class _Resolution:
+    """One configuration being decided; every decision is noted with its reason."""
+
+    def __init__(self, config: Config, machine: Machine, store: RunStore) -> None:
+        self.config, self.machine, self.store = config, machine, store
+        self.decisions: dict[str, Decision] = {}
+
+    def _decide(self, key: str, value: T, reason: str) -> T:
+        self.decisions[key] = {"value": value, "reason": reason}
+        return value
+
+    def resolved(self) -> Resolved:
+        """The configuration without `auto`, checked."""
+        given, machine = self.config, self.machine
+        device = self._device()
+        virtual = self._launcher(device) == "virtual"
+        nproc, world_size = self._ranks(device, virtual)
+        workers = ranks_of(given, world_size).workers
+        self._size_batch(workers)
+        config = self.config
+        changes: dict[str, object] = {
+            "train.global_batch": config.train.global_batch,
+            "launch.device": device,
+            "launch.launcher": "virtual" if virtual else "torchrun",
+            "launch.nproc": nproc,
+            "launch.nnodes": 1 if virtual else max(1, world_size // nproc),
+            "launch.world_size": world_size if virtual else None,
+            "launch.threads": self._threads(world_size if virtual else nproc),
+        }
+        if virtual:
+            changes["launch.comm_model"] = self._comm_model()
+        changes["train.precision"] = self._precision(device)
+        changes["train.learning_rate"] = decide_learning_rate(config, self.decisions)
+        changes["train.steps"] = decide_steps(config, self.decisions)
+        changes["workload.pad_to_multiple_of"] = self._pad_multiple(device)
+        for decide in (decide_shape, decide_image_size, decide_error_feedback):
+            changes |= decide(config, self.decisions)
+        changes |= {f"workload.{name}": value for name, value in own_code_settings(config.workload).items()}
+        changes |= self._schedule(workers)
+        resolved = changed(config, changes)
+        # Rendezvous flags are what torchrun or srun have seen to already, where they started the ranks.
+        attached = {} if machine.ranks_given is None else {"launch.nnodes": 1, "launch.node_rank": 0}
+        problems = check_rules(changed(resolved, attached), world_size)
+        hardware = device_name(device, machine.gpu_names)
+        mismatches = probe_problems(resolved, config, workers, hardware, self.store.root)
+        if config.probe.run == "auto" and machine.ranks_given is not None:
+            problems.append("probe.run: auto, but torchrun or srun has started the ranks; probe once, name that run")
+        if problems or mismatches:
+            raise ConfigError([*problems, *mismatches], PROBE_AGAIN if mismatches else "")
+        return Resolved(resolved, world_size, workers, self.decisions, hardware)
+
+    def _device(self) -> str:
+        launch, machine = self.config.launch, self.machine
+        if machine.gpu_fault is not None and launch.device != "cpu":
+            if launch.device == "auto" and machine.ranks_given is None and launch.nnodes == 1:  # others may have GPUs
+                _warn_of_cpu(machine.gpu_fault)
+                return self._decide("launch.device", "cpu", f"the GPUs cannot be used: {machine.gpu_fault}")
+            mend = "Mend the driver, or set launch.device=cpu (--device cpu)."
+            raise UsageError(f"the GPUs cannot be used: {machine.gpu_fault}", mend)
+        if launch.device == "cuda" and machine.gpus == 0:
+            raise UsageError("launch.device: cuda, but torch sees no GPU", "Set launch.device=cpu.")
+        if launch.device != "auto":
+            return launch.device
+        return self._decide("launch.device", "cuda" if machine.gpus else "cpu", f"torch sees {machine.gpus} GPUs")
+
+    def _launcher(self, device: str) -> str:
+        launch, machine = self.config.launch, self.machine
+        if machine.ranks_given is not None:
+            if launch.launcher == "virtual":
+                raise UsageError(
+                    "launch.launcher: virtual inside torchrun or srun, which have started real ranks",
+                    "Start dynbench by itself.",
+                )
+            return self._decide("launch.launcher", "torchrun", "started by torchrun or srun")
+        if launch.launcher != "auto":
+            return launch.launcher
+        open_ranks = launch.nproc == "auto" or launch.world_size is not None
+        if device == "cuda" and machine.gpus == 1 and launch.nproc != 1 and open_ranks and launch.nnodes == 1:
+            return self._decide("launch.launcher", "virtual", "one GPU cannot hold several real ranks")
+        if launch.world_size is not None and launch.nnodes == 1 and launch.nproc == "auto":
+            return self._decide("launch.launcher", "virtual", "launch.world_size asks for virtual ranks")
+        return self._decide("launch.launcher", "torchrun", "real ranks")
+
+    def _ranks(self, device: str, virtual: bool) -> tuple[int, int]:
+        """Processes on this node, and ranks in all."""
+        launch, machine = self.config.launch, self.machine
+        if machine.ranks_given is not None:
+            here = machine.ranks_given[0]
+            one_each = "SLURM_LOCALID" in os.environ and machine.gpus == 1  # srun shows each task its own GPU only
+            if device == "cuda" and here > machine.gpus and not one_each:
+                raise UsageError(
+                    f"{here} ranks were started on this node, which has {machine.gpus} GPUs",
+                    "Start one rank per GPU, or set launch.device=cpu.",
+                )
+            return machine.ranks_given
+        if virtual:
+            default = "the default number of virtual ranks"
+            return 1, launch.world_size or self._decide("launch.world_size", DEFAULT_VIRTUAL_RANKS, default)
+        if launch.nproc != "auto":
+            if device == "cuda" and launch.nproc > machine.gpus:
+                raise UsageError(
+                    f"launch.nproc: {launch.nproc} ranks for {machine.gpus} GPUs",
+                    f"Each rank needs a GPU of its own: use --device cpu, or {machine.gpus} ranks; "
+                    "where only schedules differ, launch.launcher=virtual plays them on one GPU.",
+                )
+            nproc = launch.nproc
+        elif device == "cuda":
+            nproc = self._decide("launch.nproc", machine.gpus, "one rank per GPU")
+        else:
+            nproc = max(LEAST_CPU_RANKS, min(MOST_CPU_RANKS, machine.cores))
+            self._decide("launch.nproc", nproc, f"{machine.cores} usable cores; from 2 to 4 ranks on a CPU")
+        return nproc, nproc * launch.nnodes
+
+    def _size_batch(self, workers: int) -> None:
+        train = self.config.train
+        if problem := batch_problem(train, workers):
+            raise ConfigError([problem])
+        self.config = with_global_batch(self.config, workers)
+        if train.batch_per_worker is not None:
+            reason = f"train.batch_per_worker on {workers} workers"
+            self._decide("train.global_batch", self.config.train.global_batch, reason)
+
+    def _threads(self, sharing: int) -> int:
+        threads, cores = self.config.launch.threads, self.machine.cores
+        if threads != "auto":
+            return threads
+        reason = f"{cores} usable cores over {sharing} virtual or real ranks on this node"
+        return self._decide("launch.threads", max(1, cores // sharing), reason)
+
+    def _comm_model(self) -> str | None:
+        given = self.config.launch.comm_model
+        found = resolve_comm_model(given, self.store)
+        build_comm_model(found, self.store.root)  # what is wrong with it is reported here, not by the rank
+        return found if found == given else self._decide("launch.comm_model", found, f"run meant by {given!r}")
+
+    def _precision(self, device: str) -> str:
+        wanted = self.config.train.precision
+        if wanted != "auto" and device == "cpu" and wanted != "fp32":
+            raise UsageError(
+                f"train.precision: {wanted} needs a GPU, this run is on the CPU", "Set train.precision=fp32."
+            )
+        if wanted != "auto":
+            return wanted
+        if device == "cpu":
+            return self._decide("train.precision", "fp32", "on a CPU")
+        if self.machine.bf16:
+            return self._decide("train.precision", "bf16", "the GPUs multiply bf16 natively")
+        return self._decide("train.precision", "fp16", "the GPUs do not multiply bf16 natively")
+
+    def _pad_multiple(self, device: str) -> int:
+        given = self.config.workload.pad_to_multiple_of
+        if given != "auto":
+            return given
+        if device == "cpu":
+            return self._decide("workload.pad_to_multiple_of", 1, "on a CPU")
+        return self._decide("workload.pad_to_multiple_of", GPU_PAD_MULTIPLE, "matrix units want multiples of 8")
+
+    def _schedule(self, workers: int) -> dict[str, object]:
+        config, schedule = self.config, self.config.schedule
+        changes: dict[str, object] = {}
+
+        def decide(key: str, value: object, reason: str) -> None:
+            changes[key] = self._decide(key, value, reason)
+
+        if schedule.policy is None:
+            decide("schedule.policy", schedule.policy_name, f"schedule.mode is {schedule.mode}")
+        if schedule.policy_name == "prefix" and options_of(schedule, StreamOptions).buffer == "auto":
+            decide("schedule.buffer", buffer_size(config, workers), "max(32, B - G + 1)")
+        if schedule.cost_type == "auto":
+            decide("schedule.cost_type", *default_cost_type(config))
+        if schedule.micro_batches != 1 and schedule.objective == "auto":
+            decide("schedule.objective", *default_objective(config))
+        if isinstance(schedule.capacity, str):
+            run = find_run(self.store, "schedule.capacity", schedule.capacity)
+            decide("schedule.capacity", run.id, f"run meant by {schedule.capacity!r}")
+        if names_a_probe(config):
+            run = find_run(self.store, "probe.run", str(config.probe.run))
+            measured = f"measured by probe.run, {config.probe.run}"
+            changes["probe.run"] = run.id
+            if schedule.capacity is None and POLICIES[schedule.policy_name].capped:
+                decide("schedule.capacity", run.id, measured)
+            if schedule.speeds is None:
+                probe = load_probe(run.id, "probe.run", self.store.root)
+                found = probe_speeds(probe, workers)
+                if found is not None and same_slowdown(config, probe):
+                    decide("schedule.speeds", tuple(round(speed, 4) for speed in found.tolist()), measured)
+        return changes
+
+
+@cache
+def _warn_of_cpu(fault: str) -> None:
+    """Once, however many arms are resolved."""
+    _log.warning("the GPUs cannot be used, all is computed on the CPU: %s; `dynbench doctor` says more", fault)
 
 
 @cache
@@ -160,166 +322,30 @@ def this_machine() -> Machine:
     return Machine(cores, len(gpus), bf16=all(major >= _BF16_CAPABILITY for _, major in gpus), gpu_names=names)
 
 
-def _decide(decisions: dict[str, Decision], key: str, value: object, reason: str) -> None:
-    decisions[key] = {"value": value, "reason": reason}
+def use_of(given: Config, resolved: Resolved, *, attached: bool = False) -> Use:
+    """What a command that launches ranks is about to do with its settings.
+
+    Args:
+        given: the settings as asked for.
+        resolved: what they were decided to mean.
+        attached: torchrun or srun has started the ranks.
+    """
+    config = resolved.config
+    probes = not attached and makes_probe(given, on_gpus=config.launch.device == "cuda")
+    return Use(given, config, resolved.world_size, attached=attached, probes=probes)
 
 
-def _device(config: Config, machine: Machine, decisions: dict[str, Decision]) -> str:
-    wanted = config.launch.device
-    if machine.gpu_fault is not None and wanted != "cpu":
-        if wanted == "auto" and machine.ranks_given is None and config.launch.nnodes == 1:  # others may have GPUs
-            _warn_of_cpu(machine.gpu_fault)
-            _decide(decisions, "launch.device", "cpu", f"the GPUs cannot be used: {machine.gpu_fault}")
-            return "cpu"
-        raise UsageError(
-            f"the GPUs cannot be used: {machine.gpu_fault}", "Mend the driver, or set launch.device=cpu (--device cpu)."
-        )
-    if wanted == "cuda" and machine.gpus == 0:
-        raise UsageError("launch.device: cuda, but torch sees no GPU", "Set launch.device=cpu.")
-    if wanted != "auto":
-        return wanted
-    device = "cuda" if machine.gpus else "cpu"
-    _decide(decisions, "launch.device", device, f"torch sees {machine.gpus} GPUs")
-    return device
+def launch_warnings(asked: Config | None, resolved: Resolved, root: Path, *, attached: bool = False) -> list[str]:
+    """What a training run is warned about.
 
-
-@cache
-def _warn_of_cpu(fault: str) -> None:
-    """Once, however many arms are resolved."""
-    _log.warning("the GPUs cannot be used, all is computed on the CPU: %s; `dynbench doctor` says more", fault)
-
-
-def _launcher(config: Config, machine: Machine, device: str, decisions: dict[str, Decision]) -> str:
-    launch = config.launch
-    if machine.ranks_given is not None:
-        if launch.launcher == "virtual":
-            raise UsageError(
-                "launch.launcher: virtual inside torchrun or srun, which have started real ranks",
-                "Start dynbench by itself.",
-            )
-        _decide(decisions, "launch.launcher", "torchrun", "started by torchrun or srun")
-        return "torchrun"
-    if launch.launcher != "auto":
-        return launch.launcher
-    open_ranks = launch.nproc == "auto" or launch.world_size is not None
-    if device == "cuda" and machine.gpus == 1 and launch.nproc != 1 and open_ranks and launch.nnodes == 1:
-        _decide(decisions, "launch.launcher", "virtual", "one GPU cannot hold several real ranks")
-        return "virtual"
-    if launch.world_size is not None and launch.nnodes == 1 and launch.nproc == "auto":
-        _decide(decisions, "launch.launcher", "virtual", "launch.world_size asks for virtual ranks")
-        return "virtual"
-    _decide(decisions, "launch.launcher", "torchrun", "real ranks")
-    return "torchrun"
-
-
-def _ranks(
-    config: Config, machine: Machine, device: str, launcher: str, decisions: dict[str, Decision]
-) -> tuple[int, int]:
-    """Processes on this node, and ranks in all."""
-    launch = config.launch
-    if machine.ranks_given is not None:
-        here = machine.ranks_given[0]
-        one_each = "SLURM_LOCALID" in os.environ and machine.gpus == 1  # srun shows each task its own GPU only
-        if device == "cuda" and here > machine.gpus and not one_each:
-            raise UsageError(
-                f"{here} ranks were started on this node, which has {machine.gpus} GPUs",
-                "Start one rank per GPU, or set launch.device=cpu.",
-            )
-        return machine.ranks_given
-    if launcher == "virtual":
-        if launch.world_size is None:
-            _decide(decisions, "launch.world_size", DEFAULT_VIRTUAL_RANKS, "the default number of virtual ranks")
-        return 1, launch.world_size or DEFAULT_VIRTUAL_RANKS
-    if launch.nproc != "auto":
-        if device == "cuda" and launch.nproc > machine.gpus:
-            raise UsageError(
-                f"launch.nproc: {launch.nproc} ranks for {machine.gpus} GPUs",
-                f"Each rank needs a GPU of its own: use --device cpu, or {machine.gpus} ranks; "
-                "where only schedules differ, launch.launcher=virtual plays them on one GPU.",
-            )
-        nproc = launch.nproc
-    elif device == "cuda":
-        nproc = machine.gpus
-        _decide(decisions, "launch.nproc", nproc, "one rank per GPU")
-    else:
-        nproc = max(LEAST_CPU_RANKS, min(MOST_CPU_RANKS, machine.cores))
-        _decide(decisions, "launch.nproc", nproc, f"{machine.cores} usable cores; from 2 to 4 ranks on a CPU")
-    return nproc, nproc * launch.nnodes
-
-
-def _threads(config: Config, machine: Machine, device: str, sharing: int, decisions: dict[str, Decision]) -> int:
-    if config.launch.threads != "auto":
-        return config.launch.threads
-    threads, over = max(1, machine.cores // sharing), f"{sharing} virtual or real ranks on this node"
-    _decide(decisions, "launch.threads", threads, f"{machine.cores} usable cores over {over}")
-    return threads
-
-
-def _precision(config: Config, machine: Machine, device: str, decisions: dict[str, Decision]) -> str:
-    wanted = config.train.precision
-    if wanted != "auto":
-        if device == "cpu" and wanted != "fp32":
-            raise UsageError(
-                f"train.precision: {wanted} needs a GPU, this run is on the CPU", "Set train.precision=fp32."
-            )
-        return wanted
-    if device == "cpu":
-        precision, reason = "fp32", "on a CPU"
-    elif machine.bf16:
-        precision, reason = "bf16", "the GPUs multiply bf16 natively"
-    else:
-        precision, reason = "fp16", "the GPUs do not multiply bf16 natively"
-    _decide(decisions, "train.precision", precision, reason)
-    return precision
-
-
-def _pad_multiple(config: Config, device: str, decisions: dict[str, Decision]) -> int:
-    if config.workload.pad_to_multiple_of != "auto":
-        return config.workload.pad_to_multiple_of
-    multiple = GPU_PAD_MULTIPLE if device == "cuda" else 1
-    reason = "matrix units want multiples of 8" if device == "cuda" else "on a CPU"
-    _decide(decisions, "workload.pad_to_multiple_of", multiple, reason)
-    return multiple
-
-
-def _batch(config: Config, workers: int, decisions: dict[str, Decision]) -> Config:
-    if problem := batch_problem(config.train, workers):
-        raise ConfigError([problem])
-    sized = with_global_batch(config, workers)
-    if config.train.batch_per_worker is not None:
-        reason = f"train.batch_per_worker on {workers} workers"
-        _decide(decisions, "train.global_batch", sized.train.global_batch, reason)
-    return sized
-
-
-def _schedule(config: Config, workers: int, store: RunStore, decisions: dict[str, Decision]) -> dict[str, object]:
-    schedule = config.schedule
-    changes: dict[str, object] = {}
-
-    def decide(key: str, value: object, reason: str) -> None:
-        changes[key] = value
-        _decide(decisions, key, value, reason)
-
-    if schedule.policy is None:
-        decide("schedule.policy", schedule.policy_name, f"schedule.mode is {schedule.mode}")
-    if schedule.policy_name == "prefix" and options_of(schedule, StreamOptions).buffer == "auto":
-        decide("schedule.buffer", buffer_size(config, workers), "max(32, B - G + 1)")
-    if schedule.cost_type == "auto":
-        decide("schedule.cost_type", *default_cost_type(config))
-    if schedule.micro_batches != 1 and schedule.objective == "auto":
-        decide("schedule.objective", *default_objective(config))
-    if isinstance(schedule.capacity, str):
-        run = find_run(store, "schedule.capacity", schedule.capacity)
-        decide("schedule.capacity", run.id, f"run meant by {schedule.capacity!r}")
-    if names_a_probe(config):
-        run = find_run(store, "probe.run", str(config.probe.run))
-        measured = f"measured by probe.run, {config.probe.run}"
-        changes["probe.run"] = run.id
-        if schedule.capacity is None and POLICIES[schedule.policy_name].capped:
-            decide("schedule.capacity", run.id, measured)
-        if schedule.speeds is None:
-            probe = load_probe(run.id, "probe.run", store.root)
-            found = probe_speeds(probe, workers)
-            if found is not None and same_slowdown(config, probe):
-                decide("schedule.speeds", tuple(round(speed, 4) for speed in found.tolist()), measured)
-    return changes
+    Args:
+        asked: the settings as asked for, to name those that nothing reads; None where that has been done.
+        resolved: what they were decided to mean.
+        root: results folder in which a probe run is looked up.
+        attached: torchrun or srun has started the ranks.
+    """
+    uses = [] if asked is None else [use_of(asked, resolved, attached=attached)]
+    return [
+        *rule_warnings(resolved.config, resolved.world_size, uses),
+        *probe_warnings(resolved.config, resolved.workers, root, attached=attached),
+    ]

@@ -1,25 +1,39 @@
-"""Ranks started by torchrun, by srun, or by this process."""
+"""Ranks started by torchrun with their environment, watched, stopped by signals, none left behind."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import shutil
+import signal
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import get_args_parser, run
 
 from dynbench.config.schema import Config, Launch
-from dynbench.errors import WorkerFailed
-from dynbench.signals import outlives_terminal
+from dynbench.engine.failure import root_cause
+from dynbench.errors import DynbenchError, Interrupted, WorkerFailed
+from dynbench.runs.run import Run
+from dynbench.signals import handled, outlives_terminal
 
 SHUTDOWN_TIMEOUT_S = 10
 """How long ranks that were asked to stop may take, before they are killed."""
+EARLY_LOG = "launch.log"
+GRACE_S = 5.0
+_POLL_S = 0.05
+_RANK_OF = "DYNBENCH_RANK_OF"
+_KEPT = "What was measured until then is kept."
 
 
 def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
@@ -49,23 +63,20 @@ def torchrun_argv(module: str, paths: Sequence[Path], launch: Launch) -> list[st
     Everything is said on torchrun's public command line, never through its internal objects. Restarts are off: a
     benchmark that lost a rank is over. Under nohup, SIGHUP stops no rank.
     """
-    argv = ["--nproc-per-node", str(launch.nproc), *rendezvous_argv(launch)]
+    argv = ["--nproc-per-node", str(launch.nproc)]
+    if launch.nnodes == 1 and launch.rdzv_endpoint is None:
+        argv.append("--standalone")
+    else:
+        argv += ["--nnodes", str(launch.nnodes), "--node-rank", str(launch.node_rank)]
+        argv += [] if launch.rdzv_endpoint is None else ["--rdzv-backend", "c10d"]
+        options = {"--rdzv-endpoint": launch.rdzv_endpoint, "--rdzv-id": launch.rdzv_id}
+        argv += [word for option, value in options.items() if value is not None for word in (option, value)]
     argv += ["--max-restarts", "0", "--redirects", "3", "--log-dir", str(torchrun_log_dir(paths[0]))]
     if "--shutdown-timeout" in get_args_parser().format_usage():
         argv += ["--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)]
     if outlives_terminal():
         argv += ["--signals-to-handle", "SIGTERM,SIGINT,SIGQUIT"]
     return [*argv, "-m", module, *map(str, paths)]
-
-
-def rendezvous_argv(launch: Launch) -> list[str]:
-    """How the nodes meet; a single node that was told nothing needs no meeting point."""
-    if launch.nnodes == 1 and launch.rdzv_endpoint is None:
-        return ["--standalone"]
-    argv = ["--nnodes", str(launch.nnodes), "--node-rank", str(launch.node_rank)]
-    if launch.rdzv_endpoint is not None:
-        argv += ["--rdzv-backend", "c10d", "--rdzv-endpoint", launch.rdzv_endpoint]
-    return argv if launch.rdzv_id is None else [*argv, "--rdzv-id", launch.rdzv_id]
 
 
 def torchrun_log_dir(run_path: Path) -> Path:
@@ -133,3 +144,118 @@ def _quiet_elastic_logs() -> Iterator[None]:
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
+
+
+def collect_logs(runs: Sequence[Run]) -> None:
+    """Keep what ranks printed before they opened their own log, remove torchrun's folders; every run gets all logs."""
+    run, *others = runs
+    _collect(run)
+    for other in others:
+        for log in run.logs_dir.glob("*.log"):
+            shutil.copyfile(log, other.logs_dir / log.name)
+
+
+def _collect(run: Run) -> None:
+    folder = torchrun_log_dir(run.path)
+    if not folder.exists():
+        return
+    early = [path for path in sorted(folder.rglob("*.log")) if path.stat().st_size > 0]
+    if early:
+        with (run.logs_dir / EARLY_LOG).open("ab") as log:
+            for path in early:
+                log.write(f"--- local rank {path.parent.name}, {path.stem}\n".encode() + path.read_bytes())
+    shutil.rmtree(folder)
+
+
+def marked_environment(run: Run) -> dict[str, str]:
+    """The variable by which ranks of this run, and what they start, are known."""
+    return {_RANK_OF: str(run.path)}
+
+
+def stop_leftovers(module: str, run: Run) -> None:
+    """Ask ranks of this run to stop, and what they started, and kill those that have not after a while.
+
+    torchrun waits for its ranks, but a second signal can make it give up waiting; and a rank that is killed cannot stop
+    what it started, as a profiler. On systems without /proc nothing is looked for.
+    """
+    deadline = time.monotonic() + GRACE_S
+    _signal(_processes(module, run), signal.SIGTERM)
+    while (left := _processes(module, run)) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    _signal(left, signal.SIGKILL)
+
+
+def rank_pids(module: str, run: Run) -> list[int]:
+    """Live processes of this machine that run the module as a rank of this run."""
+    return [pid for pid, is_rank in _processes(module, run).items() if is_rank]
+
+
+def _processes(module: str, run: Run) -> dict[int, bool]:
+    """Ranks of this run and what they started, by process id; whether it is a rank."""
+    path, mark, found = os.fsencode(run.path), os.fsencode(f"{_RANK_OF}={run.path}"), {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        command, environment = _words(folder / "cmdline"), _words(folder / "environ")
+        is_rank = module.encode() in command and path in command
+        # What the launcher itself started meanwhile has the mark, but no rank.
+        if is_rank or (mark in environment and any(word.startswith(b"RANK=") for word in environment)):
+            found[int(folder.name)] = is_rank
+    return found
+
+
+def _words(file: Path) -> list[bytes]:
+    """What a file of /proc holds; nothing of a process that has ended, or is somebody else's."""
+    with suppress(OSError):
+        return file.read_bytes().split(b"\0")
+    return []
+
+
+def _signal(pids: Iterable[int], signum: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signum)
+
+
+@dataclass(frozen=True, slots=True)
+class RanksEnded:
+    """How this node's ranks ended."""
+
+    exit_codes: Mapping[int, int]
+    """Of those that failed, by rank, negative for a signal."""
+    lost: WorkerFailed | None = None
+    """Set where torchrun gave up by itself."""
+
+    def failure(self, run: Run) -> DynbenchError | None:
+        """What ended them badly, found among the ranks of the run; None where nothing did."""
+        return root_cause(run, self.exit_codes, self.lost) if self.exit_codes or self.lost else None
+
+
+def launch_ranks(module: str, runs: Sequence[Run], launch: Launch) -> RanksEnded:
+    """Run this node's ranks to their end; afterwards none is left, and their output lies in `logs/` of every run.
+
+    Args:
+        module: what each rank runs, with the run folders as its arguments; see `engine.rank.launched`.
+        runs: the run, or those of arms that share the launch; ranks keep why they ended in the first.
+        launch: resolved: ranks, nodes, threads.
+
+    Raises:
+        Interrupted: a signal stopped them.
+    """
+    assert isinstance(launch.threads, int), "resolved"
+    argv = torchrun_argv(module, [run.path for run in runs], launch)
+    environment = {**thread_environment(launch.threads), **marked_environment(runs[0])}
+    try:
+        with handled(_stop):
+            return RanksEnded(run_torchrun(argv, environment))
+    except SignalException as stopped:
+        raise Interrupted(f"stopped by {stopped.sigval.name}", _KEPT, signum=int(stopped.sigval)) from None
+    except WorkerFailed as lost:
+        return RanksEnded({}, lost)
+    finally:
+        with handled(signal.SIG_IGN):
+            stop_leftovers(module, runs[0])
+            collect_logs(runs)
+
+
+def _stop(signum: int, _frame: FrameType | None) -> NoReturn:
+    """Raises what torchrun's own handlers raise, for until it has installed them."""
+    raise SignalException(f"stopped by signal {signum}", sigval=signal.Signals(signum))

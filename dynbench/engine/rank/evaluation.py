@@ -1,33 +1,168 @@
-"""Evaluations during a run, and its epochs."""
+"""Evaluations during a run and its epochs; the models saved after them, and scalars for TensorBoard."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dynbench.config.schema import Config, Train
-from dynbench.engine.rank.keeping import Keeper
 from dynbench.engine.rank.optimizer_step import Precision
+from dynbench.errors import UsageError
 from dynbench.lengths import padded_width
-from dynbench.runs.columns import CORRECT
+from dynbench.runs.atomic import settle_folder
+from dynbench.runs.columns import CORRECT, TURN
 from dynbench.runs.records import StepRow
+from dynbench.runs.run import Run
 from dynbench.schedule.plan import IntArray
 from dynbench.schedule.policy import Problem
 from dynbench.sync.base import Strategy
-from dynbench.workloads.base import Workload
+from dynbench.workloads.base import Saves, Workload
 from dynbench.workloads.batches import make_micro_batch
 from dynbench.workloads.data import evaluated_ids
 
 _log = logging.getLogger(__name__)
-
+BEST, LAST = "best", "last"
+MODEL_FOLDER = "model"
+SCALARS_FOLDER = "tensorboard"
+"""Within a run's folder."""
+INSTALL = "pip install tensorboard"
+FLUSH_S = 5
+"""Longest time until TensorBoard sees a step, seconds; it is written in the background."""
+_NOT_DRAWN = ("step", "rank", "warmup", "work_hash", TURN.name)
 EVAL_BATCH = 64
 EVAL_FILE = "eval.csv"
+Found = dict[str, float | None]
+"""What an evaluation gives, by the names of the columns in its file."""
+
+
+class Keeper:
+    """Saves a strategy's model where `train.save_model` asks for it; every rank calls it alike.
+
+    Args:
+        config: resolved configuration.
+        workload: writes the model; rules ask for one that can.
+        folder: the run's folder; None on ranks that do not write.
+    """
+
+    def __init__(self, config: Config, workload: Workload, folder: Path | None) -> None:
+        self._saves = workload if config.train.save_model and isinstance(workload, Saves) else None
+        self._folder = None if folder is None else folder / MODEL_FOLDER
+        self._last_step = config.train.warmup_steps + config.train.steps - 1
+        self._best = -math.inf
+
+    def keeps_last(self, step: int) -> bool:
+        """Whether the model is saved after `step`, whatever its loss."""
+        return self._saves is not None and step == self._last_step
+
+    def after(self, step: int, strategy: Strategy, found: Mapping[str, float | None] | None) -> None:
+        """Save after a step that was evaluated, if it is the best so far, and after the last.
+
+        The best has the highest accuracy where that is counted, else the lowest loss; of equals, the first is kept.
+
+        Args:
+            step: the step that ended.
+            strategy: whose model; asked for its whole state, a collective.
+            found: of the evaluation, the same on every rank; None where there was none.
+        """
+        names = [LAST] if step == self._last_step else []
+        if found is not None and (worth := _worth(found)) > self._best:
+            self._best = worth
+            names.append(BEST)
+        if self._saves is not None and names and (state := strategy.full_state()) is not None:
+            self._write(step, state, names)
+
+    def interrupted(self, step: int, strategy: Strategy) -> None:
+        """Save the last model that this rank has whole, of a run that was asked to stop after `step`.
+
+        Ranks stop each after a step of its own, so that nothing may be asked of the others.
+        """
+        if self._saves is None or self._folder is None:
+            return
+        state = strategy.state_alone()
+        if state is None:
+            _log.warning("stopped after step %d: model/%s is not kept, as it takes all ranks to give it", step, LAST)
+        else:
+            self._write(step, state, [LAST])
+
+    def _write(self, step: int, state: Mapping[str, Tensor], names: Sequence[str]) -> None:
+        if self._saves is None or self._folder is None:
+            return
+        self._folder.mkdir(exist_ok=True)
+        for name in names:
+            self._saves.save(self._folder / name, state)
+        _log.info("step %d: the model is saved as %s", step, " and ".join(names))
+
+
+def _worth(found: Mapping[str, float | None]) -> float:
+    accuracy, loss = found.get("accuracy"), found.get("loss")
+    if accuracy is not None:
+        return accuracy
+    return -math.inf if loss is None else -loss
+
+
+def settle_kept(run_path: Path) -> None:
+    """After the ranks of a run have ended: whole models or none, where one was killed while it saved."""
+    for name in (BEST, LAST):
+        settle_folder(run_path / MODEL_FOLDER / name)
+
+
+def check_scalars(config: Config) -> None:
+    """Refuse `train.tensorboard` where the package is missing, before anything is launched.
+
+    Raises:
+        UsageError: it is missing.
+    """
+    if config.train.tensorboard and find_spec("tensorboard") is None:
+        raise UsageError("train.tensorboard: true, but the package tensorboard is not installed", f"{INSTALL}.")
+
+
+class Scalars:
+    """Writes scalars, or nothing.
+
+    Args:
+        writer: torch's `SummaryWriter`; None writes nothing.
+    """
+
+    def __init__(self, writer: Any | None = None) -> None:
+        self._writer = writer
+
+    def row(self, row: StepRow, extra: Mapping[str, object]) -> None:
+        """A step of this rank: what its row and the further columns hold of numbers, as `rank_N/column`."""
+        if self._writer is None:
+            return
+        for name, value in {**asdict(row), **extra}.items():
+            if isinstance(value, int | float) and name not in _NOT_DRAWN:
+                self._writer.add_scalar(f"rank_{row.rank}/{name}", value, row.step)
+
+    def evaluation(self, step: int, found: Mapping[str, float | None]) -> None:
+        """What an evaluation after `step` gave over all ranks, as `evaluation/name`."""
+        if self._writer is None:
+            return
+        for name, value in found.items():
+            if value is not None:
+                self._writer.add_scalar(f"evaluation/{name}", value, step)
+
+
+@contextmanager
+def scalars_of(config: Config, run: Run, *, writes: bool) -> Iterator[Scalars]:
+    """Scalars in the run's folder where `train.tensorboard` asks for them and this process `writes` them."""
+    if not (config.train.tensorboard and writes):
+        yield Scalars()
+        return
+    from torch.utils.tensorboard import SummaryWriter
+
+    with closing(SummaryWriter(str(run.path / SCALARS_FOLDER), flush_secs=FLUSH_S)) as writer:
+        yield Scalars(writer)
 
 
 class Epochs:
@@ -54,9 +189,6 @@ class Epochs:
         self._each = train.epoch_steps
         self._sum_over_ranks = sum_over_ranks
         self._timed = timed
-        self._begin()
-
-    def _begin(self) -> None:
         self._sums = [0.0] * 5
 
     def ends(self, step: int) -> bool:
@@ -81,7 +213,7 @@ class Epochs:
         if self._each is None or not self.ends(step):
             return
         loss, weight, correct, samples, ms = self._sum_over_ranks(self._sums)
-        self._begin()
+        self._sums = [0.0] * 5
         trained = _said("training", loss / weight if weight else None, correct / samples if samples else None)
         held = "" if found is None else "; " + _said("evaluation", found.get("loss"), found.get("accuracy"))
         seconds = ms / 1e3
@@ -98,10 +230,6 @@ class Epochs:
 def _said(what: str, loss: float | None, accuracy: float | None) -> str:
     known = f", accuracy {accuracy:.1%}" if accuracy is not None and accuracy == accuracy else ""
     return f"{what} loss {'-' if loss is None else f'{loss:.4f}'}{known}"
-
-
-Found = dict[str, float | None]
-"""What an evaluation gives, by the names of the columns in its file."""
 
 
 def evaluated_together(config: Config, problem: Problem, workload: Workload) -> int:

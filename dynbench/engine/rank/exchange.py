@@ -1,9 +1,16 @@
-"""What ranks tell each other beside gradients: facts gathered, agreed on, and exchanged."""
+"""What ranks exchange beside gradients: facts gathered and agreed on, plans, and the offsets of their clocks.
+
+Processes of one boot of one system read one monotonic clock. Between others the difference is measured as NTP does
+(Mills, RFC 5905): rank 0 sends, the other replies with its time, and of several round trips the quickest is taken,
+which is wrong by at most half its duration.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -11,11 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dynbench.config.digest import NOT_IDENTITY, differences
+from dynbench.config.digest import NOT_IDENTITY, flatten
 from dynbench.config.ranks import Ranks
 from dynbench.config.schema import Config
+from dynbench.engine.planning import PlanSource
 from dynbench.errors import ConfigError, DynbenchError
 from dynbench.plugins.outside import VARIABLE, digests
+from dynbench.runs.run_record import host_name
 from dynbench.schedule import capacity
 from dynbench.schedule.plan import IntArray, Share
 from dynbench.schedule.policy import Problem
@@ -27,9 +36,11 @@ PATIENCE = timedelta(days=7)
 """Stands for no time-out at all, which gloo does not know."""
 _MAY_DIFFER = (*(key for key in NOT_IDENTITY if key != "train.seed"), "workload.data_path", "workload.eval_path")
 """Keys of this node alone; data are compared by fingerprint instead of path."""
+EXCHANGES = 20
+"""Round trips to each other clock; the quickest one counts."""
 
 
-class GatheredPlans:
+class GatheredPlans(PlanSource):
     """`prefix` with `schedule.exchange=gather`; the same plans as every rank would make by itself.
 
     Args:
@@ -58,12 +69,6 @@ class GatheredPlans:
         counts = None if offers is None else self._solve(step, offers)
         counts = broadcast_integers(counts, self._problem.workers, self._group)
         return (stream.take(int(counts[self._rank])),)
-
-    def all_shares(self) -> None:
-        """Streams are private to their ranks."""
-
-    def observe(self, share: Share, compute_ms: float) -> None:
-        """Of no use: the speeds are given."""
 
     def _solve(self, step: int, costs: np.ndarray) -> IntArray:
         """Counts from every rank's candidate costs, shape [G, K]; shape [G]."""
@@ -217,16 +222,10 @@ def check_same_config(config: Config) -> None:
     Raises:
         ConfigError: one line per plug-in's file or key that differs from rank 0's; raised on every rank.
     """
-    _check_same_plugins()
-    first, *others = gather_objects(config)
-    problems = [
-        f"nodes disagree in config: {key} is {ours!r} on rank 0, {theirs!r} on rank {rank}"
-        for rank, other in enumerate(others, 1)
-        for key, (ours, theirs) in differences(first, other).items()
-        if key not in _MAY_DIFFER
-    ]
-    if problems:
-        raise ConfigError(problems, "Start every node with the same settings.")
+    # First the plug-ins: where others are loaded, there are other settings.
+    _check_same("plug-ins", digests(), f"Name the same files in {VARIABLE} on every node.")
+    settings = {key: repr(value) for key, value in flatten(config).items() if key not in _MAY_DIFFER}
+    _check_same("config", settings, "Start every node with the same settings.")
 
 
 def check_same_data(fingerprint: str) -> None:
@@ -235,25 +234,66 @@ def check_same_data(fingerprint: str) -> None:
     Raises:
         ConfigError: some rank's fingerprint is not rank 0's; raised on every rank.
     """
-    first, *others = gather_objects(fingerprint)
-    problems = [
-        f"nodes disagree in data: fingerprint {first} on rank 0, {other} on rank {rank}"
-        for rank, other in enumerate(others, 1)
-        if other != first
-    ]
-    if problems:
-        raise ConfigError(problems, "Point workload.data_path and the caches at the same data on every node.")
+    hint = "Point workload.data_path and the caches at the same data on every node."
+    _check_same("data", {"fingerprint": fingerprint}, hint)
 
 
-def _check_same_plugins() -> None:
-    """First of all: what other plug-ins declare has other settings."""
-    first, *others = gather_objects(digests())
+def _check_same(what: str, values: Mapping[str, str], hint: str) -> None:
+    """Refuse ranks of which one has other values than rank 0; a collective."""
+    first, *others = gather_objects(values)
     problems = [
-        f"nodes disagree in plug-ins: {file} is {first.get(file, 'not loaded')} on rank 0, "
-        f"{other.get(file, 'not loaded')} on rank {rank}"
+        f"nodes disagree in {what}: {name} is {first.get(name, 'not loaded')} on rank 0, "
+        f"{other.get(name, 'not loaded')} on rank {rank}"
         for rank, other in enumerate(others, 1)
-        for file in dict.fromkeys((*first, *other))
-        if first.get(file) != other.get(file)
+        for name in dict.fromkeys((*first, *other))
+        if first.get(name) != other.get(name)
     ]
     if problems:
-        raise ConfigError(problems, f"Name the same files in {VARIABLE} on every node.")
+        raise ConfigError(problems, hint)
+
+
+def compare_clocks(now: Callable[[], int] = time.perf_counter_ns, name: str | None = None) -> Mapping[str, object]:
+    """What to take from each rank's clock to have rank 0's; a collective.
+
+    Args:
+        now: this rank's clock, ns.
+        name: of the clock: ranks that say the same read the same one; None asks the system.
+
+    Returns:
+        `offsets_ns` by rank, `uncertainty_ns` (the largest), and `source`: `same` or `measured`; on other ranks than
+        the first, of no use.
+    """
+    names = gather_objects(clock_name() if name is None else name)
+    apart = [rank for rank, other in enumerate(names) if other != names[0]]
+    offsets, uncertainty = [0] * len(names), 0
+    for rank in apart:
+        offsets[rank], wrong = _compared(now, rank)
+        uncertainty = max(uncertainty, wrong)
+    return {"offsets_ns": offsets, "uncertainty_ns": uncertainty, "source": "measured" if apart else "same"}
+
+
+def clock_name() -> str:
+    """Equal for processes that read one clock: the boot of the system, and the namespace of its times."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/time').readlink()}"
+    except OSError:
+        return host_name()
+
+
+def _compared(now: Callable[[], int], other: int) -> tuple[int, int]:
+    """By how much the clock of rank `other` is ahead of rank 0's, ns, and by how much that may be wrong."""
+    rank, theirs, quickest = dist.get_rank(), torch.zeros(1, dtype=torch.int64), (0, 2**62)
+    for _ in range(EXCHANGES):
+        if rank == 0:
+            sent = now()
+            dist.send(theirs, other)
+            dist.recv(theirs, other)
+            half = (now() - sent) // 2
+            if half < quickest[1]:
+                quickest = int(theirs) - sent - half, half
+        elif rank == other:
+            dist.recv(theirs, 0)
+            theirs[0] = now()
+            dist.send(theirs, 0)
+    return quickest

@@ -1,10 +1,16 @@
-"""One launched rank from its start to its end, whatever it does: `python -m MODULE RUN_FOLDER…`.
+"""One launched rank from its start to its end: `python -m MODULE RUN_FOLDER…`.
 
 A module that `launch_ranks` runs ends with `if __name__ == "__main__": run_as_rank(work)`.
+
+With several nodes, each node's launcher makes a run folder, and they settle on that of rank 0. Where the results folder
+is shared, all ranks write into rank 0's folder and the others' are removed. Where it is not, each node keeps its own
+ranks' files under the same run id.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,8 +22,8 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from dynbench.config.ranks import shared_ranks
 from dynbench.config.schema import Config
-from dynbench.engine.failure import log_file, record_failure
-from dynbench.engine.rank.nodes import meet
+from dynbench.engine.failure import CONNECTING, log_file, record_failure
+from dynbench.engine.rank.exchange import gather_objects
 from dynbench.engine.rank.rank_facts import keep_warnings, tell_failure
 from dynbench.engine.rank.rank_process import (
     RankContext,
@@ -29,12 +35,61 @@ from dynbench.engine.rank.rank_process import (
     set_threads,
     set_up_logging,
 )
-from dynbench.engine.whereabouts import MEETING
+from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
 
+_MET_FILE = "met.json"
 Work = Callable[[Sequence[Run], Sequence[Config], RankContext, StopFlag], None]
 """What all ranks do together, within their process group, for the runs of the launch, each with its configuration;
 where the flag says that a signal came, it ends with `SystemExit`, 128 plus the signal's number."""
+
+
+def meet(run: Run, context: RankContext) -> Run:
+    """The run that this rank writes into: rank 0's where this node can see it; a collective.
+
+    The name was given to the first node's run, and rank 0 need not be there: torchrun numbers the nodes by itself. A
+    node that cannot see that run notes its name; another finds it in its record at the end, where it may be gone by
+    then.
+
+    Args:
+        run: the folder that this node's launcher made.
+        context: this rank.
+    """
+    ids, names = zip(*gather_objects((run.id, run.name)), strict=True)
+    joined = Run(run.path.parent / ids[0])
+    shared = joined.record_file.exists()
+    if context.local_rank == 0:
+        named = next(((run_id, name) for run_id, name in zip(ids, names, strict=True) if name is not None), None)
+        beyond = named is not None and not Run(run.path.parent / named[0]).record_file.exists()
+        met = {"id": joined.id, "name": named[1] if named and beyond else None, "shared": shared}
+        write_json(run.path / _MET_FILE, met)
+    return joined if shared else run
+
+
+def settle(run: Run) -> tuple[Run, bool]:
+    """After the ranks have ended: the run that this launcher's folder is or became part of, and whether it finishes it.
+
+    That is rank 0's run where the results folder is shared, else this node's part of it, under its id and name.
+    """
+    met_file = run.path / _MET_FILE
+    if not met_file.exists():
+        return run, True
+    met = json.loads(met_file.read_text(encoding="utf-8"))
+    met_file.unlink()
+    store, joined = RunStore(run.path.parent), Run(run.path.parent / met["id"])
+    if joined.path != run.path and met["shared"]:
+        for log in run.logs_dir.glob("*.log"):
+            log.replace(joined.logs_dir / log.name)
+        store.pass_name(run, joined)
+        shutil.rmtree(run.path)
+        return joined, False
+    if met["name"] is not None:
+        store.give_name(run, met["name"])
+    if joined.path != run.path:
+        run.update(id=met["id"])
+        run.path.rename(joined.path)
+    return joined, True
 
 
 def run_as_rank(work: Work) -> NoReturn:
@@ -53,16 +108,12 @@ def run_as_rank(work: Work) -> NoReturn:
 
 @record
 def _main(work: Work, runs: Sequence[Run]) -> None:
+    """Do the work in the process group, recording in the first run why it ended if it did before its time."""
     first = runs[0]
     die_with_parent(first.record().pid)
     stop = StopFlag()
     context = RankContext.from_environment(first.config().launch.device)
     redirect_output(log_file(first, context.rank))
-    _take_part(work, runs, context, stop)
-
-
-def _take_part(work: Work, runs: Sequence[Run], context: RankContext, stop: StopFlag) -> None:
-    """Do the work in the process group, recording in the first run why it ended if it did before its time."""
     try:
         configs = [run.config() for run in runs]
         launch = configs[0].launch
@@ -70,15 +121,15 @@ def _take_part(work: Work, runs: Sequence[Run], context: RankContext, stop: Stop
         set_up_logging(context, ranks)
         keep_warnings(runs[0], context, ranks)
         set_threads(launch)
-        context.whereabouts.keep(runs[0], context.rank)
-        context.whereabouts.at(MEETING)
+        context.position.open(runs[0], context.rank)
+        context.position.at(CONNECTING)
         with process_group(context, launch):
             try:
                 if launch.nnodes > 1:
                     runs = [meet(run, context) for run in runs]
-                    context.whereabouts.keep(runs[0], context.rank)
+                    context.position.open(runs[0], context.rank)
                 work(runs, configs, context, stop)
-                context.whereabouts.arrived()
+                context.position.remove()
             except BaseException as error:
                 tell_failure(runs[0], context.rank, error)
                 raise

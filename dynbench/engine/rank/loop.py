@@ -1,34 +1,67 @@
-"""The loop over steps, of one arm and of several."""
+"""The loop over steps of one arm, and a rank that trains with others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
-from dynbench.config.ranks import Ranks
+import torch
+import torch.distributed as dist
+
+from dynbench.compress.base import Compressor
+from dynbench.config.image_rules import ahead
+from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config
-from dynbench.engine.planning import PlanSource
-from dynbench.engine.rank.batch_norm import average_statistics
-from dynbench.engine.rank.evaluation import Epochs, Evaluator
-from dynbench.engine.rank.exchange import GlobalBatch, PlannedBatch
-from dynbench.engine.rank.held_memory import HeldMemory
-from dynbench.engine.rank.memory import MemoryMeter
-from dynbench.engine.rank.profile import Profile
-from dynbench.engine.rank.rank_facts import Told
+from dynbench.engine.failure import RECORDING
+from dynbench.engine.plan_check import check_steps_of_rank, total_steps
+from dynbench.engine.planning import (
+    SPEEDS_FILE,
+    PlansAhead,
+    PlanSource,
+    ReplicatedPlans,
+    loaded_problem,
+    step_plans,
+)
+from dynbench.engine.rank.evaluation import EVAL_FILE, Epochs, Evaluator, evaluated_together, scalars_of
+from dynbench.engine.rank.exchange import (
+    GatheredPlans,
+    GlobalBatch,
+    PlannedBatch,
+    all_floats,
+    group_of_workers,
+    sum_over_ranks,
+    wait_for_all,
+)
+from dynbench.engine.rank.memory import HeldMemory, MemoryMeter
+from dynbench.engine.rank.profile import Profile, profiled_steps
+from dynbench.engine.rank.rank_facts import EPOCHS_FILE, Told
 from dynbench.engine.rank.rank_process import RankContext
-from dynbench.engine.rank.replica import Replica, seed_dropout
-from dynbench.engine.rank.row_builder import RowBuilder, SentBytes, extra_values
+from dynbench.engine.rank.replica import Replica, average_statistics, seed_dropout, warn_of_unequal_numbers
+from dynbench.engine.rank.row_builder import RowBuilder, SentBytes, can_count, extra_columns, extra_values
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.turns import Moment
-from dynbench.engine.whereabouts import ROW
+from dynbench.errors import UsageError
+from dynbench.plugins import COMPRESSORS, STRATEGIES, options_of
+from dynbench.plugins.policies import PrefixOptions
+from dynbench.plugins.strategies import ShardOptions
+from dynbench.runs.columns import write_columns
 from dynbench.runs.row_writer import CallWriter, RowWriter
+from dynbench.runs.run import Run
 from dynbench.schedule.plan import Share
+from dynbench.schedule.policy import Problem, policy_class
+from dynbench.sync.base import Local, Strategy
+from dynbench.wire.base import NullWire, PlainWire, Wire, silent_group
+from dynbench.wire.channel import Channel, Link
+from dynbench.wire.queued import QueuedWire
+from dynbench.workloads.base import Expects, Workload
 from dynbench.workloads.batches import evened_out
 
 
 @dataclass(frozen=True)
 class ArmLoop:
-    """The loop of one arm, but for its step; see `turns.Player`."""
+    """The loop of one arm, which `turns.play` drives; but for its step."""
 
     config: Config
     replica: Replica
@@ -36,6 +69,10 @@ class ArmLoop:
     memory: MemoryMeter
     evaluator: Evaluator
     epochs: Epochs
+
+    def step(self, moment: Moment) -> None:
+        """Run, measure and write one optimizer step."""
+        raise NotImplementedError
 
     def restart(self) -> None:
         """Begin the next step now, leaving out what was done since the last one ended."""
@@ -47,11 +84,11 @@ class ArmLoop:
 
     def evaluate(self, step: int) -> None:
         """Evaluate and save after `step`, and say what came of the epoch that it ends."""
-        self.make_statistics_one()
+        self.average_batch_norm()
         found = self.evaluator.after(step, self.replica.strategy, self.replica.precision)
         self.epochs.end(step, found)
 
-    def make_statistics_one(self) -> None:
+    def average_batch_norm(self) -> None:
         """Give all ranks one set of batch normalisation's running statistics."""
         trained, sum_over_ranks = self.replica.take_trained(), self.evaluator.sum_over_ranks
         average_statistics(self.replica.strategy.model, trained, sum_over_ranks)
@@ -75,7 +112,7 @@ class ArmLoop:
 
 @dataclass(frozen=True)
 class Loop(ArmLoop):
-    """The steps of one rank under one arm; a `turns.Player`.
+    """The steps of one rank under one arm; see `turns.play`.
 
     Ranks end every step together, because none gets past the gradients of the others; but under strategies that
     step apart.
@@ -98,7 +135,7 @@ class Loop(ArmLoop):
         """Begin the next step now, leaving out what was done and sent since the last one ended."""
         super().restart()
         self.replica.strategy.wire.take()
-        self.sent.restart()
+        self.sent.take()
 
     def step(self, moment: Moment) -> None:
         """One optimizer step, measured and written."""
@@ -124,7 +161,7 @@ class Loop(ArmLoop):
             with self.timer.device("sync"):
                 strategy.drain()
         phases, step_ms = self.timer.end_step()
-        self.context.whereabouts.at(ROW)
+        self.context.position.at(RECORDING)
         self.plans.observe(share, phases["forward"] + phases["backward"])
         if self.fixed_batch:
             total.check(train.global_batch, step)
@@ -160,3 +197,127 @@ class Loop(ArmLoop):
             return PlannedBatch(shares, self.replica.weight)
         samples, weight = sum(len(ids) for ids in share), self.replica.weight(share)
         return GlobalBatch(samples, weight, self.ranks.workers)
+
+
+@contextmanager
+def session(strategy: Strategy) -> Iterator[Strategy]:
+    """Closes a strategy where all went well.
+
+    A rank that fails leaves it open and ends: the others notice when its group goes, and find the cause told by then.
+    """
+    yield strategy
+    strategy.close()
+
+
+def build_wire(config: Config, device: torch.device) -> Wire:
+    """A wire over a process group of its own, with the compressor of `compress.name` in it; a collective.
+
+    Or, with `sync.communicate: false`, one that sends nothing, where nothing is compressed either.
+    """
+    if not config.sync.communicate:
+        entry = STRATEGIES.find(config.sync.name)
+        silent = silent_group() if entry.moments == "divided" else None  # whose ranks hold their part here too
+        return NullWire(dist.get_rank(), dist.get_world_size(), silent, echoes=not entry.whole)
+    channel = Channel.of_its_own(device, timedelta(seconds=config.launch.timeout_s))
+    if options_of(config.sync, ShardOptions).reduce_scatter == "native":
+        channel.native_reduce_scatter = True
+    if config.launch.link_gbps is not None:
+        if device.type == "cuda" or config.launch.nnodes > 1:  # GPUs go on before a host would have waited
+            asked = f"launch.link_gbps: {config.launch.link_gbps:g}, but a link is emulated on CPUs of one node only"
+            raise UsageError(asked, "Leave it out, or --set launch.device=cpu on one node.")
+        channel.link = Link(config.launch.link_gbps)
+    compressor: Compressor | None = COMPRESSORS.find(config.compress.name).load()(config.compress)
+    return PlainWire(channel) if compressor is None else QueuedWire(channel, compressor)
+
+
+def build_strategy(config: Config, device: torch.device) -> Strategy:
+    """The strategy `sync.name` on a wire of its own, or what virtual ranks play instead; of real ranks a collective."""
+    if config.launch.launcher == "virtual":
+        return Local(config.sync)
+    strategy: Strategy = STRATEGIES.find(config.sync.name).load()(config.sync, build_wire(config, device))
+    return strategy
+
+
+@contextmanager
+def real_loop(
+    run: Run, config: Config, context: RankContext, workload: Workload, memory: MemoryMeter
+) -> Iterator[Loop]:
+    """The loop of this process's rank; its row file is closed on the way out."""
+    train, ranks = workload.train, ranks_of(config, context.world_size)
+    problem = loaded_problem(config, workload, ranks.workers, run.path.parent)
+    check_steps_of_rank(config, problem)
+    timer = StepTimer(context.device, context.position.at, config.launch.timeout_s)
+    profiled = profiled_steps(config.train.warmup_steps, config.train.profile_steps)
+    policy = config.schedule.policy_name
+    with session(build_strategy(config, context.device)) as strategy, ExitStack() as files:
+        replica = Replica(
+            config, workload, context.device, timer, strategy, slowdown=config.launch.slowdown.get(context.rank, 1.0)
+        )
+        warn_of_unequal_numbers(config, replica.model)
+        columns = extra_columns(replica)
+        if context.local_rank == 0:
+            write_columns(run.ranks_dir, columns)
+        first_worker = context.rank == ranks.servers
+        scalars = files.enter_context(scalars_of(config, run, writes=first_worker))
+        writer = RowWriter(run.rank_file(context.rank), [column.name for column in columns], scalars.row)
+        files.enter_context(writer)
+        yield Loop(
+            config=config,
+            context=context,
+            ranks=ranks,
+            plans=ahead_of(config, workload, plan_source(config, problem, context.rank, ranks, run)),
+            replica=replica,
+            timer=timer,
+            memory=memory,
+            rows=RowBuilder(context.rank, policy, config.workload.layout, train.lengths),
+            writer=writer,
+            calls=files.enter_context(CallWriter(run.calls_file(context.rank))),
+            sent=SentBytes(context.device.type == "cpu" and can_count()),
+            held=HeldMemory(run, context.rank, replica, memory, wanted=config.train.memory_parts),
+            profile=Profile(run, context.rank, context.device, profiled, wait_for_all),
+            told=Told(total_steps(config), says=first_worker),
+            epochs=Epochs(
+                config.train,
+                sum_over_ranks,
+                timed=ranks.servers,
+                says=first_worker,
+                file=run.ranks_dir / EPOCHS_FILE if context.is_first else None,
+            ),
+            evaluator=Evaluator(
+                config,
+                workload,
+                context.device,
+                shard=shard_of(context.rank, strategy.evaluators()),
+                sum_over_ranks=sum_over_ranks,
+                file=run.path / EVAL_FILE if context.is_first else None,
+                batch=evaluated_together(config, problem, workload),
+                equal_batches=strategy.collective_forward,
+                also=scalars.evaluation,
+            ),
+            fixed_batch=policy_class(policy).fixed_batch,
+        )
+
+
+def plan_source(config: Config, problem: Problem, rank: int, ranks: Ranks, run: Run) -> PlanSource:
+    """Plans made on every worker, or on the first of them from gathered costs; a collective."""
+    group = group_of_workers(ranks, config.launch.timeout_s)
+    if ranks.serves(rank):
+        return PlanSource()
+    worker = ranks.worker(rank)
+    if options_of(config.schedule, PrefixOptions).exchange == "gather":
+        return GatheredPlans(problem, worker, group)
+    speeds_file = run.path / SPEEDS_FILE if worker == 0 else None
+    plans = step_plans(config, problem, lambda paces: all_floats(paces[worker], group), speeds_file)
+    return ReplicatedPlans(plans, worker)
+
+
+def ahead_of(config: Config, workload: Workload, plans: PlanSource) -> PlanSource:
+    """The plans, which tell a workload of the next step where its threads prepare that."""
+    if not ahead(config) or not isinstance(workload, Expects):
+        return plans
+    return PlansAhead(plans, workload.expect, total_steps(config))
+
+
+def shard_of(rank: int, sharing: Sequence[int]) -> tuple[int, int] | None:
+    """The place of a rank among those that share an evaluation, and their number; None for the others."""
+    return (sharing.index(rank), len(sharing)) if rank in sharing else None

@@ -1,26 +1,50 @@
-"""Peak memory of one step: of the CUDA allocator, or of the process on a CPU."""
+"""Memory of a rank: the peak of a step, and what the rank holds of a model by kind.
+
+The peak is that of the CUDA allocator, or of the process on a CPU. What a rank holds is counted in tensors, not in
+pages, at three moments of its first step.
+"""
 
 from __future__ import annotations
 
 import os
 import resource
 import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
+from dynbench.config.held import copies_held, copies_served, residuals_held
+from dynbench.config.ranks import ranks_of
+from dynbench.config.schema import Config
+from dynbench.engine.planning import load_probe
+from dynbench.engine.rank.exchange import gather_objects
+from dynbench.engine.rank.replica import Replica
+from dynbench.errors import ReplicasTooLarge
+from dynbench.runs.atomic import write_json
+from dynbench.runs.provenance import UnknownFactError, memory_mb
+from dynbench.runs.run import Run
 from dynbench.units import mb
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
 _RESET_PEAK = b"5"
+MOMENTS = ("initialised", "before_step", "after_step")
+"""The model, its strategy and its optimizer are made; gradients are synchronised; the optimizer has stepped."""
+SHARE = 0.5
+"""Of the memory, what the replicas may take together where nothing says how much a step needs."""
+SHARE_PROBED = 0.1
+"""The same where the capacities are probed limits, up to which a step may use all the rest."""
 
 
-class MemoryMeter(Protocol):
-    """Peak since the last reset, and what is held now."""
+class MemoryMeter:
+    """Peak since the last reset, and what is held now; of a process on a CPU that holds several arms, unknown."""
 
-    source: str
+    source = "unknown: the process holds several arms, and its resident memory is that of all of them"
     """What the numbers are, for `env.json`."""
 
     def reset(self) -> None:
@@ -39,48 +63,7 @@ class MemoryMeter(Protocol):
         """Up to here it was."""
 
 
-class ProcessMeter(MemoryMeter, Protocol):
-    """Of a process with one arm: both are known."""
-
-    def peak_mb(self) -> float:
-        """Largest use since the last reset, MB."""
-
-    def reserved_mb(self) -> float:
-        """Memory held from the system now, MB."""
-
-
-class _OneArm:
-    """The process is one arm's."""
-
-    def enter(self) -> None:
-        """All is this arm's."""
-
-    def leave(self) -> None:
-        """All is this arm's."""
-
-
-class CudaMemory(_OneArm):
-    """PyTorch's caching allocator on one device."""
-
-    source = "peak and reserved bytes of the CUDA caching allocator, reset every step"
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def reset(self) -> None:
-        """Forget the allocator's peak."""
-        torch.cuda.reset_peak_memory_stats(self._device)
-
-    def peak_mb(self) -> float:
-        """Most bytes allocated by tensors, MB."""
-        return mb(torch.cuda.max_memory_allocated(self._device))
-
-    def reserved_mb(self) -> float:
-        """Bytes that the allocator holds, MB."""
-        return mb(torch.cuda.memory_reserved(self._device))
-
-
-class SharedCudaMemory:
+class SharedCudaMemory(MemoryMeter):
     """PyTorch's caching allocator on one device, for one of several arms: what rests for the others does not count.
 
     Between `enter` and `leave` only this arm allocates; it is made before the arm allocates anything.
@@ -93,7 +76,7 @@ class SharedCudaMemory:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._own = 0
+        self._own = self._others = 0
         self.enter()
 
     def enter(self) -> None:
@@ -112,26 +95,21 @@ class SharedCudaMemory:
         """Most bytes allocated by this arm's tensors, MB."""
         return mb(torch.cuda.max_memory_allocated(self._device) - self._others)
 
-    def reserved_mb(self) -> None:
-        """Reserved for all arms."""
+
+class CudaMemory(SharedCudaMemory):
+    """PyTorch's caching allocator on one device, all of it one arm's."""
+
+    source = "peak and reserved bytes of the CUDA caching allocator, reset every step"
+
+    def enter(self) -> None:
+        """All is this arm's."""
+
+    def reserved_mb(self) -> float:
+        """Bytes that the allocator holds, MB."""
+        return mb(torch.cuda.memory_reserved(self._device))
 
 
-class UnknownMemory(_OneArm):
-    """A process on a CPU that holds several arms: its resident memory is that of all of them."""
-
-    source = "unknown: the process holds several arms, and its resident memory is that of all of them"
-
-    def reset(self) -> None:
-        """There is nothing to be measured."""
-
-    def peak_mb(self) -> None:
-        """Not known."""
-
-    def reserved_mb(self) -> None:
-        """Not known."""
-
-
-class ResidentMemory(_OneArm):
+class ResidentMemory(MemoryMeter):
     """The process's resident memory; writing 5 to clear_refs resets its peak (proc(5), Linux 4.0).
 
     Raises:
@@ -166,13 +144,10 @@ class ResidentMemory(_OneArm):
         return 0
 
 
-class LifetimePeak(_OneArm):
+class LifetimePeak(MemoryMeter):
     """The process's peak since it started; the fallback where it cannot be reset."""
 
     source = "peak resident memory of the process since its start (getrusage): this system cannot reset it"
-
-    def reset(self) -> None:
-        """The system offers no reset."""
 
     def peak_mb(self) -> float:
         """Most resident memory since the start, MB."""
@@ -184,7 +159,7 @@ class LifetimePeak(_OneArm):
         return self.peak_mb()
 
 
-def memory_meter(device: torch.device) -> ProcessMeter:
+def memory_meter(device: torch.device) -> CudaMemory | ResidentMemory | LifetimePeak:
     """The best meter that the device and the system offer."""
     if device.type == "cuda":
         return CudaMemory(device)
@@ -196,4 +171,178 @@ def memory_meter(device: torch.device) -> ProcessMeter:
 
 def arm_meter(device: torch.device) -> MemoryMeter:
     """A meter of one arm in a process that holds several."""
-    return SharedCudaMemory(device) if device.type == "cuda" else UnknownMemory()
+    return SharedCudaMemory(device) if device.type == "cuda" else MemoryMeter()
+
+
+class HeldMemory:
+    """Counts what a rank holds, where it is asked for, in its first step.
+
+    A tensor of several ranks counts with this rank's part of it, and storage that several share counts once. What lives
+    within a pass only is not held at any of the moments, but for the activations: what autograd saves for the backward
+    pass of a micro-batch.
+
+    Args:
+        run: its folder.
+        rank: the rank.
+        replica: the model, strategy and optimizer.
+        memory: tells the peak up to a moment, where it can.
+        wanted: whether anything is counted.
+    """
+
+    def __init__(self, run: Run, rank: int, replica: Replica, memory: MemoryMeter, *, wanted: bool) -> None:
+        self._rank, self._file, self._wanted = rank, run.held_file(rank), wanted
+        self._replica, self._memory = replica, memory
+        self._found: dict[str, dict[str, float | None]] = {}
+        self._activations = 0
+        self._note(MOMENTS[0])
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """The forward and backward passes of a step, at whose end the gradients are synchronised."""
+        if not self._wanted:
+            yield
+            return
+        saved = Saved()
+        with saved_tensors_hooks(saved.save, lambda kept: kept.tensor):
+            yield
+        self._activations = saved.most
+        self._note(MOMENTS[1])
+
+    def stepped(self) -> None:
+        """The optimizer has stepped; gradients are still there. What was counted is written."""
+        if self._wanted:
+            self._note(MOMENTS[2])
+            model = self._replica.model.parameters()
+            whole = sum(each.numel() * each.element_size() for each in model if each.requires_grad)
+            facts = {"rank": self._rank, "whole_mb": mb(whole), "activations_mb": mb(self._activations)}
+            write_json(self._file, {**facts, **self._found})
+            self._wanted = False
+
+    def _note(self, moment: str) -> None:
+        if not self._wanted:
+            return
+        replica, optimizer = self._replica, self._replica.optimizer
+        stepping = getattr(optimizer, "optim", optimizer)  # a ZeroRedundancyOptimizer's own
+        groups = (each for group in optimizer.param_groups for each in group["params"])
+        parameters = [*replica.strategy.module.parameters(), *groups]
+        kinds: dict[str, Iterable[Tensor]] = {
+            "parameters_mb": parameters,
+            "gradients_mb": [each.grad for each in parameters if each.grad is not None],
+            "optimizer_mb": [
+                value
+                for state in stepping.state.values()
+                for value in state.values()
+                if isinstance(value, Tensor) and value.dim()
+            ],
+            "strategy_mb": replica.strategy.buffers(),
+        }
+        counted: set[int] = set()
+        found: dict[str, float | None] = {kind: mb(_bytes(tensors, counted)) for kind, tensors in kinds.items()}
+        self._found[moment] = {**found, "peak_mb": self._memory.peak_mb()}
+
+
+class Saved:
+    """What autograd has saved and not let go of, storage that several tensors share counted once, in bytes.
+
+    A micro-batch lets go of its own in its backward pass, after which the next has other storage at the same addresses.
+    """
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self._users: Counter[int] = Counter()
+
+    def save(self, tensor: Tensor) -> _Kept:
+        """Count a tensor for as long as what is returned lives; parameters are held anyway."""
+        of_parameter = isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)
+        return _Kept(tensor, None if of_parameter else self)
+
+    def count(self, storage: int, size: int, users: int) -> None:
+        """So many more users of a storage of `size` bytes, or fewer."""
+        before, self._users[storage] = self._users[storage], self._users[storage] + users
+        if not before or not self._users[storage]:
+            self.now += users * size
+            self.most = max(self.most, self.now)
+
+
+class _Kept:
+    def __init__(self, tensor: Tensor, of: Saved | None) -> None:
+        self.tensor, self._of = tensor, of
+        if of is not None:
+            storage = _storage(tensor)
+            self._storage, self._size = storage._cdata, storage.nbytes()
+            of.count(self._storage, self._size, 1)
+
+    def __del__(self) -> None:
+        if self._of is not None:
+            self._of.count(self._storage, self._size, -1)
+
+
+def _bytes(tensors: Iterable[Tensor], counted: set[int]) -> int:
+    """Of storage that is not among that `counted`, which it joins."""
+    total = 0
+    for tensor in tensors:
+        storage = _storage(tensor)
+        if storage.nbytes() and storage.data_ptr() not in counted:
+            counted.add(storage.data_ptr())
+            total += storage.nbytes()
+    return total
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # a DTensor has a part
+    return local.untyped_storage()
+
+
+def check_room(configs: Sequence[Config], model: nn.Module, device: torch.device, root: Path | None = None) -> None:
+    """Refuse several arms whose replicas do not fit, before the second is built; a collective.
+
+    Args:
+        configs: of all arms of the launch.
+        model: of the one that was built; the others have such a one.
+        device: where it is.
+        root: results folder in which a probe run is looked up.
+
+    Raises:
+        ReplicasTooLarge: on some rank they do not fit; raised on every rank.
+    """
+    if len(configs) == 1:
+        return
+    parameters_mb = mb(sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()))
+    replicas_mb = sum(map(_copies, configs)) * parameters_mb
+    share = SHARE_PROBED if any(_probed_limits(config, root) for config in configs) else SHARE
+    room_mb = min(gather_objects(_room_mb(configs[0], device)))
+    if replicas_mb > share * room_mb:
+        raise ReplicasTooLarge(
+            f"the models of {len(configs)} arms take {replicas_mb:,.0f} MB per rank at rest, more than {share:.0%} of "
+            f"{room_mb:,.0f} MB",
+            "Launch the arms apart: launches.mode=apart (--launch-mode apart).",
+        )
+
+
+def _copies(config: Config) -> float:
+    """Of the parameters, in a rank of an arm that holds most of them."""
+    assert isinstance(config.launch.nproc, int), "resolved"
+    ranks = ranks_of(config, config.launch.nproc * config.launch.nnodes)
+    return max(copies_held(config, ranks) + residuals_held(config), copies_served(config))
+
+
+def _probed_limits(config: Config, root: Path | None) -> bool:
+    """Whether a probe found where memory ends."""
+    capacity = config.schedule.capacity
+    if not isinstance(capacity, str):
+        return False
+    tables = load_probe(capacity, "schedule.capacity", root).tables
+    return any(most is not None for rows in tables for _, most in rows)
+
+
+def _room_mb(config: Config, device: torch.device) -> float:
+    """Memory for a rank, MB: of its GPU, or its share of what is available; without end where that is not known."""
+    if device.type == "cuda":
+        return mb(torch.cuda.get_device_properties(device).total_memory)
+    ranks = config.launch.nproc
+    assert isinstance(ranks, int), "resolved"
+    try:
+        available = memory_mb()["available"]
+    except UnknownFactError:
+        return float("inf")
+    return float("inf") if available is None else available / ranks

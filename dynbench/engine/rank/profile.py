@@ -120,55 +120,49 @@ def table_of(events: Iterable[Event], steps: int, world_size: int) -> tuple[list
     Returns:
         The rows of a `RankProfile`, and its `step_ms`.
     """
-    found = _Found.of(events, world_size)
-    step_ms = union_ms(found.ranges[STEP]) / steps
-    phases: dict[str, Sequence[Span]] = {phase: found.ranges[phase] for phase in WITHIN}
-    phases["other"] = _without(found.ranges[STEP], [span for spans in phases.values() for span in spans])
+    ranges, communication, compute = _sorted_out(events, world_size)
+    step_ms = union_ms(ranges[STEP]) / steps
+    phases: dict[str, Sequence[Span]] = {phase: ranges[phase] for phase in WITHIN}
+    phases["other"] = _without(ranges[STEP], [span for spans in phases.values() for span in spans])
+    of_wire = [span for name, spans in communication.items() if name != BY_ITSELF for span in spans]
     rows = []
     for phase, windows in phases.items():
-        of_wire = [span for name, spans in found.communication.items() if name != BY_ITSELF for span in spans]
-        parts = {**found.communication, COMMUNICATION: of_wire}
-        for operation, spans in {COMPUTE: found.compute, **parts}.items():
-            inside = _clipped(spans, windows)
-            if inside:
+        for operation, spans in {COMPUTE: compute, **communication, COMMUNICATION: of_wire}.items():
+            if inside := _clipped(spans, windows):
                 ms = union_ms(inside) / steps
                 share = ms / step_ms if step_ms else 0.0
                 rows.append(ProfileRow(phase, operation, len(inside) / steps, ms, share))
     return rows, step_ms
 
 
-@dataclass(frozen=True)
-class _Found:
-    """Spans of a profile in nanoseconds."""
+def _sorted_out(
+    events: Iterable[Event], world_size: int
+) -> tuple[dict[str, list[Span]], Mapping[str, list[Span]], list[Span]]:
+    """Spans of a profile in nanoseconds.
 
-    ranges: Mapping[str, list[Span]]
-    """Of the steps and phases, by name."""
-    communication: Mapping[str, list[Span]]
-    """Of what the back end had under way, by logical operation."""
-    compute: list[Span]
-    """Of operators, on a GPU of kernels."""
-
-    @classmethod
-    def of(cls, events: Iterable[Event], world_size: int) -> _Found:
-        ranges: dict[str, list[Span]] = defaultdict(list)
-        sent: list[tuple[float, float, str]] = []
-        on_cpu: list[Span] = []
-        on_gpu: list[Span] = []
-        for event in events:
-            span = event.time_range.start * NS_PER_US, event.time_range.end * NS_PER_US
-            kernel = "CUDA" in str(event.device_type)
-            if event.name.startswith(PREFIX):
-                if not kernel:
-                    ranges[event.name.removeprefix(PREFIX)].append(span)
-            elif (kind := _kind(event.name, kernel and not event.is_user_annotation)) is not None:
-                sent.append((*span, kind))
-            elif kernel:
-                if not event.is_user_annotation:  # of code that launched kernels, torch's own among it
-                    on_gpu.append(span)
-            elif event.name.startswith("aten::"):
-                on_cpu.append(span)
-        begun = sorted((start, name) for name, spans in ranges.items() if name in SENT for start, _ in spans)
-        return cls(ranges, _by_operation(sorted(sent), begun, world_size), on_gpu or on_cpu)
+    Returns:
+        Those of the steps and phases, by name; of what the back end had under way, by logical operation; and of
+        operators, on a GPU of kernels.
+    """
+    ranges: dict[str, list[Span]] = defaultdict(list)
+    sent: list[tuple[float, float, str]] = []
+    on_cpu: list[Span] = []
+    on_gpu: list[Span] = []
+    for event in events:
+        span = event.time_range.start * NS_PER_US, event.time_range.end * NS_PER_US
+        kernel = "CUDA" in str(event.device_type)
+        if event.name.startswith(PREFIX):
+            if not kernel:
+                ranges[event.name.removeprefix(PREFIX)].append(span)
+        elif (kind := _kind(event.name, kernel and not event.is_user_annotation)) is not None:
+            sent.append((*span, kind))
+        elif kernel:
+            if not event.is_user_annotation:  # of code that launched kernels, torch's own among it
+                on_gpu.append(span)
+        elif event.name.startswith("aten::"):
+            on_cpu.append(span)
+    begun = sorted((start, name) for name, spans in ranges.items() if name in SENT for start, _ in spans)
+    return ranges, _by_operation(sorted(sent), begun, world_size), on_gpu or on_cpu
 
 
 def _by_operation(

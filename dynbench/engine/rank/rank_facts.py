@@ -17,8 +17,7 @@ from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config
 from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.failure import RankFailure, keep_failure, record_failure
-from dynbench.engine.rank.clocks import compare_clocks
-from dynbench.engine.rank.exchange import gather_objects
+from dynbench.engine.rank.exchange import compare_clocks, gather_objects
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.runs.atomic import write_json
@@ -34,6 +33,12 @@ _log = logging.getLogger(__name__)
 LINES = 10
 """In a run, about."""
 _KEY = "dynbench/failure"
+WARNINGS_FILE = "warnings.txt"
+EPOCHS_FILE = "epochs.txt"
+"""Where the first rank writes what came of an epoch."""
+_PREPARING_FILE = "preparing.txt"
+_FACTS_FILE = "facts.json"
+"""Where rank 0 writes the facts; the launcher merges them into `env.json` when the run ends."""
 
 
 class Told:
@@ -116,45 +121,29 @@ def keep_warnings(run: Run, context: RankContext, ranks: Ranks) -> None:
     Of rank 0 and of the first that trains, which speak for the others.
     """
     if context.speaks(ranks):
-        logging.getLogger("dynbench").addHandler(_ToFile(_file(run), logging.WARNING))
+        logging.getLogger("dynbench").addHandler(_ToFile(run.ranks_dir / WARNINGS_FILE, logging.WARNING))
     if context.is_first:
-        progress_logger.addHandler(_LastLine(_preparing_file(run)))
+        progress_logger.addHandler(_LastLine(run.ranks_dir / _PREPARING_FILE))
 
 
 def read_warnings(run: Run) -> list[str]:
     """What ranks warned about, each once."""
-    path = _file(run)
-    return list(dict.fromkeys(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
+    return list(dict.fromkeys(_read(run, WARNINGS_FILE).splitlines()))
 
 
 def read_epochs(run: Run) -> list[str]:
     """What came of the epochs of a run that have ended, a line each."""
-    path = epochs_file(run)
-    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return _read(run, EPOCHS_FILE).splitlines()
 
 
 def read_preparing(run: Run) -> str:
     """How far the preparing of the data had got when rank 0 last said it; empty where that took no time."""
-    path = _preparing_file(run)
+    return _read(run, _PREPARING_FILE)
+
+
+def _read(run: Run, name: str) -> str:
+    path = run.ranks_dir / name
     return path.read_text(encoding="utf-8") if path.exists() else ""
-
-
-def epochs_file(run: Run) -> Path:
-    """Where the first rank writes what came of an epoch."""
-    return run.ranks_dir / "epochs.txt"
-
-
-def _preparing_file(run: Run) -> Path:
-    return run.ranks_dir / "preparing.txt"
-
-
-def _file(run: Run) -> Path:
-    return run.ranks_dir / "warnings.txt"
-
-
-def facts_file(run: Run) -> Path:
-    """Where rank 0 writes the facts; the launcher merges them into `env.json` when the run ends."""
-    return run.ranks_dir / "facts.json"
 
 
 def write_facts(
@@ -177,21 +166,21 @@ def write_facts(
         together: the launch that it shares with other arms: its id, and how they take turns; None where it is alone.
         packed_rows: what `check_packed_rows` saw; None where batches are padded.
     """
-    devices = gather_objects(describe_device(context))
+    devices, optional = gather_objects(describe_device(context)), {"together": together, "packed_rows": packed_rows}
     clocks = compare_clocks()
     if context.is_first:
+        ranks = ranks_of(config, config.launch.world_size or context.world_size)  # virtual ones have a size given
         if config.workload.runs_own_code:
             write_lengths(run, workload.train.lengths, workload.positions)
         write_json(
-            facts_file(run),
+            run.ranks_dir / _FACTS_FILE,
             {
                 "devices": {"ranks": devices},
-                "ranks": describe_ranks(config, context),
+                "ranks": {"world_size": ranks.world_size, "workers": ranks.workers, "servers": ranks.servers},
                 "data": {**workload.facts, "lengths": describe_lengths(workload.train.lengths)},
                 "clocks": clocks,
                 "decisions": _decisions(run, config, context, memory),
-                **({} if together is None else {"together": together}),
-                **({} if packed_rows is None else {"packed_rows": packed_rows}),
+                **{key: value for key, value in optional.items() if value is not None},
             },
         )
 
@@ -209,18 +198,11 @@ def _decisions(run: Run, config: Config, context: RankContext, memory: MemoryMet
     return decisions
 
 
-def describe_ranks(config: Config, context: RankContext) -> dict[str, int]:
-    """How many ranks there are, virtual ones counted, and how many of them train."""
-    ranks = ranks_of(config, config.launch.world_size or context.world_size)
-    return {"world_size": ranks.world_size, "workers": ranks.workers, "servers": ranks.servers}
-
-
 def merge_facts(run: Run) -> None:
     """Put the ranks' facts into `env.json`; nothing to do when the ranks did not get that far."""
-    path = facts_file(run)
-    if not path.exists():
+    if not (written := _read(run, _FACTS_FILE)):
         return
-    facts = json.loads(path.read_text(encoding="utf-8"))
+    facts = json.loads(written)
     held = [file for rank in range(facts["ranks"]["world_size"]) if (file := run.held_file(rank)).exists()]
     if held:
         facts["memory_parts"] = [json.loads(file.read_text(encoding="utf-8")) for file in held]

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from dynbench.config.ranks import Ranks
 from dynbench.config.schema import Launch
-from dynbench.engine.whereabouts import Whereabouts
+from dynbench.engine.failure import PositionFile
 from dynbench.signals import handle, handled
 
 _PR_SET_PDEATHSIG = 1
@@ -34,8 +34,8 @@ class RankContext:
     local_rank: int
     world_size: int
     device: torch.device
-    whereabouts: Whereabouts = field(default_factory=Whereabouts, compare=False)
-    """What it is at, for whoever asks once it hangs or is gone."""
+    position: PositionFile = field(default_factory=PositionFile, compare=False)
+    """Where it is, for messages once it hangs or is gone."""
 
     @property
     def is_first(self) -> bool:

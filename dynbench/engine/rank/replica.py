@@ -1,33 +1,28 @@
-"""A replica of the model on a rank, and whether there is room for it."""
+"""A replica of the model on a rank, the running statistics of its batch normalisation, and its optimizer's settings."""
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from dynbench.config.held import copies_held, copies_served, residuals_held
-from dynbench.config.ranks import ranks_of
+from dynbench.config.image_rules import unequal_batch_norm
 from dynbench.config.schema import Config, Train
-from dynbench.engine.planning import load_probe
-from dynbench.engine.rank.batch_norm import statistics_kept
-from dynbench.engine.rank.exchange import gather_objects, max_over_ranks
+from dynbench.engine.rank.exchange import max_over_ranks
 from dynbench.engine.rank.optimizer_step import CLIP_COLUMNS, Clipper, LearningRate, Precision
-from dynbench.engine.rank.second_work import SecondWork
 from dynbench.engine.rank.timers import StepTimer
-from dynbench.errors import ReplicasTooLarge
 from dynbench.plugins import options_of
 from dynbench.plugins.datasets import SecondOptions
 from dynbench.runs.columns import CORRECT, Column
-from dynbench.runs.provenance import UnknownFactError, memory_mb
 from dynbench.schedule.plan import Share
 from dynbench.sync.base import Strategy
 from dynbench.sync.shared_model import fillable
@@ -36,65 +31,124 @@ from dynbench.wire.base import NullWire
 from dynbench.workloads.base import BuildsEmpty, Grades, Workload
 from dynbench.workloads.batches import LossPart, MicroBatch, make_micro_batch, total_correct
 
-SHARE = 0.5
-"""Of the memory, what the replicas may take together where nothing says how much a step needs."""
-SHARE_PROBED = 0.1
-"""The same where the capacities are probed limits, up to which a step may use all the rest."""
+WIDTH = 256
+"""Of the matrix that a unit is multiplied with, again and again."""
+PASSES = 3
+"""Products with each of the model's matrices for a token: one forward, two backward."""
+_log = logging.getLogger(__name__)
 
 
-def check_room(configs: Sequence[Config], model: nn.Module, device: torch.device, root: Path | None = None) -> None:
-    """Refuse several arms whose replicas do not fit, before the second is built; a collective.
+class SecondWork:
+    """What the second number of a sample costs in training: arithmetic that stands in for patches or tokens of its own.
+
+    A trace says only how many units there are. A unit takes as long as a token does in the model's matrices, forward
+    and backward; it trains nothing, so that losses and gradients are those of the tokens alone.
 
     Args:
-        configs: of all arms of the launch.
-        model: of the one that was built; the others have such a one.
-        device: where it is.
-        root: results folder in which a probe run is looked up.
-
-    Raises:
-        ReplicasTooLarge: on some rank they do not fit; raised on every rank.
+        model: whose matrices say how much; embeddings, which multiply nothing, are left out.
+        device: where it is done.
     """
-    if len(configs) == 1:
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        embedded = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
+        matrices = sum(each.numel() for each in model.parameters() if each.dim() == 2 and id(each) not in embedded)
+        self.products = max(1, round(PASSES * matrices / WIDTH**2))
+        self._matrix = torch.eye(WIDTH, device=device)
+
+    @torch.no_grad()
+    def run(self, units: int) -> None:
+        """The work of so many units, at least one."""
+        rows = self._matrix.new_ones(units, WIDTH)
+        for _ in range(self.products):
+            rows = rows @ self._matrix
+
+
+def running_statistics(model: nn.Module) -> list[Tensor]:
+    """The running means and variances of a model."""
+    normed = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    return [each for module in normed for each in (module.running_mean, module.running_var) if each is not None]
+
+
+def average_statistics(
+    model: nn.Module, samples: float, sum_over_ranks: Callable[[Sequence[float]], list[float]]
+) -> None:
+    """Give every rank the mean of all ranks' running statistics; a collective where the model has any.
+
+    Args:
+        model: changed in place.
+        samples: what this rank's statistics count: samples that it has trained on since they were last made one; a
+            rank that trains nothing receives those of the others.
+        sum_over_ranks: adds up vectors over all ranks.
+    """
+    statistics = running_statistics(model)
+    if not statistics:
         return
-    parameters_mb = mb(sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()))
-    replicas_mb = sum(map(_copies, configs)) * parameters_mb
-    share = SHARE_PROBED if any(_probed_limits(config, root) for config in configs) else SHARE
-    room_mb = min(gather_objects(_room_mb(configs[0], device)))
-    if replicas_mb > share * room_mb:
-        raise ReplicasTooLarge(
-            f"the models of {len(configs)} arms take {replicas_mb:,.0f} MB per rank at rest, more than {share:.0%} of "
-            f"{room_mb:,.0f} MB",
-            "Launch the arms apart: launches.mode=apart (--launch-mode apart).",
-        )
+    total, *sums = sum_over_ranks([samples, *(samples * _flat(statistics)).tolist()])
+    if total:
+        _set(statistics, torch.tensor(sums, dtype=torch.float64) / total)
 
 
-def _copies(config: Config) -> float:
-    """Of the parameters, in a rank of an arm that holds most of them."""
-    assert isinstance(config.launch.nproc, int), "resolved"
-    ranks = ranks_of(config, config.launch.nproc * config.launch.nnodes)
-    return max(copies_held(config, ranks) + residuals_held(config), copies_served(config))
+def _flat(statistics: Sequence[Tensor]) -> Tensor:
+    """A copy of them all in one vector of double precision."""
+    return torch.cat([statistic.detach().flatten().double() for statistic in statistics] or [torch.empty(0)])
 
 
-def _probed_limits(config: Config, root: Path | None) -> bool:
-    """Whether a probe found where memory ends."""
-    capacity = config.schedule.capacity
-    if not isinstance(capacity, str):
-        return False
-    tables = load_probe(capacity, "schedule.capacity", root).tables
-    return any(most is not None for rows in tables for _, most in rows)
+def _set(statistics: Sequence[Tensor], flat: Tensor) -> None:
+    parts = torch.split(flat, [statistic.numel() for statistic in statistics])
+    with torch.no_grad():
+        for statistic, part in zip(statistics, parts, strict=True):
+            statistic.copy_(part.view_as(statistic))
 
 
-def _room_mb(config: Config, device: torch.device) -> float:
-    """Memory for a rank, MB: of its GPU, or its share of what is available; without end where that is not known."""
-    if device.type == "cuda":
-        return mb(torch.cuda.get_device_properties(device).total_memory)
-    ranks = config.launch.nproc
-    assert isinstance(ranks, int), "resolved"
+@contextmanager
+def statistics_kept(model: nn.Module) -> Iterator[None]:
+    """Running statistics stay as they are, also in training mode, in which batches are normalised by their own."""
+    tracking = [each for each in model.modules() if isinstance(each, _BatchNorm) and each.track_running_stats]
+    for module in tracking:
+        module.track_running_stats = False
     try:
-        available = memory_mb()["available"]
-    except UnknownFactError:
-        return float("inf")
-    return float("inf") if available is None else available / ranks
+        yield
+    finally:
+        for module in tracking:
+            module.track_running_stats = True
+
+
+def warn_of_unequal_numbers(config: Config, model: nn.Module) -> None:
+    """Warn of a model of the user's own code that normalises over unequal numbers; of ours the configuration tells."""
+    policy = config.schedule.policy_name
+    if config.workload.runs_own_code and policy != "static" and any(isinstance(m, _BatchNorm) for m in model.modules()):
+        _log.warning("%s", unequal_batch_norm(policy, f"the model of {config.workload.name}"))
+
+
+class PlayedStatistics:
+    """Running statistics of ranks that one process plays in turn, each of its own samples, as real ranks have them.
+
+    Args:
+        model: what the ranks share; holds the statistics of the rank that plays.
+        ranks: their number.
+    """
+
+    def __init__(self, model: nn.Module, ranks: int) -> None:
+        self._shared = running_statistics(model)
+        self._own = [_flat(self._shared)] * ranks
+        self._samples = [0.0] * ranks
+
+    def begin(self, rank: int) -> None:
+        """From here on, the model has this rank's."""
+        _set(self._shared, self._own[rank])
+
+    def end(self, rank: int, samples: float) -> None:
+        """What this rank has, after it has trained on so many samples more."""
+        self._own[rank] = _flat(self._shared)
+        self._samples[rank] += samples
+
+    def average(self) -> None:
+        """Give every rank the mean of all, weighted by the samples since the last time, as `average_statistics`."""
+        if total := sum(self._samples):
+            weighted = [samples * own for samples, own in zip(self._samples, self._own, strict=True)]
+            _set(self._shared, torch.stack(weighted).sum(0) / total)
+            self._own = [_flat(self._shared)] * len(self._own)
+            self._samples = [0.0] * len(self._own)
 
 
 class Replica:

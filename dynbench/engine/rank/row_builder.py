@@ -36,7 +36,10 @@ _SENT = struct.Struct("=200xQQ")
 
 def can_count() -> bool:
     """Whether the system tells."""
-    return sys.platform == "linux" and _DESCRIPTORS.is_dir() and _of_a_new_connection() is not None
+    if sys.platform != "linux" or not _DESCRIPTORS.is_dir():
+        return False
+    with socket.socket() as new:
+        return _written(new.fileno()) is not None
 
 
 class SentBytes:
@@ -49,11 +52,6 @@ class SentBytes:
     def __init__(self, counts: bool) -> None:
         self._counts = counts
         self._before = _by_connection() if counts else {}
-
-    def restart(self) -> None:
-        """What was sent up to now is left out."""
-        if self._counts:
-            self._before = _by_connection()
 
     def take(self) -> int | None:
         """Bytes since the last call; None where they are not counted. What a connection sent that is gone is lost."""
@@ -87,11 +85,6 @@ def _written(descriptor: int) -> int | None:
             (waiting,) = _NOT_YET_SENT.unpack_from(facts)
             return int(sent - again + waiting)
     return None
-
-
-def _of_a_new_connection() -> int | None:
-    with socket.socket() as new:
-        return _written(new.fileno())
 
 
 def extra_columns(replica: Replica) -> tuple[Column, ...]:

@@ -14,8 +14,7 @@ from dynbench.config.layers import Layers, load_config
 from dynbench.config.paths import BPE_VOCABULARY, VOCABULARY, means_path
 from dynbench.config.schema import Config, Workload
 from dynbench.config.yaml_strict import Document
-from dynbench.engine.rank.evaluation import Evaluator
-from dynbench.engine.rank.keeping import BEST, FOLDER
+from dynbench.engine.rank.evaluation import BEST, MODEL_FOLDER, Evaluator
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.errors import DataError, RecordError, UsageError
 from dynbench.plugins import DATASETS, WORKLOADS, options_of
@@ -152,7 +151,7 @@ def find_saved(store: RunStore, source: str) -> Saved:
     if (folder / "config.json").is_file():
         return Saved(folder.resolve())
     run = store.resolve(source)
-    kept = run.path / FOLDER
+    kept = run.path / MODEL_FOLDER
     found = next((kept / name for name in (BEST, "last") if (kept / name / "config.json").is_file()), None)
     if found is None:
         raise UsageError(f"{source}: run {run.label} has no saved model in {kept}", SAVE_FIRST)

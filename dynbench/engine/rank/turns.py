@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, repeat
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dynbench.config.schema import Train
+from dynbench.engine.failure import EVALUATING, PositionFile
 from dynbench.engine.rank.rank_process import StopFlag
-from dynbench.engine.turn_order import Turns
-from dynbench.engine.whereabouts import EVALUATING, Whereabouts
+from dynbench.engine.turn_order import Turns, plan_rounds
+
+if TYPE_CHECKING:
+    from dynbench.engine.rank.loop import ArmLoop
 
 _log = logging.getLogger(__name__)
 
@@ -42,67 +45,6 @@ class Moment:
     leaving: bool = False
 
 
-class Player(Protocol):
-    """The loop of one arm."""
-
-    def restart(self) -> None:
-        """Begin the next step now, leaving out what was done and sent since the last one ended."""
-
-    def step(self, moment: Moment) -> None:
-        """Run, measure and write one step."""
-
-    def due(self, step: int) -> bool:
-        """Whether to evaluate after a step."""
-
-    def evaluate(self, step: int) -> None:
-        """Evaluate after a step, out of its time."""
-
-    def is_between_steps(self) -> bool:
-        """Whether the weights are those of the last whole step."""
-
-    def interrupted(self, step: int) -> None:
-        """Keep what there is after a step, the last one because of a signal; nothing may be asked of other ranks."""
-
-    def enter(self) -> None:
-        """This arm's turn begins; out of all clocks."""
-
-    def leave(self) -> None:
-        """This arm's turn has ended; out of all clocks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """Steps that every arm runs before another round begins."""
-
-    steps: range
-    measured: bool
-    evaluated: bool
-    """Some arm evaluates after it."""
-
-
-def plan_rounds(train: Train, due: Callable[[int], bool], block: int, *, alone: bool) -> Iterator[Round]:
-    """The rounds of a run: blocks of steps, cut where the warm-up ends and where an arm evaluates.
-
-    Where arms take turns, a round of one step that does not count follows every evaluation, which has moved what the
-    caches hold. One arm alone runs on until it evaluates.
-
-    Args:
-        train: how many steps.
-        due: whether some arm evaluates after a step.
-        block: most steps in a round of several arms.
-        alone: there is one arm.
-    """
-    last = train.warmup_steps + train.steps
-    start, settling = 0, False
-    while start < last:
-        segment = train.warmup_steps if start < train.warmup_steps else last
-        end = segment if alone else min(segment, start + (1 if settling else block))
-        end = next((step + 1 for step in range(start, end) if due(step)), end)
-        evaluated = due(end - 1)
-        yield Round(range(start, end), start >= train.warmup_steps and not settling, evaluated)
-        start, settling = end, evaluated and not alone
-
-
 class Switch:
     """What happens between two turns, out of all clocks.
 
@@ -118,7 +60,7 @@ class Switch:
 
     def __init__(
         self,
-        players: Sequence[Player],
+        players: Sequence[ArmLoop],
         device: torch.device,
         on_turn: Callable[[int], None],
         meet: Callable[[], None],
@@ -158,11 +100,11 @@ def garbage_between_turns() -> Iterator[None]:
 
 def play(
     train: Train,
-    players: Sequence[Player],
+    players: Sequence[ArmLoop],
     turns: Turns | None,
     stop: StopFlag,
     switch: Switch | None,
-    whereabouts: Whereabouts | None = None,
+    position: PositionFile | None = None,
 ) -> None:
     """All steps of all arms, or as many as are done when a signal asks to stop.
 
@@ -172,9 +114,9 @@ def play(
         turns: how they take turns; None for one arm.
         stop: tells of the signal.
         switch: hands over from arm to arm; None for one arm.
-        whereabouts: told of steps and evaluations that begin.
+        position: notes steps and evaluations that begin.
     """
-    here = whereabouts or Whereabouts()
+    position = position or PositionFile()
 
     def due(step: int) -> bool:
         return any(player.due(step) for player in players)
@@ -195,7 +137,7 @@ def play(
                 number = next(turn)
                 for step in round_.steps:
                     leaving = step == round_.steps[-1]
-                    here.at_step(step)
+                    position.at_step(step)
                     try:
                         players[arm].step(Moment(step, round_.measured, number, leaving))
                         done[arm] = step
@@ -209,7 +151,7 @@ def play(
                             players[each].interrupted(last)
                         return
             if round_.evaluated:
-                here.at(EVALUATING)
+                position.at(EVALUATING)
                 _evaluate(players, order, round_.steps[-1], switch)
     if compiled is not None and (more := graphs_compiled() - compiled):
         _log.warning(
@@ -225,7 +167,7 @@ def graphs_compiled() -> int:
     return int(utils.counters["stats"]["unique_graphs"]) if utils is not None else 0
 
 
-def _evaluate(players: Sequence[Player], order: Sequence[int], step: int, switch: Switch | None) -> None:
+def _evaluate(players: Sequence[ArmLoop], order: Sequence[int], step: int, switch: Switch | None) -> None:
     """Evaluate all arms that are due, one after the other at one point."""
     for arm in order:
         if players[arm].due(step):

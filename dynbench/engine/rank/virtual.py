@@ -9,22 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from dynbench.config.schema import Config
-from dynbench.engine.comm_model import charged_ms
+from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.plan_check import check_steps_of_rank
-from dynbench.engine.planning import build_problem
-from dynbench.engine.rank.batch_norm import PlayedStatistics
-from dynbench.engine.rank.evaluation import EVAL_FILE, Epochs, Evaluator, evaluated_together
-from dynbench.engine.rank.loop import ArmLoop
+from dynbench.engine.planning import SPEEDS_FILE, StepPlans, loaded_problem, step_plans
+from dynbench.engine.rank.evaluation import EVAL_FILE, Epochs, Evaluator, Scalars, evaluated_together, scalars_of
+from dynbench.engine.rank.loop import ArmLoop, build_strategy, session
 from dynbench.engine.rank.memory import MemoryMeter
-from dynbench.engine.rank.rank_facts import epochs_file
+from dynbench.engine.rank.rank_facts import EPOCHS_FILE
 from dynbench.engine.rank.rank_process import RankContext
-from dynbench.engine.rank.real import build_strategy, session
-from dynbench.engine.rank.replica import Replica, gradient_megabytes, seed_dropout
+from dynbench.engine.rank.replica import PlayedStatistics, Replica, gradient_megabytes, seed_dropout
 from dynbench.engine.rank.row_builder import RowBuilder
-from dynbench.engine.rank.scalars import Scalars, scalars_of
 from dynbench.engine.rank.timers import Phase, StepTimer
 from dynbench.engine.rank.turns import Moment
-from dynbench.engine.speeds import SPEEDS_FILE, StepPlans, step_plans
 from dynbench.runs.columns import TURN, write_columns
 from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
@@ -56,7 +52,7 @@ class Played:
 
 @dataclass(frozen=True)
 class VirtualLoop(ArmLoop):
-    """The steps of all virtual ranks under one arm; a `turns.Player`.
+    """The steps of all virtual ranks under one arm; see `turns.play`.
 
     Gradients are those of the real run: there losses are multiplied by G / W_t before the mean over G ranks, here by
     1 / W_t in a sum. Every rank has its own random stream per step, as a real one has.
@@ -84,9 +80,9 @@ class VirtualLoop(ArmLoop):
             self.plans.observe(rank, part.share, part.compute_ms)
         self.record(moment, played, plan_ms, phases["optimizer"])
 
-    def make_statistics_one(self) -> None:
+    def average_batch_norm(self) -> None:
         """Those of all virtual ranks become one."""
-        self.statistics.make_one()
+        self.statistics.average()
 
     def in_turn(self, step: int, rank: int, share: Share, scale: float) -> Played:
         """Play one rank with its own running statistics."""
@@ -140,16 +136,16 @@ def virtual_loop(
     run: Run, config: Config, context: RankContext, workload: Workload, memory: MemoryMeter
 ) -> Iterator[VirtualLoop]:
     """The loop of all virtual ranks; their row files are closed on the way out."""
-    multiple, world_size = config.workload.pad_to_multiple_of, config.launch.world_size
-    assert isinstance(multiple, int) and world_size is not None, "resolved before the launch"
+    root, world_size = run.path.parent, config.launch.world_size
+    assert world_size is not None, "resolved before the launch"
     train, policy = workload.train, config.schedule.policy_name
-    root, positions = run.path.parent, workload.positions
-    problem = build_problem(config, train.lengths, world_size, multiple, root, positions, train.second)
+    problem = loaded_problem(config, workload, world_size, root)
     check_steps_of_rank(config, problem)
-    timer = StepTimer(context.device, context.whereabouts.at)
+    timer = StepTimer(context.device, context.position.at)
     with session(build_strategy(config, context.device)) as strategy, ExitStack() as files:
         replica = Replica(config, workload, context.device, timer, strategy)
         columns = [TURN, *replica.columns]
+        comm_model = build_comm_model(config.launch.comm_model, root)
         names = [column.name for column in columns]
         write_columns(run.ranks_dir, columns)
         scalars = files.enter_context(scalars_of(config, run, writes=True))
@@ -164,7 +160,7 @@ def virtual_loop(
             writers=[
                 files.enter_context(RowWriter(run.rank_file(rank), names, told[rank].row)) for rank in range(world_size)
             ],
-            epochs=Epochs(config.train, list, file=epochs_file(run)),
+            epochs=Epochs(config.train, list, file=run.ranks_dir / EPOCHS_FILE),
             evaluator=Evaluator(
                 config,
                 workload,
@@ -176,9 +172,7 @@ def virtual_loop(
                 also=scalars.evaluation,
             ),
             statistics=PlayedStatistics(replica.model, world_size),
-            comm_ms=charged_ms(
-                config.launch.comm_model, gradient_megabytes(replica.model), world_size, run.path.parent
-            ),
+            comm_ms=comm_model.allreduce_ms(gradient_megabytes(replica.model), world_size),
         )
 
 

@@ -8,20 +8,17 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 
 from dynbench.config.schema import Config
-from dynbench.engine.failure import note_turn
+from dynbench.engine.failure import BUILDING, PREPARING
 from dynbench.engine.rank.exchange import check_same_config, check_same_data, wait_for_all, wait_patiently
 from dynbench.engine.rank.launched import run_as_rank
-from dynbench.engine.rank.loop import Loop
-from dynbench.engine.rank.memory import MemoryMeter, arm_meter, memory_meter
+from dynbench.engine.rank.loop import Loop, real_loop
+from dynbench.engine.rank.memory import MemoryMeter, arm_meter, check_room, memory_meter
 from dynbench.engine.rank.optimizer_step import DTYPES, refuse_tf32
 from dynbench.engine.rank.rank_facts import write_facts
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
-from dynbench.engine.rank.real import real_loop
-from dynbench.engine.rank.replica import check_room
-from dynbench.engine.rank.turns import Player, Switch, garbage_between_turns, play
+from dynbench.engine.rank.turns import Switch, garbage_between_turns, play
 from dynbench.engine.rank.virtual import VirtualLoop, virtual_loop
 from dynbench.engine.turn_order import Turns, read_turns
-from dynbench.engine.whereabouts import BUILDING, PREPARING
 from dynbench.runs.run import Run
 from dynbench.workloads.base import Workload, packs
 from dynbench.workloads.batches import check_rows
@@ -41,22 +38,22 @@ def train(runs: Sequence[Run], configs: Sequence[Config], context: RankContext, 
         switch = None
         if turns is not None:
             open_loops.enter_context(garbage_between_turns())
-            switch = Switch(players, context.device, lambda arm: note_turn(runs[0], context.rank, arm), wait_for_all)
-        play(configs[0].train, players, turns, stop, switch, context.whereabouts)
+            switch = Switch(players, context.device, context.position.at_arm, wait_for_all)
+        play(configs[0].train, players, turns, stop, switch, context.position)
     if stop.signum is not None:
         sys.exit(128 + stop.signum)
 
 
 def _build(
     runs: Sequence[Run], configs: Sequence[Config], turns: Turns | None, context: RankContext, open_loops: ExitStack
-) -> list[Player]:
+) -> list[Loop | VirtualLoop]:
     """The arms' loops, in the order of the runs; built in the order that the turns say."""
     together = None if turns is None else turns.facts([run.id for run in runs])
-    players: dict[int, Player] = {}
+    players: dict[int, Loop | VirtualLoop] = {}
     workloads: dict[tuple[object, ...], Workload] = {}
     for arm in [0] if turns is None else turns.building():
         if turns is not None:
-            note_turn(runs[0], context.rank, arm)
+            context.position.at_arm(arm)
         run, config = runs[arm], configs[arm]
         check_same_config(config)
         # Code of the user's own may keep something of the model.
@@ -71,7 +68,7 @@ def _build(
         write_facts(run, config, context, workload, memory, together, packed_rows)
         if not players:
             _log.info("%d samples, %d ranks on %s", len(workload.train), context.world_size, context.device.type)
-        context.whereabouts.at(BUILDING)
+        context.position.at(BUILDING)
         make_loop: MakeLoop = virtual_loop if config.launch.launcher == "virtual" else real_loop
         loop = open_loops.enter_context(make_loop(run, config, context, workload, memory))
         memory.leave()
@@ -87,7 +84,7 @@ def load_workload(config: Config, context: RankContext) -> Workload:
     However long that takes, here or on another node, nobody gives up after `launch.timeout_s`. Whoever waits imports
     meanwhile what a model of a size of ours is made by.
     """
-    context.whereabouts.at(PREPARING)
+    context.position.at(PREPARING)
     if context.local_rank != 0:
         _import_model_code(config)
         wait_patiently()

@@ -15,7 +15,7 @@ from dynbench.runs.run import Run
 from dynbench.units import mb
 
 if TYPE_CHECKING:
-    from dynbench.engine.launching.toy_ranks import Checked
+    from dynbench.engine.rank.toy_check import Checked
 
 CHECK = "check"
 """Name of the source of strategies checked against one process."""

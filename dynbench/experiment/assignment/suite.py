@@ -167,7 +167,7 @@ def _told(report: Report, head: str) -> Report:
 def _run_stage(suite: Run, stage: Stage, store: RunStore, report: Report, figures: bool) -> None:
     state = read_state(suite)
     if stage.name == CHECK:
-        from dynbench.engine.launching.toy_ranks import check_strategies
+        from dynbench.engine.rank.toy_check import check_strategies
 
         with closing(check_strategies(CHECKED, 2)) as checking:
             table = check_table(suite, list(checking))

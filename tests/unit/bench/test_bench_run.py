@@ -30,11 +30,10 @@ from dynbench.bench.record import add_line, add_rows, cases_done, read_benchmark
 from dynbench.cli.main import main
 from dynbench.config.schema import Launch
 from dynbench.engine.comm_model import build_comm_model
-from dynbench.engine.failure import failure_file, record_failure
-from dynbench.engine.launching.launch_ranks import RanksEnded
+from dynbench.engine.failure import failure_file, record_failure, unfinished_ranks
 from dynbench.engine.launching.resolve import Machine
+from dynbench.engine.launching.torchrun import RanksEnded
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
-from dynbench.engine.whereabouts import not_arrived
 from dynbench.errors import NothingFits, Terminated
 from dynbench.experiment.assignment import suite
 from dynbench.plugins import BENCHMARKS
@@ -174,7 +173,7 @@ def test_where_ranks_of_an_earlier_launch_were_is_forgotten(
     launched = bench_run.launch_ranks
 
     def and_leaves_a_place(module: str, runs: Sequence[Run], launch: Launch) -> RanksEnded:
-        assert not_arrived(runs[0]) == []
+        assert unfinished_ranks(runs[0]) == []
         (runs[0].ranks_dir / "at_5").write_text(":measuring")
         return launched(module, runs, launch)
 

@@ -16,7 +16,7 @@ from dynbench.cli.health import Diagnosis
 from dynbench.cli.main import COMMANDS, main
 from dynbench.cli.shipped import FOLDER
 from dynbench.config.recipes import list_recipes
-from dynbench.engine.launching import toy_ranks
+from dynbench.engine.rank import toy_check as toy_ranks
 from dynbench.experiment import training
 from dynbench.experiment.training import TrainingResult
 from dynbench.plugins import BENCHMARKS, COMPRESSORS, POLICIES, STRATEGIES

@@ -23,7 +23,7 @@ from dynbench.cli.options import Settings, common_options, table_option
 from dynbench.config.digest import dump_config
 from dynbench.config.recipes import list_recipes
 from dynbench.config.schema import Config
-from dynbench.engine.launching import toy_ranks
+from dynbench.engine.rank import toy_check as toy_ranks
 from dynbench.experiment import training
 from dynbench.experiment.cells import Cell
 from dynbench.experiment.training import NextTraining

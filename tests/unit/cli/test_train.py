@@ -36,7 +36,7 @@ def refuse_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     def launched(*_: object) -> None:
         raise AssertionError("ranks were launched")
 
-    monkeypatch.setattr("dynbench.engine.launching.launch_ranks.run_torchrun", launched)
+    monkeypatch.setattr("dynbench.engine.launching.torchrun.run_torchrun", launched)
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_what_no_plan_can_meet_is_found_before_anything_is_made(
         raise AssertionError("ranks have met")
 
     refuse_launches(monkeypatch)
-    monkeypatch.setattr("dynbench.engine.launching.attach.process_group", met)
+    monkeypatch.setattr("dynbench.engine.launching.run_launch.process_group", met)
     ranks = ["--set", "launch.launcher=virtual", "--world-size", "8"] if "virtual" in start else ["--nproc", "8"]
     if start == "attached":
         ranks = []

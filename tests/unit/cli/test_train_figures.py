@@ -12,8 +12,7 @@ import pytest
 from dynbench.analysis import figures
 from dynbench.cli.main import main
 from dynbench.config.schema import Config
-from dynbench.engine.launching.asked import launch_warnings
-from dynbench.engine.launching.resolve import resolve, this_machine
+from dynbench.engine.launching.resolve import launch_warnings, resolve, this_machine
 from dynbench.engine.launching.run_launch import create_run
 from dynbench.experiment import training
 from dynbench.experiment.training import run_training

@@ -13,7 +13,7 @@ import pytest
 
 from dynbench.cli import trained as module
 from dynbench.cli.main import main
-from dynbench.engine.rank import scalars
+from dynbench.engine.rank import evaluation as scalars
 from dynbench.errors import Terminated
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore

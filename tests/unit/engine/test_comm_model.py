@@ -9,7 +9,7 @@ import pytest
 from probes import make_probe
 
 from dynbench.config.layers import load_config
-from dynbench.engine.comm_model import build_comm_model, decide_comm_model
+from dynbench.engine.comm_model import build_comm_model, resolve_comm_model
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.errors import UsageError
 from dynbench.runs.store import RunStore
@@ -91,9 +91,7 @@ def test_not_json_negative_or_missing(tmp_path: Path) -> None:
 def test_what_names_no_run_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("{}")
-    decisions: dict[str, dict[str, object]] = {}
-    assert decide_comm_model(text, RunStore(tmp_path), decisions) == text
-    assert decisions == {}
+    assert resolve_comm_model(text, RunStore(tmp_path)) == text
 
 
 def test_a_model_that_cannot_be_built_is_refused_before_a_rank_starts(tmp_path: Path) -> None:

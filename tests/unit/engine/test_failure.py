@@ -1,11 +1,12 @@
-"""Of several ranks that end, the cause is found and reported in the user's words."""
+"""Of several ranks that end, the cause is found and reported in the user's words, with where each rank was."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -15,19 +16,34 @@ import torch.distributed as dist
 
 from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
-from dynbench.engine.cause import root_cause
 from dynbench.engine.failure import (
+    BUILDING,
+    CONNECTING,
+    PREPARING,
+    Position,
+    PositionFile,
     RankFailure,
-    failure_file,
     is_aftermath,
     keep_failure,
+    last_position,
     read_failures,
     record_failure,
+    root_cause,
+    unfinished_ranks,
 )
 from dynbench.engine.rank.rank_facts import exchange_cause
 from dynbench.engine.turn_order import Turns
-from dynbench.engine.whereabouts import MEETING, PREPARING, Place, Whereabouts
-from dynbench.errors import BatchTooLarge, ConfigError, DataError, NothingFits, StorageError, UsageError, WorkerFailed
+from dynbench.errors import (
+    BatchTooLarge,
+    ConfigError,
+    DataError,
+    DynbenchError,
+    LeakFound,
+    NothingFits,
+    StorageError,
+    UsageError,
+    WorkerFailed,
+)
 from dynbench.runs.atomic import reserve
 from dynbench.runs.run import Run
 
@@ -48,14 +64,6 @@ def raised(error: BaseException) -> BaseException:
         return caught
 
 
-def test_aftermath_is_not_the_cause(run: Run) -> None:
-    record_failure(run, 0, raised(CLOSED))
-    record_failure(run, 1, raised(ZeroDivisionError("division by zero")))
-    error = root_cause(run, {0: 1, 1: 1})
-    assert isinstance(error, WorkerFailed) and error.rank == 1
-    assert "ZeroDivisionError: division by zero" in error.message and "rank_1.log" in error.message
-
-
 def test_a_silent_death_comes_before_aftermath(run: Run) -> None:
     record_failure(run, 0, raised(CLOSED))
     error = root_cause(run, {0: 1, 1: -9})
@@ -65,11 +73,6 @@ def test_a_silent_death_comes_before_aftermath(run: Run) -> None:
 
 def test_a_terminated_rank_is_blamed_last(run: Run) -> None:
     assert "rank 1 was killed by SIGABRT" in root_cause(run, {0: -15, 1: -6}).message
-
-
-def test_aftermath_alone_is_reported(run: Run) -> None:
-    record_failure(run, 0, raised(CLOSED))
-    assert "Connection closed" in root_cause(run, {0: 1}).message
 
 
 def test_the_earlier_of_two_causes(run: Run) -> None:
@@ -131,9 +134,10 @@ def test_a_cause_reaches_the_ranks_that_cannot_see_its_file(tmp_path: Path, orde
     [
         DataError("x.tsv:3: label 'a' is not an integer", "Labels are integers."),
         UsageError("sync.name: no", "Known: ddp."),
+        LeakFound("they see each other", "a hint"),
     ],
 )
-def test_mistakes_of_the_user_keep_their_class_and_text(run: Run, error: UsageError) -> None:
+def test_mistakes_of_the_user_keep_their_class_and_text(run: Run, error: DynbenchError) -> None:
     record_failure(run, 0, raised(error))
     found = root_cause(run, {0: 1})
     assert (type(found), found.message, found.hint) == (type(error), error.message, error.hint)
@@ -172,15 +176,15 @@ def test_a_batch_beyond_the_capacities_is_not_out_of_memory(run: Run, kind: type
     assert (found.message, found.hint) == ("rank 1: step 0: 3 samples do not fit", "Set --global-batch 2.")
 
 
-def test_record_has_nanoseconds_and_class(run: Run) -> None:
-    record_failure(run, 2, raised(ValueError("several\nlines")))
-    record = json.loads(failure_file(run, 2).read_text())
-    assert record["time_ns"] > 1e18 and record["exception"] == "ValueError"
-    assert "several" in record["message"] and "\n" not in record["message"]
-
-
 def test_nothing_known(run: Run) -> None:
     assert "no record" in root_cause(run, {}).message
+
+
+def test_record_has_nanoseconds_and_class(run: Run) -> None:
+    record_failure(run, 2, raised(ValueError("several\nlines")))
+    [record] = read_failures(run)
+    assert record.time_ns > 1e18 and record.exception == "ValueError"
+    assert "several" in record.message and "\n" not in record.message
 
 
 def test_a_full_disk_is_recorded_in_the_room_kept_for_it(run: Run) -> None:
@@ -211,12 +215,12 @@ def test_the_message_says_whether_a_server_or_a_worker_ended(run: Run, rank: int
 
 
 WAITED = RuntimeError("[unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete")
-BACKWARD, SYNC = Place(3, "backward"), Place(3, "sync")
+BACKWARD, SYNC = Position(3, "backward"), Position(3, "sync")
 
 
-def seen_at(run: Run, rank: int, place: Place) -> None:
-    here = Whereabouts()
-    here.keep(run, rank)
+def seen_at(run: Run, rank: int, place: Position) -> None:
+    here = PositionFile()
+    here.open(run, rank)
     if place.step is not None:
         here.at_step(place.step)
     here.at(place.phase)
@@ -229,14 +233,14 @@ def seen_at(run: Run, rank: int, place: Place) -> None:
         ([SYNC, SYNC], [0], [], 1),
         ([SYNC, SYNC, BACKWARD], [0], [1], 2),
         ([SYNC, SYNC, SYNC], [0], [1], 2),
-        ([Place(4, "plan"), Place(4, "plan"), SYNC], [0], [1], 2),
+        ([Position(4, "plan"), Position(4, "plan"), SYNC], [0], [1], 2),
         ([SYNC, BACKWARD], [0, 1], [], 1),
-        ([Place(None, PREPARING), Place(None, MEETING)], [0], [], 1),
-        ([Place(None, "measuring x"), Place(None, "measuring x")], [0], [], 1),
+        ([Position(None, PREPARING), Position(None, CONNECTING)], [0], [], 1),
+        ([Position(None, "measuring x"), Position(None, "measuring x")], [0], [], 1),
     ],
 )
 def test_who_hangs_is_who_came_least_far(
-    run: Run, places: list[Place], waited: list[int], noticed: list[int], hung: int
+    run: Run, places: list[Position], waited: list[int], noticed: list[int], hung: int
 ) -> None:
     run.config_file.write_text(dump_config(load_config(None, ["launch.timeout_s=5"])), encoding="utf-8")
     for rank, place in enumerate(places):
@@ -254,9 +258,9 @@ def test_who_hangs_is_who_came_least_far(
 def test_a_rank_that_ended_well_does_not_hang(run: Run) -> None:
     for rank in range(3):
         seen_at(run, rank, BACKWARD)
-    done = Whereabouts()
-    done.keep(run, 1)
-    done.arrived()
+    done = PositionFile()
+    done.open(run, 1)
+    done.remove()
     record_failure(run, 0, raised(WAITED))
     assert root_cause(run, {0: 1, 2: -9}).message.startswith("rank 2 hung in backward of step 3")
 
@@ -265,11 +269,6 @@ def test_who_is_on_another_node_is_not_named(run: Run) -> None:
     record_failure(run, 0, raised(WAITED))
     found = root_cause(run, {0: 1})
     assert found.message.startswith("rank 0 waited in vain in a collective") and "another node" in found.hint
-
-
-def test_a_killed_rank_is_told_with_what_it_was_at(run: Run) -> None:
-    seen_at(run, 1, BACKWARD)
-    assert "rank 1 was killed by SIGKILL in backward of step 3; log:" in root_cause(run, {1: -9}).message
 
 
 def test_of_ranks_that_were_killed_the_one_that_came_least_far_is_named(run: Run) -> None:
@@ -307,11 +306,72 @@ def test_a_rank_that_nccls_watchdog_aborts_waited_for_the_one_that_hangs(run: Ru
     (run.logs_dir / "rank_0.log").write_text(f"step 11\n{WATCHDOG}\nterminate called\n", encoding="utf-8")
     (run.logs_dir / "rank_1.log").write_text("step 11\n", encoding="utf-8")
     for rank, phase in ((0, "optimizer"), (1, "data")):
-        here = Whereabouts()
-        here.keep(run, rank)
+        here = PositionFile()
+        here.open(run, rank)
         here.at_step(12)
         here.at(phase)
     for codes in ({0: -6, 1: -9}, {0: -6, 1: -15}, {0: -6}):
         error = root_cause(run, codes)
         assert isinstance(error, WorkerFailed) and error.rank == 1
         assert "rank 1 hung in data of step 12: rank 0 waited in vain in optimizer of step 12" in error.message
+
+
+KILLED = """\
+import os, signal, sys, pathlib
+from dynbench.engine.failure import PositionFile
+from dynbench.runs.run import Run
+here = PositionFile()
+here.open(Run(pathlib.Path(sys.argv[1])), 1)
+here.at_step(7)
+here.at("forward")
+here.at("sync")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_killed_process_was_at(run: Run) -> None:
+    assert subprocess.run([sys.executable, "-c", KILLED, str(run.path)], check=False).returncode == -9
+    assert last_position(run, 1) == Position(7, "sync") and unfinished_ranks(run) == [1]
+
+
+def test_before_and_between_steps_and_after_all(run: Run) -> None:
+    here = PositionFile()
+    here.at("forward")
+    assert last_position(run, 0) is None, "it was not told in which run"
+    here.open(run, 0)
+    assert last_position(run, 0) is None, "it has begun nothing"
+    here.at(BUILDING)
+    assert str(last_position(run, 0)) == "while building its model"
+    here.at_step(0)
+    here.at("x" * 200)
+    assert last_position(run, 0) == Position(0, "x" * 93)
+    here.at("plan")
+    assert str(last_position(run, 0)) == "in plan of step 0"
+    here.remove()
+    assert last_position(run, 0) is None and unfinished_ranks(run) == []
+
+
+def test_another_launch_of_the_same_run_begins_anew(run: Run) -> None:
+    for phase in ("measuring a long name", ""):
+        here = PositionFile()
+        here.open(run, 0)
+        if phase:
+            here.at(phase)
+    assert last_position(run, 0) is None
+
+
+def test_in_order() -> None:
+    places = [
+        Position(None, "meeting the other ranks"),
+        Position(None, BUILDING),
+        Position(0, "plan"),
+        Position(0, "sync"),
+    ]
+    places += [Position(0, "recording"), Position(1, "plan")]
+    assert sorted(places, key=lambda place: place.progress) == places
+
+
+def test_a_file_that_is_no_note_says_nothing(run: Run) -> None:
+    (run.ranks_dir / "at_0").write_bytes(b"\xff\xfe")
+    assert last_position(run, 0) is None and last_position(run, 5) is None

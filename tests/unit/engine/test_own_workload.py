@@ -127,7 +127,7 @@ def test_the_lengths_of_a_registered_workload_are_kept_too(
     context = SimpleNamespace(is_first=True, rank=0, world_size=2, device=CPU)
     rank_facts.write_facts(run, config, context, workload, SimpleNamespace(source="rss"))  # type: ignore[arg-type]
     assert (run.ranks_dir / LENGTHS_FILE).exists() is kept
-    assert rank_facts.facts_file(run).exists()
+    assert (run.ranks_dir / "facts.json").exists()
 
 
 def test_an_error_in_a_step_names_the_line_of_the_users_own_file(tmp_path: Path) -> None:

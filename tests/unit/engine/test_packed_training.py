@@ -15,8 +15,6 @@ from toys import InDouble
 
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
-from dynbench.engine.cause import root_cause
-from dynbench.engine.failure import record_failure
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.planning import build_problem
 from dynbench.engine.rank.replica import Replica
@@ -27,7 +25,6 @@ from dynbench.engine.rank.turns import Moment
 from dynbench.errors import ConfigError, LeakFound, UsageError
 from dynbench.kernels import Boundaries, packed_attention
 from dynbench.plugins.policies import ROWS
-from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.policy import Planner
 from dynbench.workloads.base import Saves
@@ -214,14 +211,6 @@ def test_which_samples_the_proof_is_on(lengths: list[int], expected: list[int]) 
     data = TokenisedData.from_samples([[1] * length for length in lengths], np.zeros(len(lengths), np.int64))
     found = samples_to_check(data).tolist()
     assert found == expected if len(lengths) < 6 else [found[0], found[-1], len(found)] == [*expected, 6]
-
-
-def test_the_launcher_tells_of_a_leak_as_the_rank_did(tmp_path: Path) -> None:
-    run = RunStore(tmp_path).create("train", "partition")
-    run.ranks_dir.mkdir(exist_ok=True)
-    record_failure(run, 1, LeakFound("they see each other", "a hint"))
-    error = root_cause(Run(run.path), {1: 6})
-    assert isinstance(error, LeakFound) and (error.message, error.hint) == ("they see each other", "a hint")
 
 
 def test_code_of_the_users_own_makes_no_packed_rows() -> None:

@@ -1,19 +1,25 @@
-"""What cannot be planned is refused before the launch, for every policy: exactly what the ranks would refuse."""
+"""What cannot be planned is refused before any rank starts, with a global batch that ends well."""
 
 from __future__ import annotations
 
-from itertools import product
+import logging
+from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
 import pytest
+from probes import make_probe
 
 from dynbench.config.layers import load_config
-from dynbench.engine.plan_check import check_plan
+from dynbench.config.schema import Config
+from dynbench.engine import plan_check
+from dynbench.engine.plan_check import check_capacity, check_plan, check_steps_of_rank, data_at_hand, known_workload
 from dynbench.engine.planning import build_problem
-from dynbench.errors import DynbenchError, NothingFits, UsageError
-from dynbench.plugins import POLICIES
-from dynbench.schedule.policy import Planner
+from dynbench.errors import BatchTooLarge, DynbenchError, NothingFits, UsageError
+from dynbench.plugins import POLICIES, WORKLOADS
+from dynbench.runs.store import RunStore
+from dynbench.schedule.policy import Planner, make_policy, policy_class
+from dynbench.workloads.registry import build_workload
 
 RANKS, BATCH = 8, 64
 NOWHERE = Path("nowhere")
@@ -55,3 +61,223 @@ def test_a_cost_that_a_probe_will_measure_is_not_asked_for_before_it() -> None:
     check_plan(load_config(None, [*settings, "probe.run=auto"]), 4, NOWHERE)
     with pytest.raises(DynbenchError, match="no-such-probe"):
         check_plan(load_config(None, [*settings, "probe.run=no-such-probe"]), 4, NOWHERE)
+
+
+PREFIX = ("schedule.mode=dynamic", "schedule.policy=prefix")
+
+
+def check(*overrides: str) -> None:
+    check_capacity(load_config(None, overrides), 4, Path("nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "largest"),
+    [
+        (("schedule.capacity=15",), 60),
+        (("schedule.mode=dynamic", "schedule.capacity=15"), 60),
+        (("schedule.capacity=[40, 40, 40, 12]",), 48),
+        (("schedule.mode=dynamic", "schedule.capacity=[20, 20, 20, 3]"), 63),
+        (("schedule.capacity=7", "schedule.micro_batches=2"), 56),
+        (
+            (
+                "schedule.mode=dynamic",
+                "schedule.policy=prefix",
+                "schedule.buffer=16",
+                "schedule.capacity=[1, 99, 99, 99]",
+            ),
+            49,
+        ),
+    ],
+)
+def test_largest_that_fits(overrides: tuple[str, ...], largest: int) -> None:
+    with pytest.raises(NothingFits, match=f"no more than {largest} can fit") as caught:
+        check(*overrides)
+    assert caught.value.exit_code == 4
+    check(*overrides, f"train.global_batch={largest}")
+
+
+@pytest.mark.parametrize(
+    "overrides", [(), ("schedule.capacity=16",), ("schedule.capacity=1", "schedule.micro_batches=auto")]
+)
+def test_what_fits_passes(overrides: tuple[str, ...]) -> None:
+    check(*overrides)
+
+
+FOUR_RANKS = 4
+TABLE = [(16, 40), (32, 24), (48, 16), (64, 12)]
+NAMES = [name for name, entry in POLICIES.items() if entry.in_train and policy_class(name).fixed_batch]
+CAPPED = [name for name in NAMES if POLICIES[name].capped]
+LAUNCHERS = ("torchrun", "virtual")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    """A registry with a probe whose capacities fall with length."""
+    store = RunStore(tmp_path)
+    make_probe(store, ranks=FOUR_RANKS, tables=[TABLE] * FOUR_RANKS)
+    return store
+
+
+def config_of(policy: str = "partition", *overrides: str, batch: int = 140) -> Config:
+    settings = [
+        f"schedule.policy={policy}", "schedule.mode=dynamic", "schedule.capacity=probed", f"train.global_batch={batch}",
+        "train.steps=60", "train.warmup_steps=5", "workload.pad_to_multiple_of=1",
+    ]  # fmt: skip
+    return load_config(None, [*(text for text in settings if "mode" not in text or policy != "static"), *overrides])
+
+
+def stopped(config: Config, root: Path) -> str | None:
+    """What the ranks would stop with, planning step after step."""
+    workload = build_workload(config)
+    problem = build_problem(config, workload.train.lengths, FOUR_RANKS, 1, root, workload.positions)
+    try:
+        for _ in islice(make_policy(config.schedule.policy_name, problem).plans(), 65):
+            pass
+    except NothingFits as error:
+        return error.message
+    return None
+
+
+def refused(config: Config, root: Path, launches: int = 1) -> NothingFits | None:
+    try:
+        check_plan(config, FOUR_RANKS, root, launches)
+    except NothingFits as error:
+        return error
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("policy", CAPPED)
+def test_the_batch_that_is_named_ends_well(policy: str, launcher: str, store: RunStore) -> None:
+    overrides = (f"launch.launcher={launcher}",)
+    batch = next(
+        size
+        for size in range(FOUR_RANKS * 40, 0, -FOUR_RANKS)
+        if not (stopped(config_of(policy, batch=size), store.root) or "").startswith("step 0:")
+    )
+    error = refused(config_of(policy, *overrides, batch=batch), store.root)
+    assert isinstance(error, BatchTooLarge) and not error.message.startswith("step 0:")
+    assert error.message == stopped(config_of(policy, batch=batch), store.root)
+    assert "that fits in all 65 steps" in error.hint
+    fitting = int(error.hint.split("--global-batch ")[1].split(",")[0])
+    assert stopped(config_of(policy, batch=fitting), store.root) is None
+    assert refused(config_of(policy, *overrides, batch=fitting), store.root) is None
+    assert ("micro_batches=auto" in error.hint) == policy_class(policy).splits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", [("partition",), ("window", "schedule.window=8")], ids=["partition", "window"])
+def test_more_micro_batches_are_advised_where_they_help(store: RunStore, policy: tuple[str, ...]) -> None:
+    error = refused(config_of(*policy), store.root)
+    assert error is not None and "schedule.micro_batches=auto" in error.hint
+    assert refused(config_of(*policy, "schedule.micro_batches=auto"), store.root) is None
+
+
+def test_no_smaller_batch_may_help(store: RunStore) -> None:
+    make_probe(store, name="tiny", ranks=FOUR_RANKS, tables=[[(20, 1), (64, 1)]] * FOUR_RANKS)
+    error = refused(config_of("partition", "schedule.capacity=tiny", "schedule.micro_batches=1", batch=5), store.root)
+    assert error is not None and "--global-batch 4, the largest" in error.hint
+    lonely = config_of("static", "schedule.capacity=[1, 1, 1, 1]", "train.global_batch=8", "workload.subset=2000")
+    error = refused(lonely, store.root)
+    assert error is not None and "--global-batch 4" in error.hint
+
+
+def test_a_sample_that_fits_nowhere_is_told_as_such(store: RunStore) -> None:
+    make_probe(store, name="short", ranks=FOUR_RANKS, tables=[[(40, 64)]] * FOUR_RANKS)
+    error = refused(config_of("partition", "schedule.capacity=short", batch=16), store.root)
+    assert error is not None and "is longer than the capacity" in error.message
+    assert "workload.max_length" in error.hint and "--global-batch" not in error.hint
+
+
+@pytest.mark.slow
+def test_every_launch_of_a_comparison_is_checked(store: RunStore) -> None:
+    batch = next(size for size in range(110, 40, -1) if stopped(config_of(batch=size), store.root) is None)
+    seeds = [stopped(config_of("partition", f"train.seed={seed}", batch=batch), store.root) for seed in range(12)]
+    first = next(seed for seed, message in enumerate(seeds) if message)
+    assert refused(config_of(batch=batch), store.root, launches=first) is None
+    error = refused(config_of(batch=batch), store.root, launches=first + 1)
+    assert isinstance(error, BatchTooLarge) and error.message == f"launch with train.seed {first}: {seeds[first]}"
+
+
+def test_where_the_data_are_not_at_hand_the_ranks_check_them(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of()
+    workload = build_workload(config)
+    problem = build_problem(config, workload.train.lengths, FOUR_RANKS, 1, store.root, workload.positions)
+    check_steps_of_rank(config, problem)  # the launcher has done it
+    monkeypatch.setattr(plan_check, "data_at_hand", lambda config: False)
+    assert refused(config, store.root) is None
+    with pytest.raises(BatchTooLarge, match="step 0") as caught:
+        check_steps_of_rank(config, problem)
+    assert "that fits in all 65 steps" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("workload.dataset=embedded",), True),
+        (("workload.dataset=lognormal",), True),
+        (("workload.dataset=sst2",), False),
+        (("workload.weights=pretrained",), False),
+        (("workload.size=model", "workload.model=some/hub-name"), False),
+        (("workload.dataset=lengths", "workload.data_path={trace}"), True),
+        (("workload.dataset=lengths", "workload.data_path={long}"), False),
+        (("workload.dataset=lengths", "workload.data_path={long}", "workload.max_length=16"), True),
+        (("workload.dataset=lengths", "workload.data_path={trace}", "workload.eval_path={long}"), False),
+        (("workload.dataset=tsv", "workload.data_path={path}", "workload.tokenizer=some/hub-name"), False),
+        (("workload.dataset=tsv", "workload.data_path={path}", "workload.tokenizer={path}"), True),
+    ],
+)
+def test_data_at_hand_cost_no_network_and_no_wait(tmp_path: Path, overrides: tuple[str, ...], expected: bool) -> None:
+    (tmp_path / "data.tsv").write_text("a text\t0\n")
+    (tmp_path / "trace.txt").write_text("40\n" * 1000)
+    (tmp_path / "long.txt").write_text("250\n" * 40_000)
+    paths = {"path": tmp_path / "data.tsv", "trace": tmp_path / "trace.txt", "long": tmp_path / "long.txt"}
+    config = load_config(None, [text.format(**paths) for text in overrides])
+    assert data_at_hand(config) is expected
+
+
+def test_a_registered_workload_of_the_users_own_is_not_run_by_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(None, ["workload.dataset=lognormal"])
+    assert data_at_hand(config)
+    monkeypatch.setattr(WORKLOADS, "ours", frozenset())
+    assert not data_at_hand(config)
+    assert known_workload(config) is None
+
+
+def test_known_data_are_those_of_the_ranks_and_leave_nothing_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = [f"word{number}" for number in range(60)]
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words]))
+    (tmp_path / "data.tsv").write_text(
+        "\n".join(["sentence\tlabel", *(" ".join(words[: 1 + row % 50]) + f"\t{row % 2}" for row in range(200))])
+    )
+    config = load_config(
+        None,
+        ["workload.dataset=tsv", f"workload.data_path={tmp_path / 'data.tsv'}", "workload.subset=90", "train.seed=3",
+         f"workload.tokenizer={tmp_path / 'vocab.txt'}", f"workload.cache_dir={tmp_path / 'cache'}"],
+    )  # fmt: skip
+    with caplog.at_level(logging.INFO):
+        known = known_workload(config)
+    assert caplog.records == [], "the ranks will say it"
+    assert known is not None and not (tmp_path / "cache").exists()
+    assert known.train.fingerprint == build_workload(config).train.fingerprint
+
+
+def test_a_search_that_takes_long_says_how_far_it_is(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        refused(config_of(), store.root)
+        assert caplog.records == []
+        monkeypatch.setattr(plan_check, "_PATIENCE_S", 0.0)
+        refused(config_of(), store.root)
+    assert "checking that all steps fit: step 0 of 65" in caplog.text
+    assert "looking for the largest global batch that fits: trying 1" in caplog.text
+
+
+def test_speeds_estimated_on_the_way_leave_the_plans_of_prefix_unknown(store: RunStore) -> None:
+    for policy in CAPPED:
+        config = config_of(policy, "schedule.speeds=auto")
+        assert (refused(config, store.root) is None) == (policy == "prefix")

@@ -18,8 +18,8 @@ from dynbench.bench.base import Row
 from dynbench.bench.precision import HALF, PARTS, SUMS
 from dynbench.bench.rank import rows_of
 from dynbench.config.recipes import find_recipe
-from dynbench.engine.launching.toy_ranks import Checked
 from dynbench.engine.rank.rank_process import RankContext
+from dynbench.engine.rank.toy_check import Checked
 from dynbench.experiment.assignment.questions import QUESTIONS, State, answers, render
 from dynbench.experiment.assignment.rows import CHECK, Statement, Table, check_table, comparison_table
 from dynbench.experiment.report_input import find_report_input

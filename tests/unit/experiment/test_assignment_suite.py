@@ -12,8 +12,8 @@ from unit.bench.test_bench_run import launched_at_once
 
 from dynbench.bench import bench_run
 from dynbench.cli.main import main
-from dynbench.engine.launching import toy_ranks
-from dynbench.engine.launching.toy_ranks import Checked
+from dynbench.engine.rank import toy_check as toy_ranks
+from dynbench.engine.rank.toy_check import Checked
 from dynbench.errors import Terminated, WorkerFailed
 from dynbench.experiment.assignment import suite
 from dynbench.experiment.assignment.questions import QUESTIONS

@@ -10,7 +10,7 @@ from dynbench.config.digest import differences, is_like
 from dynbench.config.launches import Launches
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
-from dynbench.engine.launching import attach
+from dynbench.engine.launching import run_launch as attach
 from dynbench.errors import ConfigError, UsageError
 from dynbench.experiment import launch_plan, training
 from dynbench.experiment.launch_plan import decide_grouping

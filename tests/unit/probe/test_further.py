@@ -19,7 +19,7 @@ from probes import COST, make_probe
 
 from dynbench.config.layers import load_config
 from dynbench.engine.planning import build_cost
-from dynbench.engine.rank.real import build_strategy
+from dynbench.engine.rank.loop import build_strategy
 from dynbench.errors import UsageError
 from dynbench.plugins import STRATEGIES
 from dynbench.probe.children import Children
@@ -204,7 +204,7 @@ def test_ranks_that_wait_for_one_that_ended_are_not_waited_for(tmp_path: Path, m
         assert group.ask_all({"op": "further"}, together=True) == [None, None]
         assert timed_out == [False]
         assert group._processes[1].poll() is None
-        gone = group.gone_without_answer("it ended", "Look.")
+        gone = group.failed(group.gone[0], "it ended", "Look.")
         assert gone.message == f"probe: rank 0: it ended; log: {group.log_of(0)}" and gone.hint == "Look."
 
 

@@ -1,4 +1,4 @@
-"""A whole probe with trial processes that answer at once: what it makes of their times, for real and virtual ranks."""
+"""A whole probe: what is charged, predicted and refused."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import torch
 from probes import make_probe
 
 from dynbench.config.layers import load_config
-from dynbench.engine.comm_model import charged_ms
+from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.planning import build_problem
 from dynbench.engine.rank.replica import gradient_megabytes
 from dynbench.errors import UsageError
 from dynbench.plugins import STRATEGIES
+from dynbench.probe import prober
 from dynbench.probe.prober import Prober, run_probe
 from dynbench.probe.trial import TrialStep
 from dynbench.runs.atomic import write_json
@@ -112,7 +113,7 @@ def test_under_a_strategy_with_servers_no_split_is_timed(
 def test_virtual_ranks_pay_what_their_run_will_charge(store: RunStore, comm_model: str) -> None:
     record = probed(store, *VIRTUAL, f"launch.comm_model={comm_model}")
     text = None if comm_model == "null" else comm_model.strip("'")
-    assert record.overhead_ms == charged_ms(text, mb(GRADIENT_BYTES), RANKS, store.root)
+    assert record.overhead_ms == build_comm_model(text, store.root).allreduce_ms(mb(GRADIENT_BYTES), RANKS)
     assert record.allreduce is None
 
 
@@ -147,7 +148,7 @@ def test_the_run_of_a_comm_model_is_the_one_meant_before_the_probe_began(store: 
     quick = ("launch.device=cpu", "probe.memory_limit=1GB", "probe.lengths=[32, 64]", "probe.soak_steps=0")
     first = run_probe(load_config(None, (*quick, *REAL)), store, report=lambda _: None, name="first")
     record = probed(store, *VIRTUAL, f"launch.comm_model='{reference}'")
-    assert record.overhead_ms == charged_ms(first.id, mb(GRADIENT_BYTES), RANKS, store.root) > 0
+    assert record.overhead_ms == build_comm_model(first.id, store.root).allreduce_ms(mb(GRADIENT_BYTES), RANKS) > 0
     config = load_config(store.resolve("@latest:probe").config_file)
     assert config.launch.comm_model == first.id
     assert store.resolve("@latest:probe").env()["decisions"]["launch.comm_model"]["value"] == first.id
@@ -206,3 +207,11 @@ def test_a_run_on_the_probe_plans_with_the_slowed_rank(store: RunStore, launcher
 def test_a_learning_rate_that_rises_over_epochs_is_no_matter_of_a_probe(store: RunStore) -> None:
     rising = ("workload.name=mlp", "workload.subset=320", "train.epochs=30", "train.lr_warmup_steps=250")
     assert probed(store, *VIRTUAL, *rising)
+
+
+def test_several_nodes_are_refused_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prober.Prober, "probe", lambda *_: pytest.fail("measured"))
+    nodes = ["launch.device=cpu", "launch.nproc=2", "launch.nnodes=2", "launch.rdzv_endpoint=localhost:1"]
+    with pytest.raises(UsageError, match=r"launch\.nnodes: 2"):
+        prober.run_probe(load_config(None, nodes), RunStore(tmp_path), report=lambda text: None)
+    assert not RunStore(tmp_path).list()

@@ -18,7 +18,7 @@ from dynbench.config.held import copies_held
 from dynbench.config.layers import load_config
 from dynbench.config.ranks import ranks_under
 from dynbench.config.schema import Config
-from dynbench.engine.rank.held_memory import HeldMemory
+from dynbench.engine.rank.memory import HeldMemory
 from dynbench.plugins import STRATEGIES
 from dynbench.probe.trial import TrialStep, rehearsed
 from dynbench.runs.run import Run

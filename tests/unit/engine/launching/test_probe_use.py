@@ -11,9 +11,8 @@ from probes import capacity_row, make_probe, probe_record
 
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
-from dynbench.engine.launching.asked import launch_warnings
 from dynbench.engine.launching.probe_use import device_name, measured_settings, probe_warnings
-from dynbench.engine.launching.resolve import Machine, Resolved, resolve
+from dynbench.engine.launching.resolve import Machine, Resolved, launch_warnings, resolve
 from dynbench.engine.launching.run_launch import create_run, plan_launch
 from dynbench.engine.plan_check import check_plan
 from dynbench.engine.planning import build_capacity

@@ -1,19 +1,33 @@
-"""The torchrun line is one that this torchrun accepts, and the environment comes back as it was."""
+"""Ranks started by torchrun: its command line, the environment, what is left behind, and who is a rank already."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from torch.distributed.run import get_args_parser
 
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.launching import torchrun
 from dynbench.engine.launching.resolve import Machine, resolve
-from dynbench.engine.launching.run_launch import WORKER_MODULE
-from dynbench.engine.launching.torchrun import thread_environment, torchrun_argv
+from dynbench.engine.launching.run_launch import WORKER_MODULE, _reported, slurm_as_torchrun
+from dynbench.engine.launching.torchrun import (
+    marked_environment,
+    rank_pids,
+    started_as_rank,
+    stop_leftovers,
+    thread_environment,
+    torchrun_argv,
+)
+from dynbench.engine.rank.rank_process import RankContext
+from dynbench.errors import Interrupted, Terminated, UsageError
+from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
 
@@ -57,3 +71,97 @@ def test_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torchrun.run_torchrun(["x.py"], {"OMP_NUM_THREADS": "5"}) == {}
     assert seen["OMP_NUM_THREADS"] == "5"
     assert dict(os.environ) == before
+
+
+def test_ranks_of_a_folder_whose_name_is_no_utf_8(tmp_path: Path) -> None:
+    run = Run(tmp_path / os.fsdecode(b"caf\xe9 and more") / "run")
+    words = [sys.executable, "-c", "print(flush=True); input()", "a.module", run.path]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    rank = subprocess.Popen(words, **pipes, stderr=subprocess.DEVNULL)
+    try:
+        assert rank.stdout is not None and rank.stdout.readline(), "it runs, and has its command line"
+        assert rank_pids("a.module", run) == [rank.pid]
+        assert rank_pids("a.module", Run(tmp_path / "run")) == []
+    finally:
+        rank.communicate(b"")
+
+
+def test_what_a_rank_had_started_ends_and_nothing_of_the_launcher_or_of_another_run(tmp_path: Path) -> None:
+    run, other = Run(tmp_path / os.fsdecode(b"caf\xe9") / "run"), Run(tmp_path / "run")
+    words = [sys.executable, "-c", "print(flush=True); input()"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    marks = (
+        marked_environment(run) | {"RANK": "1"},
+        marked_environment(run),
+        marked_environment(other) | {"RANK": "1"},
+    )
+    own = {name: value for name, value in os.environ.items() if name != "RANK"}
+    started = [subprocess.Popen(words, **pipes, env={**own, **mark}) for mark in marks]
+    try:
+        for each in started:
+            assert each.stdout is not None and each.stdout.readline(), "it runs, and has its environment"
+        stop_leftovers("a.module", run)
+        assert started[0].wait(30) == -signal.SIGTERM
+        assert [each.poll() for each in started[1:]] == [None, None]
+    finally:
+        for each in started:
+            each.kill()
+            each.communicate()
+
+
+SRUN = {
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_JOB_ID": "123456",
+    "SLURM_STEP_NODELIST": "node7",
+}
+
+
+def test_srun() -> None:
+    assert slurm_as_torchrun(SRUN) == {
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "MASTER_ADDR": "node7",
+        "MASTER_PORT": "32956",
+    }
+    assert slurm_as_torchrun({**SRUN, "MASTER_ADDR": "a", "MASTER_PORT": "5"})["MASTER_ADDR"] == "a"
+    assert slurm_as_torchrun({**SRUN, "RANK": "3"}) == {}
+
+
+def test_unknown_first_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UsageError, match="cannot be found out") as caught:
+        slurm_as_torchrun({**SRUN, "SLURM_STEP_NODELIST": "node[7-9]"})
+    assert "MASTER_ADDR" in caught.value.hint
+
+
+def test_who_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", *SRUN):
+        monkeypatch.delenv(variable, raising=False)
+    alone, nodes = load_config(), load_config(None, ["launch.nnodes=2", "launch.rdzv_endpoint=a:1"])
+    assert not started_as_rank(alone)
+    for key, value in SRUN.items():
+        monkeypatch.setenv(key, value)
+    assert started_as_rank(alone)
+    assert not started_as_rank(nodes)
+    for key in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(key, "0")
+    assert started_as_rank(nodes)
+
+
+@pytest.mark.parametrize(
+    ("error", "signum"),
+    [
+        (Terminated(signal.SIGHUP), signal.SIGHUP),
+        (KeyboardInterrupt(), signal.SIGINT),
+        (SystemExit(128 + signal.SIGHUP), signal.SIGHUP),
+    ],
+)
+def test_a_rank_that_was_told_to_stop_did_not_fail(tmp_path: Path, error: BaseException, signum: int) -> None:
+    first = RankContext(0, 0, 2, torch.device("cpu"))
+    reported = _reported(RunStore(tmp_path).create("train", "static"), first, error)
+    assert isinstance(reported, Interrupted)
+    assert reported.exit_code == 128 + signum

@@ -1,22 +1,46 @@
-"""Perplexity over target tokens in place of an accuracy, on samples that no seed and no number of ranks changes."""
+"""Evaluations, epochs and scalars of a run."""
 
 from __future__ import annotations
 
+import logging
 import math
+import sys
+from dataclasses import fields, replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from batches import batch_of
+from toys import Toy
 
 from dynbench.analysis.evaluations import evaluation_of
 from dynbench.analysis.merge import _read_evaluations
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config
-from dynbench.engine.rank.evaluation import EVAL_BATCH, EVAL_FILE, Evaluator, evaluated_together
+from dynbench.config.schema import Config, Train
+from dynbench.engine.launching.progress import ProgressReader
+from dynbench.engine.launching.resolve import Machine, resolve
+from dynbench.engine.rank import evaluation as module
+from dynbench.engine.rank.evaluation import (
+    EVAL_BATCH,
+    EVAL_FILE,
+    SCALARS_FOLDER,
+    Epochs,
+    Evaluator,
+    evaluated_together,
+    scalars_of,
+)
+from dynbench.engine.rank.memory import memory_meter
 from dynbench.engine.rank.optimizer_step import Precision
+from dynbench.engine.rank.rank_facts import EPOCHS_FILE, Told, read_epochs
+from dynbench.engine.rank.rank_process import RankContext, StopFlag
+from dynbench.engine.rank.turns import play
+from dynbench.engine.rank.virtual import virtual_loop
+from dynbench.runs.records import StepRow
 from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.policy import Problem
 from dynbench.sync.base import Local
@@ -120,3 +144,181 @@ def test_the_summary_puts_single_tokens_beside_it(tmp_path: Path, workload: Caus
         "loss": found["loss"],
         "samples": SAMPLES,
     }
+
+
+TRAIN = Train(epochs=2, steps=7, warmup_steps=1)
+ROW = StepRow(**{field.name: 0 for field in fields(StepRow)} | {"policy": "static"})
+
+
+def row(rank: int, samples: int, loss: float, ms: float) -> StepRow:
+    return replace(ROW, rank=rank, local_batch=samples, weight=float(samples), loss=loss, step_time_ms=ms)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_an_epoch_is_said_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    epochs = Epochs(TRAIN, list)
+    assert [step for step in range(8) if epochs.ends(step)] == [3, 7]
+    with caplog.at_level(logging.INFO):
+        for _ in range(4):
+            epochs.add(row(0, 6, 1.0, 50.0), {"correct": 3})
+            epochs.add(row(1, 2, 3.0, 70.0), {"correct": 1})
+        epochs.end(2, {"loss": 9.0, "accuracy": 0.0})
+        assert said(caplog) == []
+        epochs.end(3, {"loss": 0.5, "accuracy": 0.875})
+    assert said(caplog) == [
+        "epoch 1 of 2: training loss 1.5000, accuracy 50.0%; evaluation loss 0.5000, accuracy 87.5%; "
+        "0.2 s, 160 samples/s"
+    ]
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        epochs.add(row(0, 6, 2.0, 50.0), {"correct": 6})
+        epochs.end(7, None)
+    assert said(caplog) == ["epoch 2 of 2: training loss 2.0000, accuracy 100.0%; 0.1 s, 120 samples/s"], "begun anew"
+
+
+def test_workloads_that_count_nothing_have_no_accuracy(caplog: pytest.LogCaptureFixture) -> None:
+    epochs = Epochs(TRAIN, list)
+    with caplog.at_level(logging.INFO):
+        epochs.add(row(0, 6, 1.0, 50.0), {})
+        epochs.end(3, {"loss": 0.5, "perplexity": 1.6})
+    assert said(caplog) == ["epoch 1 of 2: training loss 1.0000; evaluation loss 0.5000; 0.1 s, 120 samples/s"]
+
+
+def test_without_epochs_nothing_is_said_and_nothing_exchanged() -> None:
+    epochs = Epochs(Train(), lambda _: pytest.fail("a collective"))
+    epochs.add(row(0, 6, 1.0, 50.0), {})
+    assert not any(map(epochs.ends, range(200)))
+    epochs.end(99, {"loss": 1.0})
+
+
+def test_every_run_of_a_launch_keeps_its_own(tmp_path: Path) -> None:
+    runs = [Run(tmp_path / name) for name in ("one", "two")]
+    for run in runs:
+        run.ranks_dir.mkdir(parents=True)
+    arms = [Epochs(TRAIN, list, file=run.ranks_dir / EPOCHS_FILE) for run in runs]
+    for step in (3, 7):
+        for loss, epochs in enumerate(arms, 1):
+            epochs.add(row(0, 6, float(loss), 50.0), {})
+            epochs.end(step, None)
+    for loss, run in enumerate(runs, 1):
+        assert [line.partition("; ")[0] for line in read_epochs(run)] == [
+            f"epoch {number} of 2: training loss {loss}.0000" for number in (1, 2)
+        ]
+    for run in runs:
+        run.rank_file(0).write_text("step,weight,real_tokens,compute_ms,step_time_ms,loss\n0,1,10,10,40,1.0\n")
+    told = ProgressReader(runs, [range(1)] * 2, 8, None).look().epochs
+    assert told == tuple(tuple(read_epochs(run)) for run in runs)
+
+
+def test_the_first_that_trains_says_it_and_its_steps_are_the_time(caplog: pytest.LogCaptureFixture) -> None:
+    """Under a server, rank 0, whose steps take as long, and which has no samples."""
+    arms = [Epochs(TRAIN, list, timed=1, says=says) for says in (False, True)]
+    with caplog.at_level(logging.INFO):
+        for epochs in arms:
+            epochs.add(row(0, 0, 0.0, 900.0), {})
+            epochs.add(row(1, 6, 1.0, 50.0), {})
+            epochs.end(3, None)
+    assert said(caplog) == ["epoch 1 of 2: training loss 1.0000; 0.1 s, 120 samples/s"]
+
+
+@pytest.mark.parametrize(("steps", "lines"), [(4, [1, 2, 3, 4]), (95, [*range(9, 95, 9), 95])])
+def test_the_loss_of_about_ten_steps_is_said(caplog: pytest.LogCaptureFixture, steps: int, lines: list[int]) -> None:
+    with caplog.at_level(logging.INFO):
+        for says in (False, True):
+            told = Told(steps, says=says)
+            for step in range(steps):
+                told.step(replace(row(1, 6, 0.5, 50.0), step=step))
+    assert [int(line.split()[1]) for line in said(caplog)] == lines
+    assert said(caplog)[0] == f"step {lines[0]} of {steps}: loss 0.5000 over the 6 samples of this rank, 50.0 ms"
+
+
+class SummaryWriter:
+    """Remembers what it was told, by folder."""
+
+    made: dict[Path, SummaryWriter]
+
+    def __init__(self, log_dir: str, flush_secs: int) -> None:
+        self.scalars: dict[tuple[str, int], float] = {}
+        self.closed = False
+        assert self.made.setdefault(Path(log_dir), self) is self, "one writer for a folder"
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        assert not self.closed
+        self.scalars[tag, step] = value
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch) -> dict[Path, SummaryWriter]:
+    """The writers by folder; the package is there."""
+    stand_in = ModuleType("torch.utils.tensorboard")
+    stand_in.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    SummaryWriter.made = {}
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stand_in)
+    monkeypatch.setattr(module, "find_spec", lambda name: name)
+    return SummaryWriter.made
+
+
+class Evaluated(Toy):
+    """The toy with samples to evaluate on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eval = self.train
+
+    def eval_sums(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, float]:
+        return {"loss_sum": self.loss(model, batch).item()}
+
+
+def drawn_config(*settings: str) -> Config:
+    asked = [
+        *("train.global_batch=6", "train.warmup_steps=1", "train.steps=3", "train.max_grad_norm=1", *settings),
+        *("launch.launcher=virtual", "launch.world_size=2", "launch.device=cpu"),
+    ]
+    return resolve(load_config(None, asked), Machine(cores=2, gpus=0, bf16=False), RunStore(Path("nowhere"))).config
+
+
+def trained(folder: Path, config: Config) -> Run:
+    run = Run(folder)
+    run.ranks_dir.mkdir(parents=True)
+    with virtual_loop(run, config, RankContext(0, 0, 1, CPU), Evaluated(), memory_meter(CPU)) as loop:
+        play(config.train, [loop], None, StopFlag(), None)
+    return run
+
+
+def test_the_first_ranks_rows_and_the_evaluations_are_drawn(tmp_path: Path, made: dict[Path, SummaryWriter]) -> None:
+    run = trained(tmp_path / "a", drawn_config("train.tensorboard=true"))
+    assert list(made) == [run.path / SCALARS_FOLDER]
+    writer, rows = made[run.path / SCALARS_FOLDER], pl.read_csv(run.rank_file(0))
+    assert writer.closed
+    for name in ("loss", "step_time_ms", "sync_ms", "real_tokens", "grad_norm"):
+        drawn = [writer.scalars[f"rank_0/{name}", step] for step in range(4)]
+        assert drawn == pytest.approx(rows[name].to_list())
+    tags = {tag for tag, _ in writer.scalars}
+    assert not tags & {f"rank_0/{name}" for name in ("step", "rank", "warmup", "work_hash", "policy", "turn")}
+    assert {tag for tag in tags if not tag.startswith("rank_0/")} == {"evaluation/loss", "evaluation/samples"}
+    assert writer.scalars["evaluation/loss", 3] == pl.read_csv(run.path / EVAL_FILE)["loss"][0]
+
+
+def test_arms_that_take_turns_have_a_writer_each(tmp_path: Path, made: dict[Path, SummaryWriter]) -> None:
+    config = drawn_config("train.tensorboard=true")
+    runs = [Run(tmp_path / name) for name in "ab"]
+    with scalars_of(config, runs[0], writes=True) as first, scalars_of(config, runs[1], writes=True) as second:
+        first.evaluation(0, {"loss": 1.0, "accuracy": None})
+        second.evaluation(0, {"loss": 2.0})
+    assert [made[run.path / SCALARS_FOLDER].scalars for run in runs] == [
+        {("evaluation/loss", 0): 1.0},
+        {("evaluation/loss", 0): 2.0},
+    ]
+
+
+def test_nothing_is_written_unasked_or_by_other_ranks(tmp_path: Path, made: dict[Path, SummaryWriter]) -> None:
+    trained(tmp_path / "a", drawn_config())
+    with scalars_of(drawn_config("train.tensorboard=true"), Run(tmp_path), writes=False) as others:
+        others.evaluation(0, {"loss": 1.0})
+    assert not made

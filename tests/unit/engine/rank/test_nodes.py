@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.engine.rank.nodes import settle
+from dynbench.engine.rank.launched import settle
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -14,7 +14,7 @@ from dynbench.runs.store import RunStore
 
 def test_one_that_met_nobody_stays(tmp_path: Path) -> None:
     run = RunStore(tmp_path).create("train", "static")
-    assert settle(run).run == run and settle(run).ours
+    assert settle(run) == (run, True)
 
 
 def test_a_shared_folder_is_given_up(tmp_path: Path) -> None:
@@ -22,8 +22,8 @@ def test_a_shared_folder_is_given_up(tmp_path: Path) -> None:
     first, other = store.create("train", "static"), store.create("train", "static")
     (other.logs_dir / "rank_1.log").write_text("hello")
     write_json(other.path / "met.json", {"id": first.id, "name": None, "shared": True})
-    settled = settle(other)
-    assert settled.run == first and not settled.ours
+    settled, ours = settle(other)
+    assert settled == first and not ours
     assert not other.path.exists()
     assert (first.logs_dir / "rank_1.log").read_text() == "hello"
 
@@ -32,15 +32,15 @@ def test_a_shared_folder_is_given_up(tmp_path: Path) -> None:
 def test_a_folder_of_its_own_takes_the_id(tmp_path: Path) -> None:
     run = RunStore(tmp_path).create("train", "static")
     write_json(run.path / "met.json", {"id": "20261120-145312-static-k3f9", "name": "both", "shared": False})
-    settled = settle(run)
-    assert settled.ours and settled.run.path == tmp_path / "20261120-145312-static-k3f9"
-    assert (settled.run.record().id, settled.run.name) == (settled.run.id, "both")
+    settled, ours = settle(run)
+    assert ours and settled.path == tmp_path / "20261120-145312-static-k3f9"
+    assert (settled.record().id, settled.name) == (settled.id, "both")
 
 
 def test_rank_0s_own_folder_gets_the_name(tmp_path: Path) -> None:
     run = RunStore(tmp_path).create("train", "static")
     write_json(run.path / "met.json", {"id": run.id, "name": "both", "shared": True})
-    assert settle(run).ours
+    assert settle(run)[1]
     assert run.name == "both"
 
 
@@ -57,7 +57,7 @@ def test_a_name_that_was_replaced_meanwhile_does_not_come_back(
         sees_joined = shared or run == joined
         write_json(run.path / "met.json", {"id": joined.id, "name": None if visible else "both", "shared": sees_joined})
     takers = [store.create("train", "static", name="both", replace=True) for store in dict.fromkeys(stores)]
-    settled = {settle(run).run.path for run in (named, other)}
+    settled = {settle(run)[0].path for run in (named, other)}
     for store, taker in zip(dict.fromkeys(stores), takers, strict=True):
         assert [run for run, record in store.entries() if record.name == "both"] == [taker]
     assert all(Run(path).record().id == joined.id for path in settled)

@@ -1,14 +1,17 @@
-"""A rank's random stream and token counts; and a strategy that lets go of its process group."""
+"""A rank's replica: random streams, micro-batches, running statistics of batch normalisation, second numbers."""
 
 from __future__ import annotations
 
 import copy
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+import polars as pl
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,14 +19,24 @@ from torch import nn
 
 from dynbench import clock
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Sync
+from dynbench.config.schema import Sync, Train
+from dynbench.engine.rank.evaluation import Epochs
+from dynbench.engine.rank.loop import ArmLoop, session
 from dynbench.engine.rank.optimizer_step import Precision
-from dynbench.engine.rank.real import session
-from dynbench.engine.rank.replica import Replica, build_optimizer, seed_dropout
+from dynbench.engine.rank.replica import (
+    WIDTH,
+    Replica,
+    SecondWork,
+    average_statistics,
+    build_optimizer,
+    running_statistics,
+    seed_dropout,
+)
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.sync.base import Local
 from dynbench.sync.ddp import Ddp
 from dynbench.workloads.batches import MicroBatch, evened_out
+from dynbench.workloads.registry import build_workload
 
 CPU = torch.device("cpu")
 
@@ -194,3 +207,123 @@ def test_the_wait_for_what_the_step_weighs_is_sync(monkeypatch: pytest.MonkeyPat
         one.compute([MicroBatch(2, 2.0, 1, 2, {"x": torch.ones(2, 1)})], scale)
     phases, step_ms = timer.end_step()
     assert (phases["sync"], step_ms) == (40, 40)
+
+
+class Meeting:
+    """Adds up the vectors of ranks that are threads."""
+
+    def __init__(self, ranks: int) -> None:
+        self._barrier = threading.Barrier(ranks)
+        self._given: dict[int, list[float]] = {}
+
+    def of(self, rank: int):
+        def added(values):
+            self._given[rank] = list(values)
+            self._barrier.wait(30)
+            return [sum(column) for column in zip(*self._given.values(), strict=True)]
+
+        return added
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Sequential(nn.Conv2d(4, 2, 1), nn.BatchNorm2d(2)))
+
+
+def averaged(samples: list[int]) -> tuple[list[nn.Module], list[list[torch.Tensor]]]:
+    """Models of ranks that trained on so many samples each, and their statistics before."""
+    torch.manual_seed(0)
+    first, meeting = network(), Meeting(len(samples))
+    models = [copy.deepcopy(first) for _ in samples]
+    for model, number in zip(models, samples, strict=True):
+        if number:
+            model(torch.randn(number, 3, 8, 8) * number)
+    before = [[statistic.clone() for statistic in running_statistics(model)] for model in models]
+    threads = [
+        threading.Thread(target=average_statistics, args=(model, number, meeting.of(rank)))
+        for rank, (model, number) in enumerate(zip(models, samples, strict=True))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return models, before
+
+
+@pytest.mark.parametrize("samples", [[6, 2, 4], [5, 0], [3]])
+def test_every_rank_has_the_mean_weighted_by_samples(samples: list[int]) -> None:
+    models, before = averaged(samples)
+    for place in range(4):
+        wanted = sum(number * rank[place].double() for number, rank in zip(samples, before, strict=True)) / sum(samples)
+        for model in models:
+            torch.testing.assert_close(running_statistics(model)[place].double(), wanted, rtol=1e-6, atol=1e-7)
+
+
+def test_an_unweighted_mean_would_show() -> None:
+    models, before = averaged([6, 2])
+    plain = (before[0][0] + before[1][0]) / 2
+    assert not torch.allclose(running_statistics(models[0])[0], plain)
+
+
+def test_other_models_exchange_nothing() -> None:
+    average_statistics(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), 5, lambda _: pytest.fail("a collective"))
+
+
+def test_where_nothing_was_trained_since_nothing_changes() -> None:
+    model = network()
+    before = [statistic.clone() for statistic in running_statistics(model)]
+    average_statistics(model, 0, list)
+    assert all(map(torch.equal, before, running_statistics(model)))
+
+
+def test_they_are_made_one_before_an_evaluation_and_not_where_a_signal_parts_the_ranks() -> None:
+    """Ranks that a signal stops are not after the same step: nobody would answer a collective."""
+    model, told = network(), []
+    model(torch.randn(4, 3, 8, 8))
+
+    def added(values):
+        told.append("averaged")
+        return [2 * value for value in values]
+
+    evaluator = SimpleNamespace(
+        sum_over_ranks=added,
+        after=lambda *_: told.append("evaluated"),
+        interrupted=lambda *_: told.append("kept"),
+    )
+    replica = SimpleNamespace(strategy=SimpleNamespace(model=model), take_trained=lambda: 4, precision=None)
+    loop = ArmLoop(None, replica, None, None, evaluator, Epochs(Train(), list))  # type: ignore[arg-type]  # what is used
+    loop.evaluate(3)
+    loop.interrupted(4)
+    assert told == ["averaged", "evaluated", "kept"]
+
+
+def test_a_unit_is_as_many_products_as_a_token_has_in_the_matrices() -> None:
+    model = nn.Sequential(nn.Embedding(5000, 512), nn.Linear(512, 512), nn.LayerNorm(512), nn.Linear(512, 1024))
+    assert SecondWork(model, CPU).products == 3 * (512 * 512 + 512 * 1024) // WIDTH**2
+    assert SecondWork(nn.Linear(2, 2), CPU).products == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_it_is_done_for_every_unit_and_trains_nothing(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pl.DataFrame({"length": [5, 9, 3, 7] * 8, "patches": [0, 4, 1, 0] * 8}).write_csv(tmp_path / "two.csv")
+    units: list[int] = []
+    own = SecondWork.run
+    monkeypatch.setattr(SecondWork, "run", lambda self, given: (units.append(given), own(self, given))[1])
+    gradients = []
+    for column in ("patches", "null"):
+        config = load_config(
+            None,
+            [
+                *("workload.dataset=lengths", f"workload.data_path={tmp_path / 'two.csv'}", "train.precision=fp32"),
+                *(f"workload.second_column={column}", f"workload.layout={layout}"),
+                *("workload.pad_to_multiple_of=1", "workload.dropout=0", "train.learning_rate=0.1"),
+            ],
+        )
+        replica = Replica(config, build_workload(config), CPU, StepTimer(CPU), Local())
+        share = (np.array([0, 1]), np.array([2, 3, 5]), np.array([0, 3]))
+        replica.compute(replica.load(share), lambda: 1.0)
+        gradients.append([parameter.grad for parameter in replica.model.parameters()])
+    assert units == [4, 5]
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))

@@ -8,6 +8,7 @@ import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tokenizers
@@ -18,8 +19,7 @@ from dynbench.cli.main import main
 from dynbench.config.digest import changed, dump_config
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
-from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
-from dynbench.engine.rank.keeping import Keeper
+from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator, Keeper
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.engine.rank.saved import Saved, Writer, evaluate_saved, find_saved
 from dynbench.errors import ConfigError, DataError, UsageError
@@ -362,11 +362,9 @@ def test_the_best_model_is_that_of_the_best_accuracy_where_one_is_counted(
 ) -> None:
     config, kept_at = configured(None), []
     keeper = Keeper(config, build_workload(config), tmp_path)
-    monkeypatch.setattr(
-        keeper, "_save", lambda step, strategy, names: kept_at.append(step) if "best" in names else None
-    )
+    monkeypatch.setattr(keeper, "_write", lambda step, state, names: kept_at.append(step) if "best" in names else None)
     for step, (loss, accuracy) in enumerate(found):
-        keeper.after(step, Local(), {"loss": loss, "accuracy": accuracy})
+        keeper.after(step, SimpleNamespace(full_state=dict), {"loss": loss, "accuracy": accuracy})
     assert kept_at[-1] == best
 
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from dynbench.config.schema import Train
-from dynbench.engine.rank.batch_norm import PlayedStatistics, running_statistics
 from dynbench.engine.rank.evaluation import Epochs
-from dynbench.engine.rank.replica import gradient_megabytes
+from dynbench.engine.rank.replica import PlayedStatistics, gradient_megabytes, running_statistics
 from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.turns import Moment

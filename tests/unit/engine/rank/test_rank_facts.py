@@ -1,4 +1,4 @@
-"""What rank 0 warns about reaches the launcher, each warning once."""
+"""What a rank warns about, and ranks that disagree."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from dynbench.config.layers import load_config
 from dynbench.config.ranks import Ranks
+from dynbench.engine.rank import exchange
 from dynbench.engine.rank.rank_facts import keep_warnings, read_warnings
 from dynbench.engine.rank.rank_process import RankContext, set_up_logging
+from dynbench.errors import ConfigError
 from dynbench.runs.run import Run
 
 
@@ -61,3 +64,31 @@ def test_every_line_says_what_the_rank_is(monkeypatch: pytest.MonkeyPatch, rank:
     set_up_logging(context(rank), Ranks(3, 1))
     assert asked["level"] == level
     assert Ranks(3, 1).title(rank) in str(asked["format"])
+
+
+CONFIG = load_config(None, [])
+
+
+def gathered(monkeypatch: pytest.MonkeyPatch, *others: dict[str, str]) -> None:
+    """What rank 0 has, and what other ranks have loaded; their configurations agree."""
+
+    def gather(value: object) -> list[object]:
+        return [value, *others] if isinstance(value, dict) and "mine.py" in value else [value] * (1 + len(others))
+
+    monkeypatch.setattr(exchange, "gather_objects", gather)
+    monkeypatch.setattr(exchange, "digests", lambda: {"mine.py": "a", "theirs": "b"})
+
+
+def test_nodes_with_the_same_plugins_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered(monkeypatch, {"theirs": "b", "mine.py": "a"})
+    exchange.check_same_config(CONFIG)
+
+
+def test_another_version_and_a_file_that_is_not_loaded_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered(monkeypatch, {"mine.py": "c", "theirs": "b"}, {"mine.py": "a"})
+    with pytest.raises(ConfigError) as caught:
+        exchange.check_same_config(CONFIG)
+    assert list(caught.value.problems) == [
+        "nodes disagree in plug-ins: mine.py is a on rank 0, c on rank 1",
+        "nodes disagree in plug-ins: theirs is b on rank 0, not loaded on rank 2",
+    ]

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from dynbench.cli.main import main
-from dynbench.engine.launching import toy_ranks
-from dynbench.engine.launching.toy_ranks import check_strategies
-from dynbench.engine.rank.toy_check import Case, Difference, config_of, difference, train_alone
+from dynbench.engine.rank import toy_check as toy_ranks
+from dynbench.engine.rank.toy_check import Case, Difference, check_strategies, config_of, difference, train_alone
 from dynbench.errors import UsageError
 from dynbench.plugins import STRATEGIES
 from dynbench.sync.fully_sharded_streams import blocks_of
