@@ -16,7 +16,7 @@ from dynbench.errors import UsageError
 if TYPE_CHECKING:
     from dynbench.analysis.analyze import Report
     from dynbench.analysis.comparison import Comparison
-    from dynbench.analysis.question import Question
+    from dynbench.analysis.questions import Question
     from dynbench.config.schema import Analysis
     from dynbench.runs.run import Run
     from dynbench.runs.store import RunStore
@@ -155,8 +155,8 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
         report: the analysis.
         documents: reports already written from it.
     """
-    from dynbench.analysis.comparison_tables import RANKING, held_jointly
-    from dynbench.analysis.page import arm_records, further_tables, metrics, overview_table, rank_notes
+    from dynbench.analysis.summary import arm_records, further_tables, metrics, overview_table, rank_notes
+    from dynbench.analysis.tables import RANKING, held_jointly
 
     first = overview_table(report)
     tables = [*([first] if first else []), *metrics(report, fits), *further_tables(report)]
@@ -184,8 +184,8 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
 
 def _show_comparisons(report: Report, question: Question) -> None:
     """A line per verdict, with what no table says of it below; then what the numbers mean."""
-    from dynbench.analysis.comparison_tables import SIDE_BY_SIDE
-    from dynbench.analysis.page import verdict_legend, verdict_lines
+    from dynbench.analysis.summary import verdict_legend, verdict_lines
+    from dynbench.analysis.tables import SIDE_BY_SIDE
 
     print_line(f"\nquestion: {question.name}, {question.description}\n")
     for line, comparison in zip(verdict_lines(report.comparisons), report.comparisons, strict=True):
@@ -199,8 +199,8 @@ def _details(comparison: Comparison, in_overview: bool) -> Iterator[str]:
     if comparison.forbidden:
         yield comparison.reason
     if not in_overview:
-        if comparison.predicted is not None:
-            yield f"predicted by the probe: {comparison.predicted:.3f}"
+        if comparison.predicted_speedup is not None:
+            yield f"predicted by the probe: {comparison.predicted_speedup:.3f}"
         if comparison.recovery is not None:
             yield comparison.recovery.sentence(comparison.baseline.label)
         if comparison.efficiency is not None:
@@ -215,7 +215,7 @@ def _details(comparison: Comparison, in_overview: bool) -> Iterator[str]:
 
 def show_verdicts(report: Report) -> None:
     """A line per comparison; without any, the folder."""
-    from dynbench.analysis.page import verdict_lines
+    from dynbench.analysis.summary import verdict_lines
 
     print_lines(*(verdict_lines(report.comparisons) or [str(report.folder.path)]))
 

@@ -99,9 +99,9 @@ SHARED = " Oversubscribed: there are more computing threads than cores, so that 
 
 
 def _show_result(result: TrainingResult, store: RunStore, settings: Settings) -> None:
-    from dynbench.analysis.comparison_tables import metric_tables
-    from dynbench.analysis.page import LEGEND
     from dynbench.analysis.run_facts import read_data
+    from dynbench.analysis.summary import LEGEND
+    from dynbench.analysis.tables import metric_tables
 
     run, summary, silent = result.run, result.summary, result.silent
     figures = [path for path in result.figures if path.suffix == ".png"]
@@ -130,7 +130,7 @@ def _show_result(result: TrainingResult, store: RunStore, settings: Settings) ->
 def _origin_note(run: Run) -> str:
     """What a number of virtual ranks, or of an emulated link, rests on; empty for real ones."""
     if (gbps := run.config().launch.link_gbps) is not None:
-        from dynbench.analysis.page import emulated_note
+        from dynbench.analysis.summary import emulated_note
 
         return f" {emulated_note([gbps])}"
     if run.config().launch.launcher != "virtual":

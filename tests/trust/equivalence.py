@@ -20,7 +20,7 @@ from scipy import stats
 
 from dynbench.analysis.arms import log_ratios, named_arms, pair_launches
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.question import TOKENS
+from dynbench.analysis.questions import TOKENS
 from dynbench.config.recipes import load_recipe
 from dynbench.experiment.compare import start_comparison
 from dynbench.experiment.launch_plan import read_state
