@@ -214,7 +214,7 @@ def test_words_of_tables(language: str) -> None:
 @pytest.mark.parametrize("language", OTHERS)
 def test_every_figure_has_a_caption(language: str) -> None:
     labels = load_template(language).labels
-    drawn = [name for names in FIGURES.values() for name in names]
+    drawn = [name for kind, names in FIGURES.items() if kind != "cells" for name in names]  # which no report has
 
     assert [name for name in drawn if f"figures.{name}" not in labels] == []
     assert [name for name in drawn if english_words(labels[f"figures.{name}"], ("static",))] == []

@@ -92,12 +92,12 @@ def compression_loss(arms: Arms) -> Drawing | None:
 def compression_step(arms: Arms) -> Drawing:
     """What a mean step computes, compresses, communicates and decompresses, a bar per arm, and how long it lasts."""
     timed = {part.column: f"timed_ms.workers.{part.column}" for part in PARTS}
-    lasts = pl.Series([fmean(arm.steps["step_time_ms_mean"]) for arm in arms])
+    lasts = pl.Series([fmean(fmean(run.measured["step_time_ms_mean"]) for run in arm.runs) for arm in arms])
     table = means(arms, {**timed, "compute_ms": "time_ms.compute"}).fill_null(0.0).with_columns(step_time_ms=lasts)
     note = (
-        "Means over ranks and steps; diamonds: how long the step lasts. Where a strategy overlaps them, compressing "
-        "and communicating run beside computing, so that the parts may be longer than the step; communicating includes "
-        "waiting for other ranks."
+        "Means over launches of their means over ranks and steps; diamonds: how long the step lasts. Where a strategy "
+        "overlaps them, compressing and communicating run beside computing, so that the parts may be longer than the "
+        "step; communicating includes waiting for other ranks."
     )
     bars = Bars(rows=table, parts=PARTS, x_label="time per step (ms)", marks="step_time_ms")
     parts = table.unpivot(index="arm", variable_name="part", value_name="ms")

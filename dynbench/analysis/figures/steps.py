@@ -161,7 +161,7 @@ def time_breakdown(arms: Arms) -> Drawing:
     rows = means(arms, {phase.column: f"time_ms.{phase.column.removesuffix('_ms')}" for phase in PHASES})
     lasts = rows.drop("arm").sum_horizontal()
     drawn = rows.with_columns(text=pl.Series([f"{digits(ms)} ms" for ms in lasts]))
-    note = "Mean over ranks and steps; the bars end at the mean step time over ranks."
+    note = "Means over launches of their means over ranks and steps; the bars end at the mean step time over ranks."
     x_label, x_end = "time per step (ms)", 1.12 * max(lasts)
     bars = Bars(rows=drawn, parts=PHASES, x_label=x_label, texts="text", numbers=True, x_end=x_end)
     table = rows.unpivot(index="arm", variable_name="phase", value_name="ms")
