@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dynbench.analysis.arms import Arm
-from dynbench.analysis.comparison import Comparison, Terms, compare_candidates, terms_of
+from dynbench.analysis.comparison import Comparison, Terms, compare_candidates
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.summary import summary_of
 from dynbench.config.schema import Analysis
@@ -23,10 +23,10 @@ def compared(**facts: object) -> ComparisonRecord:
 
 
 def compare_arms(arms: Sequence[Arm], settings: Analysis, **asked: Any) -> list[Comparison]:
-    """Every further arm against the first, on the terms of `terms_of`."""
+    """Every further arm against the first, on the terms of `terms`."""
     return compare_candidates(terms(arms, settings, **asked))
 
 
-def terms(arms: Sequence[Arm], settings: Analysis, **asked: Any) -> Terms:
-    """Those of `terms_of`, with the summaries of all runs."""
-    return terms_of(arms, settings, {run.run.id: summary_of(run) for arm in arms for run in arm.runs}, **asked)
+def terms(arms: Sequence[Arm], settings: Analysis, *, question: str | None = None, **asked: Any) -> Terms:
+    """What the comparisons of the arms share, with the summaries of all runs."""
+    return Terms(arms, settings, {run.run.id: summary_of(run) for arm in arms for run in arm.runs}, question, **asked)

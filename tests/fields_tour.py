@@ -18,7 +18,7 @@ import pytest
 from golden.corpus import unpack
 from unit.bench.test_bench_run import group_of_one, launched_at_once
 from unit.cli.test_train_figures import TINY, launched
-from unit.engine.launching.test_toy_ranks import checked_at_once
+from unit.engine.rank.test_toy_check import checked_at_once
 
 from dynbench.bench import bench_run
 from dynbench.cli import trained

@@ -8,24 +8,31 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from dynbench.analysis.arms import Arm, check_label, group_runs, led_by, named_arms, stored_arm
 from dynbench.analysis.checks import run_checks
 from dynbench.analysis.checks.evidence import Evidence
-from dynbench.analysis.comparison import Comparison, compare_candidates, compare_pairs, terms_of
+from dynbench.analysis.comparison import Comparison, Terms, compare_candidates, compare_pairs
 from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.links import arm_links
 from dynbench.analysis.merge import CSV, PARQUET, MergedRun, merge_run
-from dynbench.analysis.page import metric_rows, summary_markdown, write_page
-from dynbench.analysis.question import Question
+from dynbench.analysis.questions import Question
 from dynbench.analysis.record import COMPARISON_FILE, AnalysisRecord, ArmRecord, Finding, RunRecord, ScalingRecord
 from dynbench.analysis.results_csv import BY_ARM_FILE, RESULTS_FILE, by_arm_csv, over_launches, results_csv
 from dynbench.analysis.scaling import scaling_of
 from dynbench.analysis.selection import RUNS_FILE, Baseline, keep_runs, run_folders
-from dynbench.analysis.summary import CHECKS_FILE, PROFILE_CSV, Summary, write_profile, write_summary
-from dynbench.analysis.waste import Waste, of_shared, share_ideal
+from dynbench.analysis.summary import (
+    CHECKS_FILE,
+    PROFILE_CSV,
+    Summary,
+    metric_rows,
+    summary_markdown,
+    write_page,
+    write_profile,
+    write_summary,
+)
+from dynbench.analysis.waste import share_ideal
 from dynbench.config.recipes import RECIPE_FILE
 from dynbench.config.schema import Analysis
 from dynbench.runs.atomic import write_json, write_text
@@ -35,7 +42,10 @@ from dynbench.runs.store import RunStore, results_option
 
 Progress = Callable[[str], None]
 
-_SUMMARY_FILES = ("summary.json", "summary.csv", "summary.md", RESULTS_FILE, PROFILE_CSV)
+_DERIVED = (PARQUET, CSV, "summary.json", "summary.csv", "summary.md", RESULTS_FILE, PROFILE_CSV)
+"""Files in the folder of a run, as far as it has them."""
+_OVERALL = (COMPARISON_FILE, RUNS_FILE, "summary.csv", "summary.md", RESULTS_FILE, BY_ARM_FILE)
+"""Files in an entry of its own, over several runs."""
 
 
 @dataclass(frozen=True)
@@ -170,13 +180,8 @@ def analyze_runs(
         grouped = [stored_arm(label, [merged[run.id] for run in launches], grouped), *grouped]
     if lead is not None:
         grouped = led_by(lead, grouped)
-    grouped = share_ideal(grouped, summaries)
-    for launch in (launch for arm in grouped for launch in arm.runs):
-        if launch.ideal_ms is not None:
-            own = summaries[launch.run.id]
-            waste = of_shared(cast(Waste, own["waste"]), launch.time_ms, launch.ideal_ms)
-            summaries[launch.run.id] = own | {"waste": waste}
-    terms = terms_of(grouped, settings, summaries, question=question, force=force, first=first)
+    summaries = share_ideal(grouped, summaries)
+    terms = Terms(grouped, settings, summaries, question, force, first)
     comparisons = compare_candidates(terms)
     pairs = compare_pairs(terms, comparisons)
     findings = run_checks(Evidence(grouped, comparisons, settings, _recipe_of(into)))
@@ -186,9 +191,11 @@ def analyze_runs(
         shutil.copyfile(export.path, entry.path / EXPORT_FILE)
     on_progress("drawing figures")
     names = (comparisons[0].question.figures if comparisons else ()) or None
-    views = [ArmView(arm.label, arm.whole, [summaries[run.run.id] for run in arm.whole]) for arm in grouped]
+    views = [ArmView(arm.label, arm.whole, made=[summaries[run.run.id] for run in arm.whole]) for arm in grouped]
     drawn = draw_figures("train", views, entry.figures_dir, names)
-    written = [path for run in chosen if not (export and export.holds(run)) for path in _derived_files(run)]
+    derived = [run.path / name for run in chosen if not (export and export.holds(run)) for name in _DERIVED]
+    written = [path for path in derived if path.is_file()]
+    overall = [] if entry.id in summaries else [entry.path / name for name in _OVERALL]
     report = Report(
         runs=tuple(merged.values()),
         summaries=summaries,
@@ -199,7 +206,7 @@ def analyze_runs(
         findings=tuple(findings),
         folder=entry,
         figures=tuple(path for path in drawn if path.suffix == ".png"),
-        files=(*written, *(path for path in drawn if path.suffix != ".png"), *_overall_files(entry, chosen)),
+        files=(*written, *(path for path in drawn if path.suffix != ".png"), *overall),
     )
     _write(report)
     if made:
@@ -217,7 +224,7 @@ def _recipe_of(entry: Run | None) -> str | None:
 def _write(report: Report) -> None:
     """Tables over all runs, for several runs; a single run has its own already."""
     folder = report.folder.path
-    if _overall_files(report.folder, [run.run for run in report.runs]):
+    if report.folder.id not in report.summaries:
         write_text(folder / "summary.csv", metric_rows(report).write_csv())
         write_text(folder / RESULTS_FILE, results_csv(list(report.summaries.values())))
         write_text(folder / BY_ARM_FILE, by_arm_csv(report.launches))
@@ -229,15 +236,3 @@ def _write(report: Report) -> None:
         (merged,) = report.runs
         write_json(folder / CHECKS_FILE, {"checks": [finding.as_dict() for finding in report.findings]})
         write_page(merged, report.summaries[merged.run.id], report.findings)
-
-
-def _overall_files(entry: Run, runs: Sequence[Run]) -> list[Path]:
-    """Files of an analysis over several runs; none when the entry is the run itself."""
-    if len(runs) == 1 and entry.id == runs[0].id:
-        return []
-    names = (COMPARISON_FILE, RUNS_FILE, "summary.csv", "summary.md", RESULTS_FILE, BY_ARM_FILE)
-    return [entry.path / name for name in names]
-
-
-def _derived_files(run: Run) -> list[Path]:
-    return [path for name in (PARQUET, CSV, *_SUMMARY_FILES) if (path := run.path / name).is_file()]

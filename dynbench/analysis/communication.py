@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, TypedDict, cast
+from typing import Annotated, Any, NamedTuple, TypedDict, cast
 
 import polars as pl
 
@@ -68,8 +68,7 @@ def timed_ms(merged: MergedRun) -> Timed:
     return cast(Timed, found)
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(NamedTuple):
     """What a rank sent over what the formulas say, or why that is not known."""
 
     ratio: float | None = None

@@ -11,28 +11,40 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 
-from dynbench.analysis.arms import Arm, Pair, Pairing, pair_launches, speedup_of, unit_of
-from dynbench.analysis.comparability import alike, all_differences, compared_settings, describe, launch_differences
-from dynbench.analysis.levels import comparison_level, loss_difference, loss_drift, weights_difference
+from dynbench.analysis.arms import (
+    Arm,
+    Pair,
+    Pairing,
+    alike,
+    all_differences,
+    compared_settings,
+    describe,
+    launch_differences,
+    pair_launches,
+    speedup_of,
+    unit_of,
+)
 from dynbench.analysis.measures import improvements
 from dynbench.analysis.merge import MergedRun
-from dynbench.analysis.proxy import predicted_speedup
-from dynbench.analysis.question import SAMPLES, Differences, Question, Unit
-from dynbench.analysis.questions import find_question, not_comparable
-from dynbench.analysis.record import ComparisonRecord, Level, PairRecord
+from dynbench.analysis.pace import predicted_speedup
+from dynbench.analysis.questions import SAMPLES, Differences, Question, find_question, not_comparable
+from dynbench.analysis.record import ComparisonRecord, PairRecord
 from dynbench.analysis.scaling import efficiency_of
 from dynbench.analysis.stats import Ratio, pair_spread
 from dynbench.analysis.verdict import (
     ArmSpreads,
     Joint,
+    Level,
     Spread,
     Verdict,
     arm_spreads,
+    comparison_level,
     decide,
-    decide_alike,
     hold_jointly,
+    loss_difference,
+    loss_drift,
     sentence,
-    sentence_alike,
+    weights_difference,
 )
 from dynbench.analysis.waste import Recovery, recovery
 from dynbench.config.schema import Analysis
@@ -41,7 +53,7 @@ from dynbench.runs.phrase import Phrase
 
 _RECORDED = (
     *("verdict", "reason", "aa", "level", "confidence", "aa_noise", "efficiency", "improvement_percent"),
-    *("loss_max_rel_diff", "loss_drift", "weights_max_diff"),
+    *("loss_max_rel_diff", "loss_drift", "weights_max_diff", "predicted_speedup"),
 )
 """Attributes of a comparison that its record has as they are."""
 
@@ -68,7 +80,7 @@ class Comparison:
         weights_max_diff: largest difference of their last weights, relative to the largest, where both kept these.
         efficiency: of workers, against the arm of its strategy with the fewest; None for other questions.
         improvement_percent: by metric key, over the pairs.
-        predicted: speed-up that the probe behind a run predicted, None without one.
+        predicted_speedup: that the probe behind a run predicted, None without one.
         leak: of which arm, and how, samples of a row see each other; None where none do.
         recovery: share of what the baseline loses against the bound that the candidate gives back, None where there
             is no telling, where the arms cannot be compared, or do not differ in plans.
@@ -91,7 +103,7 @@ class Comparison:
     weights_max_diff: float | None
     efficiency: float | None
     improvement_percent: dict[str, float]
-    predicted: float | None
+    predicted_speedup: float | None
     recovery: Recovery | None
     leak: Phrase | None
     compared: Differences
@@ -121,18 +133,15 @@ class Comparison:
         """The word."""
         if self.forbidden:
             return Verdict.INCOMPARABLE
-        return decide_alike(self.judged, self.noise) if self.aa else decide(self.judged, self.noise, self.aa_noise)
+        return decide(self.judged, self.noise, self.aa_noise, alike=self.aa)
 
     @property
     def reason(self) -> Phrase:
         """Why, in a sentence with the numbers."""
         if self.forbidden:
             return Phrase.of("reason.INCOMPARABLE", differences=describe(self.forbidden))
-        names, unit = (self.baseline.label, self.candidate.label), self.question.unit
-        if self.aa:
-            reason = sentence_alike(*names, self.judged, self.confidence, unit)
-        else:
-            reason = sentence(self.verdict, *names, self.judged, self.noise, self.confidence, unit, self.aa_noise)
+        arms, noises = (self.baseline.label, self.candidate.label), (self.question.unit, self.aa_noise)
+        reason = sentence(self.verdict, *arms, self.judged, self.noise, self.confidence, *noises, alike=self.aa)
         if self.joint is not None and self.joint.family > 1:
             own = {"own_low": self.speedup.low, "own_high": self.speedup.high}
             reason = Phrase.of("reason.joint", reason=reason, family=self.joint.family, **own)
@@ -146,6 +155,7 @@ class Comparison:
         own = {name: getattr(self, name) for name in _RECORDED}
         return ComparisonRecord(
             **own,
+            **({} if found is None else found.record()),
             id=id,
             path=path,
             question=self.question.name,
@@ -157,12 +167,7 @@ class Comparison:
             ci95=self.speedup.ends,
             ci_joint=self.judged.ends,
             judged_together=joint.family if joint else None,
-            predicted_speedup=self.predicted,
-            bound_speedup=found.bound_speedup if found else None,
-            bound_within_steps=found.within_steps if found else None,
             leak=None if self.leak is None else str(self.leak),
-            recovered_share=found.share if found else None,
-            overhead_share=found.overhead_share if found else None,
             noise_threshold=self.noise,
             launches=self.speedup.pairs,
             first_stage=self.speedup.first,
@@ -185,95 +190,92 @@ class Comparison:
         return PairRecord.model_validate({**dict(record), **tested, "faster": self.faster})
 
 
-def terms_of(
-    arms: Sequence[Arm],
-    settings: Analysis,
-    summaries: Mapping[str, Mapping[str, object]],
-    *,
-    question: str | None = None,
-    force: bool = False,
-    first: int | None = None,
-) -> Terms:
-    """What all comparisons of some arms share; the baseline comes first.
-
-    Args:
-        arms: all of them.
-        settings: of the analysis.
-        question: name of what is asked; None finds it from what differs.
-        force: compare what cannot be compared; the verdict is then INCOMPARABLE, with the numbers beside it.
-        summaries: id of each run to its summary.
-        first: launches per arm of the first stage, whose spread intervals keep, where it said how many follow.
-
-    Two arms of one configuration, neither or both of them stored, are A/A: no other comparison is FASTER or SLOWER by
-    less than they differ by, or than the half-width of their interval.
-
-    Raises:
-        NotComparable: launches of one arm are of different configurations, and the comparison is not forced.
-        UsageError: no question has that name.
-    """
-    for arm in () if force else arms:
-        if unlike := _unlike(arm):
-            raise NotComparable(
-                f"the launches of {arm.label} are of different configurations, they differ in {describe(unlike)}",
-                "Name the runs instead, which makes an arm of each configuration, or add --force to see the numbers "
-                "without a verdict.",
-            )
-    differences = [all_differences(arms[0].runs[0], arm.runs[0]) for arm in arms[1:]]
-    asked = find_question(differences, question)
-    if all(unit_of(run) is SAMPLES for arm in arms for run in arm.runs):
-        asked = asked.of_samples()
-    measured = [_noise(one, other, settings.confidence, asked.unit, first) for one, other in combinations(arms, 2)]
-    aa_noise = max((noise for noise in measured if noise is not None), default=None)
-    return Terms(asked, differences, arms, settings, aa_noise, force, summaries, first)
-
-
 @dataclass(frozen=True)
 class Terms:
     """What all comparisons of one analysis share.
 
+    Two arms of one configuration, neither or both of them stored, are A/A: no other comparison is FASTER or SLOWER by
+    less than they differ by, or than the half-width of their interval.
+
     Attributes:
-        question: what is asked.
-        differences: of every candidate, how it differs from the baseline.
-        arms: all of them.
-        settings, force, summaries, first: as `terms_of` has them.
-        aa_noise: what arms configured alike differ by; None without any.
+        arms: all of them, the baseline first.
+        settings: of the analysis.
+        summaries: id of each run to its summary.
+        named: name of what is asked; None finds it from what differs.
+        force: compare what cannot be compared; the verdict is then INCOMPARABLE, with the numbers beside it.
+        first: launches per arm of the first stage, whose spread intervals keep, where it said how many follow.
     """
 
-    question: Question
-    differences: Sequence[Differences]
     arms: Sequence[Arm]
     settings: Analysis
-    aa_noise: float | None
-    force: bool
     summaries: Mapping[str, Mapping[str, object]]
+    named: str | None = None
+    force: bool = False
     first: int | None = None
 
-    def speedup(self, pairs: Sequence[Pair]) -> Ratio:
-        """What pairs of launches of two of the arms show."""
-        return speedup_of(pairs, self.question.unit, self.settings.confidence, self.first)
+    @cached_property
+    def differences(self) -> Sequence[Differences]:
+        """Of every candidate, how it differs from the baseline."""
+        return [all_differences(self.arms[0].runs[0], arm.runs[0]) for arm in self.arms[1:]]
+
+    @cached_property
+    def question(self) -> Question:
+        """What is asked.
+
+        Raises:
+            UsageError: no question has that name.
+        """
+        asked = find_question(self.differences, self.named)
+        return asked.of_samples() if all(unit_of(run) is SAMPLES for arm in self.arms for run in arm.runs) else asked
+
+    @cached_property
+    def aa_noise(self) -> float | None:
+        """What arms configured alike differ by; None without any."""
+        measured = [self._noise(*two) for two in combinations(self.arms, 2)]
+        return max((noise for noise in measured if noise is not None), default=None)
 
     @cached_property
     def spreads(self) -> ArmSpreads:
         """How much each of the arms varies over launches."""
         return arm_spreads(self.arms, self.question.unit, self.first)
 
+    def speedup(self, pairs: Sequence[Pair]) -> Ratio:
+        """What pairs of launches of two of the arms show."""
+        return speedup_of(pairs, self.question.unit, self.settings.confidence, self.first)
 
-def _noise(one: Arm, other: Arm, confidence: float, unit: Unit, first: int | None) -> float | None:
-    """What two arms of one configuration differ by; None for any others."""
-    if one.stored != other.stored:
-        return None
-    pairs = pair_launches(one, other).pairs
-    if any(run.facts.together is not None and run.facts.together != beside.facts.together for run, beside in pairs):
-        return None  # each took turns with others: what lies between launches is no noise of theirs
-    return speedup_of(pairs, unit, confidence, first).noise if pairs and alike(pairs) else None
+    def check_arms(self) -> None:
+        """Refuses arms whose launches are of different configurations, unless the comparison is forced.
+
+        Raises:
+            NotComparable: naming the settings that differ.
+        """
+        for arm in () if self.force else self.arms:
+            if unlike := _unlike(arm):
+                raise NotComparable(
+                    f"the launches of {arm.label} are of different configurations, they differ in {describe(unlike)}",
+                    "Name the runs instead, which makes an arm of each configuration, or add --force to see the "
+                    "numbers without a verdict.",
+                )
+
+    def _noise(self, one: Arm, other: Arm) -> float | None:
+        """What two arms of one configuration differ by; None for any others."""
+        if one.stored != other.stored:
+            return None
+        pairs = pair_launches(one, other).pairs
+        if any(run.facts.together is not None and run.facts.together != beside.facts.together for run, beside in pairs):
+            return None  # each took turns with others: what lies between launches is no noise of theirs
+        return self.speedup(pairs).noise if pairs and alike(pairs) else None
 
 
 def compare_candidates(terms: Terms) -> list[Comparison]:
     """Every further arm against the first, their verdicts held jointly.
 
     Raises:
-        NotComparable: as `terms_of`, or keys differ that may not, or no whole launches are left to pair.
+        NotComparable: launches of one arm are of different configurations, keys differ that may not, or no whole
+            launches are left to pair.
+        UsageError: no question has the name that is asked.
     """
+    terms.check_arms()
     baseline, *candidates = terms.arms
     return judged_together(terms, [_compare_two(terms, baseline, arm) for arm in candidates])
 
@@ -296,7 +298,7 @@ def _compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
     """Compares two of the arms by themselves.
 
     Raises:
-        NotComparable: as `terms_of`, or keys differ that may not, or no whole launches are left to pair.
+        NotComparable: keys differ that may not, or no whole launches are left to pair.
     """
     question, settings = terms.question, terms.settings
     pairing = pair_launches(baseline, candidate)
@@ -328,7 +330,7 @@ def _compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
         weights_max_diff=weights_difference(pairs) if level == "step" else None,
         efficiency=efficiency_of(candidate, terms.arms, unit, confidence, terms.first) if scales else None,
         improvement_percent=improvements(before, after, leak=leak is not None and level == "tokens"),
-        predicted=predicted_speedup(*pairs[0]) if question.plans else None,
+        predicted_speedup=predicted_speedup(*pairs[0]) if question.plans else None,
         recovery=recovery(pairs, level) if question.plans and not (same or forbidden or leak) else None,
         leak=leak,
         compared=compared_settings(all_differences(*pairs[0]), question),

@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from statistics import fmean
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -51,7 +50,7 @@ def faster_gbps(arm: Summaries, baseline: Summaries) -> list[Span] | None:
         least = mean_ms(others, ms_per_byte)
         return least - mean_ms(steps, ms_per_byte) - LEAST * least
 
-    end = _ms_per_byte_of(SLOWEST_GBPS)
+    end = _inverse(SLOWEST_GBPS)
     bends = (each.hidden_ms / each.sent for each in (*steps, *others) if each.sent)
     edges = sorted({0.0, end, *(bend for bend in bends if bend < end)})
     edges = sorted({*edges, *_crossings(ahead, edges)})
@@ -59,7 +58,7 @@ def faster_gbps(arm: Summaries, baseline: Summaries) -> list[Span] | None:
     for low, high in pairwise(edges):
         if ahead((low + high) / 2) <= 0:
             continue
-        slowest, fastest = 0.0 if high == end else _gbps_of(high), _gbps_of(low) if low else None
+        slowest, fastest = 0.0 if high == end else _inverse(high), _inverse(low) if low else None
         if spans and spans[-1][0] == fastest:
             spans[-1] = (slowest, spans[-1][1])
         else:
@@ -124,8 +123,7 @@ _BYTES_PER_MS = 1e9 / 8 / 1e3
 """Of a link of 1 Gb/s."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """A run's mean step as the model has it.
 
     Attributes:
@@ -158,7 +156,7 @@ def _step_of(summary: Mapping[str, object]) -> Step | None:
 def predicted_ms(summaries: Summaries, gbps: float) -> float | None:
     """T(b) of an arm, mean over launches; None where the transfer of one is not known."""
     steps = steps_of(summaries)
-    return None if steps is None else mean_ms(steps, _ms_per_byte_of(gbps))
+    return None if steps is None else mean_ms(steps, _inverse(gbps))
 
 
 def steps_of(summaries: Summaries) -> list[Step] | None:
@@ -172,14 +170,9 @@ def mean_ms(steps: Sequence[Step], ms_per_byte: float) -> float:
     return fmean(step.over(ms_per_byte) for step in steps)
 
 
-def _ms_per_byte_of(gbps: float) -> float:
-    """How slow a link of that speed is."""
-    return 1 / (gbps * _BYTES_PER_MS)
-
-
-def _gbps_of(ms_per_byte: float) -> float:
-    """Speed of a link so slow."""
-    return 1 / (ms_per_byte * _BYTES_PER_MS)
+def _inverse(speed: float) -> float:
+    """Ms per byte of a link of so many Gb/s, and the other way round."""
+    return 1 / (speed * _BYTES_PER_MS)
 
 
 def _links(at: Measured) -> dict[str, float | None]:
@@ -210,8 +203,7 @@ ONE, PARAMETER = "one", "parameter"
 Assumption = Literal["alike", "computing", "sending", "assumed"]
 
 
-@dataclass(frozen=True, slots=True)
-class BucketPoint:
+class BucketPoint(NamedTuple):
     """An arm whose gradients are all-reduced in buckets; means over its launches."""
 
     arm: str
@@ -247,8 +239,7 @@ class BucketPoint:
         return "computing" if compute > transfer else "sending"
 
 
-@dataclass(frozen=True, slots=True)
-class BucketFit:
+class BucketFit(NamedTuple):
     """The model, fitted by least squares over the arms, neither part below 0."""
 
     total: float

@@ -60,8 +60,6 @@ class MergedRun:
         evaluations: step, loss, accuracy or perplexity, samples of every evaluation, in order of step.
         calls: when the collectives of every rank were under way, see `rank_files.read_calls`; None where that was not
             kept.
-        ideal_ms: what the work of its measured steps takes at least, as arms of the same work show (`share_ideal`);
-            None where no arms are compared, nan where they do not share the work.
     """
 
     run: Run
@@ -76,7 +74,6 @@ class MergedRun:
     notes: tuple[Phrase, ...] = ()
     evaluations: pl.DataFrame = field(default_factory=pl.DataFrame)
     calls: pl.DataFrame | None = None
-    ideal_ms: float | None = None
 
     @cached_property
     def measured(self) -> pl.DataFrame:

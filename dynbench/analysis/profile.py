@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from statistics import fmean
-from typing import Annotated, Any, TypedDict, cast
+from typing import Annotated, Any, NamedTuple, TypedDict, cast
 
 import polars as pl
 
@@ -130,8 +130,7 @@ def _by_place(
         yield {"phase": phase, "operation": operation, **{key: sum(row[key] for row in same) / count for key in keys}}
 
 
-@dataclass(frozen=True, slots=True)
-class Bottleneck:
+class Bottleneck(NamedTuple):
     """How much of an arm's profiled step is communication.
 
     Attributes:

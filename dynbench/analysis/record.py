@@ -9,9 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dynbench.analysis.question import TOKENS
-from dynbench.analysis.questions import DEFAULT
-from dynbench.analysis.verdict import Verdict
+from dynbench.analysis.questions import DEFAULT, TOKENS
+from dynbench.analysis.verdict import Level, Verdict
 from dynbench.runs.atomic import read_json
 from dynbench.runs.phrase import PhraseRecord, recorded, translated
 from dynbench.runs.records import SCHEMA_VERSION
@@ -60,11 +59,6 @@ class Finding:
 
 COMPARISON_FILE = "comparison.json"
 """In the folder of a comparison."""
-
-Level = Literal["step", "window", "stream", "tokens"]
-
-LEVELS: tuple[Level, ...] = ("step", "window", "stream", "tokens")
-"""Strongest first."""
 
 _AGAIN = "Make it again with dynbench analyze."
 

@@ -17,7 +17,17 @@ import polars as pl
 
 from dynbench.analysis.communication import GRADIENT_BYTES
 from dynbench.analysis.links import SPEEDS_GBPS
-from dynbench.analysis.measure import Launches, Measure, Measured, Summaries, lookup, measure, measures_of, number
+from dynbench.analysis.measure import (
+    Launches,
+    Measure,
+    Measured,
+    Summaries,
+    lookup,
+    measure,
+    measures_of,
+    number,
+    ratio,
+)
 from dynbench.analysis.measures import MEASURES
 from dynbench.analysis.record import MeanRecord
 from dynbench.analysis.run_facts import fact
@@ -41,10 +51,6 @@ def _same(key: str, *, over_launches: bool = False) -> Any:
     return measure(compute, same=key, over_launches=over_launches)
 
 
-def _gb(at: Measured, key: str) -> float | None:
-    return None if (found := at.of(key)) is None else found / 1e3
-
-
 def _model(config: Config) -> str:
     workload = config.workload
     return workload.model if workload.reads_model else f"{workload.name}/{workload.shape}"
@@ -63,8 +69,7 @@ def _by_operation(at: Measured) -> str:
 
 def _bandwidth(at: Measured, amount: float | None) -> float | None:
     """GB/s over the time in which a collective was under way."""
-    ms = at.total("comm_ms")
-    return amount / ms / 1e6 if amount is not None and ms else None
+    return ratio(ratio(amount, at.total("comm_ms")), 1e6)
 
 
 def _total(column: str, unit: str, *, over_launches: bool = False) -> float | None:
@@ -149,9 +154,9 @@ class ResultLine:
     """What would have been sent uncompressed, over comm_time_ms_total."""
     effective_bw_compressed: float | None = measure(lambda at: _bandwidth(at, at.total("bytes_wire")), unit="GB/s")
     """What was sent over the same."""
-    mem_peak_alloc_gb: float | None = measure(lambda at: _gb(at, "peak_mem_mb.max"), unit="GB")
+    mem_peak_alloc_gb: float | None = measure(lambda at: ratio(at.of("peak_mem_mb.max"), 1e3), unit="GB")
     """Most memory of a rank: allocated on a GPU, resident on a CPU; 1e9 bytes."""
-    mem_peak_reserved_gb: float | None = measure(lambda at: _gb(at, "reserved_mem_mb.max"), unit="GB")
+    mem_peak_reserved_gb: float | None = measure(lambda at: ratio(at.of("reserved_mem_mb.max"), 1e3), unit="GB")
     """Most memory that its allocator held; likewise."""
     target_ppl: float | None = _same("targets.target_perplexity")
     time_to_target_ppl_s: float | None = _same("targets.time_to_target_s", over_launches=True)

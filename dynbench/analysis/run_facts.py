@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dynbench.config.ranks import ranks_of
 from dynbench.config.rules import known_world_size
@@ -183,8 +183,7 @@ def device_names(env: Mapping[str, object], first: int = 0) -> tuple[str, ...] |
 MARK = "oversubscribed"
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """Computing threads of a node, and its cores.
 
     Attributes:
@@ -224,8 +223,7 @@ def oversubscribed(facts: RunFacts) -> bool | None:
 SHOWN_LABELS = 10
 
 
-@dataclass(frozen=True)
-class DataFacts:
+class DataFacts(NamedTuple):
     """Numbers of samples and tokens; None where they were not recorded.
 
     Attributes:

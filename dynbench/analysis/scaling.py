@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from dynbench.analysis.arms import Arm, pair_launches, seconds_per_unit, speedup_of
 from dynbench.analysis.measures import means
-from dynbench.analysis.merge import MergedRun
-from dynbench.analysis.question import Unit
+from dynbench.analysis.questions import Unit
 from dynbench.analysis.record import Kind, ScalingRecord
 from dynbench.analysis.run_facts import oversubscribed
 from dynbench.analysis.stats import Ratio
@@ -17,15 +16,7 @@ from dynbench.units import mb
 _ITSELF = Ratio(1.0, None, None, 0)
 
 
-class Launched(Protocol):
-    """What has launches: an arm, or what a figure shows of one."""
-
-    @property
-    def runs(self) -> tuple[MergedRun, ...]:
-        """Its launches."""
-
-
-AnyArm = TypeVar("AnyArm", bound=Launched)
+AnyArm = TypeVar("AnyArm", bound=Arm)
 
 
 def reference_of(arm: AnyArm, arms: Sequence[AnyArm]) -> tuple[AnyArm, Kind] | None:
@@ -77,13 +68,11 @@ def scaling_of(
     """
     if len({_workers(arm) for arm in arms}) < 2:
         return []
-    found = []
-    for arm in arms:
-        against = _against(arm, arms, unit, confidence, first)
-        if against is None:
-            continue
-        other, kind, ratio = against
-        found.append(_record(arm, other, kind, ratio, means([summaries[run.run.id] for run in arm.whole]), unit))
+    found = [
+        _record(arm, *against, means([summaries[run.run.id] for run in arm.whole]), unit)
+        for arm in arms
+        if (against := _against(arm, arms, unit, confidence, first)) is not None
+    ]
     return sorted(found, key=lambda one: [item.strategy for item in found].index(one.strategy))
 
 
@@ -102,7 +91,7 @@ def _record(arm: Arm, other: Arm, kind: Kind, ratio: Ratio, mean: Mapping[str, f
         global_batch=_batch(arm),
         units_per_s=sum(rate) / len(rate),
         speedup=ratio.estimate,
-        ci95=None if ratio.low is None or ratio.high is None else (ratio.low, ratio.high),
+        ci95=ratio.ends,
         efficiency=ratio.estimate * fewer,
         efficiency_of_ranks=ratio.estimate * other.runs[0].world_size / run.world_size,
         step_ms=step,
@@ -126,15 +115,15 @@ def _against(
     return (other, kind, speedup_of(pairs, unit, confidence, first)) if pairs else None
 
 
-def _way(arm: Launched) -> tuple[object, ...]:
+def _way(arm: Arm) -> tuple[object, ...]:
     """What brings an arm's gradients together: strategy, compressor, and their settings."""
     config = arm.runs[0].facts.config
     return repr(config.sync), repr(config.compress)
 
 
-def _workers(arm: Launched) -> int:
+def _workers(arm: Arm) -> int:
     return arm.runs[0].workers
 
 
-def _batch(arm: Launched) -> int:
+def _batch(arm: Arm) -> int:
     return arm.runs[0].facts.config.train.global_batch

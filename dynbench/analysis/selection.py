@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dynbench.analysis.arms import NOT_IDENTITY_OF_ARM
 from dynbench.analysis.communication import silent_run
-from dynbench.analysis.comparability import NOT_IDENTITY_OF_ARM
 from dynbench.analysis.merge import MergedRun, rank_files
 from dynbench.analysis.record import COMPARISON_FILE, read_analysis
 from dynbench.config.digest import config_digest, flatten
@@ -96,7 +96,7 @@ def select_runs(
             yield Selection(export.runs, arms or None, baseline, None, export, export.question, export.first_stage)
             return
         entries = [store.resolve(ref) for ref in refs]
-        again = entries[0] if len(entries) == 1 and _is_comparison(entries[0]) else None
+        again = entries[0] if len(entries) == 1 and (entries[0].path / COMPARISON_FILE).is_file() else None
         chosen = Selection(entries) if again is None else opened.enter_context(_of_comparison(again, store))
         if against is not None:
             if chosen.export is not None:
@@ -107,11 +107,6 @@ def select_runs(
             baseline = _baseline(export, chosen.live, arm)
             chosen = replace(chosen, baseline=baseline, into=None, export=export, first=None)
         yield chosen
-
-
-def _is_comparison(run: Run) -> bool:
-    """Whether an entry of the registry holds a comparison."""
-    return (run.path / COMPARISON_FILE).is_file()
 
 
 def export_runs(refs: Sequence[str], store: RunStore, path: Path, arm: str | None = None) -> tuple[list[Run], bool]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -36,8 +36,7 @@ MOST_LAUNCHES = 1000
 """Where the search for a number of launches ends: nobody makes more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
+class Ratio(NamedTuple):
     """A ratio of two arms with its confidence interval.
 
     Attributes:
@@ -259,8 +258,7 @@ CONTRADICTION = 0.01
 LogRatios = Sequence[float]
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """What the first stage asks for.
 
     Attributes:
@@ -321,8 +319,7 @@ def plan_launches(
     return Plan(first, needed, launches, math.expm1(quantile * spread / math.sqrt(launches)))
 
 
-@dataclass(frozen=True)
-class LaterSpread:
+class LaterSpread(NamedTuple):
     """The launches after the first stage against those of it.
 
     Attributes:

@@ -6,14 +6,13 @@ Texts in English stand here; other languages have them under the table's section
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
 from dynbench.analysis.communication import OF_EVERY_RUN
 from dynbench.analysis.links import SPEEDS_GBPS, arm_links, spans_text
 from dynbench.analysis.measure import Launches, Summaries, known_values, lookup, mean_over
-from dynbench.analysis.memory import MOMENTS
+from dynbench.analysis.measures import MOMENTS
 from dynbench.analysis.merge import SIDES
 from dynbench.analysis.profile import PHASES, bottlenecks, profile_rows
 from dynbench.analysis.record import MeanRecord
@@ -67,12 +66,6 @@ _EXPOSED = (
 )
 
 
-def two_ways_apart(summaries: Summaries) -> float | None:
-    """By which part of the larger the two means differ; None where one is not known."""
-    own, beyond = (mean_over(summaries, key, of_known=True) for key in _TWO_WAYS)
-    return None if own is None or beyond is None or max(own, beyond) <= 0 else (beyond - own) / max(own, beyond)
-
-
 def _interval(key: str) -> Column:
     return Column(f"{key} interval", "95 % interval", text="exposed_table.interval", beside=True)
 
@@ -81,11 +74,14 @@ def _exposed(launches: Launches, _: Label) -> list[Row]:
     """Means over the launches that know; none where none took turns with one that sends nothing."""
     rows: list[Row] = []
     for name, summaries in launches.items():
-        row: dict[str, object] = {"arm": name, "apart": two_ways_apart(summaries)}
+        row: dict[str, Any] = {"arm": name}
         for key in (*_TWO_WAYS, *(column.key for column in _EXPOSED)):
             values = known_values(summaries, key)
             row[key] = fmean(values) if values else None
             row[f"{key} interval"] = mean_interval(values)[1:] if len(values) > 1 else None
+        own, beyond = (row[key] for key in _TWO_WAYS)
+        if own is not None and beyond is not None and max(own, beyond) > 0:
+            row["apart"] = (beyond - own) / max(own, beyond)  # as a part of the larger
         rows.append(row)
     return rows if any(row["exposed_vs_null_ms.mean"] is not None for row in rows) else []
 
@@ -257,7 +253,7 @@ TABLES: Mapping[str, Spec] = {
     "phases": Spec(
         "phases",
         "how much of profiled steps is communication",
-        lambda launches, _: [{**asdict(one), **one.of_phase} for one in bottlenecks(launches)],
+        lambda launches, _: [{**one._asdict(), **one.of_phase} for one in bottlenecks(launches)],
         (
             ARM,
             *columns("ms", step_ms="step"),

@@ -33,19 +33,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Annotated, TypedDict, cast
+from typing import Annotated, Any, NamedTuple, TypedDict, cast
 
 import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
 from dynbench.analysis.arms import Arm, Pair, pair_launches
-from dynbench.analysis.levels import comparison_level
 from dynbench.analysis.measure import lookup, shown
 from dynbench.analysis.merge import MergedRun
-from dynbench.analysis.record import Level
+from dynbench.analysis.verdict import Level, comparison_level
 from dynbench.runs.phrase import Phrase, PhraseRecord
 from dynbench.units import Unit
 
@@ -85,11 +83,7 @@ class Waste(TypedDict):
 
 
 def waste_of(merged: MergedRun) -> Waste:
-    """The `waste` object of a summary.
-
-    Returns:
-        Where the arms compared share no ideal, `s` and `compute` alone are None.
-    """
+    """The `waste` object of a summary, by the run's own ideal."""
     if not merged.measured.height:
         return _unknown(Phrase.of("waste.no_step"))
     rows = compute_rows(merged, relative_speeds(merged))
@@ -115,11 +109,10 @@ def waste_of(merged: MergedRun) -> Waste:
     time_ms = merged.time_ms
     ms["other"] = time_ms - ideal - sum(ms.values())
     shares = {name: ms.get(name, 0.0) / time_ms for name in PARTS}
-    own = cast(Waste, {"s": time_ms / ideal, **shares, "reason": None, "reason_said": None})
-    return own if merged.ideal_ms is None else of_shared(own, time_ms, merged.ideal_ms)
+    return cast(Waste, {"s": time_ms / ideal, **shares, "reason": None, "reason_said": None})
 
 
-def of_shared(own: Waste, time_ms: float, ideal_ms: float) -> Waste:
+def _of_shared(own: Waste, time_ms: float, ideal_ms: float) -> Waste:
     """A run's waste by an ideal that it shares with others in place of its own.
 
     Args:
@@ -174,8 +167,7 @@ SPEEDS = "speeds.csv"
 _COLUMNS = ("compute_ms", "micro_batches", "real_tokens", "padded_tokens", "real_tokens2", "padded_tokens2")
 
 
-@dataclass(frozen=True)
-class ComputeRows:
+class ComputeRows(NamedTuple):
     """Compute of every rank in the measured steps; all arrays of shape [rows].
 
     Attributes:
@@ -206,8 +198,7 @@ class ComputeRows:
         return bool(np.isfinite(self.padded_tokens2).all() and np.isfinite(self.real_tokens2).all())
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeFit:
+class ComputeFit(NamedTuple):
     """Compute time at full speed, ms: per micro-batch, per token, and per token and token of its length."""
 
     alpha: float
@@ -303,12 +294,12 @@ _NO_SHARE = 0.005
 """A recovered share below this rounds to 0 %; of a candidate slower than the baseline it is negative."""
 
 
-def share_ideal(arms: Sequence[Arm], summaries: Mapping[str, Mapping[str, object]]) -> list[Arm]:
-    """The arms with `MergedRun.ideal_ms` of their launches set.
+def share_ideal(arms: Sequence[Arm], summaries: Mapping[str, dict[str, object]]) -> dict[str, dict[str, object]]:
+    """The summaries, those of arms that are compared with their waste by an ideal that they share.
 
     Those that did the baseline's work, at level `step` or `window` on as many ranks of the same speeds, share the least
-    of their own ideals per real token, means over whole launches. The others have none; nor has any where none did the
-    baseline's work. A single arm keeps its own.
+    of their own ideals per real token, means over whole launches. The others have none, so that `s` and `compute` of
+    their waste are None; nor has any where none did the baseline's work. A single arm keeps its own.
 
     Args:
         arms: the baseline comes first.
@@ -316,11 +307,16 @@ def share_ideal(arms: Sequence[Arm], summaries: Mapping[str, Mapping[str, object
     """
     baseline, *others = arms
     if not others:
-        return [baseline]
-    sharing = [arm.label for arm in others if _of_same_work(baseline, arm)]
-    ideals = [_own_ideal(arm, summaries) for arm in arms if sharing and arm.label in (baseline.label, *sharing)]
+        return dict(summaries)
+    sharing = [baseline, *(arm for arm in others if _of_same_work(baseline, arm))]
+    ideals = [_own_ideal(arm, summaries) for arm in sharing if len(sharing) > 1]
     least = min((ideal for ideal in ideals if ideal is not None), default=math.nan)
-    return [_with_ideal(arm, least if arm.label in (baseline.label, *sharing) else math.nan) for arm in arms]
+    found = dict(summaries)
+    for arm in arms:
+        for run in arm.runs:
+            own, ideal_ms = summaries[run.run.id], least * _tokens(run) if arm in sharing else math.nan
+            found[run.run.id] = own | {"waste": _of_shared(cast(Waste, own["waste"]), run.time_ms, ideal_ms)}
+    return found
 
 
 def _of_same_work(baseline: Arm, arm: Arm) -> bool:
@@ -342,16 +338,11 @@ def _own_ideal(arm: Arm, summaries: Mapping[str, Mapping[str, object]]) -> float
     return fmean(found)
 
 
-def _with_ideal(arm: Arm, per_token_ms: float) -> Arm:
-    return replace(arm, runs=tuple(replace(run, ideal_ms=per_token_ms * _tokens(run)) for run in arm.runs))
-
-
 def _tokens(run: MergedRun) -> float:
     return float(run.measured["real_tokens"].sum())
 
 
-@dataclass(frozen=True, slots=True)
-class Recovery:
+class Recovery(NamedTuple):
     """A candidate between the baseline and the bound.
 
     Attributes:
@@ -368,6 +359,11 @@ class Recovery:
     within_steps: bool
     share: float | None
     overhead_share: float
+
+    def record(self) -> dict[str, Any]:
+        """What records of comparisons have of it."""
+        bound = {"bound_speedup": self.bound_speedup, "bound_within_steps": self.within_steps}
+        return bound | {"recovered_share": self.share, "overhead_share": self.overhead_share}
 
     def sentence(self, baseline: str) -> Phrase:
         """For people, without a full stop."""

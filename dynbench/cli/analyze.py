@@ -23,7 +23,7 @@ from dynbench.errors import UsageError
 if TYPE_CHECKING:
     from dynbench.analysis.analyze import Report
     from dynbench.analysis.comparison import Comparison
-    from dynbench.analysis.question import Question
+    from dynbench.analysis.questions import Question
     from dynbench.config.schema import Analysis
     from dynbench.runs.run import Run
     from dynbench.runs.store import RunStore
@@ -166,8 +166,8 @@ def show_report(report: Report, settings: Settings, documents: Sequence[Path] = 
         settings: how it is shown.
         documents: reports already written from it.
     """
-    from dynbench.analysis.comparison_tables import RANKING, held_jointly
-    from dynbench.analysis.page import arm_records, further_tables, metrics, overview_table, rank_notes
+    from dynbench.analysis.summary import arm_records, further_tables, metrics, overview_table, rank_notes
+    from dynbench.analysis.tables import RANKING, held_jointly
 
     verbose = settings.verbosity > 0
     if report.question is not None:
@@ -207,7 +207,7 @@ def _tells_apart(table: Table) -> bool:
 
 def _show_comparisons(report: Report, question: Question) -> None:
     """A line per verdict, with what no table says of it below; then what the numbers mean."""
-    from dynbench.analysis.page import verdict_legend, verdict_lines
+    from dynbench.analysis.summary import verdict_legend, verdict_lines
 
     print_line(f"question: {question.name}, {question.description}\n")
     for line, comparison in zip(verdict_lines(report.comparisons), report.comparisons, strict=True):
@@ -227,7 +227,7 @@ def _details(comparison: Comparison) -> Iterator[str]:
 
 def show_verdicts(report: Report) -> None:
     """A line per comparison; without any, the folder."""
-    from dynbench.analysis.page import verdict_lines
+    from dynbench.analysis.summary import verdict_lines
 
     print_lines(*(verdict_lines(report.comparisons) or [str(report.folder.path)]))
 

@@ -137,9 +137,9 @@ def _show_result(result: TrainingResult, store: RunStore, settings: Settings) ->
 
 
 def _show_metrics(run: Run, summaries: Mapping[str, Mapping[str, object]]) -> None:
-    from dynbench.analysis.comparison_tables import metric_tables
-    from dynbench.analysis.page import LEGEND
     from dynbench.analysis.run_facts import read_data
+    from dynbench.analysis.summary import LEGEND
+    from dynbench.analysis.tables import metric_tables
 
     for table in metric_tables(summaries, {}):
         print_table(table.columns, table.rows)

@@ -13,7 +13,7 @@ from typing import Unpack
 
 from dynbench.analysis.analyze import Report as Analysed
 from dynbench.analysis.analyze import analyze_runs
-from dynbench.analysis.comparability import describe, launch_differences
+from dynbench.analysis.arms import describe, launch_differences
 from dynbench.analysis.record import ComparisonRecord, Finding
 from dynbench.config.digest import changed, dump_config
 from dynbench.config.image_rules import has_lengths

@@ -11,7 +11,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Literal
 
-from dynbench.analysis.question import within
+from dynbench.analysis.questions import within
 from dynbench.config.digest import differences
 from dynbench.config.image_rules import ahead
 from dynbench.config.launches import Launches, odd_number

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from dynbench.analysis.arms import log_ratios, named_arms, pair_launches
-from dynbench.analysis.comparability import all_differences
+from dynbench.analysis.arms import all_differences, log_ratios, named_arms, pair_launches
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.questions import find_question
 from dynbench.analysis.stats import Plan, plan_launches

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dynbench.analysis.comparability import NOT_IDENTITY_OF_ARM, describe
-from dynbench.analysis.question import Question
-from dynbench.analysis.questions import QUESTIONS, find_question, not_comparable, settings_differences
+from dynbench.analysis.arms import NOT_IDENTITY_OF_ARM, describe
+from dynbench.analysis.questions import QUESTIONS, Question, find_question, not_comparable, settings_differences
 from dynbench.config.digest import config_digest
 from dynbench.config.recipes import Recipe
 from dynbench.config.rules import rule_warnings

@@ -11,8 +11,7 @@ from pathlib import Path
 from dynbench.analysis.figures.plans import CELLS_FILE
 from dynbench.analysis.measure import Launches, lookup, mean
 from dynbench.analysis.measures import workers_of
-from dynbench.analysis.question import Question
-from dynbench.analysis.questions import DEFAULT, question_named
+from dynbench.analysis.questions import DEFAULT, Question, question_named
 from dynbench.analysis.record import (
     COMPARISON_FILE,
     ComparisonRecord,

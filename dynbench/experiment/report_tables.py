@@ -9,7 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, stdev
 
-from dynbench.analysis import comparison_tables
+from dynbench.analysis import tables as comparison_tables
 from dynbench.analysis.links import ONE, PARAMETER
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.measures import METRICS, chosen_metrics

@@ -11,11 +11,11 @@ from typing import Any
 from urllib.parse import quote
 
 from dynbench import __version__
-from dynbench.analysis.comparison_tables import families
 from dynbench.analysis.figures import FIGURES
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.measures import workers_of
 from dynbench.analysis.record import ComparisonRecord
+from dynbench.analysis.tables import families
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
 from dynbench.experiment import report_quality

@@ -226,7 +226,7 @@ def _drawn(merged: MergedRun, summary: Mapping[str, object]) -> Sequence[Path]:
         from dynbench.analysis.figures import draw_figures
         from dynbench.analysis.figures.views import ArmView
 
-        return draw_figures("train", [ArmView(merged.label, (merged,), [summary])], merged.run.figures_dir)
+        return draw_figures("train", [ArmView(merged.label, (merged,), made=[summary])], merged.run.figures_dir)
     except Exception as error:  # whatever it is, what was measured is on disk and must not look failed
         again = f"dynbench analyze {shlex.quote(merged.run.label)}"
         _log.warning("no figures: %s: %s; %s draws them", type(error).__name__, error, again)

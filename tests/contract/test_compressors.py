@@ -22,7 +22,7 @@ from compressors import FORMS, NAMED, OWN, settings
 from strategy_jobs import SETTINGS, train_run
 from warm import RankError, WarmRanks
 
-from dynbench.analysis.checks.communication import BYTES_LIMIT
+from dynbench.analysis.checks.runs import BYTES_LIMIT
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.summary import summarise
 from dynbench.config.layers import load_config

@@ -12,9 +12,9 @@ from multiproc.launches import TINY, rows_of
 from photographs import cut_short, write_folder
 from safetensors.torch import load_file
 
-from dynbench.analysis.levels import weights_difference
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.summary import summary_of
+from dynbench.analysis.verdict import weights_difference
 from dynbench.config.layers import load_config
 from dynbench.engine.launching.progress import Progress
 from dynbench.engine.launching.run_launch import launch_training

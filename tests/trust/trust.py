@@ -28,7 +28,7 @@ os.environ["DYNBENCH_PLUGINS"] = str(HERE / "plugins.py")
 
 # plug-ins are read where dynbench is imported
 from dynbench.analysis.arms import log_ratios, named_arms  # noqa: E402
-from dynbench.analysis.comparison import compare_candidates, terms_of  # noqa: E402
+from dynbench.analysis.comparison import Terms, compare_candidates  # noqa: E402
 from dynbench.analysis.merge import merge_run  # noqa: E402
 from dynbench.analysis.summary import summary_of  # noqa: E402
 from dynbench.config.recipes import load_recipe  # noqa: E402
@@ -108,7 +108,7 @@ def run(trial: Trial, store: RunStore) -> list[Result]:
     results = []
     summaries = {run.run.id: summary_of(run) for launches in runs.values() for run in launches}
     settings = recipe.arms["ddp"].analysis
-    for found in compare_candidates(terms_of(named_arms(runs), settings, summaries, question="sync")):
+    for found in compare_candidates(Terms(named_arms(runs), settings, summaries, "sync")):
         record = found.record()
         assert record.ci_joint is not None and record.launches == 4, "four launches have an interval"
         results.append(

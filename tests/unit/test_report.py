@@ -128,8 +128,7 @@ def test_the_chinese_template_names_every_metric() -> None:
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_shipped_templates_name_every_figure_verdict_and_level(language: str) -> None:
     from dynbench.analysis.figures import FIGURES
-    from dynbench.analysis.record import LEVELS
-    from dynbench.analysis.verdict import Verdict
+    from dynbench.analysis.verdict import LEVELS, Verdict
     from dynbench.experiment.report_input import SOLVE_FIGURES
 
     labels = load_template(language).labels

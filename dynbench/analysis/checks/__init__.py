@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from dynbench.analysis.checks import communication, comparisons, runs
+from dynbench.analysis.checks import comparisons, runs
 from dynbench.analysis.checks.evidence import Evidence, Seen, worded
 from dynbench.analysis.record import Finding
 from dynbench.errors import ChecksFailed
 from dynbench.runs.phrase import texts
 
 Check = Callable[[Evidence], Iterator[Seen]]
-_FUNCTIONS = {**vars(communication), **vars(comparisons), **vars(runs)}
+_FUNCTIONS = vars(comparisons) | vars(runs)
 _IDS = dict.fromkeys(say.partition(".seen")[0] for say in texts() if ".seen" in say)
 CHECKS: Mapping[str, Check] = {check: _FUNCTIONS[check] for check in _IDS}
 """Checks by id, in the order of their texts, in which they are shown."""

@@ -6,14 +6,11 @@ import math
 from collections.abc import Iterator
 from datetime import datetime
 
-from dynbench.analysis.arms import Pair, log_ratios, seconds_per_unit, unit_of
+from dynbench.analysis.arms import Pair, describe, environment_differences, log_ratios, seconds_per_unit, unit_of
 from dynbench.analysis.checks.evidence import Evidence, Seen
-from dynbench.analysis.comparability import describe, environment_differences
 from dynbench.analysis.comparison import Comparison
-from dynbench.analysis.levels import loss_tolerance, windows_agree
 from dynbench.analysis.pace import effects
-from dynbench.analysis.question import within
-from dynbench.analysis.questions import DEFAULT
+from dynbench.analysis.questions import DEFAULT, within
 from dynbench.analysis.stats import (
     CONTRADICTION,
     MOST_LAUNCHES,
@@ -25,7 +22,7 @@ from dynbench.analysis.stats import (
     reach,
     smallest_shown,
 )
-from dynbench.analysis.verdict import Verdict
+from dynbench.analysis.verdict import Verdict, loss_tolerance, windows_agree
 
 FEWEST = 4
 """Pairs of launches below which an interval means little: the launch is the unit of inference, not the step."""
@@ -49,12 +46,12 @@ def loss_parity(evidence: Evidence) -> Iterator[Seen]:
     given = evidence.settings.loss_tolerance
     for comparison in evidence.comparisons:
         difference, promised = comparison.loss_max_rel_diff, comparison.question.loss_drift is None
-        found = loss_tolerance(comparison.pairing.pairs)
-        limit = found.limit if given == "auto" else given
+        allowed, precision, steps = loss_tolerance(comparison.pairing.pairs)
+        limit = allowed if given == "auto" else given
         if not promised or difference is None or difference <= limit:
             continue
         values = {"candidate": comparison.candidate.label, "difference": difference, "tolerance": limit}
-        follows = {"precision": found.precision, "steps": found.steps}
+        follows = {"precision": precision, "steps": steps}
         launches = (*comparison.baseline.runs, *comparison.candidate.runs)
         drops = any(run.facts.config.workload.dropout != 0 for run in launches)
         cases = {"limit": "auto" if given == "auto" else "given", "hint": "dropout" if drops else "gradients"}
@@ -137,10 +134,9 @@ def launch_order(evidence: Evidence) -> Iterator[Seen]:
 def predecessor(evidence: Evidence) -> Iterator[Seen]:
     """Arms whose steps in a shared launch depend on the arm before by more than the noise threshold."""
     for effect in effects(evidence.arms):
-        if effect.p < PREDECESSOR_LIMIT and abs(effect.share) > evidence.settings.noise_threshold:
-            values = {"arm": effect.arm, "before": effect.before, "share": effect.share, "p": effect.p}
-            limits = {"limit": PREDECESSOR_LIMIT, "noise": evidence.settings.noise_threshold}
-            yield Seen("warn", {**values, **limits, "launches": effect.launches})
+        noise = evidence.settings.noise_threshold
+        if effect["p"] < PREDECESSOR_LIMIT and abs(effect["share"]) > noise:
+            yield Seen("warn", {**effect, "limit": PREDECESSOR_LIMIT, "noise": noise})
 
 
 def launch_spread(evidence: Evidence) -> Iterator[Seen]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple
 
 from dynbench.analysis.arms import Arm
 from dynbench.analysis.comparison import Comparison
@@ -14,8 +14,7 @@ from dynbench.config.schema import Analysis
 from dynbench.runs.phrase import render, texts
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(NamedTuple):
     """Everything a check may look at.
 
     Attributes:
@@ -52,8 +51,7 @@ def mean_share(arm: Arm, column: str) -> float:
     return fmean(share_of_time(run, column) for run in arm.whole)
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """What a check saw, to be said with its texts in `report/records.en.yaml`.
 
     Attributes:

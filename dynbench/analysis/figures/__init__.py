@@ -14,11 +14,15 @@ from typing import Any
 
 import matplotlib
 
-from dynbench.analysis.figures.charts import FIGURES, OF_SOME, RC, Drawing, Kind
+from dynbench.analysis.figures.charts import FIGURES, RC, Drawing, Kind
 
-__all__ = ["FIGURES", "OF_SOME", "draw_figure", "draw_figures"]
+__all__ = ["FIGURES", "draw_figure", "draw_figures"]
 
 log = logging.getLogger(__name__)
+
+OF_EVERY_RUN = ("timeline", "step_time", "rank_spread", "step_time_distribution", "time_breakdown", "scaling")
+"""Figures of which it is told where a question asks for them and the runs have no data; others are of some runs only.
+"""
 
 for _module in ("timeline", "steps", "strategies", "compression", "plans", "bench"):
     import_module(f"{__name__}.{_module}")
@@ -41,14 +45,14 @@ def draw_figures(kind: Kind, source: Any, folder: Path, names: Sequence[str] | N
         names: which; all of the command by default.
 
     Returns:
-        The files written, in the registry's order; figures without data are left out, and told if asked for by name.
+        The files written, in the registry's order; figures without data are left out.
     """
     files: list[Path] = []
     with matplotlib.rc_context(RC):
         for name in FIGURES[kind] if names is None else names:
             drawing = draw_figure(kind, name, source)
             if drawing is None:
-                level = logging.DEBUG if names is None or name in OF_SOME else logging.INFO  # nobody asked for this one
+                level = logging.DEBUG if names is None or name not in OF_EVERY_RUN else logging.INFO
                 log.log(level, "figure %s left out: the run has no data for it", name)
                 continue
             folder.mkdir(parents=True, exist_ok=True)

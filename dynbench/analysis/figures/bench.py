@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -91,7 +90,7 @@ def _over_sizes(
     colors = looks(_unique(rows, looks_by[0]))
     dashes = {name: Look(INK, dashes=way) for name, way in zip(_unique(rows, looks_by[1]), DASHES, strict=False)}
     shown = {
-        f"{one}, {two}": replace(color, dashes=dash.dashes, width=1.3)
+        f"{one}, {two}": color._replace(dashes=dash.dashes, width=1.3)
         for one, color in colors.items()
         for two, dash in dashes.items()
     }

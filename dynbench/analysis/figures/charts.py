@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import matplotlib
 
@@ -70,8 +70,7 @@ Needed = TypeVar("Needed")
 Drawn = Callable[[Any], "Drawing | None"]
 
 
-@dataclass(frozen=True)
-class Drawing:
+class Drawing(NamedTuple):
     """A finished figure and the numbers in it.
 
     Attributes:
@@ -85,19 +84,16 @@ class Drawing:
 
 FIGURES: dict[Kind, dict[str, Drawn]] = {"train": {}, "solve": {}, "bench": {}, "cells": {}}
 """Per command its figures, by the name of their files."""
-OF_SOME: list[str] = []
-"""Figures of some runs only: where they are not drawn, nothing is said of it."""
 
 
 def figure(
-    kind: Kind, needs: Callable[[Any], Needed | None] = lambda source: source, *, of_some: bool = False
+    kind: Kind, needs: Callable[[Any], Needed | None] = lambda source: source
 ) -> Callable[[Callable[[Needed], Drawing | None]], Drawn]:
     """Declares the function below as the figure of its name, None where there is nothing to be drawn.
 
     Args:
         kind: the command whose runs it is drawn of.
         needs: from the source of such figures to what the function takes; None where the source lacks it.
-        of_some: only some runs have it.
     """
 
     def declared(draw: Callable[[Needed], Drawing | None]) -> Drawn:
@@ -106,7 +102,6 @@ def figure(
             return None if found is None else draw(found)
 
         FIGURES[kind][draw.__name__] = drawn
-        OF_SOME.extend([draw.__name__] * of_some)
         return drawn
 
     return declared
@@ -139,7 +134,8 @@ def new_figure(
         The figure and its panels.
     """
     lines = textwrap.wrap(caption, int(CAPTION_LETTERS * width_in), break_on_hyphens=False)
-    across, rows = _legend_columns([str(each.get_label()) for each in legend], width_in), -(-panels // columns)
+    longest = max((len(str(each.get_label())) for each in legend), default=0)
+    across, rows = max(1, int((width_in - 0.2) / (0.58 + 0.068 * longest))), -(-panels // columns)
     top_in = TITLE_IN + (0.1 + LEGEND_LINE_IN * -(-len(legend) // across) if legend else 0)
     bottom_in = 0.12 + CAPTION_LINE_IN * len(lines)
     height_in = top_in + rows * panel_in + bottom_in
@@ -158,17 +154,7 @@ def new_figure(
     return drawn, grid[:panels]
 
 
-def _legend_columns(labels: Sequence[str], width_in: float) -> int:
-    """The most columns whose longest labels fit beside each other (legends fill column by column)."""
-    for columns in range(len(labels), 1, -1):
-        longest = [max(map(len, part)) for part in np.array_split(np.array(labels), columns)]
-        if sum(0.58 + 0.068 * characters for characters in longest) < width_in - 0.2:
-            return columns
-    return 1
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     """How a series is drawn."""
 
     color: str
@@ -177,11 +163,11 @@ class Look:
     width: float = 1.8
 
 
-def looks(names: Sequence[str], important: Collection[str] = (), dashes: Dashes = "-") -> dict[str, Look]:
+def looks(names: Sequence[str], important: Collection[str] = ()) -> dict[str, Look]:
     """Colour and marker of every name; of more names than colours, only the important ones are not grey."""
     colored = [name for name in names if name in important] if len(names) > len(PALETTE) else names
-    known = {name: Look(color, mark, dashes) for name, color, mark in zip(colored, PALETTE, MARKERS, strict=False)}
-    return {name: known.get(name, Look(GREY, dashes=dashes, width=1.0)) for name in names}
+    known = {name: Look(color, mark) for name, color, mark in zip(colored, PALETTE, MARKERS, strict=False)}
+    return {name: known.get(name, Look(GREY, width=1.0)) for name in names}
 
 
 def handles(shown: Mapping[str, Look]) -> list[Artist]:
@@ -238,8 +224,7 @@ def facets(rows: pl.DataFrame, by: str, **panel: Any) -> list[Lines]:
     return [Lines(rows=part, title=f"{key}", **panel) for (key,), part in rows.group_by(by, maintain_order=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A part of every bar: its column of the rows, its name in the legend, and the name of its colour, or its own."""
 
     column: str

@@ -11,15 +11,7 @@ import polars as pl
 
 from dynbench.analysis.arms import unit_of
 from dynbench.analysis.evaluations import reached
-from dynbench.analysis.figures.charts import (
-    FAINT_INK,
-    Bars,
-    Drawing,
-    Lines,
-    Part,
-    figure,
-    new_figure,
-)
+from dynbench.analysis.figures.charts import FAINT_INK, Bars, Drawing, Lines, Part, figure, new_figure
 from dynbench.analysis.figures.steps import over_steps, smoothing_window
 from dynbench.analysis.figures.views import Arms, arm_figure, means, work_rate
 from dynbench.analysis.links import SPEEDS_GBPS, faster_gbps, predicted_ms
@@ -75,7 +67,7 @@ def _perplexity_or_loss(arms: Arms) -> str:
     return "perplexity" if has else "loss"
 
 
-@figure("train", compared, of_some=True)
+@figure("train", compared)
 def compression_loss(arms: Arms) -> Drawing | None:
     """How many times fewer bytes an arm sends against its evaluation, and bytes against the error of its gradients."""
     measure = _perplexity_or_loss(arms)
@@ -93,27 +85,26 @@ def compression_loss(arms: Arms) -> Drawing | None:
         if (rows := table.filter(pl.col(x) > 0, pl.col(y) > 0)).height
     ]
     note = "Means over launches. Error: relative, of the mean gradient, where it was measured (compress.error_every)."
-    layout: dict[str, Any] = {"dashes": "", "legend": [], "panel_in": 4}
-    return arm_figure("What fewer bytes cost", arms, table, panels, note, **layout)
+    return arm_figure("What fewer bytes cost", arms, table, panels, note, panel_in=4)
 
 
-@figure("train", compared, of_some=True)
+@figure("train", compared)
 def compression_step(arms: Arms) -> Drawing:
     """What a mean step computes, compresses, communicates and decompresses, a bar per arm, and how long it lasts."""
     timed = {part.column: f"timed_ms.workers.{part.column}" for part in PARTS}
-    lasts = pl.Series([fmean(arm.steps["step_time_ms_mean"]) for arm in arms])
+    lasts = pl.Series([fmean(fmean(run.measured["step_time_ms_mean"]) for run in arm.runs) for arm in arms])
     table = means(arms, {**timed, "compute_ms": "time_ms.compute"}).fill_null(0.0).with_columns(step_time_ms=lasts)
     note = (
-        "Means over ranks and steps; diamonds: how long the step lasts. Where a strategy overlaps them, compressing "
-        "and communicating run beside computing, so that the parts may be longer than the step; communicating includes "
-        "waiting for other ranks."
+        "Means over launches of their means over ranks and steps; diamonds: how long the step lasts. Where a strategy "
+        "overlaps them, compressing and communicating run beside computing, so that the parts may be longer than the "
+        "step; communicating includes waiting for other ranks."
     )
     bars = Bars(rows=table, parts=PARTS, x_label="time per step (ms)", marks="step_time_ms")
     parts = table.unpivot(index="arm", variable_name="part", value_name="ms")
     return arm_figure("What a step computes, compresses and sends", arms, parts, [bars], note)
 
 
-@figure("train", compared, of_some=True)
+@figure("train", compared)
 def compression_methods(arms: Arms) -> Drawing:
     """Bars of speed, communication's share of the time, and evaluation, an arm below the other."""
     measure = _perplexity_or_loss(arms)
@@ -141,7 +132,7 @@ def compression_methods(arms: Arms) -> Drawing:
     return arm_figure("Speed, communication and evaluation of every method", arms, table, bars, note)
 
 
-@figure("train", compared, of_some=True)
+@figure("train", compared)
 def compression_links(arms: Arms) -> Drawing | None:
     """A line per arm from slow links to fast ones, as `links.predicted_ms` has it; no arm that lacks a number of it."""
     known = [arm for arm in arms if predicted_ms(arm.summaries, 1) is not None]
@@ -170,7 +161,7 @@ def compression_links(arms: Arms) -> Drawing | None:
     return drawing
 
 
-@figure("train", compared, of_some=True)
+@figure("train", compared)
 def compression_progress(arms: Arms) -> Drawing | None:
     """Evaluations against the time of the steps before them, and against what a rank had sent by then."""
     measure = _perplexity_or_loss(arms)
@@ -187,7 +178,7 @@ def compression_progress(arms: Arms) -> Drawing | None:
     return arm_figure("Evaluations over time and over what was sent", arms, table, panels, note, panel_in=4)
 
 
-@figure("train", compared, of_some=True)
+@figure("train", compared)
 def compression_curves(arms: Arms) -> Drawing:
     """Training loss, evaluation loss and, where it was measured, the norm of what was left out, over the steps."""
     curves = {
@@ -233,7 +224,7 @@ def _over_launches(arms: Arms, rows_of: Callable[[MergedRun], pl.DataFrame], by:
     return pl.concat(rows, how="diagonal").group_by(by, "arm").mean().sort(by).with_columns(pl.col(by).cast(pl.Int64))
 
 
-@figure("train", compared, of_some=True)
+@figure("train", compared)
 def compression_fsdp(arms: Arms) -> Drawing:
     """A schematic step of two blocks under FSDP; drawn where an arm compresses, whatever its strategy."""
     note = (

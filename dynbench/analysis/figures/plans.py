@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import polars as pl
 import polars.selectors as cs
 
-from dynbench.analysis.figures.charts import (
-    DASHES,
-    INK,
-    Drawing,
-    Lines,
-    draw_panels,
-    figure,
-    handles,
-    looks,
-)
+from dynbench.analysis.figures.charts import DASHES, INK, Drawing, Lines, draw_panels, figure, handles, looks
 from dynbench.analysis.measures import workers_of
 from dynbench.analysis.record import COMPARISON_FILE, read_analysis
 from dynbench.errors import RecordError
@@ -57,7 +47,7 @@ def solve_greedy_gap(table: pl.DataFrame) -> Drawing:
         .with_columns(series=ranks, share=(pl.int_range(1, pl.len() + 1) / pl.len()).over(of))
     )
     shown = {
-        f"{heuristic}, {size} ranks": replace(look, marker="None", dashes=dashes)
+        f"{heuristic}, {size} ranks": look._replace(marker="None", dashes=dashes)
         for heuristic, look in looks(table["heuristic"].unique(maintain_order=True).to_list()).items()
         for size, dashes in zip(sizes, DASHES, strict=False)
     }
@@ -103,7 +93,7 @@ def _speedups(source: Run) -> pl.DataFrame | None:
                     "bound_speedup": found.bound_speedup,
                 }
             )
-    known = [row for row in rows if row["overhead_share"] is not None and row["speedup"] is not None]
+    known = [row for row in rows if row["overhead_share"] is not None]
     return pl.DataFrame(known, infer_schema_length=None).cast({cs.by_dtype(pl.Null): pl.Float64}) if known else None
 
 
@@ -115,7 +105,7 @@ def regimes(table: pl.DataFrame) -> Drawing:
     drawn = table.with_columns(series=pl.format("{}, {} ranks", "candidate", kind), name=pl.when(first).then(name))
     known = set(drawn["series"])
     shown = {
-        series: replace(look, marker=marker, dashes="")
+        series: look._replace(marker=marker, dashes="")
         for candidate, look in looks(table["candidate"].unique(maintain_order=True).to_list()).items()
         for kind_, marker in MARKERS.items()
         if (series := f"{candidate}, {kind_} ranks") in known

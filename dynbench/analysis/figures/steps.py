@@ -11,16 +11,7 @@ import numpy as np
 import polars as pl
 
 from dynbench.analysis.arms import unit_of
-from dynbench.analysis.figures.charts import (
-    FAINT_INK,
-    PHASES,
-    Bars,
-    Drawing,
-    Lines,
-    Part,
-    digits,
-    figure,
-)
+from dynbench.analysis.figures.charts import FAINT_INK, PHASES, Bars, Drawing, Lines, Part, digits, figure
 from dynbench.analysis.figures.views import Arms, ArmView, arm_figure, means
 from dynbench.analysis.measure import total
 from dynbench.analysis.steps import CODING
@@ -170,14 +161,14 @@ def time_breakdown(arms: Arms) -> Drawing:
     rows = means(arms, {phase.column: f"time_ms.{phase.column.removesuffix('_ms')}" for phase in PHASES})
     lasts = rows.drop("arm").sum_horizontal()
     drawn = rows.with_columns(text=pl.Series([f"{digits(ms)} ms" for ms in lasts]))
-    note = "Mean over ranks and steps; the bars end at the mean step time over ranks."
+    note = "Means over launches of their means over ranks and steps; the bars end at the mean step time over ranks."
     x_label, x_end = "time per step (ms)", 1.12 * max(lasts)
     bars = Bars(rows=drawn, parts=PHASES, x_label=x_label, texts="text", numbers=True, x_end=x_end)
     table = rows.unpivot(index="arm", variable_name="phase", value_name="ms")
     return arm_figure("Where the time of a step goes", arms, table, [bars], note)
 
 
-@figure("train", of_some=True)
+@figure("train")
 def waterfall(arms: Arms) -> Drawing | None:
     """From the baseline's step to a candidate's: what each part of the waste gave back, and what is left to the ideal.
 
@@ -256,7 +247,7 @@ def _short(label: str) -> str:
     return label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…"
 
 
-@figure("train", of_some=True)
+@figure("train")
 def epochs(arms: Arms) -> Drawing | None:
     """Means over launches, of epochs that all of them have; what no arm was evaluated for has no panel.
 
@@ -279,7 +270,7 @@ def epochs(arms: Arms) -> Drawing | None:
     return arm_figure("Loss and accuracy over epochs", arms, table, panels, note) if panels else None
 
 
-@figure("train", of_strategies, of_some=True)
+@figure("train", of_strategies)
 def loss_curves(arms: Arms) -> Drawing | None:
     """The training loss over the measured steps; None where arms do not differ in their strategy."""
     arms = [arm for arm in arms if arm.runs[0].facts.trains]

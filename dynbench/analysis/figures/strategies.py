@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import nan
 from statistics import geometric_mean
 from typing import Any
@@ -41,7 +40,7 @@ COMMUNICATION = (
 )
 
 
-@figure("train", of_strategies, of_some=True)
+@figure("train", of_strategies)
 def strategies(arms: Arms) -> Drawing:
     """Panels of bars, one per arm; None where arms do not differ in their strategy, or send nothing."""
     held = [part.column for part in HELD]
@@ -72,7 +71,7 @@ def strategies(arms: Arms) -> Drawing:
     return arm_figure("Strategies at a glance", arms, table, bars, note)
 
 
-@figure("train", of_some=True)
+@figure("train")
 def bucket_overhead(arms: Arms) -> Drawing | None:
     """One marker per arm; where the arms bear the model out, its curve and the number of buckets at which it is least.
 
@@ -105,8 +104,7 @@ def bucket_overhead(arms: Arms) -> Drawing | None:
         y_label="overhead per step (ms)", from_zero=False,
     )  # fmt: skip
     note = f"Overhead: {meaning}, mean over launches."
-    layout: dict[str, Any] = {"dashes": "", "legend": []}
-    drawing = arm_figure("Overhead over the number of buckets", list(found), table, [panel], note, model, **layout)
+    drawing = arm_figure("Overhead over the number of buckets", list(found), table, [panel], note, model)
     (axes,) = drawing.figure.axes
     if drawn:
         curve = np.geomspace(min(table["buckets"]), max(table["buckets"]), 200)
@@ -154,7 +152,7 @@ def scaling(arms: Arms) -> Drawing:
     ]
     by_way = looks(table["strategy"].unique(maintain_order=True).to_list())
     shown = {
-        arm: replace(by_way[way], dashes=":" if kind == "weak" else "-", width=1)
+        arm: by_way[way]._replace(dashes=":" if kind == "weak" else "-", width=1)
         for arm, way, kind in table.select("arm", "strategy", "kind").iter_rows()
     }
     note = (

@@ -7,15 +7,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dynbench.analysis.figures.charts import (
-    INK,
-    PHASES,
-    Bars,
-    Drawing,
-    Part,
-    digits,
-    figure,
-)
+from dynbench.analysis.figures.charts import INK, PHASES, Bars, Drawing, Part, digits, figure
 from dynbench.analysis.figures.views import Arms, ArmView, arm_figure
 from dynbench.config.image_rules import has_lengths
 
@@ -112,7 +104,7 @@ def _shown_ranks(rows: pl.DataFrame) -> pl.DataFrame:
     return rows[sorted({*even.tolist(), int(rows["compute_ms"].arg_max() or 0)})]
 
 
-@figure("train", of_some=True)
+@figure("train")
 def comm_timeline(arms: Arms) -> Drawing | None:
     """The first rank that trains, in a typical step of the first launch of two arms; None where calls are not known."""
     by_name = {arm.runs[0].facts.config.sync.name: arm for arm in reversed(arms) if arm.runs[0].calls is not None}

@@ -11,9 +11,9 @@ from typing import Any
 import polars as pl
 import polars.selectors as cs
 
-from dynbench.analysis.figures.charts import PALETTE, Bars, Dashes, Drawing, Lines, Look, draw_panels, looks
-from dynbench.analysis.measure import Summaries, lookup
-from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.arms import Arm
+from dynbench.analysis.figures.charts import PALETTE, Bars, Drawing, Lines, draw_panels, looks
+from dynbench.analysis.measure import Summaries, known_values
 from dynbench.analysis.run_facts import MARK, oversubscribed
 from dynbench.analysis.summary import summary_of
 from dynbench.config.image_rules import has_lengths
@@ -23,17 +23,13 @@ FASTEST = 4
 
 
 @dataclass(frozen=True, eq=False)
-class ArmView:
-    """One line, bar or panel of a figure.
+class ArmView(Arm):
+    """One line, bar or panel of a figure: an arm of the launches that are shown.
 
     Attributes:
-        label: what the legend says.
-        runs: the launches of the arm.
         made: their summaries, where they are at hand.
     """
 
-    label: str
-    runs: tuple[MergedRun, ...]
     made: Summaries = ()
 
     @cached_property
@@ -56,7 +52,7 @@ class ArmView:
 
     def values(self, key: str) -> list[float]:
         """The measure at a dotted path of the summaries, of the launches that have it."""
-        return [value for each in self.summaries if (value := lookup(each, key)) is not None]
+        return known_values(self.summaries, key)
 
     def mean(self, key: str) -> float | None:
         """Mean over them; None where there are none."""
@@ -77,25 +73,17 @@ def work_rate(arm: ArmView) -> str:
     return f"throughput_{'tokens' if has_lengths(arm.runs[0].facts.config) else 'samples'}_per_s.mean"
 
 
-def arm_looks(arms: Arms, dashes: Dashes = "-") -> dict[str, Look]:
-    """A colour per arm; of many arms, of the baseline and of those that take the least time per unit of work."""
-    fastest = sorted(arms[1:], key=lambda arm: arm.mean(work_rate(arm)) or 0.0)[-FASTEST:]
-    return looks([arm.label for arm in arms], [arm.label for arm in (*arms[:1], *fastest)], dashes)
-
-
 def arm_figure(
-    title: str,
-    arms: Arms,
-    table: pl.DataFrame,
-    panels: Sequence[Lines | Bars],
-    *notes: str,
-    dashes: Dashes = "-",
-    **layout: Any,
+    title: str, arms: Arms, table: pl.DataFrame, panels: Sequence[Lines | Bars], *notes: str, **layout: Any
 ) -> Drawing:
-    """Panels of lines or bars, one per arm; `layout` as `draw_panels` takes it."""
-    many = len(arms) > len(PALETTE) and isinstance(panels[0], Lines)
-    few = f"In colour: {arms[0].label} and the {FASTEST} fastest." if many else ""
-    return draw_panels(title, caption(arms, *notes, few), table, panels, arm_looks(arms, dashes), **layout)
+    """Panels of lines or bars, one per arm, or of a point with the arm's name; `layout` as `draw_panels` takes it."""
+    lines = isinstance(panels[0], Lines)
+    few = f"In colour: {arms[0].label} and the {FASTEST} fastest." if lines and len(arms) > len(PALETTE) else ""
+    fastest = sorted(arms[1:], key=lambda arm: arm.mean(work_rate(arm)) or 0.0)[-FASTEST:]
+    shown = looks([arm.label for arm in arms], [arm.label for arm in (*arms[:1], *fastest)])
+    if isinstance(panels[0], Lines) and panels[0].names:
+        shown, layout = {name: look._replace(dashes="") for name, look in shown.items()}, {"legend": [], **layout}
+    return draw_panels(title, caption(arms, *notes, few), table, panels, shown, **layout)
 
 
 def caption(arms: Arms, *notes: str) -> str:

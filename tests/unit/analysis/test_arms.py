@@ -1,10 +1,28 @@
+"""Arms, in what their runs differ, and which launch pairs with which."""
+
+from __future__ import annotations
+
 import json
+import math
+from copy import deepcopy
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 
-from dynbench.analysis.arms import group_runs, named_arms, pair_launches
+from dynbench.analysis.arms import Arm, group_runs, named_arms, pair_launches
+from dynbench.analysis.checks.comparisons import environment
+from dynbench.analysis.checks.evidence import worded
 from dynbench.analysis.merge import merge_run
+from dynbench.analysis.questions import DEFAULT
+from dynbench.analysis.stats import paired_ratio
+from dynbench.analysis.verdict import Verdict, decide
+from dynbench.config.layers import load_config
+from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.errors import UsageError
+from dynbench.experiment.launch_plan import LaunchState, apart, plan_state
+from dynbench.runs.atomic import jsonable
+from dynbench.runs.provenance import collect
 
 
 @pytest.fixture
@@ -24,10 +42,6 @@ def test_runs_that_differ_in_seed_only_are_launches_of_one_arm(merged):
     assert ids(arms[1].runs) == ids([a0, a1])
 
 
-def test_the_analysis_settings_do_not_make_another_arm(merged):
-    assert len(group_runs([merged("static"), merged("static", overrides=("analysis.noise_threshold=0.1",))])) == 1
-
-
 def test_arms_of_one_policy_are_told_apart_by_what_differs(merged):
     runs = [merged("partition", overrides=(f"schedule.cost_type={cost}",)) for cost in ("tokens", "attention")]
     assert [arm.label for arm in group_runs(runs)] == [
@@ -36,48 +50,9 @@ def test_arms_of_one_policy_are_told_apart_by_what_differs(merged):
     ]
 
 
-def test_layouts_of_one_policy_have_names_of_their_own(merged):
-    runs = [merged("partition"), merged("partition", overrides=("workload.layout=packed",))]
-    runs.append(merged("static", overrides=("workload.layout=packed",)))
-    assert [arm.label for arm in group_runs(runs)] == ["partition", "packed", "static packed"]
-
-
-def test_a_single_named_run_lends_its_name_to_the_arm(merged):
-    runs = [merged("partition", "one"), merged("partition", "two", overrides=("schedule.cost_type=attention",))]
-    assert [arm.label for arm in group_runs(runs)] == ["one", "two"]
-
-
-def test_launches_in_abba_order_pair_neighbours(merged):
-    a0, b0, b1, a1 = merged("static"), merged("partition"), merged("partition"), merged("static")
-    base, candidate = group_runs([a0, a1, b1, b0])
-    pairs = pair_launches(base, candidate).pairs
-    assert [ids(pair) for pair in pairs] == [ids((a0, b0)), ids((a1, b1))]
-
-
-def test_launches_pair_within_their_seed(merged):
-    a0, a1 = merged("static", seed=0), merged("static", seed=1)
-    b1, b0 = merged("partition", seed=1), merged("partition", seed=0)
-    pairs = pair_launches(*group_runs([a0, a1, b0, b1])).pairs
-    assert [ids(pair) for pair in pairs] == [ids((a0, b0)), ids((a1, b1))]
-
-
-def test_named_arms_keep_equal_configurations_apart(merged):
-    a, b = merged("static"), merged("static")
-    arms = named_arms({"first": [a], "second": [b]})
-    assert [arm.label for arm in arms] == ["first", "second"]
-
-
 def test_an_arm_without_a_run_is_refused(merged):
     with pytest.raises(UsageError, match="arm 'empty' has no run"):
         named_arms({"full": [merged("static")], "empty": []})
-
-
-def test_tables_show_whole_launches_where_there_are_some(merged):
-    whole, broken = merged("static"), merged("static", status="oom", steps_written=20)
-    (arm,) = group_runs([whole, broken])
-    assert ids(arm.whole) == ids([whole])
-    (arm,) = group_runs([broken])
-    assert ids(arm.whole) == ids([broken])
 
 
 def test_a_data_file_that_changed_between_runs_makes_two_arms(merged):
@@ -89,3 +64,279 @@ def test_a_data_file_that_changed_between_runs_makes_two_arms(merged):
     before, again, after, other_subset = of("one"), of("one"), of("two"), of("three", seed=1)
     arms = group_runs([before, after, again, other_subset])
     assert [ids(arm.runs) for arm in arms] == [ids([before, again, other_subset]), ids([after])]
+
+
+BLOCKS = 4
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+SEEDS = {
+    "one seed": lambda block: 0,
+    "as compare": lambda block: 5 + block,
+    "two seeds in turn": lambda block: block % 2,
+    "two seeds, one after the other": lambda block: block // 2,
+}
+
+
+def launch(arm, block, seed, at, *, partial=False, rows=True, together=None):
+    """A launch as pairing sees it; `at` counts launches of the session."""
+    return SimpleNamespace(
+        run=SimpleNamespace(id=f"{arm}{block}@{at}"),
+        label=f"{arm}{block}",
+        arm=arm,
+        block=block,
+        at=at,
+        partial=partial,
+        lacks=("status is failed",) if partial else (),
+        measured=SimpleNamespace(height=10 if rows else 0),
+        facts=SimpleNamespace(
+            seed=seed,
+            started=(NOON + timedelta(minutes=at)).isoformat(timespec="microseconds"),
+            together=together,
+        ),
+    )
+
+
+def session(text, seed=0):
+    """`"A0 B0x B0"`: launches in order, of one seed; x marks a partial one."""
+    return [launch(word[0], int(word[1]), seed, at, partial=word.endswith("x")) for at, word in enumerate(text.split())]
+
+
+def pair(launches, **options):
+    arms = [Arm(arm, tuple(run for run in launches if run.arm == arm)) for arm in "AB"]
+    return pair_launches(*arms, **options)
+
+
+def names(pairing):
+    return [base.label + other.label for base, other in pairing.pairs]
+
+
+def abba_order(arms: str) -> tuple[LaunchState, ...]:
+    return plan_state("r", "A", apart(arms, ""), BLOCKS, dict.fromkeys(arms, 0)).launches
+
+
+@pytest.mark.parametrize("seeds", SEEDS)
+@pytest.mark.parametrize("arms", ["AB", "BA", "ACB"])
+@pytest.mark.parametrize("fault", ["removed", "partial", "without a measured step"])
+@pytest.mark.parametrize("position", range(2 * BLOCKS))
+def test_a_launch_that_is_missing_takes_its_partner_along_and_shifts_no_pair(seeds, arms, fault, position):
+    order = [(at, planned) for at, planned in enumerate(abba_order(arms)) if planned.arm in "AB"]
+    lost = order[position][1]
+    launches = [
+        launch(
+            each.arm,
+            each.block,
+            SEEDS[seeds](each.block),
+            at,
+            partial=each == lost,
+            rows=each != lost or fault == "partial",
+        )
+        for at, each in order
+        if each != lost or fault != "removed"
+    ]
+    pairing = pair(launches)
+    kept = [block for block in range(BLOCKS) if block != lost.block]
+    assert names(pairing) == [f"A{block}B{block}" for block in kept]
+    assert len(pairing.left_out) == (1 if fault == "removed" else 2)
+    drift = [math.exp(0.05 * at) for at in range(len(arms) * BLOCKS)]
+    ratio = paired_ratio(*([drift[run.at] for run in side] for side in zip(*pairing.pairs, strict=True)))
+    assert decide(ratio, 0.02) not in (Verdict.FASTER, Verdict.SLOWER)
+
+
+@pytest.mark.parametrize(
+    ("launched", "pairs"),
+    [
+        ("A0 B0 A1 B1 A2 B2", "A0B0 A1B1 A2B2"),
+        ("A0 A1 B1 A2 B2", "A1B1 A2B2"),
+        ("A0 A1 B0 B1 B2 B3 A2 A3", "A0B0 A1B1 A2B2 A3B3"),
+        ("A0 A1 A2 A3 B0 B1 B2 B3", "A0B0 A1B1 A2B2 A3B3"),
+        ("A0x B0 B1x A1 A2 B2 B3 A3", "A2B2 A3B3"),
+        ("B0 B1 A1 A2 B2 A3", "A1B1 A2B2"),
+        ("A0 B0x B0", "A0B0"),
+        ("A0 B0x B0 B1 A1", "A0B0 A1B1"),
+        ("A0 B0x B1 A1 A2 B2 B3 A3 B0", "A1B1 A2B2 A3B3"),
+        ("A0x A0 B0 B1 A1x A1", "A0B0 A1B1"),
+        ("A0 A1", ""),
+        ("A0 B0x", ""),
+    ],
+)
+def test_launches_by_hand(launched, pairs):
+    assert " ".join(names(pair(session(launched)))) == pairs
+
+
+def test_left_out_launches_say_why():
+    pairing = pair([*session("A0 B0x B1 A1"), launch("B", 9, 7, at=9)])
+    assert names(pairing) == ["A1B1"]
+    assert pairing.left_out == (
+        "A0 ran beside B0, which is partial",
+        "B0 is partial (status is failed)",
+        "B9 has no partner with seed 7",
+    )
+
+
+def test_partial_launches_pair_when_forced():
+    assert names(pair(session("A0 B0x"), partial=True)) == ["A0B0"]
+    assert names(pair([launch("A", 0, 0, 0), launch("B", 0, 0, 1, partial=True, rows=False)], partial=True)) == []
+
+
+def in_turns(blocks, *, lost=()):
+    """Launches that A and B shared, block by block; of those in `lost` a run is gone, or partial with an x."""
+    return [
+        launch(arm, block, block, 2 * block, together=f"launch{block}", partial=f"{arm}{block}x" in lost)
+        for block in range(blocks)
+        for arm in "AB"
+        if f"{arm}{block}" not in lost
+    ]
+
+
+def test_runs_of_one_launch_are_a_pair_whatever_their_seeds_and_order():
+    launches = in_turns(3)
+    assert names(pair(launches[::-1])) == ["A0B0", "A1B1", "A2B2"]
+
+
+@pytest.mark.parametrize(
+    ("lost", "pairs", "left_out"),
+    [
+        (("B1",), ["A0B0", "A2B2"], ("A1 has no partner with seed 1",)),
+        (("A1",), ["A0B0", "A2B2"], ("B1 has no partner with seed 1",)),
+        (("B1x",), ["A0B0", "A2B2"], ("A1 ran beside B1, which is partial", "B1 is partial (status is failed)")),
+    ],
+)
+def test_a_run_that_is_missing_from_a_launch_shifts_no_pair(lost, pairs, left_out):
+    found = pair(in_turns(3, lost=lost))
+    assert names(found) == pairs
+    assert found.left_out == left_out
+
+
+def test_arms_that_never_shared_a_launch_are_paired_in_time():
+    apart = [
+        launch(arm, block, 0, 2 * block + (arm == "B"), together=f"{arm}{block}") for block in (0, 1) for arm in "AB"
+    ]
+    assert names(pair(apart)) == ["A0B0", "A1B1"]
+
+
+VARIABLES = ("OMP_NUM_THREADS", "NCCL_ALGO", "NCCL_NEW_KNOB", "CUDA_DEVICE_MAX_CONNECTIONS", "LD_PRELOAD")
+NAMES_OF_PLACES_AND_JOBS = ("SLURM_JOB_ID", "DYNBENCH_RESULTS", "DYNBENCH_CACHE")
+
+MAY_DIFFER = {
+    "collected",
+    "seed",
+    "config_digest",
+    "load_average",
+    "memory_mb.available",
+    "data.train_source",
+    "data.eval_source",
+    *(f"environment.{name}" for name in NAMES_OF_PLACES_AND_JOBS),
+}
+"""Leaves whose change is no finding, beside `unknown`, reasons of decisions, and decisions on what arms differ in."""
+
+
+@pytest.fixture
+def env(monkeypatch, store):
+    """A real env.json, with what a launch on two GPUs adds to it."""
+    for name in (*VARIABLES, *NAMES_OF_PLACES_AND_JOBS):
+        monkeypatch.setenv(name, "1")
+    resolved = resolve(load_config(), Machine(gpus=0, cores=2, bf16=False), store)
+    device = {"type": "cuda", "name": "X", "memory_mb": 80e3, "capability": "9.0", "cuda": "12.6", "nccl": "2.27"}
+    data = {
+        "dataset": "sst2",
+        "train_source": "a.tsv",
+        "eval_source": "b.tsv",
+        "fingerprint": "f",
+        "model": {"source": "random", "layers": 2, "dropout": {"attention": 0.0}},
+        "decisions": {"workload.tokenizer": {"value": "t", "reason": "given"}},
+    }
+    measured = {
+        "measured.torch_threads": {"value": 1, "reason": "launch.threads"},
+        "launch.comm_model": {"value": "none", "reason": "given"},
+    }
+    devices = {"ranks": [{"rank": rank, **device} for rank in range(2)]}
+    return jsonable(collect(resolved.config, {**resolved.decisions, **measured}, data, devices))
+
+
+def leaves(value, path=()):
+    """Path of every leaf, through mappings and lists of mappings."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in items:
+        if isinstance(item, dict) or (isinstance(item, list) and item and isinstance(item[0], dict)):
+            yield from leaves(item, (*path, key))
+        else:
+            yield (*path, key)
+
+
+def value_at(env, path):
+    for key in path:
+        env = env[key]
+    return env
+
+
+def changed(env, path, change):
+    env = deepcopy(env)
+    change(value_at(env, path[:-1]), path[-1])
+    return env
+
+
+def flip(place, key):
+    place[key] = f"not {place[key]}"
+
+
+def remove(place, key):
+    del place[key]
+
+
+def run_with(env, label="run", seed=0, subset=None, **fields):
+    config = SimpleNamespace(workload=SimpleNamespace(subset=subset, runs_own_code=False))
+    facts = SimpleNamespace(env=env, seed=seed, config=config)
+    return SimpleNamespace(label=label, facts=facts, partial=False, **fields)
+
+
+def findings(*arms, pairs=()):
+    comparisons = [SimpleNamespace(pairing=SimpleNamespace(pairs=pairs), question=DEFAULT)] if pairs else []
+    named = [Arm(f"arm {index}", tuple(runs)) for index, runs in enumerate(arms)]
+    runs = [run for arm in arms for run in arm]
+    evidence = SimpleNamespace(arms=named, runs=runs, comparisons=comparisons)
+    return [worded("environment", seen) for seen in environment(evidence)]
+
+
+def is_excepted(path):
+    decision = path[0] == "decisions" or path[:2] == ("data", "decisions")
+    if decision:
+        return path[-1] == "reason" or path[-2].startswith(("schedule.", "train.precision"))
+    numbers_of_ranks = path[:2] == ("devices", "ranks") and path[-1] == "rank"
+    return numbers_of_ranks or path[0] == "unknown" or ".".join(path[:2] if len(path) > 1 else path) in MAY_DIFFER
+
+
+@pytest.mark.parametrize("same_arm", [True, False])
+def test_every_leaf_of_a_real_environment_is_compared_but_those_listed(env, same_arm):
+    paths = list(leaves(env))
+    assert len(paths) > 60
+    missed = {
+        path
+        for path in paths
+        for one, other in [(run_with(env, "one"), run_with(changed(env, path, flip), "other"))]
+        if not findings(*([[one, other]] if same_arm else [[one], [other]]))
+    }
+    assert missed == {path for path in paths if is_excepted(path)}
+
+
+def test_a_fact_that_only_one_launch_has_differs_too(env):
+    tried = 0
+    for path in leaves(env):
+        if is_excepted(path) or "decisions" in path or value_at(env, path) is None:
+            continue
+        tried += 1
+        lacking = changed(env, path, remove)
+        for pair in [(env, lacking), (lacking, env)]:
+            assert findings(*([run_with(each)] for each in pair)), path
+    assert tried > 30
+
+
+def test_a_decision_that_was_set_by_hand_in_one_run_is_in_its_configuration(env):
+    by_hand = changed(env, ("decisions", "launch.nproc"), remove)
+    assert findings([run_with(env)], [run_with(by_hand)]) == []
+
+
+def test_data_follows_from_the_seed_between_launches_but_not_within_a_pair(env):
+    other = changed(env, ("data", "fingerprint"), flip)
+    base, candidate = run_with(other, "b1", seed=1, subset=9), run_with(env, "c1", seed=1, subset=9)
+    assert findings([run_with(env), base]) == []
+    (found,) = findings([run_with(env), base], [run_with(env), candidate], pairs=[(base, candidate)])
+    assert "b1 and c1: env.data.fingerprint" in found.seen

@@ -1,27 +1,32 @@
-"""A step against the same without communication, and bytes as counted against bytes as calculated."""
+"""What communication cost: calls, profiles, steps beside one without, and compression."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
+from compressed_runs import compressed_run
 
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.checks import run_checks
-from dynbench.analysis.checks.communication import exposed_two_ways
 from dynbench.analysis.checks.evidence import Evidence
-from dynbench.analysis.communication import against_null, sent_bytes
-from dynbench.analysis.merge import merge_run
+from dynbench.analysis.checks.runs import exposed_two_ways
+from dynbench.analysis.communication import against_null, compression_of
+from dynbench.analysis.merge import PARQUET, MergedRun, merge_run
+from dynbench.analysis.rank_files import read_calls, waiting_and_transfer
 from dynbench.analysis.record import Finding
 from dynbench.analysis.selection import export_runs
-from dynbench.analysis.summary import summary_of
+from dynbench.analysis.summary import summarise, summary_of
 from dynbench.config.schema import Analysis
 from dynbench.runs.atomic import write_json
 from dynbench.runs.export import open_export
+from dynbench.runs.records import PROFILE_SCHEMA_VERSION, ProfileRow, RankProfile
+from dynbench.runs.row_writer import CALL_COLUMNS, Call, CallWriter
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
@@ -54,29 +59,6 @@ def test_what_a_step_takes_beyond_one_without_communication(make_run: Make, poli
     assert (found.compute_ms, found.optimizer_ms, found.other_ms) == pytest.approx((0, 0, 0), abs=1e-4)
     assert "exposed_two_ways" not in findings(run)
     assert "exposed_vs_null_ms" not in summary_of(merge_run(null))
-
-
-def test_what_is_hidden_and_slows_computing_is_found_and_told(make_run: Make) -> None:
-    """The planted difference: beside communication, computing takes a quarter longer."""
-    slower = {"compute_ms_per_token": 0.0625, "overhead_ms": 2.5}
-    run = make_run("static", noise=0.0, transfer_ms=2.0, extra={"hidden_comm_ms": 1.0}, **slower)
-    null = make_run("static", noise=0.0, transfer_ms=0.0, overrides=("sync.communicate=false",))
-    beside(run, null)
-    finding = findings(run)["exposed_two_ways"]
-    assert (finding.severity, finding.cases) == ("info", {"hint": "compute"})
-    assert "2 ms of a step are exposed after its last gradient" in finding.seen
-    found = against_null(merge_run(run))
-    assert found is not None and found.compute_ms > 1
-    assert found.exposed_ms > 3 and found.sync_ms + found.compute_ms == pytest.approx(found.exposed_ms, rel=0.3)
-
-
-def test_waiting_without_communication_is_told_where_it_makes_the_difference(make_run: Make) -> None:
-    """The planted difference: what a step without communication waits is as long as the transfer of one with it."""
-    run = make_run("static", noise=0.0, transfer_ms=6.0)
-    null = make_run("static", noise=0.0, transfer_ms=5.0, overrides=("sync.communicate=false",))
-    beside(run, null)
-    finding = findings(run)["exposed_two_ways"]
-    assert finding.cases == {"hint": "waiting"} and "-5 ms" in finding.hint
 
 
 @pytest.mark.parametrize(
@@ -121,41 +103,6 @@ def test_only_the_same_without_communication_counts(make_run: Make) -> None:
     assert against_null(merge_run(run)) is None, "it has no rows"
 
 
-@pytest.mark.parametrize(("sent", "case"), [(20.2e6, None), (21.5e6, "more"), (40e6, "more"), (15e6, "fewer")])
-def test_a_collective_past_the_wire_is_found(make_run: Make, sent: float, case: str | None) -> None:
-    run = make_run("static", extra={"bytes_wire": 20_000_000, "bytes_sent": int(sent), "collectives": 40})
-    assert sent_bytes(merge_run(run)).ratio == pytest.approx(sent / 20e6)
-    finding = findings(run).get("bytes_sent")
-    if case is None:
-        assert finding is None
-        return
-    assert finding is not None and finding.severity == "warn" and finding.cases == {"hint": case}
-    assert f"{sent / 20e6:.2f} times" in finding.seen
-
-
-@pytest.mark.parametrize(("messages", "told"), [(60, ("info", "headers")), (4, ("warn", "more"))])
-def test_what_headers_of_small_messages_explain_is_told_as_theirs(
-    make_run: Make, messages: int, told: tuple[str, str]
-) -> None:
-    """Of 60 kB a step, 14.4 kB more are sent: 240 B of each of 60 messages, or more than headers of four can be."""
-    counts = {"bytes_wire": 60_000, "bytes_sent": 74_400, "collectives": messages}
-    run = make_run("static", extra={"comm_ms": 1.0, "hidden_comm_ms": 0.0, **counts})
-    finding = findings(run)["bytes_sent"]
-    assert (finding.severity, finding.cases["hint"]) == told
-    assert finding.values["ratio"] == pytest.approx(1.24) == summary_of(merge_run(run))["bytes_sent_ratio"]
-    if messages == 60:
-        assert finding.values["message_bytes"] == 1000
-
-
-def test_why_bytes_are_not_held_against_each_other(make_run: Make) -> None:
-    silent = make_run("static", extra={"bytes_wire": 0, "bytes_sent": 500, "collectives": 0})
-    uncounted = make_run("static", extra={"bytes_wire": 500, "bytes_sent": "", "collectives": 1})
-    for run, reason in ((silent, "nothing is sent"), (uncounted, "under Linux")):
-        found = sent_bytes(merge_run(run))
-        assert found.ratio is None and reason in str(found.reason)
-        assert "bytes_sent" not in findings(run)
-
-
 def test_an_exported_run_takes_its_like_without_communication_along(
     make_run: Make, store: RunStore, tmp_path: Path
 ) -> None:
@@ -168,3 +115,160 @@ def test_an_exported_run_takes_its_like_without_communication_along(
         assert [each.id for each in export.runs] == [run.id]
         found = against_null(merge_run(export.runs[0]))
     assert found is not None and (found.run, found.exposed_ms) == (null.id, pytest.approx(6.0))
+
+
+MS = 10**6
+
+
+def call(number: int, start_ms: float, end_ms: float, operation: str = "all_reduce", peer: int = -1) -> Call:
+    size = 0 if operation == "receive" else 1000
+    return Call(operation, peer, number, size, round(start_ms * MS), round(end_ms * MS))
+
+
+def keep(run: Run, *ranks: Sequence[tuple[int, Call]]) -> Run:
+    """Write what each rank called, by step."""
+    for rank, calls in enumerate(ranks):
+        with CallWriter(run.calls_file(rank)) as writer:
+            for step in sorted({step for step, _ in calls}):
+                writer.write(step, [one for at, one in calls if at == step])
+    return run
+
+
+def told(run: Run, ranks: int = 2, ahead: Sequence[int] = ()) -> list[tuple[object, ...]]:
+    """Rank, step, transfer and waiting."""
+    calls = read_calls([run], range(ranks), ahead)
+    assert calls is not None
+    return waiting_and_transfer(calls).sort("rank", "step").rows()
+
+
+def test_clocks_are_brought_together(make_run: Make) -> None:
+    run = keep(make_run("static"), [(0, call(0, 0, 10))], [(0, call(0, 5006, 5010))])
+    assert told(run, ahead=[0, 5000 * MS]) == [(0, 0, 4, 6), (1, 0, 4, 0)]
+
+
+def test_what_a_rank_has_not_kept_is_not_known(make_run: Make) -> None:
+    """A rank that was killed: the last step of the others has nobody to be held against."""
+    run = keep(make_run("static"), [(0, call(0, 0, 10)), (1, call(1, 20, 30))], [(0, call(0, 6, 10))])
+    with run.calls_file(1).open("a") as file:
+        file.write("1,all_reduce,-1,1,1000,25")  # torn
+    assert told(run) == [(0, 0, 4, 6), (0, 1, None, None), (1, 0, 4, 0)]
+    run.calls_file(1).unlink()
+    assert read_calls([run], range(2)) is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_against_brute_force_on_a_grid_of_milliseconds(make_run: Make, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ranks, steps, number = 3, 4, 0
+    kept: list[list[tuple[int, Call]]] = [[] for _ in range(ranks)]
+    for step in range(steps):
+        for _ in range(rng.integers(1, 5)):
+            starts = rng.integers(0, 60, ranks) + 1000 * step
+            for rank in range(ranks):
+                kept[rank].append((step, call(number, starts[rank], starts.max() + rng.integers(0, 20))))
+            number += 1
+    found = {(rank, step): rest for rank, step, *rest in told(keep(make_run("static"), *kept), ranks)}
+    for rank in range(ranks):
+        for step in range(steps):
+            wanted, busy = set(), set()
+            for place, (at, mine) in enumerate(kept[rank]):
+                if at == step:
+                    entered = max(kept[other][place][1].start_ns for other in range(ranks))
+                    wanted |= set(range(entered // MS, mine.end_ns // MS))
+                    busy |= set(range(mine.start_ns // MS, mine.end_ns // MS))
+            assert found[rank, step] == [len(wanted), len(busy) - len(wanted)]
+
+
+@pytest.mark.parametrize("line", ["1,all", "x,2,3,4,5,6,7,8,9", "\0" * 50, '"1,all_reduce'])
+def test_a_damaged_line_is_left_out(make_run: Make, line: str) -> None:
+    run = keep(make_run("static"), [(0, call(0, 0, 2))], [(0, call(0, 1, 2))])
+    with run.calls_file(0).open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
+    assert told(run) == [(0, 0, 1, 1), (1, 0, 1, 0)]
+
+
+def test_calls_beyond_the_limit_are_left_out_step_by_step(make_run: Make) -> None:
+    run = make_run("static")
+    with CallWriter(run.calls_file(0), most=3) as writer:
+        for step in range(4):
+            writer.write(step, [call(2 * step, 0, 1), call(2 * step + 1, 0, 1)] if step < 2 else [call(9, 0, 1)])
+    assert [line.split(",")[0] for line in run.calls_file(0).read_text().splitlines()] == [CALL_COLUMNS[0], "0", "0"]
+
+
+STEP_MS = 100.0
+
+
+def profiled(run: Run, comm_ms: float) -> Run:
+    """Two ranks whose profile says that so much of a step is an all-reduce of the backward pass."""
+    rows = [
+        ProfileRow("forward", "compute", 5.0, 29.0, 0.29),
+        ProfileRow("backward", "compute", 5.0, 40.0, 0.4),
+        ProfileRow("backward", "all_reduce", 1.0, comm_ms, comm_ms / STEP_MS),
+        ProfileRow("backward", "communication", 1.0, comm_ms, comm_ms / STEP_MS),
+    ]
+    run.profiler_dir.mkdir()
+    for rank in range(2):
+        found = RankProfile(rank, 8, 2, STEP_MS, rows)
+        write_json(run.profile_file(rank), {"schema_version": PROFILE_SCHEMA_VERSION, **asdict(found)})
+    return run
+
+
+def found(make_run: Make, profiler_ms: float, wire_ms: float) -> Finding | None:
+    """What the check says where the wire timed `wire_ms` of `STEP_MS`."""
+    merged = merge_run(profiled(make_run("static"), profiler_ms))
+    steps = merged.steps.with_columns(comm_ms=pl.lit(wire_ms), step_time_ms_mean=pl.lit(STEP_MS))
+    object.__setattr__(merged, "steps", steps)
+    checks = run_checks(Evidence(named_arms({"static": [merged]}), [], Analysis()))
+    return next((check for check in checks if check.id == "profiled_shares"), None)
+
+
+@pytest.mark.parametrize(("profiler_ms", "wire_ms"), [(40.0, 40.0), (40.0, 43.0), (43.0, 40.0), (10.0, 20.0)])
+def test_two_that_agree_or_have_little_to_tell_are_no_finding(
+    make_run: Make, profiler_ms: float, wire_ms: float
+) -> None:
+    assert found(make_run, profiler_ms, wire_ms) is None
+
+
+def test_phases_are_as_long_as_rows_say_with_what_passes_wait_for(make_run: Make) -> None:
+    """What is waited for moves from sync into the pass that waits, and nothing is counted twice."""
+    run = profiled(make_run("static", extra={"sync_forward_ms": 1.0, "sync_optimizer_ms": 0.5}), 30.0)
+    profile = summarise(run)["profile"]
+    assert isinstance(profile, dict)
+    rows = merge_run(run).worker_rows().filter(pl.col("step").is_between(8, 9)).collect()
+    total = sum(float(rows[name].mean()) for name in ("forward_ms", "backward_ms", "sync_ms", "optimizer_ms"))  # type: ignore[arg-type]
+    assert sum(profile["phase_ms"].values()) == pytest.approx(total)
+    assert profile["phase_ms"]["forward"] == pytest.approx(float(rows["forward_ms"].mean()) + 1.0)  # type: ignore[arg-type]
+
+
+def test_runs_whose_rows_do_not_tell_what_passes_wait_for_have_no_phases(make_run: Make) -> None:
+    profile = summarise(profiled(make_run("static"), 30.0))["profile"]
+    assert isinstance(profile, dict) and profile["phase_ms"] is None
+
+
+SAMPLED = 20
+"""The only step in which the error was sampled; it is one behind an evaluation and counts in no time."""
+
+
+@pytest.fixture
+def merged(make_run: Callable[..., Run]) -> MergedRun:
+    whole = merge_run(compressed_run(make_run, "fp8"))
+    rows, here = pl.read_parquet(whole.run.path / PARQUET), pl.col("step") == SAMPLED
+    first = pl.col("step") == 0
+    rows = rows.with_columns(
+        pl.when(here).then(0.3).when(first).then(9.0).alias("grad_rel_error"),
+        pl.when(here).then(5.0).when(first).then(99.0).alias("residual_norm"),
+        pl.when(here).then(1000.0).otherwise(2.0).alias("compress_ms"),
+    )
+    rows.write_parquet(whole.run.path / PARQUET)
+    return replace(whole, steps=whole.steps.with_columns(pl.col("warmup") | here))
+
+
+def test_an_error_sampled_behind_an_evaluation_is_known(merged: MergedRun) -> None:
+    assert merged.settling == 1
+    found = compression_of(merged)
+    assert found is not None and (found["grad_rel_error"], found["residual_norm"]) == (0.3, 5.0)
+
+
+def test_times_are_of_measured_steps_alone(merged: MergedRun) -> None:
+    found = compression_of(merged)
+    assert found is not None and found["compress_ms"] == 2.0 and found["grad_cos_sim"] is None

@@ -1,12 +1,28 @@
-import pytest
-from compared import compare_arms
+"""Arms compared: with the baseline, with each other, with leaks, and over ranks."""
 
-from dynbench.analysis.arms import group_runs, named_arms, seconds_per_unit
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+
+import pytest
+from compared import compare_arms, terms
+from scipy import stats
+
+from dynbench.analysis.analyze import analyze_runs
+from dynbench.analysis.arms import named_arms, seconds_per_unit
+from dynbench.analysis.checks import run_checks
+from dynbench.analysis.checks.evidence import Evidence
+from dynbench.analysis.comparison import compare_candidates, compare_pairs
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.question import SAMPLES
-from dynbench.analysis.verdict import Verdict
+from dynbench.analysis.questions import TOKENS
+from dynbench.analysis.tables import ranks_text
+from dynbench.analysis.verdict import Verdict, arm_variances, holm, launch_table, of_two, p_value
 from dynbench.config.schema import Analysis
 from dynbench.errors import NotComparable
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
 
 
 @pytest.fixture
@@ -29,18 +45,6 @@ def compare(runs, settings=None, **options):
     return compare_arms(named_arms(runs), settings or Analysis(), **options)
 
 
-@pytest.mark.slow
-def test_partition_against_static(launch):
-    (found,) = compare(launch(4, static={}, partition={}))
-    assert (found.verdict, found.level, found.speedup.pairs) == (Verdict.FASTER, "step", 4)
-    assert found.speedup.low > 1
-    assert found.loss_max_rel_diff < 1e-12
-    assert found.improvement_percent["step_time_ms.mean"] > 10
-    gain = 100 * (found.speedup.estimate - 1)
-    assert found.improvement_percent["throughput_tokens_per_s.mean"] == pytest.approx(gain)
-    assert set(found.compared) == {"schedule.mode", "schedule.policy"}
-
-
 def test_the_speedup_is_baseline_seconds_per_token_over_candidates(launch):
     runs = launch(1, static={}, partition={})
     (found,) = compare(runs)
@@ -59,47 +63,12 @@ def test_the_interval_of_two_stages_keeps_the_spread_of_the_first(launch):
     assert (staged.record().first_stage, plain.record().first_stage) == (4, None)
 
 
-@pytest.mark.slow
-def test_what_equal_arms_differ_by_is_what_two_stages_say(launch):
-    runs = launch(6, one=STATIC, two=STATIC, partition={})
-    noise = compare({name: runs[name] for name in ("one", "two")}, first=4)[0].speedup.noise
-    assert compare(runs, first=4)[1].aa_noise == pytest.approx(noise)
-
-
-def test_work_is_counted_in_samples_where_they_have_no_lengths(launch):
-    digits = {"policy": "static", "overrides": ("workload.name=mlp",)}
-    flat = {"policy": "static", "overrides": (*digits["overrides"], "sync.name=flat")}
-    runs = launch(1, ddp=digits, flat=flat)
-    (found,) = compare(runs)
-    one, other = (seconds_per_unit(arm[0], SAMPLES) for arm in runs.values())
-    assert found.speedup.estimate == pytest.approx(one / other)
-    assert (found.question.name, found.record().unit) == ("sync", "sample")
-    assert "in samples per second" in found.reason and "token" not in found.reason
-    shown = {*found.question.metrics, *found.question.overview}
-    assert "throughput_samples_per_s.mean" in shown and "throughput_tokens_per_s.mean" not in shown
-    (texts,) = compare(launch(1, ddp=STATIC, flat={**STATIC, "overrides": ("sync.name=flat",)}))
-    assert texts.record().unit == "real token" and "in real tokens per second" in texts.reason
-
-
-def test_prefix_compares_at_level_stream_without_loss_parity(launch):
-    (found,) = compare(launch(2, static={}, prefix={}))
-    assert (found.level, found.loss_max_rel_diff, found.record().model_dump()["same_work"]) == ("stream", None, False)
-
-
 STATIC = {"policy": "static"}
 COST = {"overrides": ("schedule.cost_type=attention",)}
 
 
 def timed(run, factor):
     object.__setattr__(run, "blocks", run.blocks.with_columns(time_ms=run.blocks["time_ms"] * factor))
-
-
-@pytest.mark.slow
-def test_an_aa_comparison_is_not_called_different(launch):
-    (found,) = compare(launch(4, one=STATIC, two=STATIC))
-    assert found.verdict in (Verdict.SAME, Verdict.AMBIGUOUS)
-    assert found.speedup.low < 1 < found.speedup.high
-    assert found.record().model_dump()["aa"] is True
 
 
 @pytest.mark.slow
@@ -143,14 +112,6 @@ def test_an_aa_arm_whose_launches_differ_takes_faster_from_the_others_and_never_
     assert beside.record().reason_said["say"] == "reason.beside_aa"
 
 
-@pytest.mark.slow
-def test_two_candidates_of_one_configuration_are_aa_too(launch):
-    runs = launch(2, static={}, one={"policy": "partition"}, two={"policy": "partition"})
-    for run in runs["two"]:
-        timed(run, 1.5)
-    assert [found.aa_noise > 0.3 for found in compare(runs)] == [True, True]
-
-
 @pytest.mark.parametrize("arms", [("static", "partition"), ("static", "static", "partition"), ("static",)])
 def test_launches_of_other_settings_are_no_launches_of_one_arm(make_run, arms):
     """Planted: every arm's second launch was trained with 20 steps, the first with 40; each pair agrees."""
@@ -163,12 +124,6 @@ def test_launches_of_other_settings_are_no_launches_of_one_arm(make_run, arms):
         compare(runs)
     for found in compare(runs, force=True):
         assert (found.verdict, dict(found.forbidden)) == (Verdict.INCOMPARABLE, {"train.steps": (40, 20)})
-
-
-@pytest.mark.parametrize("key", ["launch.rdzv_id=other", "workload.cache_dir=/elsewhere", "analysis.confidence=0.9"])
-def test_settings_in_which_launches_of_an_arm_may_differ_leave_it_aa(launch, key):
-    (found,) = compare(launch(2, one=STATIC, two={**STATIC, "overrides": (key,)}))
-    assert (found.aa, found.compared) == (True, {})
 
 
 @pytest.mark.slow
@@ -189,14 +144,6 @@ def test_a_forced_arm_that_differs_in_what_forbids_is_no_aa_arm(launch, fields):
     assert (other.verdict, other.aa, other.record().model_dump()["aa"]) == (Verdict.INCOMPARABLE, False, False)
     assert partition.aa_noise is None
     assert partition.verdict == Verdict.FASTER
-
-
-@pytest.mark.slow
-def test_a_slower_arm_is_called_slower(launch):
-    slow = {"policy": "static", "slowdown": 1.1, "overrides": ("launch.slowdown={1: 1.1}",)}
-    (found,) = compare(launch(4, static={}, slow=slow))
-    assert found.verdict == Verdict.SLOWER
-    assert "launch.slowdown" in found.compared
 
 
 @pytest.mark.parametrize(
@@ -223,36 +170,6 @@ def test_runs_that_differ_in_more_are_incomparable(launch, fields, key):
     assert caught.value.exit_code == 5
 
 
-def test_another_configuration_of_the_model_is_incomparable(launch):
-    first, second = ({"env": {"data": {"fingerprint": "d", "model": {"digest": digest}}}} for digest in "ab")
-    with pytest.raises(NotComparable, match=r"env\.data\.model\.digest \(a and b\)"):
-        compare(launch(1, static=first, partition=second))
-
-
-def test_different_accelerators_are_incomparable(launch):
-    arms = {
-        "static": {"env": {"devices": {"ranks": [{"name": "A"}]}}},
-        "partition": {"env": {"devices": {"ranks": [{"name": "B"}]}}},
-    }
-    with pytest.raises(NotComparable, match=r"env.devices"):
-        compare(launch(1, **arms))
-
-
-def test_a_forced_comparison_shows_numbers_without_a_verdict(launch):
-    (found,) = compare(launch(2, static={}, partition={"fingerprint": "data-2"}), force=True)
-    assert found.verdict == Verdict.INCOMPARABLE
-    assert "env.data.fingerprint" in found.reason
-    assert found.speedup.estimate > 1
-    assert found.record().model_dump()["forced_over"] == {"env.data.fingerprint": ["data-1", "data-2"]}
-    assert (found.recovery, found.record().model_dump()["recovered_share"]) == (None, None)
-
-
-def test_virtual_ranks_are_named_beside_the_number(launch):
-    fields = {"overrides": ("launch.launcher=virtual", "launch.world_size=2")}
-    (found,) = compare(launch(2, static=fields, partition=fields))
-    assert found.reason.endswith("(virtual ranks; communication: none)")
-
-
 @pytest.mark.slow
 def test_partial_launches_are_left_out(launch, make_run):
     runs = launch(3, static={}, partition={})
@@ -263,32 +180,236 @@ def test_partial_launches_are_left_out(launch, make_run):
 
 
 @pytest.mark.slow
-def test_nothing_left_to_pair_is_incomparable(launch):
-    with pytest.raises(NotComparable, match="is partial"):
-        compare(launch(1, static={}, partition={"status": "failed", "steps_written": 20}))
-    with pytest.raises(NotComparable, match="0 of 40 measured steps"):
-        compare(launch(1, static={}, partition={"status": "failed", "steps_written": 5}), force=True)
-
-
-def test_the_first_run_named_decides_the_baseline(launch):
-    runs = launch(1, static={}, partition={})
-    arms = group_runs([*runs["partition"], *runs["static"]])
-    (found,) = compare_arms(arms, Analysis())
-    assert (found.baseline.label, found.candidate.label) == ("partition", "static")
-    assert found.speedup.estimate < 1
-
-
-@pytest.mark.slow
-def test_partial_launches_have_no_verdict_even_when_forced(launch):
-    broken = {"status": "oom", "steps_written": 30}
-    (found,) = compare(launch(2, static={}, partition=broken), force=True)
-    assert found.verdict == Verdict.INCOMPARABLE
-    assert "rows" in found.reason and found.speedup.estimate > 1
-
-
-@pytest.mark.slow
 def test_force_does_not_bring_partial_launches_beside_whole_ones(launch, make_run):
     runs = launch(3, static={}, partition={})
     runs["partition"][1] = merge_run(make_run("partition", "broken", status="oom", steps_written=30))
     (found,) = compare(runs, force=True)
     assert (found.speedup.pairs, found.verdict) == (2, compare(runs)[0].verdict)
+
+
+ALIKE = "static"
+
+
+@pytest.fixture
+def launch_all(make_run):
+    """Merged runs of arms in ABBA order: `launch(4, one={}, two={"slowdown": 1.2})`, a seed per block."""
+
+    def make(launches, **arms):
+        runs = {name: [] for name in arms}
+        for block in range(launches):
+            for name in list(arms) if block % 2 == 0 else list(arms)[::-1]:
+                fields = {"policy": ALIKE, "seed": block, "noise": 0.01, **arms[name]}
+                runs[name].append(merge_run(make_run(**fields)))
+        return runs
+
+    return make
+
+
+def pairs_of(arms, settings=None, **options):
+    shared = terms(arms, settings or Analysis(), **options)
+    return compare_pairs(shared, compare_candidates(shared))
+
+
+FOUR = {
+    "static": {},
+    "partition": {"policy": "partition"},
+    "prefix": {"policy": "prefix", "slowdown": 1.5},
+    "other": {"policy": "partition", "overrides": ("schedule.cost_type=attention",)},
+}
+
+
+def arms_of(launch_all, number, launches=4):
+    return launch_all(launches, **dict(list(FOUR.items())[:number]))
+
+
+def three(launch_all, launches=4):
+    return arms_of(launch_all, 3, launches)
+
+
+def p_of(pair):
+    """Of a pair by itself."""
+    joint = pair.joint
+    ratio, spread = joint.ratio, joint.spread
+    return p_value(math.log(ratio.estimate), spread.sd / math.sqrt(ratio.pairs), spread.df)
+
+
+@pytest.mark.slow
+def test_every_arm_meets_every_later_one(launch_all):
+    arms = named_arms(arms_of(launch_all, 4))
+    pairs = pairs_of(arms)
+    named = [(pair.baseline.label, pair.candidate.label) for pair in pairs]
+    assert named[:4] == [*(("static", name) for name in ("partition", "prefix", "other")), ("partition", "prefix")]
+    assert named[4:] == [("partition", "other"), ("prefix", "other")]
+    variances = dict(zip((arm.label for arm in arms), arm_variances(launch_table(arms, TOKENS)), strict=True))
+    for pair, (one, other) in zip(pairs, named, strict=True):
+        spread = pair.joint.spread
+        assert (spread.sd, spread.df) == pytest.approx(of_two(variances[one], variances[other], 3))
+    assert {pair.pair_record().spread for pair in pairs} == {"arms"}
+    for together in (pairs[:3], pairs[3:]):
+        assert [pair.pair_record().p_holm for pair in together] == pytest.approx(
+            holm([p_of(pair) for pair in together])
+        )
+        assert {pair.joint.family for pair in together} == {3}
+    assert pairs[3].faster == "partition"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [2, 3, 4])
+@pytest.mark.parametrize("launches", [2, 4])
+def test_a_pair_says_one_thing(launch_all, number, launches):
+    """The interval, the p value, who is faster and the verdict of every pair; those with the baseline are its own."""
+    arms = named_arms(arms_of(launch_all, number, launches))
+    shared = terms(arms, Analysis())
+    comparisons = compare_candidates(shared)
+    records = [pair.pair_record() for pair in compare_pairs(shared, comparisons)]
+    assert [
+        {key: getattr(record, key) for key in vars(known.record())}
+        for record, known in zip(records, comparisons, strict=False)
+    ] == [vars(known.record()) for known in comparisons]
+    for record in records:
+        low, high = record.interval
+        assert (low > 1 or high < 1) == (record.p_holm < 0.05)
+        faster = {"FASTER": record.candidate, "SLOWER": record.baseline}.get(record.verdict)
+        assert record.faster == faster and (faster is None or record.p_holm < 0.05)
+    if number == 2:
+        assert records[0].ci_joint == pytest.approx(records[0].ci95)
+
+
+@pytest.mark.slow
+def test_arms_without_common_launches_have_their_own_spreads(launch_all):
+    """`static` and `partition` share seeds 0 to 2, `static` and `prefix` 3 to 5: these two cannot be paired at all."""
+    runs = three(launch_all, launches=6)
+    runs["partition"], runs["prefix"] = runs["partition"][:3], runs["prefix"][3:]
+    pairs = pairs_of(named_arms(runs))
+    assert [pair.pair_record().spread for pair in pairs] == ["own", "own"]
+    ratio = pairs[0].speedup
+    error = ratio.half_width / stats.t.ppf(0.975, 2)
+    assert p_of(pairs[0]) == pytest.approx(2 * stats.t.sf(abs(math.log(ratio.estimate)) / error, 2))
+
+
+@pytest.mark.slow
+def test_a_launch_of_the_first_stage_that_was_repeated_stays_in_it(launch_all):
+    runs = arms_of(launch_all, 4, launches=5)
+    arms = named_arms(runs)
+    usual = [(p_of(pair), pair.speedup.half_width) for pair in pairs_of(arms, first=3)]
+    for arm in runs.values():
+        object.__setattr__(arm[0].facts, "started", "2027-01-01T00:00:00+00:00")
+    again = [(p_of(pair), pair.speedup.half_width) for pair in pairs_of(named_arms(runs), first=3)]
+    assert again == [pytest.approx(found) for found in usual]
+
+
+@pytest.mark.slow
+def test_two_candidates_that_cannot_be_compared_are_said_so_and_not_tested(launch_all):
+    """What forbids it is not in the way of other pairs, whose p values are held jointly without it."""
+    arms = named_arms(three(launch_all))
+    shared = terms(arms, Analysis())
+    first = compare_candidates(shared)
+    for run in arms[2].runs:
+        train = run.facts.config.train.model_copy(update={"global_batch": 32})
+        object.__setattr__(run.facts, "config", run.facts.config.model_copy(update={"train": train}))
+    *known, last = compare_pairs(shared, first)
+    assert (last.verdict, last.joint, last.faster) == (Verdict.INCOMPARABLE, None, None)
+    assert [pair.pair_record().p_holm for pair in known] == pytest.approx(holm([p_of(pair) for pair in known]))
+
+
+SEEN = {"foreign_gradient": 0.0213, "output_difference": 0.1, "gradient_difference": 0.3, "tolerance": 1e-5}
+LEAKS = {"packed_rows": {**SEEN, "leak": "in fp32, the gradient … is 0.0213, not 0"}}
+SHIFTS = {"packed_rows": {**SEEN, "foreign_gradient": 0.0, "leak": "in fp32, outputs differ"}}
+HOLDS = {"packed_rows": {**SEEN, "foreign_gradient": 0.0, "leak": None}}
+FLATTENED = ("workload.layout=flattened",)
+
+
+@pytest.fixture
+def merged(make_run):
+    return lambda *args, **kwargs: merge_run(make_run(*args, **kwargs))
+
+
+def flattened(merged, env, policy="partition", **more):
+    return merged(policy, env=env, overrides=FLATTENED, **more)
+
+
+def compared(merged, env, **more):
+    runs = {"static": [merged("static", seed=seed) for seed in range(2)]}
+    runs["theirs"] = [flattened(merged, env, seed=seed, **more) for seed in range(2)]
+    arms = named_arms(runs)
+    (found,) = compare_arms(arms, Analysis())
+    return found, run_checks(Evidence(arms, [found], Analysis()))
+
+
+@pytest.mark.parametrize("env", [LEAKS, SHIFTS, {}], ids=["sees", "differs", "not looked at"])
+def test_losses_are_not_held_against_each_other(merged, env):
+    """Not even equal ones: nothing promises that they are."""
+    found, findings = compared(merged, env)
+    assert (found.level, found.loss_max_rel_diff, found.record().same_work) == ("tokens", None, False)
+    assert found.recovery is None or not env
+    assert ("eval.loss" in found.improvement_percent) == (not env), "its evaluations are of something else"
+    assert "throughput_tokens_per_s.mean" in found.improvement_percent
+    assert "loss_parity" not in {finding.id for finding in findings}
+    assert found.verdict in (Verdict.FASTER, Verdict.AMBIGUOUS, Verdict.SLOWER, Verdict.SAME)
+
+
+def test_where_attention_keeps_samples_apart_it_is_an_arm_like_any_other(merged):
+    found, findings = compared(merged, HOLDS)
+    assert (found.level, found.record().leak) == ("step", None) and found.loss_max_rel_diff is not None
+    assert "samples_see_each_other" not in {finding.id for finding in findings}
+    wrong, findings = compared(merged, HOLDS, loss_shift=0.05)
+    assert wrong.loss_max_rel_diff > 0.01 and "loss_parity" in {finding.id for finding in findings}
+
+
+Make = Callable[..., Run]
+NAIVE, FLAT, PS = ("sync.name=naive",), ("sync.name=flat",), ("sync.name=ps",)
+CROWDED = {"env": {"cpu_cores": {"present": 2, "usable": 2, "quota": None}}}
+
+
+@pytest.fixture
+def arms(make_run: Make) -> dict[str, list[Run]]:
+    """Two strategies over one, two and four ranks that train, and a server with one and two workers."""
+
+    def launches(ranks: int, how: tuple[str, ...], **fields: object) -> list[Run]:
+        made = {"world_size": ranks, "overrides": how, "noise": 0.0, **fields}
+        return [make_run("static", seed=seed, **made) for seed in range(2)]
+
+    return {
+        "naive_1": launches(1, NAIVE),
+        "naive_2": launches(2, NAIVE),
+        "naive_4": launches(4, NAIVE, **CROWDED),
+        "naive_2_weak": launches(2, NAIVE, global_batch=32),
+        "flat_2": launches(2, FLAT, slowdown=0.5),
+        "flat_4": launches(4, FLAT, slowdown=0.5),
+        "ps_1": launches(1, PS, servers=1),
+        "ps_2": launches(2, PS, servers=1),
+    }
+
+
+@pytest.mark.slow
+def test_each_strategy_is_scaled_against_its_own_fewest_ranks(arms: dict[str, list[Run]], store: RunStore) -> None:
+    report = analyze_runs((), store, Analysis(), arms=arms, question="topology")
+    found = {one.arm: one for one in report.scaling}
+    assert {name: (one.kind, one.against) for name, one in found.items()} == {
+        "naive_1": ("reference", "naive_1"),
+        "naive_2": ("strong", "naive_1"),
+        "naive_4": ("strong", "naive_1"),
+        "naive_2_weak": ("weak", "naive_1"),
+        "flat_2": ("reference", "flat_2"),
+        "flat_4": ("strong", "flat_2"),
+        "ps_1": ("reference", "ps_1"),
+        "ps_2": ("strong", "ps_1"),
+    }
+    for one in found.values():
+        fewer = found[one.against]
+        assert one.efficiency == pytest.approx(one.speedup * fewer.workers / one.workers)
+        assert one.efficiency_of_ranks == pytest.approx(one.speedup * fewer.world_size / one.world_size)
+        assert one.units_per_s / fewer.units_per_s == pytest.approx(one.speedup, rel=0.02)
+    assert (found["ps_2"].workers, found["ps_2"].world_size) == (2, 3)
+    assert found["ps_2"].efficiency_of_ranks > found["ps_2"].efficiency, "a server is shared by more workers"
+    by_candidate = {item.candidate.label: item.efficiency for item in report.comparisons}
+    assert by_candidate == {name: pytest.approx(found[name].efficiency) for name in by_candidate}
+    assert json.loads((report.folder.path / "comparison.json").read_text())["scaling"][0]["arm"] == "naive_1"
+
+
+def test_ranks_that_serve_are_counted_beside_those_that_train() -> None:
+    assert [ranks_text(2, 2, False), ranks_text(2, 3, None), ranks_text(3, 4, True)] == [
+        "2",
+        "2 of 3",
+        "3 of 4 (oversubscribed)",
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import combinations
 from typing import get_args
 
@@ -209,56 +209,3 @@ def test_every_figure_is_drawn_without_a_fault(make_run: Callable[..., Run], sto
                     assert faults(drawing.figure) == [], name
                     assert drawing.table.height, name
     assert drawn == set(FIGURES[kind])
-
-
-def test_what_is_wrong_with_a_drawing_is_found() -> None:
-    with matplotlib.rc_context(charts.RC):
-        figure, (left, middle, _) = charts.new_figure("x", "y", panels=3, columns=3, width_in=6)
-        left.bar(["a label that is long", "another that is"], [1, 2])
-        middle.plot([1, 2], [1, 2])
-        middle.set(xlabel="time (ms)", title="a title that is far too long for what it stands above")
-        middle.tick_params(labelbottom=False)
-        assert {fault.partition("' ")[2].split(" '")[0] for fault in faults(figure)} >= {"on", "has no ticks"}
-        assert "'' is empty" in faults(figure)
-        assert faults(charts.new_figure("x", "y")[0]) == ["'' is empty"]
-
-
-@pytest.mark.parametrize(("counts", "said"), [((20, 20, 20), "n = 20 iter"), ((20, 20, 4), "n = 4 to 20 iter")])
-@pytest.mark.parametrize("name", ["bench_collectives", "bench_bandwidth"])
-def test_sizes_are_in_mib_and_iterations_are_said(store: RunStore, name: str, counts: Sequence[int], said: str) -> None:
-    run = store.create("bench", "collectives")
-    alike = {"status": "ok", "operation": "all_reduce", "processes": 2, "backend": "gloo", "type": "float32"}
-    times = {"p20": 1.0, "p50": 2.0, "p80": 3.0, "busbw": 1.0}
-    sizes = zip((1, 100, 1000), counts, strict=True)
-    write_text(run.path / "rows.csv", csv_text([{**alike, **times, "size": mib * 2**20, "n": n} for mib, n in sizes]))
-    drawing = draw_figure("bench", name, run)
-    assert drawing is not None
-    assert [label.get_text() for label in drawing.figure.axes[0].get_xticklabels()] == ["1", "100", "1,000"]
-    assert any(said in " ".join(text.get_text().split()) for text in drawing.figure.texts)
-
-
-def test_memory_of_a_larger_model_is_on_the_common_scale(store: RunStore) -> None:
-    """All panels share an axis that reaches the largest value, whichever panel it is in."""
-    run = store.create("bench", "memory")
-    alike = {"status": "ok", "context": 64, "batch": 4, "dtype": "float32", "device": "cpu", "phase": "step"}
-    rows = [
-        {**alike, "size": size, "quantity": "peak", "p50": mb, "before_mb": 1.0}
-        for size, mb in (("a", 2.0), ("b", 9.0))
-    ]
-    write_text(run.path / "rows.csv", csv_text(rows))
-    drawing = draw_figure("bench", "bench_memory", run)
-    assert drawing is not None
-    assert [axes.get_ylim()[1] > 9 for axes in drawing.figure.axes] == [True, True]
-
-
-def test_a_sum_without_error_has_its_number(store: RunStore) -> None:
-    run = store.create("bench", "precision")
-    alike = {"status": "ok", "device": "cpu", "shape": "[10]", "n": 1, "mean": 1.0, "sd": None}
-    rows = [{**alike, "study": "sum", "case": label, "dtype": "float32", "reference_error": 0.0} for label in SUMS]
-    times = [{**alike, "study": "time", "case": kind, "dtype": kind, "reference_error": None} for kind in HALF]
-    write_text(run.path / "rows.csv", csv_text([*rows, *times]))
-    drawing = draw_figure("bench", "bench_precision", run)
-    assert drawing is not None
-    assert [text.get_text() for text in drawing.figure.axes[0].texts] == ["0"] * len(SUMS)
-    write_text(run.path / "rows.csv", csv_text(rows))
-    assert draw_figure("bench", "bench_precision", run) is None

@@ -1,24 +1,37 @@
+"""Figures: their numbers, captions and legends."""
+
+from __future__ import annotations
+
 import ast
+import json
 import sys
-from dataclasses import replace
+from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
-from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
 import polars as pl
 import pytest
+from compared import ARMS, compared
 from matplotlib.image import imread
 from matplotlib.lines import Line2D
 
 import dynbench.analysis.figures as registry
-from dynbench.analysis.arms import seconds_per_unit
-from dynbench.analysis.figures import FIGURES, charts, draw_figures, timeline
+from dynbench.analysis.arms import named_arms
+from dynbench.analysis.figures import FIGURES, charts, draw_figure, draw_figures, timeline
 from dynbench.analysis.figures.charts import GREY, looks
-from dynbench.analysis.figures.steps import smoothing_window
+from dynbench.analysis.figures.steps import MOST_PANELS
 from dynbench.analysis.figures.timeline import typical_step
 from dynbench.analysis.figures.views import ArmView, caption
-from dynbench.analysis.merge import PARQUET, merge_run
+from dynbench.analysis.merge import MergedRun, merge_run
+from dynbench.analysis.waste import PARTS, share_ideal, waste_of
+from dynbench.config.layers import load_config
+from dynbench.errors import RecordError
+from dynbench.experiment.solve_run import SolveOptions, run_solve
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+from dynbench.schedule.traces import Trace
 
 
 @pytest.fixture
@@ -68,16 +81,6 @@ def test_every_figure_comes_with_its_numbers(view, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, 40])
-def test_any_number_of_ranks_is_drawn(view, tmp_path, world_size):
-    files = draw_figures("train", view("partition", world_size=world_size, global_batch=80, steps=12), tmp_path)
-    assert (tmp_path / "timeline.png") in files
-    assert ((tmp_path / "rank_spread.png") in files) == (world_size > 1)
-    ranks = pl.read_csv(tmp_path / "timeline.csv")["rank"]
-    assert ranks.len() == world_size if world_size <= 24 else ranks.len() in (23, 24)
-
-
-@pytest.mark.slow
 def test_the_slowest_of_many_ranks_is_always_shown(view, tmp_path):
     (arm,) = view("partition", world_size=60, global_batch=120, steps=12)
     draw_figures("train", [arm], tmp_path)
@@ -102,88 +105,11 @@ def test_many_ranks_are_judged_by_all_of_them_and_not_by_those_shown(view):
 
 
 @pytest.mark.slow
-def test_throughput_and_efficiency_over_ranks_are_those_of_the_comparison(view):
-    one, four = view("static", world_size=1, launches=2) + view("partition", world_size=4, launches=2)
-    arms = [ArmView("four", four.runs), ArmView("one", one.runs)]
-    table = registry.draw_figure("train", "scaling", arms).table
-    rates = [[1 / seconds_per_unit(run) for run in arm.runs] for arm in arms]
-    speedup = (rates[0][0] * rates[0][1] / rates[1][0] / rates[1][1]) ** 0.5
-    assert table["ranks"].to_list() == [4, 1]
-    assert table["speedup"].to_list() == pytest.approx([speedup, 1])
-    assert table["efficiency"].to_list() == pytest.approx([speedup / 4, 1])
-    assert "n = 2 launches per arm, 1–4 ranks, " in caption(arms)
-    assert "1 rank, " in caption(arms[1:])
-    assert registry.draw_figure("train", "scaling", view("static", "partition")) is None
-
-
-def test_a_timeline_of_runs_that_declare_other_columns(view):
-    arms = view("static", "partition")
-    path = arms[0].runs[0].run.path / PARQUET
-    pl.read_parquet(path).with_columns(bytes_raw=pl.lit(1, pl.Int64)).write_parquet(path)
-    path = arms[1].runs[0].run.path / PARQUET
-    pl.read_parquet(path).with_columns(bytes_raw=pl.lit(1.0, pl.Float32)).write_parquet(path)
-    assert timeline.timeline(arms) is not None
-
-
-@pytest.mark.slow
-def test_runs_without_a_measured_step_are_left_out(view, tmp_path):
-    arms = view("static") + view("partition", status="failed", steps_written=4)
-    draw_figures("train", arms, tmp_path)
-    assert set(pl.read_csv(tmp_path / "step_time.csv")["arm"]) == {"static"}
-    assert draw_figures("train", arms[1:], tmp_path / "none") == []
-
-
-def test_the_typical_step_is_near_the_medians(view):
-    arms = view("static", "partition", steps=100)
-    step = typical_step(arms)
-    first, second = (arm.runs[0].measured for arm in arms)
-    chosen = first["step"].to_list().index(step)
-    ratio = first["step_time_max_ms"] / second["step_time_max_ms"]
-    assert 0.3 < (first["step_time_max_ms"] < first["step_time_max_ms"][chosen]).mean() < 0.7
-    assert 0.3 < (ratio < ratio[chosen]).mean() < 0.7
-    assert typical_step([]) is None
-
-
-@pytest.mark.slow
-def test_bars_of_the_breakdown_add_up_to_the_step(view, tmp_path):
-    arms = view("static", "partition")
-    draw_figures("train", arms, tmp_path, ["time_breakdown"])
-    table = pl.read_csv(tmp_path / "time_breakdown.csv")
-    for arm in arms:
-        total = table.filter(pl.col("arm") == arm.label)["ms"].sum()
-        assert total == pytest.approx(arm.steps["step_time_ms_mean"].mean(), rel=1e-4)
-
-
-def test_launches_are_averaged_per_step(view):
-    (arm,) = view("static", launches=3)
-    expected = np.mean([run.measured["step_time_max_ms"].to_numpy() for run in arm.runs], axis=0)
-    assert np.allclose(arm.steps["step_time_max_ms"], expected)
-    assert arm.all_steps.height == 120
-
-
-@pytest.mark.slow
 def test_the_caption_names_runs_counts_and_what_is_left_out(view):
     text = caption(view("static", "partition", launches=2), "A note.")
     assert "n = 2 launches per arm, 2 ranks, 40 measured steps" in text
     assert "the first 10 steps (warm-up) are left out." in text
     assert text.endswith("A note.")
-
-
-def test_the_caption_says_virtual(view):
-    fields = {"overrides": ("launch.launcher=virtual", "launch.world_size=2")}
-    assert "2 virtual ranks" in caption(view("static", **fields))
-
-
-def test_lines_start_at_zero_and_smoothing_keeps_constants(view):
-    drawing = registry.draw_figure("train", "step_time", view("static"))
-    assert drawing.figure.axes[0].get_ylim()[0] == 0
-    raw, smoothed = (drawing.table[name].to_numpy() for name in ("step_time_max_ms", "smoothed"))
-    assert smoothed[[0, 20, -1]] == pytest.approx([raw[:3].mean(), raw[18:23].mean(), raw[-3:].mean()])
-
-
-@pytest.mark.parametrize(("steps", "window"), [(10, 5), (2400, 201)])
-def test_a_smoothed_value_covers_a_twelfth_of_the_steps(steps, window):
-    assert smoothing_window([SimpleNamespace(steps=pl.DataFrame({"step": range(steps)}))]) == window
 
 
 @pytest.mark.slow
@@ -218,48 +144,146 @@ def test_analysis_does_not_load_torch():
     assert "matplotlib.pyplot" not in sys.modules
 
 
-@pytest.mark.slow
-def test_epochs_are_drawn_for_what_is_known_of_them(view):
-    """No run was evaluated at the end of an epoch, so that only the training loss has a panel."""
-
-    def for_epochs(run):
-        config = run.facts.config
-        config = config.model_copy(update={"train": config.train.model_copy(update={"epochs": 2})})
-        return replace(run, facts=replace(run.facts, config=config))
-
-    arms = [ArmView(arm.label, tuple(map(for_epochs, arm.runs))) for arm in view("static", "partition")]
-    drawing = registry.draw_figure("train", "epochs", arms)
-    assert [axes.get_ylabel() for axes in drawing.figure.axes] == ["training loss"]
-    assert drawing.table["epoch"].to_list() == [1, 2, 1, 2]
-    assert drawing.table["train_loss"].is_between(0.3, 1).all() and drawing.table["eval_loss"].null_count() == 4
-    assert registry.draw_figure("train", "epochs", view("static")) is None
+Make = Callable[..., Run]
+NAMES = [name for name in FIGURES["train"] if name.startswith("compression")]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(12.345, "12.3"), (999.4, "999"), (999.6, "1,000"), (2021.4, "2,021"), (0.0123, "0.0123")]
-)
-def test_numbers_of_a_thousand_and_more_are_written_out(value, text):
-    assert charts.digits(value) == text
+def drawn(name: str, arms: list[ArmView]) -> charts.Drawing:
+    with matplotlib.rc_context(charts.RC):
+        found = draw_figure("train", name, arms)
+        assert found is not None
+        found.figure.draw_without_rendering()
+    return found
 
 
 @pytest.mark.slow
-def test_memory_that_nobody_counted_has_no_panel(make_run):
-    ms = {"comm_ms": 8.0, "comm_sum_ms": 9.0, "hidden_comm_ms": 2.0}
-    sent = {"collectives": 3, "bytes_raw": 10, "bytes_wire": 10}
-    arms = [
-        ArmView(name, (merge_run(make_run("static", overrides=(f"sync.name={name}",), extra={**ms, **sent})),))
-        for name in ("naive", "overlap")
-    ]
-    drawing = registry.draw_figure("train", "strategies", arms)
-    assert len(drawing.figure.axes) == 3
-    assert drawing.table["optimizer_mb"].null_count() == 2
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_drawn_where_nothing_compresses(make_run: Make, name: str) -> None:
+    assert draw_figure("train", name, [ArmView("static", (merge_run(make_run()),))]) is None
+    assert draw_figure("train", name, []) is None
+
+
+def cell(store: RunStore, batch: int, launcher: str, **found: object) -> dict[str, object]:
+    """A comparison that has ended, and its line in the folder over several."""
+    run = store.create("compare", "cell")
+    candidate = compared(**{"overhead_share": 0.4, **found}).model_dump()
+    summary = {"launcher": launcher, "world_size": 2, "global_batch": batch}
+    content = {"runs": [{"id": "a", "summary": summary}], "arms": ARMS, "comparisons": [candidate]}
+    (run.path / "comparison.json").write_text(json.dumps(content))
+    return {"settings": {"train.global_batch": batch}, "comparison": run.id}
+
+
+def test_nothing_is_drawn_before_a_comparison_has_ended(store, tmp_path):
+    together = store.create("compare", "regimes")
+    unfinished = {"settings": {}, "comparison": store.create("compare", "cell").id}
+    for cells in ([], [unfinished]):
+        (together.path / "cells.json").write_text(json.dumps({"cells": cells}))
+        assert draw_figures("cells", together, tmp_path) == []
+    (together.path / "cells.json").write_text("{")
+    with pytest.raises(RecordError, match=r"cells\.json"):
+        draw_figures("cells", together, tmp_path)
+
+
+LENGTHS = np.clip(np.random.default_rng(3).lognormal(3, 1, 500).astype(np.int64), 2, 300)
+
+
+def solved(
+    folder: Path, policies: tuple[str, ...] = ("static", "partition", "prefix", "window"), steps: int = 8
+) -> Run:
+    options = SolveOptions([Trace("made", LENGTHS, "here")], (2, 4), policies, windows=(2, 4), steps=steps)
+    return run_solve(load_config(), options, RunStore(folder)).run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return solved(tmp_path_factory.mktemp("results"))
+
+
+def drawn_of_solve(name: str, run: Run) -> charts.Drawing | None:
+    return draw_figure("solve", name, run)
+
+
+def test_what_was_not_solved_is_not_drawn(tmp_path):
+    alone = solved(tmp_path, ("partition",), steps=1)
+    assert drawn_of_solve("solve_greedy_gap", alone) is None
+
+
+def test_a_spoiled_file_is_named(tmp_path):
+    run = solved(tmp_path)
+    (run.path / "greedy_gaps.csv").write_bytes(b"\x00\xff")
+    with pytest.raises(RecordError, match=r"greedy_gaps\.csv"):
+        drawn_of_solve("solve_greedy_gap", run)
+
+
+WATERFALL_ARMS: dict[str, dict[str, object]] = {
+    "static": {},
+    "partition": {"policy": "partition"},
+    "costly": {"transfer_ms": 9.0},
+    "partition (workload.layout=packed, sync.name=zero1)": {"policy": "partition", "transfer_ms": 0.2},
+    "slow": {"slowdown": 1.4},
+    "cheap": {"compute_ms_per_token": 0.03},
+}
+
+
+def views(make_run: Make, number: int) -> list[ArmView]:
+    return shared(
+        {
+            label: [merge_run(make_run(world_size=4, seed=seed, **WATERFALL_ARMS[label])) for seed in range(2)]
+            for label in list(WATERFALL_ARMS)[:number]
+        }
+    )
+
+
+def shared(runs: dict[str, list[MergedRun]]) -> list[ArmView]:
+    arms = named_arms(runs)
+    made = share_ideal(arms, {run.run.id: {"waste": waste_of(run)} for arm in arms for run in arm.runs})
+    return [ArmView(arm.label, arm.runs, made=[made[run.run.id] for run in arm.runs]) for arm in arms]
+
+
+def waterfall(arms: list[ArmView]) -> charts.Drawing | None:
+    with matplotlib.rc_context(charts.RC):
+        return draw_figure("train", "waterfall", arms)
 
 
 @pytest.mark.slow
-def test_samples_without_lengths_are_not_said_to_have_tokens(view):
-    def told(overrides):
-        (axes,) = registry.draw_figure("train", "timeline", view("static", overrides=overrides)).figure.axes
-        return [label.get_text() for label in axes.get_yticklabels()]
+def test_the_steps_lead_from_the_baseline_to_the_candidate(make_run: Make) -> None:
+    arms = views(make_run, 3)
+    table = waterfall(arms).table
+    for arm in arms:
+        rows = {row["part"]: row for row in table.filter(arm=arm.label).iter_rows(named=True)}
+        measured = [1000 * run.time_ms / run.measured["real_tokens"].sum() for run in arm.runs]
+        assert rows["total"]["ms"] == pytest.approx(sum(measured) / 2)
+        parts = [rows[part] for part in ("ideal", *PARTS)]
+        for column in ("ms", "change_ms"):
+            assert sum(row[column] for row in parts) == pytest.approx(rows["total"][column], abs=1e-9)
+    assert set(table.filter(arm="static")["change_ms"]) == {0.0}
+    assert table.filter(arm="partition", part="waiting")["change_ms"][0] < 0
+    assert table.filter(arm="costly", part="exposed_comm")["change_ms"][0] > 0
 
-    assert all(text.endswith(" tokens") for text in told(()))
-    assert all(text.endswith(" samples") for text in told(("workload.name=image_classification",)))
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [2, 3, len(WATERFALL_ARMS)])
+def test_no_text_covers_another_or_leaves_the_figure(make_run: Make, number: int) -> None:
+    with matplotlib.rc_context(charts.RC):
+        drawing = draw_figure("train", "waterfall", views(make_run, number))
+        figure = drawing.figure
+        figure.draw_without_rendering()
+        panels = [axes for axes in figure.axes if axes.get_visible()]
+        assert len(panels) == min(number - 1, MOST_PANELS)
+        for axes in panels:
+            texts = [*axes.texts, *axes.get_yticklabels(), axes.title]
+            boxes = [text.get_window_extent() for text in texts if text.get_text()]
+            assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+            assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in boxes)
+    totals = drawing.table.filter(part="total")["ms"].to_list()
+    assert len(totals) == 1 + len(panels)
+    assert totals[1:] == sorted(totals[1:])
+
+
+def test_it_is_drawn_only_where_there_is_something_to_hold_against_each_other(make_run: Make) -> None:
+    alone = views(make_run, 1)
+    unknown = ArmView("short", (merge_run(make_run(steps_written=5, status="interrupted")),))
+
+    assert waterfall(alone) is None
+    assert waterfall([*alone, unknown]) is None
+    assert waterfall([unknown, *alone]) is None

@@ -1,23 +1,34 @@
-"""The speed of a link below which compression pays, and steps over links of other speeds."""
+"""Steps over links of other speeds, and in buckets of other sizes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import matplotlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.text import Text
 
-from dynbench.analysis.links import SPEEDS_GBPS, faster_gbps, link_sentence, over_link, predicted_ms, spans_text
-from dynbench.analysis.record import Span
-from dynbench.analysis.summary import summarise
-from dynbench.analysis.table_specs import TABLES
-from dynbench.report import load_template
+from dynbench.analysis.figures import charts
+from dynbench.analysis.figures.strategies import bucket_overhead
+from dynbench.analysis.figures.views import ArmView
+from dynbench.analysis.links import (
+    EXPLAINS,
+    SPEEDS_GBPS,
+    BucketPoint,
+    bears_out,
+    bucket_point,
+    faster_gbps,
+    fit_buckets,
+    nearest,
+    predicted_ms,
+)
+from dynbench.analysis.merge import merge_run
 from dynbench.runs.run import Run
 from dynbench.wire.channel import Arrivals
-
-Make = Callable[..., Run]
 
 
 def summary(step: float, transfer: float, sent: float, raw: float, coding: float = 0.0, hidden: float = 0.0) -> Any:
@@ -46,32 +57,6 @@ def test_compression_pays_below_the_speed_at_which_both_steps_take_as_long() -> 
     assert faster_gbps([PLAIN], [PLAIN]) == []
 
 
-def test_what_compressing_costs_beside_its_own_time_counts_too() -> None:
-    """As measured: little time of coding, but a step that is slower by more, so that it does not pay at 1 Gb/s."""
-    onebit = summary(step=2000, transfer=10, sent=3, raw=100, coding=80)
-    assert faster_gbps([onebit], [PLAIN]) == [(0.0, pytest.approx(97 * 8 / 1910, rel=1e-6))]
-    whole = summary(step=60, transfer=10, sent=50, raw=100)
-    assert faster_gbps([whole], [PLAIN]) == [(0.0, None)], "one that takes no time of its own is not blank"
-    assert faster_gbps([summary(130, 10, sent=110, raw=100, coding=40)], [PLAIN]) == []
-
-
-def test_links_that_nobody_has_are_not_looked_at() -> None:
-    """Of nearly equal bytes: the two would cross at 1e-8 Gb/s."""
-    fewer = summary(step=101, transfer=20, sent=100 - 1e-6, raw=100)
-    assert faster_gbps([fewer], [PLAIN]) == []
-    assert faster_gbps([PLAIN], [fewer]) == [(0.0, None)]
-
-
-def test_one_link_is_answered_in_a_sentence() -> None:
-    launches = {"none": [PLAIN], "coded": [CODED], "old": [{}]}
-    predicted = over_link(launches, 10)
-    assert predicted == {"none": pytest.approx(160), "coded": pytest.approx(140)}
-    said = link_sentence(predicted, 10)
-    assert said.endswith("a step of coded takes 140.0 ms, none 160.0 ms (1.14 times that)")
-    assert "10 Gb/s" in said
-    assert "cannot be predicted" in link_sentence(over_link({"old": [{}]}, 10), 10)
-
-
 @given(data=st.data())
 def test_spans_agree_with_the_predicted_times_at_every_speed(data: st.DataObject) -> None:
     """Whatever was hidden, and however many launches: also where an arm is ahead on slow and on fast links only."""
@@ -96,41 +81,10 @@ def test_spans_agree_with_the_predicted_times_at_every_speed(data: st.DataObject
             assert inside == (ahead < other)
 
 
-@pytest.mark.parametrize(
-    ("spans", "text"),
-    [
-        ([], "no speed"),
-        ([(0.0, None)], "any speed"),
-        ([(0.0, 15.0)], "below 15.000"),
-        ([(0.0, 1.0), (30.0, None)], "below 1.000, above 30.000"),
-        ([(2.0, 3.0)], "2.000–3.000"),
-        (None, ""),
-    ],
-)
-def test_spans_in_words(spans: list[Span] | None, text: str) -> None:
-    assert spans_text(spans) == text
-
-
 @pytest.mark.parametrize(("hidden", "gbps", "expected"), [(0, 10, 160), (0.75, 10, 160), (0, 400, 82), (0.75, 400, 95)])
 def test_what_was_hidden_stays_hidden(hidden: float, gbps: float, expected: float) -> None:
     """100 MB take 80 ms over 10 Gb/s and 2 ms over 400; of the 20 ms of transfer, the hidden ones cost nothing."""
     assert predicted_ms([summary(100, 20, 100, 100, hidden=hidden)], gbps) == pytest.approx(expected)
-
-
-def test_of_a_run_that_times_no_transfer_nothing_is_predicted(make_run: Make) -> None:
-    found = summarise(make_run("static"))["links"]
-    assert found == {"predicted_ms": {f"{speed}": None for speed in SPEEDS_GBPS}}
-
-
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_the_table_says_who_is_fastest_over_which_link(language: str) -> None:
-    label = load_template(language).label
-    table = TABLES["links"].table({"none": [PLAIN, PLAIN], "int8": [CODED]}, label)
-    assert table is not None
-    *arms, fastest = table.rows
-    assert [row[0] for row in arms] == ["none", "int8"] and "15.000" in arms[1][1] and arms[0][1] == ""
-    assert list(fastest[2:]) == ["int8", "int8", "none", "none", "none"]
-    assert TABLES["links"].table({"none": [PLAIN]}, label) is None
 
 
 COMPUTE_S, BUCKETS = 0.08, 4
@@ -174,3 +128,103 @@ def test_steps_over_an_emulated_link_last_as_long_as_predicted(times: float) -> 
         assert (coded < plain) == (coded_found < plain_found) == (times < 1)
     else:
         assert coded_found == pytest.approx(plain_found, rel=0.10)
+
+
+TOTAL = 100e6
+CALLS = (1, 4, 10, 50, 161)
+
+
+def points(call_ms: float, bytes_per_ms: float, calls: tuple[int, ...] = CALLS) -> list[BucketPoint]:
+    return [
+        BucketPoint(f"n{n}", "25.0", n, TOTAL, n * call_ms + TOTAL / n / bytes_per_ms, 500.0, True, 50.0, 50.0)
+        for n in calls
+    ]
+
+
+def test_the_fit_finds_overhead_and_bandwidth_again_and_the_best_size_is_where_both_parts_are_equal() -> None:
+    fit = fit_buckets(points(0.5, 1e6))
+    assert fit is not None and fit.bytes_per_ms is not None and fit.best_bytes is not None
+    assert (fit.call_ms, fit.bytes_per_ms, fit.r_squared) == pytest.approx((0.5, 1e6, 1.0))
+    assert fit.best_bytes == pytest.approx(math.sqrt(TOTAL * 0.5 * 1e6))
+    n = TOTAL / fit.best_bytes
+    assert n * fit.call_ms == pytest.approx(TOTAL / n / fit.bytes_per_ms)
+    assert all(fit.overhead_ms(n) <= fit.overhead_ms(n * part) for part in (0.9, 1.1))
+    assert nearest(points(0.5, 1e6), fit.best_bytes).calls == 10
+
+
+UNRULY = (30.0, 5.0, 60.0, 4.0, 45.0)
+"""Overheads, ms, that no model of a cost per call and a transfer explains."""
+
+
+def unruly() -> list[BucketPoint]:
+    return [point._replace(overhead_ms=ms) for point, ms in zip(points(0.5, 1e6), UNRULY, strict=True)]
+
+
+def unequal() -> list[BucketPoint]:
+    return [point._replace(compute_ms=200.0) for point in points(0.5, 1e6)]
+
+
+@pytest.mark.parametrize(
+    ("found", "good", "explains"),
+    [(points(0.5, 1e6), True, True), (unruly(), False, False), (unequal(), False, True)],
+    ids=["borne out", "bad fit", "assumption fails"],
+)
+def test_what_arms_do_not_bear_out_has_neither_curve_nor_optimum(
+    make_run: Callable[..., Run],
+    monkeypatch: pytest.MonkeyPatch,
+    found: list[BucketPoint],
+    good: bool,
+    explains: bool,
+) -> None:
+    fit = fit_buckets(found)
+    assert fit is not None and fit.r_squared is not None and fit.best_bytes is not None
+    assert fit.explains == explains == (fit.r_squared >= EXPLAINS) and bears_out(found, fit) == good
+    by_arm = {point.arm: point._replace(size=f"{place}") for place, point in enumerate(found, start=1)}
+    monkeypatch.setattr("dynbench.analysis.figures.strategies.bucket_point", lambda arm, *_: by_arm[arm])
+    run = merge_run(make_run())
+    with matplotlib.rc_context(charts.RC):
+        drawn = bucket_overhead([ArmView(arm, (run,)) for arm in by_arm])
+    assert drawn is not None
+    lines = drawn.figure.axes[0].lines
+    assert len([line for line in lines if line.get_linestyle() != "None"]) == (2 if good else 0), "curve and optimum"
+    assert drawn.table["fitted_ms"].null_count() == (0 if good else len(found))
+    best, printed = (
+        f"{fit.best_bytes / 2**20:.3g} MiB",
+        " ".join(text.get_text() for text in drawn.figure.findobj(Text)),
+    )
+    assert (best in printed, f"{fit.r_squared:.2f}" in printed, "No line" in printed) == (good, not explains, not good)
+
+
+SUMMARY: dict[str, object] = {
+    "collectives": {"mean": 12.0},
+    "bytes_raw": {"mean": TOTAL},
+    "step_time_ms": {"mean": 300.0},
+    "exposed_comm_ms": {"mean": 40.0},
+    "workers": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "calls"),
+    [
+        ({"sync.name": "bucketed", "sync.bucket_mb": 10.0}, "10.0", 11),
+        ({"sync.name": "bucketed", "sync.bucket_mb": "none"}, "one", 11),
+        ({"sync.name": "ddp", "sync.bucket_mb": 25.0}, "25.0", 12),
+        ({"sync.name": "overlap", "sync.bucket_mb": 25.0}, "parameter", 11),
+        ({"sync.name": "flat", "sync.bucket_mb": 25.0}, "one", 11),
+        ({"sync.name": "ps", "sync.bucket_mb": 25.0}, None, 0),
+        ({"sync.name": "fsdp", "sync.bucket_mb": 25.0}, None, 0),
+    ],
+)
+def test_an_arm_is_a_point_where_it_all_reduces_in_buckets(
+    config: dict[str, object], size: str | None, calls: int
+) -> None:
+    """One call of our own strategies tells which parameters were used."""
+    found = bucket_point("arm", config, [SUMMARY])
+    if size is None:
+        assert found is None
+        return
+    assert found == BucketPoint("arm", size, calls, TOTAL, 40.0, 300.0, against_null=False)
+    beyond = bucket_point("arm", config, [SUMMARY | {"exposed_vs_null_ms": {"mean": 30.0}}])
+    assert beyond is not None and (beyond.overhead_ms, beyond.against_null) == (30.0, True)
+    assert bucket_point("arm", config, [{**SUMMARY, "bytes_raw": {"mean": 0.0}}]) is None, "it sends nothing"

@@ -96,17 +96,6 @@ def test_the_rows_of_512_ranks_take_little_memory_and_no_csv(store, make_run, st
     shutil.rmtree(path)
 
 
-@pytest.mark.matrix
-def test_a_million_steps_are_merged_and_drawn(store, make_run):
-    measured, report, path = analyzed(store, make_run, 1_000_000, ranks=2)
-    assert measured["code"] == 0
-    summary = report["runs"][0]["summary"]
-    assert (summary["rows"], summary["steps"]) == (2_000_000, 1_000_000 - WARMUP)
-    assert len(report["figures"]) == 5
-    assert measured["peak_bytes"] < 3 * 2**30
-    shutil.rmtree(path)
-
-
 def test_512_ranks_write_at_once_and_are_followed_with_no_file_left_open(store):
     run = store.create("train", "partition")
     row = StepRow(**dict.fromkeys(StepRow.__annotations__, 1))

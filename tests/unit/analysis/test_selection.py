@@ -1,23 +1,23 @@
-"""What references mean, and what cannot be asked together."""
+"""Which runs an analysis is of: files against which runs are compared, and the arm that leads."""
 
 from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from dynbench.analysis.arms import Pair
-from dynbench.analysis.levels import LAST, weights_difference
-from dynbench.analysis.merge import merge_run
-from dynbench.analysis.profile import profile_of
-from dynbench.analysis.proxy import predicted_speedup
+from dynbench.analysis.analyze import analyze_runs
 from dynbench.analysis.rank_files import read_calls
 from dynbench.analysis.selection import export_runs, select_runs
-from dynbench.errors import DynbenchError, RecordError, RunLookupError, UsageError
+from dynbench.config.schema import Analysis
+from dynbench.errors import DynbenchError, RecordError, RunLookupError
+from dynbench.experiment.reporting import FORMATS
+from dynbench.report import LANGUAGES
+from dynbench.runs.export import EXPORT_FILE
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
@@ -42,12 +42,6 @@ def refused(store: RunStore, *refs: str, **asked: object) -> DynbenchError:
     return caught.value
 
 
-def test_an_arm_without_its_file_is_refused(store: RunStore, exported: Path) -> None:
-    error = refused(store, "now", arm="static")
-    assert error.message == "--arm static: names an arm of --against FILE, which is not given"
-    assert error.hint == "Add it, or leave --arm out."
-
-
 def test_a_file_stands_for_all_that_is_analyzed(store: RunStore, exported: Path) -> None:
     for refs, asked in (
         ((str(exported), "now"), {}),
@@ -62,14 +56,6 @@ def test_a_file_stands_for_all_that_is_analyzed(store: RunStore, exported: Path)
         assert (chosen.arms, chosen.baseline) == (None, None)
         assert chosen.runs[0].path.is_dir()
     assert not chosen.runs[0].path.exists()
-
-
-def test_a_file_that_names_no_arms_has_none_to_choose(store: RunStore, exported: Path, tmp_path: Path) -> None:
-    error = refused(store, "now", against=exported, arm="static")
-    assert (error.message, error.hint) == (f"--arm static: {exported} names no arms", "Leave --arm out.")
-    with pytest.raises(UsageError, match="--arm one: now names no arms"):
-        export_runs(["now"], store, tmp_path / "other.zip", arm="one")
-    assert not (tmp_path / "other.zip").exists()
 
 
 def test_the_file_names_the_baseline(store: RunStore, exported: Path, tmp_path: Path) -> None:
@@ -88,23 +74,6 @@ def test_the_file_names_the_baseline(store: RunStore, exported: Path, tmp_path: 
             assert [run.name for run in chosen.runs] == ["now"]
 
 
-def test_a_run_is_not_compared_with_itself(store: RunStore, exported: Path) -> None:
-    error = refused(store, "then", "now", against=exported)
-    assert error.message.startswith(f"--against {exported}: holds run ")
-    assert error.hint == "Name other runs."
-
-
-def test_what_was_made_of_a_file_is_compared_with_no_other(
-    cli: Callable[..., tuple[int, str, str]], store: RunStore, exported: Path
-) -> None:
-    code, out, _ = cli("analyze", "now", "--against", exported, "--json")
-    entry = json.loads(out)["comparison"]["id"]
-    assert code == 0
-    error = refused(store, entry, against=exported)
-    assert error.message == f"{entry}: was made of an exported file itself"
-    assert error.hint == "Name the runs to compare with FILE."
-
-
 def test_a_run_without_rows_or_an_end_is_not_exported(store: RunStore, make_run: Make, tmp_path: Path) -> None:
     bare, running = make_run("static", name="bare", steps=2), make_run("static", name="on", steps=2, status="running")
     for file in bare.ranks_dir.iterdir():
@@ -118,30 +87,6 @@ def test_a_run_without_rows_or_an_end_is_not_exported(store: RunStore, make_run:
     assert (told.value.message, told.value.hint) == ("run on: is running", "Export it when it has ended.")
     assert running.status == "running"
     assert not (tmp_path / "a.zip").exists()
-
-
-def test_a_torn_probe_predicts_nothing_and_is_named(
-    store: RunStore, make_run: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    probe = store.create("probe", "probe")
-    (probe.path / "probe.json").write_text('{"device"')
-    static, partition = (
-        merge_run(make_run(policy, steps=4, overrides=(f"probe.run={probe.id}",))) for policy in ("static", "partition")
-    )
-    with caplog.at_level(logging.WARNING):
-        assert predicted_speedup(static, partition) is None
-    assert "predicted gains are left out" in caplog.text
-    assert probe.id in caplog.text
-
-
-def test_a_torn_profile_is_left_out_and_named(make_run: Make, caplog: pytest.LogCaptureFixture) -> None:
-    run = make_run("static", steps=4)
-    run.profiler_dir.mkdir()
-    run.profile_file(0).write_text("{")
-    with caplog.at_level(logging.WARNING):
-        assert profile_of(merge_run(run)) is None
-    assert "profile_0.json" in caplog.text
-    assert "the profile goes without it" in caplog.text
 
 
 def test_calls_with_other_columns_are_left_out_and_named(make_run: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -165,42 +110,163 @@ def test_calls_with_other_columns_are_left_out_and_named(make_run: Make, caplog:
     assert read_calls([run], []) is None
 
 
-def kept(run: Run, weights: dict[str, np.ndarray] | bytes) -> Run:
-    from safetensors.numpy import save_file
-
-    path = run.path / LAST
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(weights, bytes):
-        path.write_bytes(weights)
-    else:
-        save_file(weights, path)
-    return run
+"""`monkeypatch.undo()` brings figures back."""
 
 
+@pytest.fixture
+def launches(make_run):
+    """`launches("a", 4, policy=…)`: names of launches with seeds 0, 1, …"""
+
+    def make(name, count=4, **fields):
+        for seed in range(count):
+            make_run(**{"name": f"{name}{seed}", "seed": seed, "noise": 0.002, **fields})
+        return [f"{name}{seed}" for seed in range(count)]
+
+    return make
+
+
+@pytest.fixture
+def stored(cli, store, launches, tmp_path):
+    """A file with four launches of an arm; the runs themselves are gone."""
+
+    def make(name="base.zip", **fields):
+        path = tmp_path / name
+        assert cli("runs", "export", *launches("ci-", **fields), "-o", path)[0] == 0
+        shutil.rmtree(store.root)
+        return path
+
+    return make
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["static", "partition", "window", "prefix"])
 @pytest.mark.parametrize(
-    ("one", "other", "difference"),
-    [
-        ({"w": np.array([1.0, -4.0])}, {"w": np.array([1.5, -4.0])}, 0.5 / 4),
-        ({"w": np.array([1.0]), "n": np.array([3])}, {"w": np.array([1.0]), "n": np.array([9])}, 0.0),
-        ({"w": np.array([0.0])}, {"w": np.array([0.25])}, 0.25),
-        ({"w": np.array([1.0])}, {"v": np.array([1.0])}, None),
-        ({"w": np.array([1.0])}, {"w": np.array([[1.0]])}, None),
-        ({"w": np.array([1.0])}, {"w": np.array([np.nan])}, None),
-        ({"w": np.array([1.0])}, b"torn", None),
-    ],
+    ("slowdown", "verdict", "code"), [(1.3, "SLOWER", 6), (1 / 1.3, "FASTER", 0), (1.0, "SAME", 0)]
 )
-def test_weights_differ_relative_to_the_largest(
-    make_run: Make,
-    one: dict[str, np.ndarray],
-    other: dict[str, np.ndarray] | bytes,
-    difference: float | None,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    runs = [kept(make_run("static", steps=2), weights) for weights in (one, other)]
-    pair: Pair = (merge_run(runs[0]), merge_run(runs[1]))
-    found = weights_difference([pair])
-    assert found == difference
-    assert ("its weights are not compared" in caplog.text) is isinstance(other, bytes)
-    assert weights_difference([]) is None
-    bare = merge_run(make_run("static", steps=2))
-    assert weights_difference([pair, (pair[0], bare)]) is None, "a launch kept no model"
+def test_the_same_arm_later_is_judged_and_is_no_noise(cli, stored, launches, policy, slowdown, verdict, code):
+    """What changed lies in the code or the machine, not in the configuration: this is no A/A."""
+    base = stored(policy=policy)
+    arguments = ("analyze", *launches("ci-", policy=policy, slowdown=slowdown), "--against", base)
+    found_code, out, err = cli(*arguments, "--fail-on", "slower,ambiguous", "--json")
+    found = json.loads(out)
+    assert found_code == code
+    (comparison,) = found["comparisons"]
+    label = "partition" if policy == "window" else policy
+    assert (comparison["baseline"], comparison["candidate"]) == ("base", label)
+    assert (comparison["verdict"], comparison["aa"], comparison["launches"]) == (verdict, False, 4)
+    assert comparison["noise_threshold"] == 0.02
+    assert [(arm["name"], arm["stored"]) for arm in found["arms"]] == [("base", True), (label, False)]
+    assert ("--fail-on slower: " in err and "base" in err) == (code == 6)
+
+
+@pytest.mark.slow
+def test_the_comparison_stays_when_file_and_folders_are_gone(cli, store, stored, launches, tmp_path):
+    base = stored()
+    out = json.loads(cli("analyze", *launches("new-", slowdown=1.3), "--against", base, "--json")[1])
+    base.unlink()
+    entry = store.resolve(out["comparison"]["id"])
+    assert (entry.status, (entry.path / EXPORT_FILE).is_file()) == ("completed", True)
+    assert all(Path(path).is_file() for path in out["files"])
+
+    again = json.loads(cli("analyze", entry.id, "--noise-threshold", "0.9", "--json")[1])
+    assert (again["comparison"]["verdict"], again["comparison"]["aa"]) == ("SAME", False)
+    assert again["comparison"]["ci95"] == out["comparison"]["ci95"]
+    assert [run["name"] for run in again["runs"]] == [run["name"] for run in out["runs"]]
+
+    everything = tmp_path / "everything.zip"
+    assert cli("runs", "export", entry.id, "-o", everything)[0] == 0
+    elsewhere = tmp_path / "elsewhere"
+    there = json.loads(cli("analyze", everything, "--json", results=elsewhere)[1])["comparison"]
+    assert (there["verdict"], there["ci95"]) == ("SLOWER", out["comparison"]["ci95"])
+
+    for arm in ("base", "static"):
+        assert cli("runs", "export", entry.id, "--arm", arm, "-o", everything)[0] == 0
+        alone = json.loads(cli("analyze", everything, "--json", results=elsewhere)[1])
+        assert [(found["name"], found["stored"]) for found in alone["arms"]] == [(arm, False)]
+
+
+@pytest.fixture
+def compared(store, make_run):
+    """An entry with two named arms of equal settings but the policy."""
+    entry = store.create("compare", "recipe", name="cmp")
+    arms = {name: [make_run(name, name=f"{name}-{seed}", seed=seed) for seed in (0, 1)] for name in ARMS}
+    analyze_runs((), store, Analysis(), arms=arms, into=entry)
+    return entry
+
+
+ARMS = ("static", "partition")
+
+
+def test_ranks_in_several_folders_are_exported_as_one_run(cli, store, make_run, tmp_path):
+    run = make_run("partition", name="split", world_size=4)
+    there = RunStore(tmp_path / "node1").root / run.id
+    shutil.copytree(run.path, there)
+    for rank in (0, 1):
+        (there / "ranks" / f"rank_{rank}.csv").unlink()
+    for rank in (2, 3):
+        run.rank_file(rank).unlink()
+    path = tmp_path / "split.zip"
+    assert cli("runs", "export", run.id, there, "-o", path)[0] == 0
+    found = json.loads(cli("analyze", path, "--json")[1])
+    assert found["runs"][0]["summary"]["partial"] is False
+
+
+POLICIES = ("static", "partition", "prefix")
+
+
+@pytest.fixture
+def three_arms(make_run):
+    """`launches("static", …)`: arm to two launches, in ABC CBA order."""
+
+    def make(*policies, **changed):
+        runs = {policy: [] for policy in policies}
+        for seed in (0, 1):
+            for policy in policies if seed == 0 else policies[::-1]:
+                fields = {"seed": seed, **changed.get(policy, {})}
+                runs[policy].append(make_run(policy, name=f"{policy}-{seed}", **fields))
+        return runs
+
+    return make
+
+
+@pytest.fixture
+def led_by_any(store, three_arms):
+    """An entry with three named arms, compared with `static`, of which there are reports."""
+    entry = store.create("compare", "recipe", name="cmp")
+    analyze_runs((), store, Analysis(), arms=three_arms(*POLICIES), into=entry)
+    return entry
+
+
+def against(found):
+    """The arms compared, in order."""
+    assert {item["baseline"] for item in found["comparisons"]} == {found["arms"][0]["name"]}
+    return [found["arms"][0]["name"], *(item["candidate"] for item in found["comparisons"])]
+
+
+@pytest.mark.slow
+def test_a_comparison_is_turned_in_its_own_folder_and_turned_back(cli, store, led_by_any):
+    made = [(lang, form) for lang in LANGUAGES for form in FORMATS]
+    for lang, form in made:
+        assert cli("report", "cmp", "--lang", lang, "--format", form)[0] == 0
+    entries = len(store.list())
+    before = json.loads((led_by_any.path / "comparison.json").read_text())
+
+    def kept():
+        reports = [(led_by_any.path / f"report.{lang}.{form}").read_text() for lang, form in made]
+        return json.loads((led_by_any.path / "comparison.json").read_text()), reports
+
+    assert cli("analyze", "cmp", "--baseline", "partition")[0] == 0
+    turned, reports = kept()
+    assert against(turned) == ["partition", "static", "prefix"]
+    for text in reports:
+        assert "static / partition" in text
+        assert "partition / static" not in text
+    assert cli("analyze", "cmp")[0] == 0
+    assert against(kept()[0]) == ["partition", "static", "prefix"]
+
+    assert cli("analyze", "cmp", "--baseline", "static")[0] == 0
+    restored, reports = kept()
+    assert against(restored) == [*POLICIES]
+    assert restored["comparisons"] == before["comparisons"]
+    assert all("partition / static" in text for text in reports)
+    assert len(store.list()) == entries

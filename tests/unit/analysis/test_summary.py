@@ -1,32 +1,33 @@
+"""The summary of a run, its measures and line of results.csv, and what it says of data and links."""
+
+from __future__ import annotations
+
 import json
 import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
-from dynbench.analysis.comparison_tables import metric_tables
+from dynbench.analysis.analyze import Report, analyze_runs
+from dynbench.analysis.figures.views import ArmView, caption
 from dynbench.analysis.measure import lookup
-from dynbench.analysis.measures import METRICS, improvement_percent, improvements, means
+from dynbench.analysis.measures import MEASURES, METRICS, improvement_percent, improvements, means
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.summary import summarise, summary_of
-from dynbench.analysis.tables import summary_rows
-from dynbench.table_text import format_gain, format_value
-
-NUMBERS = """
-    world_size global_batch steps warmup_steps rows skipped_steps padding_ratio wait_fraction plan_fraction samples
-    real_tokens step_time_ms.mean step_time_ms.p50 step_time_ms.p95 step_time_ms.total exposed_comm_ms.mean
-    throughput_samples_per_s.mean throughput_samples_per_s.p95 throughput_tokens_per_s.mean throughput_tokens_per_s.p95
-    padded_tokens_max.mean padded_tokens_max.total std_over_ranks.compute_ms.mean std_over_ranks.compute_ms.p95
-    std_over_ranks.step_time_ms.mean std_over_ranks.padded_tokens.p95 std_over_ranks.peak_mem_mb.mean
-    loss.first loss.last eval.loss eval.accuracy
-"""
-
-
-def test_every_number_of_the_json_page_is_there(make_run):
-    summary = summarise(make_run("partition"))
-    assert [key for key in NUMBERS.split() if lookup(summary, key) is None] == []
-    assert (summary["policy"], summary["mode"], summary["launcher"]) == ("partition", "dynamic", "torchrun")
-    assert (summary["partial"], summary["missing"]) == (False, [])
+from dynbench.analysis.record import MeanRecord
+from dynbench.analysis.results_csv import BY_ARM_FILE, COLUMNS, RESULTS_FILE, over_launches
+from dynbench.analysis.run_facts import read_data
+from dynbench.analysis.summary import rank_notes, summarise, summary_of, verdict_lines
+from dynbench.analysis.tables import metric_tables, summary_rows
+from dynbench.config.schema import Analysis
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+from dynbench.table_text import format_gain
 
 
 def test_statistics_leave_the_warm_up_out_and_use_ratios_of_totals(make_run):
@@ -45,53 +46,12 @@ def test_statistics_leave_the_warm_up_out_and_use_ratios_of_totals(make_run):
     assert summary["samples"] == 40 * 16
 
 
-def test_files_say_the_same_as_the_object(make_run):
-    run = make_run("static", name="plain")
-    summary = summarise(run)
-    assert json.loads((run.path / "summary.json").read_text()) == json.loads(json.dumps(summary))
-    text = (run.path / "summary.md").read_text()
-    assert text.startswith("# plain\n")
-    assert "Warm-up left out" in text
-    header, *lines = (run.path / "summary.csv").read_text().splitlines()
-    assert header == "metric,title,unit,plain"
-    assert any(line.startswith("wait_fraction,") for line in lines)
-
-
-def test_a_partial_run_says_so(make_run):
-    run = make_run("static", status="failed", steps_written=25)
-    summary = summarise(run)
-    assert summary["partial"] is True
-    assert summary["missing"] == ["status is failed", "15 of 40 measured steps"]
-    assert "**Partial run:** status is failed" in (run.path / "summary.md").read_text()
-
-
-def test_a_run_with_warm_up_only_has_no_numbers(make_run):
-    summary = summarise(make_run("static", status="interrupted", steps_written=5))
-    assert summary["steps"] == 0
-    assert lookup(summary, "step_time_ms.mean") is None
-    assert lookup(summary, "throughput_tokens_per_s.mean") is None
-
-
-def test_compressed_runs_report_what_travelled(make_run):
-    sent = {"comm_ms": 2.5, "bytes_raw": 4000, "bytes_wire": 1000}
-    summary = summarise(make_run("static", extra=sent | {"gradient_bytes_raw": 2000, "gradient_bytes_wire": 500}))
-    assert summary["compression_ratio"] == 4, "of the exchange of gradients"
-    assert summary["traffic_compression_ratio"] == 2.5, "what is no gradient travels as it is"
-    assert lookup(summary, "bytes_wire.mean") == 1000
-    assert "compression_ratio" not in summarise(make_run("static"))
-
-
 def test_improvement_counts_in_the_metrics_better_direction():
     by_key = {metric.key: metric for metric in METRICS}
     assert improvement_percent(by_key["step_time_ms.mean"], 20, 15) == pytest.approx(25)
     assert improvement_percent(by_key["throughput_tokens_per_s.mean"], 100, 125) == pytest.approx(25)
     assert improvement_percent(by_key["wait_fraction"], 0.0, 0.1) is None
     assert improvement_percent(by_key["eval.loss"], None, 0.1) is None
-
-
-def test_the_loss_of_the_last_step_has_no_better_direction():
-    last = next(metric for metric in METRICS if metric.key == "loss.last")
-    assert improvement_percent(last, 0.4, 0.3) is None
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
@@ -133,23 +93,6 @@ def test_means_leave_out_metrics_that_one_summary_lacks():
     assert lookup(found, "wait_fraction") == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [(None, "ms", ""), (0.123, "%", "12.3 %"), (1234.5, "ms", "1,234"), (123.45, "ms", "123.5"), (1.5, "ms", "1.500")],
-)
-def test_numbers_for_reading(value, unit, text):
-    assert format_value(value, unit) == text
-
-
-def test_a_gain_that_rounds_to_nothing_has_no_sign():
-    assert [format_gain(gain) for gain in (None, -0.01, 12.34, -5)] == ["", "0.0 %", "+12.3 %", "-5.0 %"]
-
-
-def test_markdown_escapes_what_would_break_a_table():
-    (table,) = metric_tables({"a|b": {"wait_fraction": 0.5}}, {})
-    assert "a\\|b" in table.markdown()
-
-
 def test_summaries_named_like_a_column_of_the_table_are_kept(make_run):
     named = {name: {"wait_fraction": 0.1 * index} for index, name in enumerate(("metric", "title", "unit", "plain"), 1)}
     rows = summary_rows(named, {"unit gains": {"wait_fraction": 5.0}})
@@ -162,16 +105,208 @@ def test_summaries_named_like_a_column_of_the_table_are_kept(make_run):
     assert (run.path / "summary.csv").read_text().startswith("metric,title,unit,run unit\nstep_time_ms.mean,")
 
 
-def test_what_the_checks_found_outlives_another_summary(make_run, caplog):
-    run = make_run("static")
-    finding = {"id": "drift", "severity": "warn", "seen": "a", "limit": "b", "hint": "c"}
-    summarise(run)
-    assert "## Checks" not in (run.path / "summary.md").read_text()
-    (run.path / "checks.json").write_text(json.dumps({"checks": [finding]}))
-    summarise(run)
-    assert "## Checks" in (run.path / "summary.md").read_text()
-    assert "| warn | drift | a | b | c |" in (run.path / "summary.md").read_text()
-    (run.path / "checks.json").write_text("{")
-    summarise(run)
-    assert "## Checks" not in (run.path / "summary.md").read_text()
-    assert "checks.json: cannot be read" in caplog.text
+Make = Callable[..., Run]
+
+SENT: dict[str, float] = {
+    "comm_ms": 2.0,
+    "comm_sum_ms": 2.0,
+    "hidden_comm_ms": 0.5,
+    "collectives": 2,
+    "bytes_raw": 4000,
+    "bytes_wire": 1200,
+    "gradient_bytes_raw": 2000,
+    "gradient_bytes_wire": 500,
+}
+COMPRESSED: dict[str, float] = {
+    "compresses": 1,
+    "compress_ms": 1.5,
+    "decompress_ms": 0.5,
+    "extra_collectives": 1,
+    "extra_collective_ms": 0.25,
+    "payload_bytes": 800,
+    "index_bytes": 200,
+    "density": 0.01,
+    "residual_mb": 3.0,
+    "grad_rel_error": 0.5,
+    "grad_rel_error_max": 0.7,
+    "grad_cos_sim": 0.9,
+    "residual_norm": 4.0,
+    "grad_norm": 2.0,
+    "clipped": 1,
+}
+
+
+def line_of(run: Run) -> dict[str, Any]:
+    summary = summarise(run)
+    (line,) = pl.read_csv(run.path / RESULTS_FILE).to_dicts()
+    assert line == summary["record"]
+    return line
+
+
+def test_what_is_not_known_is_empty(make_run: Make) -> None:
+    line = line_of(make_run("static"))
+    unknown = {name for name, value in line.items() if value is None}
+    assert {"comm_ratio", "bytes_raw_total", "compress_time_ms", "grad_cos_sim", "val_ppl", "clipped_steps"} <= unknown
+    assert (line["nan_steps"], json.loads(line["comm_time_ms_by_op"])) == (0, {})
+
+
+def test_steps_left_as_they_are_count_in_no_ratio(make_run: Make) -> None:
+    line = line_of(make_run("static", extra=SENT | COMPRESSED | {"compresses": 0}))
+    assert (line["compression_ratio"], line["compress_time_ms"], line["bytes_raw_total"]) == (None, None, 80_000)
+
+
+CONFIGURED = 64
+TRAIN = {"samples": 9, "tokens": 75, "cut_samples": 3, "cut_tokens": 25}
+FEW = "9 training samples are too few to hold some out"
+CASES = [
+    ({}, {}),
+    ({"fingerprint": "an older version's"}, {}),
+    (
+        {"train": TRAIN, "eval": {"samples": 1}, "decisions": {"workload.eval": {"value": 1, "reason": "no file"}}},
+        {
+            "data": "9 samples trained on; 1 more held out of the training data, for evaluation",
+            "cut": "3 training samples to 64 tokens, which removed 25 tokens (25.0% of all)",
+        },
+    ),
+    (
+        {"train": TRAIN | {"cut_samples": 0}, "eval": {"samples": 1024, "cut_samples": 2, "cut_tokens": 7}},
+        {
+            "data": "9 samples trained on; 1,024 others for evaluation",
+            "cut": "2 evaluation samples to 64 tokens, which removed 7 tokens",
+        },
+    ),
+    (
+        {"train": {"samples": 9}, "eval": None, "decisions": {"workload.eval": {"value": 0, "reason": FEW}}},
+        {"data": f"9 samples trained on; none for evaluation: {FEW}"},
+    ),
+    (
+        {"train": TRAIN, "eval": None, "decisions": {"workload.max_length": {"value": 32}}, "labels": {"a": 0, "b": 1}},
+        {
+            "data": "9 samples trained on; none for evaluation",
+            "cut": "3 training samples to 32 tokens, which removed 25 tokens (25.0% of all)",
+            "labels": "a=0, b=1",
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("data", "lines"), CASES)
+def test_what_was_recorded_is_told(data: dict[str, object], lines: dict[str, str]) -> None:
+    assert dict(read_data({"data": data}, CONFIGURED).lines()) == lines
+
+
+def launch(perplexity: float | None, reached_s: float | None = None, compression: object = None) -> dict[str, Any]:
+    return {"record": {"val_ppl": perplexity, "time_to_target_ppl_s": reached_s}, "compression": compression}
+
+
+ARMS = {
+    "none": [launch(10.0, 3.0), launch(12.0, 5.0), launch(14.0)],
+    "topk": [launch(11.0, compression={}), launch(11.0, compression={"density": 0.01}), launch(float("nan"))],
+}
+
+
+def test_what_a_launch_does_not_have_is_left_out_and_counted() -> None:
+    found = over_launches(ARMS["none"])
+    assert found == {
+        "val_ppl": MeanRecord(mean=12.0, sd=2.0, launches=3),
+        "time_to_target_ppl_s": MeanRecord(mean=4.0, sd=2**0.5, launches=2),
+    }
+    assert over_launches(ARMS["none"][:1])["val_ppl"].sd is None
+    assert over_launches(ARMS["topk"])["val_ppl"].launches == 2, "what is no number has no mean"
+
+
+@pytest.fixture
+def emulated(make_run: Make, store: RunStore) -> Report:
+    link = "launch.link_gbps=2.5"
+    runs = [make_run(policy, overrides=(link,)) for policy in ("static", "partition")]
+    return analyze_runs(runs, store, Analysis())
+
+
+def test_every_place_says_that_a_link_was_emulated(emulated: Report, make_run: Make) -> None:
+    """A page, a verdict, a caption, a run's own summary and line."""
+    said = "2.5 Gb/s"
+    assert any(said in note and "emulated" in note for note in rank_notes(emulated))
+    assert all("emulated link" in line for line in verdict_lines(emulated.comparisons))
+    drawn = [ArmView(arm.label, arm.runs) for arm in emulated.arms]
+    assert f"emulated link of {said}" in caption(drawn, "")
+    for run in emulated.runs:
+        summary = emulated.summaries[run.run.id]
+        assert summary["link_gbps"] == 2.5 and said in (run.run.path / "summary.md").read_text()
+        assert isinstance(summary["record"], dict) and summary["record"]["link_gbps"] == 2.5
+    assert said in (emulated.folder.path / "summary.md").read_text()
+    assert (emulated.folder.path / BY_ARM_FILE).is_file()
+    real = summarise(make_run("static"))
+    assert real["link_gbps"] is None
+
+
+ADDING = '''\
+"""As if the class stood in measures.py."""
+import json, sys
+from importlib.util import find_spec, module_from_spec
+from pathlib import Path
+from dynbench.analysis.measure import measure, shown
+
+
+class Added:
+    """Of tomorrow."""
+
+    twice_ms: float | None = measure(
+        lambda at: 2 * at.of("step_time_ms.mean"),
+        shown("step time", "twice", "step time, twice", "ms", of="step"),
+        column="twice_ms",
+        over_launches=True,
+    )
+    """Twice the mean step time."""
+
+
+spec = find_spec("dynbench.analysis.measures")
+module = sys.modules[spec.name] = module_from_spec(spec)
+module.Added = Added
+source = Path(spec.origin).read_text(encoding="utf-8")
+declared = source.replace("Quality, Explained)", "Quality, Explained, Added)")
+assert declared != source
+exec(compile(declared, spec.origin, "exec"), vars(module))
+
+from dynbench.analysis.measures import METRICS, improvements
+from dynbench.analysis.results_csv import over_launches
+from dynbench.analysis.results_csv import results_csv
+from dynbench.analysis.summary import summarise
+from dynbench.fields.documents import page
+from dynbench.runs.run import Run
+
+runs = [Run(Path(folder)) for folder in sys.argv[1:]]
+summaries = [summarise(run) for run in runs]
+print(json.dumps({
+    "summary": summaries[0],
+    "table": (runs[0].path / "summary.md").read_text(encoding="utf-8"),
+    "csv": results_csv(summaries).splitlines()[0],
+    "heading": next(metric.heading for metric in METRICS if metric.key == "twice_ms"),
+    "over_launches": over_launches(summaries)["twice_ms"].launches,
+    "gain": improvements(summaries[:1], summaries[1:])["twice_ms"],
+    "page": [line for line in page().splitlines() if "twice_ms" in line],
+}))
+'''
+
+
+@pytest.mark.slow
+def test_one_declaration_is_seen_everywhere(make_run: Callable[..., Run], tmp_path: Path) -> None:
+    folders = [str(make_run(policy).path) for policy in ("static", "partition")]
+    (tmp_path / "added.py").write_text(ADDING, encoding="utf-8")
+    command = [sys.executable, str(tmp_path / "added.py"), *folders]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    found = json.loads(done.stdout)
+    twice = 2 * found["summary"]["step_time_ms"]["mean"]
+    assert found["summary"]["twice_ms"] == found["summary"]["record"]["twice_ms"] == twice
+    assert "step time, twice" in found["table"] and found["heading"] == "twice"
+    assert found["csv"].split(",")[-1] == "twice_ms" and found["over_launches"] == 2
+    assert found["gain"] > 0
+    assert len(found["page"]) == 2 and all("Twice the mean step time." in line for line in found["page"])
+
+
+def test_what_is_declared_is_declared_once() -> None:
+    for declared in (MEASURES, METRICS, COLUMNS):
+        keys = [each.key for each in declared]
+        assert len(keys) == len(set(keys))
+    assert not any("." in each.needs for each in MEASURES)
+    assert [metric.key for metric in METRICS if not metric.title or not metric.heading] == []

@@ -1,51 +1,223 @@
-"""The engine of tables: what a cell shows, which columns and tables there are, in a language."""
+"""The tables that people read."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable, Iterator
+
 import pytest
+from compared import compared
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from languages import english_words
+from unit.analysis.conftest import Fake, build_run
 
-from dynbench.analysis.measure import mean_over
-from dynbench.analysis.tables import Column, Spec, columns
+from dynbench.analysis.measures import METRICS, memory_parts
+from dynbench.analysis.merge import merge_run
+from dynbench.analysis.questions import DEFAULT, Question
+from dynbench.analysis.record import ComparisonRecord
+from dynbench.analysis.summary import summary_of
+from dynbench.analysis.table_specs import TABLES
+from dynbench.analysis.tables import by_arm, overview
+from dynbench.analysis.waste import PARTS
+from dynbench.cli import console, output
+from dynbench.plugins import STRATEGIES
+from dynbench.report import LANGUAGES, load_template
+from dynbench.runs.atomic import write_json
+from dynbench.runs.columns import COMM_COLUMNS, Column, write_columns
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+from dynbench.table_text import MARKDOWN_WIDTH, Table, format_gain, format_value
 
-NAMED = (Column("arm", "arm"), *columns("ms", wait_ms="waiting"), *columns("%", share="share"))
-ROWS = [{"arm": "a", "wait_ms": 12.5, "share": None}, {"arm": "b"}]
+LONGEST = 32
+"""Characters of an arm's name."""
+
+latin = st.from_regex(rf"[a-z][a-z059_-]{{0,{LONGEST - 1}}}", fullmatch=True)
+names = latin | st.text("批长度", min_size=1, max_size=LONGEST // 2)
+arms = st.lists(names, min_size=2, max_size=9, unique=True)
 
 
-def spec(**more: object) -> Spec:
-    return Spec("own", "a title", lambda rows, _: rows, NAMED, **more)  # type: ignore[arg-type]  # any of its fields
+def measured(names: list[str]) -> dict[str, dict[str, object]]:
+    """Values of every metric, different for each arm and metric."""
+    return {
+        name: {metric.key: 0.0101 * (index + 1) + 0.001 * place for place, metric in enumerate(METRICS)}
+        for index, name in enumerate(names)
+    }
 
 
-def test_cells_are_by_unit_and_what_a_row_lacks_is_empty() -> None:
-    table = spec().table(ROWS)
+def gained(names: list[str]) -> dict[str, dict[str, float]]:
+    return {
+        name: {metric.key: 10.0 * index + place for place, metric in enumerate(METRICS) if metric.better}
+        for index, name in enumerate(names[1:], 1)
+    }
+
+
+def found_of(names: list[str], **facts: object) -> list[ComparisonRecord]:
+    return [compared(candidate=name, baseline=names[0], **facts) for name in names[1:]]
+
+
+def tables_of(names: list[str], question: Question = DEFAULT) -> list[Table]:
+    first = overview(measured(names), found_of(names, recovered_share=0.4, bound_speedup=1.9), question)
+    return [first, *by_arm(measured(names), gained(names), METRICS)]
+
+
+def every_value(names: list[str]) -> list[str]:
+    values, gains = measured(names), gained(names)
+    texts = [format_value(values[name][metric.key], metric.unit) for name in names for metric in METRICS]  # type: ignore[arg-type]  # numbers
+    return texts + [format_gain(gain) for found in gains.values() for gain in found.values()]
+
+
+def blocks(text: str) -> Iterator[list[str]]:
+    """The lines of each table, without its title."""
+    for block in text.strip("\n").split("\n\n"):
+        lines = block.splitlines()
+        if not lines[0].startswith("**"):
+            yield lines
+
+
+def printed(tables: list[Table], width: int, terminal: bool = True) -> str:
+    shown = console._Console(width=width, force_terminal=terminal, color_system=None, file=io.StringIO())
+    before, said = console.stdout, []
+    console.stdout, echo = shown, output._print
+    output._print = said.append
+    try:
+        output.print_results(tables, [])
+    finally:
+        console.stdout, output._print = before, echo
+    return "\n".join(said)
+
+
+def wide(line: str) -> int:
+    from rich.cells import cell_len
+
+    return cell_len(line)
+
+
+@pytest.mark.slow
+@settings(max_examples=20, phases=[Phase.generate])
+@given(arms, st.sampled_from([60, 80, 100, 140]))
+def test_a_terminal_shows_every_arm_and_value_within_its_width(names: list[str], width: int) -> None:
+    text = printed(tables_of(names), width)
+
+    assert max(map(wide, text.splitlines())) <= width
+    assert "…" not in text
+    spaced = f" {' '.join(text.split())} "
+    assert [value for value in every_value(names) if f" {value} " not in spaced] == []
+    firsts = [line.split()[0] for line in text.splitlines() if line and line[0] != " "]
+    assert {firsts.count(name) for name in names} == {text.count("\narm ") + text.startswith("arm ")}
+
+
+@pytest.mark.slow
+@settings(max_examples=20, phases=[Phase.generate])
+@given(arms)
+def test_markdown_shows_every_arm_and_value_in_lines_that_are_read_as_they_stand(names: list[str]) -> None:
+    tables = tables_of(names)
+    text = "\n\n".join(table.markdown() for table in tables)
+
+    assert max(map(len, text.splitlines())) <= MARKDOWN_WIDTH
+    cells = [cell.strip() for line in text.splitlines() for cell in line.split("|")]
+    assert [value for value in every_value(names) if value not in cells] == []
+    for header, rule, *rows in blocks(text):
+        assert [row.split("|")[1].strip() for row in rows] == names
+        assert {line.count("|") for line in (rule, *rows)} == {header.count("|")}
+        assert header.split("|")[2].strip() != "gain"
+    whole = "\n\n".join(table.markdown(whole=True) for table in tables)
+    assert len(list(blocks(whole))) == len(tables)
+
+
+waste_table = TABLES["waste"].table
+
+
+def summary(
+    s: float | None, waiting: float = 0.1, shares: tuple[float | None, ...] = (0.75, 0.25)
+) -> dict[str, object]:
+    known = dict.fromkeys(PARTS, 0.05) | {"waiting": waiting, "s": s}
+    waste = known if s is not None else dict.fromkeys(("s", *PARTS))
+    slowest = {"distinct": 2, "shares": list(shares), "equal": 1 / len(shares)}
+    return {"waste": waste, "slowest_ranks": slowest, "world_size": len(shares) + 1, "workers": len(shares)}
+
+
+def test_a_launch_that_does_not_know_leaves_the_arm_unknown() -> None:
+    """A mean over fewer launches stood beside means over all of them, under one heading."""
+    table = waste_table({"static": [summary(1.5), summary(None)], "other": [summary(2.0)]})
+    assert not any(table.rows[0][1:9]) and table.rows[1][1] == "2.00"
+    assert table.rows[0][9], "whom steps wait for needs no fit"
+
+
+exposed_table, memory_table = TABLES["exposed"].table, TABLES["memory_parts"].table
+
+
+def test_what_ranks_held_is_a_mean_over_those_that_train(make_run: Callable[..., Run]) -> None:
+    run = make_run("static", overrides=("sync.name=zero1",))
+    assert memory_parts(merge_run(run)) is None
+    kinds = {"parameters_mb": 4.0, "gradients_mb": 2.0, "optimizer_mb": 4.0, "strategy_mb": 4.0, "peak_mb": None}
+    ranks = [
+        {"rank": rank, "whole_mb": 4.0, "activations_mb": 1.0 + rank}
+        | dict.fromkeys(("initialised", "before_step", "after_step"), kinds)
+        for rank in range(2)
+    ]
+    write_json(run.env_file, run.env() | {"memory_parts": ranks})
+    found = memory_parts(merge_run(run))
+    assert found is not None
+    assert (found["activations_mb"], found["model_mb"]) == (1.5, 4.0)
+    assert found["after_step"] == {**kinds, "peak_mb": None}
+    table = memory_table({"zero1": [{"memory_parts": found}]})
     assert table is not None
-    assert (table.title, table.columns) == ("a title", ["arm", "waiting\n(ms)", "share"])
-    assert table.rows == [["a", "12.500", ""], ["b", "", ""]]
+    assert [row[1] for row in table.rows] == ["initialised", "before step", "after step"]
+    assert table.rows[2][2:7] == ["4.000", "2.000", "4.000", "4.000", "14.000"], "and their sum"
+    assert table.rows[1][7] == "1.500" and not table.rows[2][7], "activations are freed by the backward pass"
 
 
-def test_a_compact_table_has_no_empty_column() -> None:
-    table = spec(compact=True).table(ROWS)
-    assert table is not None and table.rows == [["a", "12.500"], ["b", ""]]
+timed_table = TABLES["timed"].table
+COMM, *_ = COMM_COLUMNS
+PUSH, SEND = Column("push_ms", "number", "ms", "Of workers."), Column("send_ms", "number", "ms", "Of servers.")
+COUNT = Column("messages", "integer", "", "No time.")
+DECLARED = [COMM, PUSH, SEND, COUNT]
 
 
-@pytest.mark.parametrize("compact", [False, True])
-@pytest.mark.parametrize("rows", [[], [{"arm": "a"}], [{"arm": "a", "share": None}]])
-def test_nothing_beside_the_keys_is_no_table(rows: list[dict[str, object]], compact: bool) -> None:
-    assert spec(compact=compact).table(rows) is None
+def served(store: RunStore, servers: int = 1, **fields: object) -> Run:
+    """A run whose workers push for 2 ms in warm-up and 4 ms after it, and whose servers send for 6 ms."""
+    names = [column.name for column in DECLARED]
+    run = build_run(store, Fake("partition", servers=servers, extra=dict.fromkeys(names, 1.5), **fields))
+    write_columns(run.ranks_dir, DECLARED)
+    for rank in range(servers + 2):
+        lines = run.rank_file(rank).read_text().splitlines()
+        for place, line in enumerate(lines[1:], 1):
+            kept = line.rsplit(",", len(names))[0]
+            times = "9,,6,4" if rank < servers else f"8,{2 if place <= 10 else 4},,4"
+            lines[place] = f"{kept},{times}"
+        run.rank_file(rank).write_text("\n".join(lines) + "\n")
+    return run
 
 
-def test_texts_are_those_of_the_language() -> None:
-    texts = {"own.title": "T", "own.wait_ms": "W", "units.ms": "u", "kinds.not_told": "N", "other": "O of …"}
-    shown = (Column("kind", "kind", text="other", of="x", words="kinds"), *columns("ms", wait_ms="waiting"))
-    rows = [{"kind": "not told", "wait_ms": 1.0}, {"kind": "new", "wait_ms": (1.0, 2.0)}]
-    table = Spec("own", "a title", lambda rows, _: rows, shown).table(rows, lambda key, text: texts.get(key, text))
+@pytest.mark.parametrize("servers", [1, 2])
+def test_each_side_has_the_means_of_its_measured_rows(store: RunStore, servers: int) -> None:
+    summary = summary_of(merge_run(served(store, servers)))
+    assert summary["timed_ms"] == {
+        "workers": {"comm_ms": pytest.approx(8), "push_ms": pytest.approx(4)},
+        "servers": {"comm_ms": pytest.approx(9), "send_ms": pytest.approx(6), "optimizer_ms": 0},
+    }
+
+
+def test_the_memory_of_servers_is_not_in_that_of_workers(store: RunStore) -> None:
+    summary = summary_of(merge_run(served(store)))
+    assert summary["peak_mem_mb"]["servers_max"] == 0
+    assert summary["peak_mem_mb"]["max"] > 400
+    assert summary_of(merge_run(build_run(store, Fake())))["peak_mem_mb"]["servers_max"] is None
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_column_of_a_strategy_has_a_heading(language: str) -> None:
+    names = {
+        column.name: 1.0
+        for entry in STRATEGIES.values()
+        if not isinstance(entry.target, type)
+        for column in entry.load().columns
+        if column.unit == "ms"
+    }
+    sides = {"workers": {"comm_ms": 1.0, **names}, "servers": {"optimizer_ms": 1.0}}
+    table = timed_table({"一": [{"timed_ms": sides}]}, load_template(language).label)
     assert table is not None
-    assert (table.title, table.columns) == ("T", ["O of x", "W\n(u)"])
-    assert table.rows == [["N", "1.000"], ["new", "[1.000, 2.000]"]]
-
-
-def test_a_mean_is_over_all_launches_or_of_those_that_know() -> None:
-    launches = [{"waste": {"s": 1.0}}, {"waste": {"s": 3.0}}, {}]
-    assert mean_over(launches[:2], "waste.s") == pytest.approx(1.5), "harmonic, as shares have means of their own"
-    assert mean_over(launches, "waste.s") is None
-    assert mean_over(launches, "waste.s", of_known=True) == pytest.approx(1.5)
-    assert mean_over([], "waste.s", of_known=True) is None
+    assert len(set(table.columns)) == 3 + len(names)
+    if language != "en":
+        assert english_words(table.markdown(whole=True), ("rank",)) == []

@@ -1,16 +1,20 @@
-"""The parts of the waste: recomputed from the model behind the rows, adding up, unknown where nothing tells them."""
+"""Where step time goes beyond the ideal, the ideal that arms share, and what a candidate recovers."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
+from dynbench.analysis.arms import Arm, named_arms
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.summary import summary_of
-from dynbench.analysis.waste import PARTS, compute_rows, fit_compute, waste_of
+from dynbench.analysis.waste import PARTS, compute_rows, fit_compute, recovery, relative_speeds, share_ideal, waste_of
 from dynbench.runs.run import Run
 
 Make = Callable[..., Run]
@@ -156,16 +160,6 @@ def test_rows_of_an_earlier_version_have_an_ideal_only_where_nothing_is_padded(m
     assert parts(waste_of(packed)).sum() == pytest.approx(1 - 1 / waste_of(packed)["s"])
 
 
-def test_without_padding_the_compute_itself_is_needed_whatever_it_grows_with(make_run: Make) -> None:
-    run = rewritten(make_run(), **dict.fromkeys(("padded_tokens", "real_tokens"), pl.lit(64)))
-    waste = waste_of(run)
-    needed = run.measured["compute_ms_mean"].sum() + run.measured["optimizer_ms_mean"].sum()
-
-    assert waste["padding"] == 0
-    assert waste["s"] == pytest.approx(run.time_ms / needed)
-    assert parts(waste).sum() == pytest.approx(1 - 1 / waste["s"], abs=1e-9)
-
-
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
@@ -182,3 +176,181 @@ def test_where_no_ideal_can_be_stated_the_reason_stands_there(
     assert {waste[name] for name in ("s", *PARTS)} == {None}
     assert reason in waste["reason"]
     assert waste["reason_said"]["text"] == waste["reason"]
+
+
+def merged(make_run, *policies, **fields):
+    return [merge_run(make_run(policy, **fields)) for policy in policies]
+
+
+@pytest.mark.parametrize("attention_ms", [0.0, 0.002])
+def test_the_bound_is_recomputed_from_the_formula(make_run, attention_ms):
+    static, partition = merged(make_run, "static", "partition", world_size=4, noise=0.0, attention_ms=attention_ms)
+    found = recovery([(static, partition)])
+    steps = static.measured
+    tokens, tokens2, longest = (steps[name].to_numpy() for name in ("real_tokens", "real_tokens2", "longest"))
+    mean = 2.0 + (0.05 * tokens + attention_ms * tokens2) / 4
+    least = np.maximum(mean, 2.0 + 0.05 * longest + attention_ms * longest**2)
+    total = steps["step_time_max_ms"].to_numpy()
+    bound = (total - steps["compute_ms_max"].to_numpy() + least).sum()
+    assert found.bound_speedup == pytest.approx(total.sum() / bound, rel=1e-3)
+    other = partition.measured["step_time_max_ms"].sum()
+    assert found.share == pytest.approx((total.sum() - other) / (total.sum() - bound), rel=1e-2)
+    assert 0.3 < found.share < 1
+    assert found.overhead_share == pytest.approx(2.0 / steps["compute_ms_max"].mean(), rel=1e-2)
+
+
+@pytest.mark.parametrize("level", ["step", "window"])
+@pytest.mark.parametrize(("workers", "batch"), [(2, 8), (2, 32), (4, 16), (8, 64)])
+def test_no_deal_passes_the_bound_where_time_grows_with_the_square_of_the_length(make_run, level, workers, batch):
+    fields = {"world_size": workers, "global_batch": batch, "noise": 0.0, "attention_ms": 0.002}
+    static, partition = merged(make_run, "static", "partition", **fields)
+    found = recovery([(static, partition)], level)
+    assert static.time_ms / partition.time_ms <= found.bound_speedup
+    assert found.share <= 1
+
+
+def test_without_a_loss_no_share_is_stated(make_run, monkeypatch):
+    pair = tuple(merged(make_run, "static", "partition", noise=0.0))
+    assert "% of what static loses is recovered; the fitted bound on static's steps" in recovery([pair]).sentence(
+        "static"
+    )
+    monkeypatch.setattr("dynbench.analysis.waste.LEAST_LOSS", 0.99)
+    assert recovery([pair]).share is None
+    assert recovery([pair]).sentence("static").endswith("times as fast: next to nothing is lost")
+
+
+def test_speeds_come_from_the_slowdown_then_the_schedule_then_the_estimates(make_run, tmp_path):
+    (plain,) = merged(make_run, "static")
+    assert relative_speeds(plain).tolist() == [1, 1]
+    (given,) = merged(make_run, "partition", overrides=("schedule.speeds=[2.0, 1.0]",))
+    assert relative_speeds(plain, given).tolist() == [1, 0.5]
+    (slowed,) = merged(make_run, "partition", overrides=("schedule.speeds=[2.0, 1.0]", "launch.slowdown={0: 4.0}"))
+    assert relative_speeds(plain, slowed).tolist() == [0.25, 1]
+    (estimated,) = merged(make_run, "partition", overrides=("schedule.speeds=auto",))
+    (estimated.run.path / "speeds.csv").write_text("step,rank,speed\n10,0,1.0\n10,1,0.5\n20,0,1.0\n20,1,0.8\n")
+    assert relative_speeds(plain, estimated).tolist() == [1, 0.8]
+
+
+LENGTHS = [100, *[10] * 7]
+"""Of every step, over 4 ranks: the bound of a step is the long sample's time."""
+DEALT = {
+    "static": [[[100, 10], [10, 10], [10, 10], [10, 10]], [[100, 10, 10], [10, 10], [10, 10], [10]]],
+    "partition": [[[100], [10, 10, 10], [10, 10], [10, 10]]] * 2,
+    "window": [[[100], [100], [10] * 3, [10] * 3], [[10, 10]] * 4],
+}
+
+
+def dealt(make_run, policy, compute=lambda padded: 1 + 0.1 * padded):
+    """A run whose steps are those of `DEALT` in turn; a step takes 1 ms beside compute."""
+    window = 2 if policy == "window" else 1
+    run = make_run(policy, world_size=4, global_batch=8, warmup_steps=2, steps=8, window=window)
+    (run.path / "eval.csv").unlink()
+    for path in run.ranks_dir.glob("rank_*.csv"):
+        with path.open() as file:
+            rows = list(csv.DictReader(file))
+        for row in rows:
+            step = DEALT[policy][int(row["step"]) % 2]
+            share = step[int(row["rank"])]
+            padded = [len(each) * max(each) for each in step]
+            row["local_batch"], row["real_tokens"], row["max_seq_len_in_batch"] = len(share), sum(share), max(share)
+            row["real_tokens2"] = sum(length**2 for length in share)
+            row["padded_tokens2"] = len(share) * max(share) ** 2
+            row["padded_tokens"], row["compute_ms"] = len(share) * max(share), compute(len(share) * max(share))
+            row["step_time_ms"] = compute(max(padded)) + 1
+        with path.open("w") as file:
+            writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    return merge_run(run)
+
+
+def test_a_window_passes_the_bound_of_steps_and_is_held_against_that_of_all_steps_together(make_run):
+    static, partition, window = (dealt(make_run, policy) for policy in DEALT)
+    exact = recovery([(static, partition)], "step")
+    assert (exact.within_steps, exact.share) == (True, pytest.approx(1))
+    assert exact.bound_speedup == pytest.approx((22 + 32) / 24)
+    assert recovery([(static, window)], "step") is None
+    moved = recovery([(static, window)], "window")
+    assert moved.bound_speedup == pytest.approx((22 + 32) / (2 * (2 + 0.1 * sum(LENGTHS) / 4)))
+    assert moved.share == pytest.approx((54 - 16) / (54 - 2 * (2 + 0.1 * sum(LENGTHS) / 4)))
+    assert "the fitted bound on static's samples in any of its steps is" in moved.sentence("static")
+
+
+@pytest.mark.parametrize(("passes", "stated"), [(0.01, True), (0.04, True), (0.06, False)])
+def test_a_bound_is_passed_by_no_more_than_its_fit_is_off(make_run, passes, stated):
+    static, partition = merged(make_run, "static", "partition", noise=0.0)
+    bound_speedup = recovery([(static, partition)]).bound_speedup
+    at_bound = replace(
+        partition,
+        blocks=partition.blocks.with_columns(
+            time_ms=pl.col("time_ms") * (static.time_ms / bound_speedup / (1 + passes) / partition.time_ms)
+        ),
+    )
+    found = recovery([(static, at_bound)])
+    assert (found is not None) is stated
+    if found is not None:
+        assert found.share == pytest.approx(1)
+        assert found.bound_speedup == pytest.approx(bound_speedup), "it is that of the baseline, whoever passes it"
+
+
+Wastes = dict[str, dict[str, Any]]
+
+SLOWER = {"policy": "partition", "compute_ms_per_token": 0.08}
+"""Deals better than static, and computes each token in 1.6 times its time."""
+OTHER_SAMPLES = {"policy": "partition", "steps": 30}
+
+
+def arms(make_run: Make, **of_arm: dict[str, object]) -> tuple[list[Arm], Wastes]:
+    """The arms, and by id of the run the waste by the ideal that they share."""
+    found = named_arms(
+        {name: [merge_run(make_run(seed=seed, **fields)) for seed in range(2)] for name, fields in of_arm.items()}
+    )
+    summaries = {run.run.id: {"waste": waste_of(run)} for arm in found for run in arm.runs}
+    return found, {run_id: summary["waste"] for run_id, summary in share_ideal(found, summaries).items()}
+
+
+def test_who_is_slower_is_further_from_the_ideal_by_as_much(make_run: Make) -> None:
+    (static, slower), wastes = arms(make_run, static={}, slower=SLOWER)
+    alone, shared = [waste_of(run)["s"] for run in slower.runs], [wastes[run.run.id]["s"] for run in static.runs]
+
+    assert max(alone) < min(shared), "by its own ideal the slower arm is the better one"
+    ratios = [
+        wastes[run.run.id]["s"] * run.measured["real_tokens"].sum() / run.time_ms
+        for run in (*static.runs, *slower.runs)
+    ]
+    assert ratios == pytest.approx([ratios[0]] * 4)
+
+
+def test_slower_compute_is_a_part_of_its_own_and_the_parts_add_up(make_run: Make) -> None:
+    (static, slower), wastes = arms(make_run, static={}, slower=SLOWER)
+    for waste in wastes.values():
+        assert sum(waste[part] for part in PARTS) == pytest.approx(1 - 1 / waste["s"])
+    assert all(abs(wastes[run.run.id]["compute"]) < 0.01 for run in static.runs)
+    assert all(wastes[run.run.id]["compute"] > 0.1 for run in slower.runs)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        OTHER_SAMPLES,
+        {"world_size": 4},
+        {"slow": {1: 2.0}, "overrides": ("launch.slowdown={1: 2.0}",)},
+        {"overrides": ("sync.name=local_sgd",)},
+    ],
+)
+def test_arms_of_other_work_share_no_ideal_and_keep_their_parts(make_run: Make, other: dict[str, object]) -> None:
+    two, of_two = arms(make_run, static={}, other=other)
+    three, of_three = arms(make_run, static={}, partition={"policy": "partition"}, other=other)
+
+    wastes = of_two | of_three
+    for run in (run for arm in (*two, three[2]) for run in arm.runs):
+        waste = wastes[run.run.id]
+        assert (waste["s"], waste["compute"]) == (None, None)
+        assert waste["reason_said"]["say"] == "waste.not_shared"
+        assert waste["padding"] == waste_of(run)["padding"]
+    assert None not in {wastes[run.run.id]["s"] for arm in three[:2] for run in arm.runs}
+
+
+def test_an_arm_without_an_ideal_of_its_own_gives_none(make_run: Make) -> None:
+    _, wastes = arms(make_run, static={"steps": 1, "warmup_steps": 0}, partition={"policy": "partition"})
+    assert {waste["s"] for waste in wastes.values()} == {None}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from languages import english_sentences, facts, said
 
+from dynbench.analysis.arms import describe
 from dynbench.analysis.checks.evidence import Finding
-from dynbench.analysis.comparability import describe
 from dynbench.analysis.stats import Ratio
 from dynbench.analysis.verdict import Verdict, sentence
 from dynbench.errors import RecordError, RunLookupError
