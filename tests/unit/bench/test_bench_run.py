@@ -405,6 +405,7 @@ class _Twice(torch.nn.Module):
         return 2 * x
 
 
+@pytest.mark.slow
 def test_what_many_cases_compile_is_compiled_in_all_of_them() -> None:
     """torch compiles one function eight times in a process, and runs it as it is in further cases, without a word."""
     compiled: list[object] = []
