@@ -103,7 +103,8 @@ accept-values accept-words: accept-%: install-test
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m golden accept $* $(ONLY)
 
 test-matrix: install-test
-	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist load -m matrix tests
+	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist load -m "matrix and not fault and not alone" tests
+	$(PYTEST) -m "matrix and alone" tests/multiproc
 
 # Those of `alone` compare no times here: they may run one after the other.
 faults: install-test

@@ -1,7 +1,7 @@
 """Every workload of the registry trains under every policy, split or not, but for what is refused by name.
 
 In its smallest size and on generated data, by virtual ranks in this process; over real ranks,
-tests/multiproc/test_every_policy_trains.py launches every policy with one of them.
+tests/multiproc/test_matrix.py launches every policy with one of them.
 """
 
 from __future__ import annotations

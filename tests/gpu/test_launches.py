@@ -58,7 +58,7 @@ def test_half_precision_trains(tmp_path: Path) -> None:
 def test_nccls_gradients_are_those_of_one_process(tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(RANK_PROGRAM), str(rank), "2", str(tmp_path / "meet"), "cuda"],
+            [sys.executable, str(RANK_PROGRAM), str(rank), "2", str(tmp_path / "meet")],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -45,9 +45,9 @@ def launch(store: RunStore) -> Launch:
 
 
 @pytest.fixture(scope="session")
-def static_run(store: RunStore) -> Run:
-    """Static on two ranks, started as a user's are."""
-    return launch_training(load_config(None, [*TINY, "schedule.mode=static"]), store)
+def static_run(launch: Launch) -> Run:
+    """Static on two ranks."""
+    return launch("schedule.mode=static")
 
 
 @pytest.fixture(scope="session")

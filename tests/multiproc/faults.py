@@ -19,6 +19,7 @@ from pixel import png
 from planted import in_folder
 
 from dynbench.analysis.rank_files import find_rank_files, read_rank_file
+from dynbench.engine.failure import CONNECTING, PREPARING
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import RunRecord, Status
 from dynbench.runs.store import RunStore
@@ -44,6 +45,15 @@ ENDLESS = ["--set", "train.steps=100000"]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 """What a user who launches the ranks puts before a command."""
 TWO_ARMS = "description: two\narms:\n  - {name: static}\n  - {name: partition, set: {schedule.mode: dynamic}}\n"
+PHASES = {
+    "start": (CONNECTING, None, "while meeting the other ranks", None),
+    "data": (PREPARING, None, "while preparing its data", None),
+    "plan": ("plan", 0, "in plan of step 0", None),
+    "first step": ("forward", 0, "in forward of step 0", None),
+    "mid-run": ("backward", 4, "in backward of step 4", 3),
+}
+"""Phase and step, as `at` takes them, how a message says it, and the rows of a rank that lie before it."""
+IMPATIENT = "import planted; planted.impatient_launcher(); "
 AT_ONCE_S = 30
 """How long what a command has waited for may still be seen on a busy machine: what forks for it ends after it."""
 ORPHANED_S = 180

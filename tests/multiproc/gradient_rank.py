@@ -1,4 +1,4 @@
-"""One rank of the gradient test: `gradient_rank.py RANK WORLD_SIZE RENDEZVOUS_FILE [cuda]`; rank 0 prints JSON."""
+"""One rank of the gradient test; on a GPU `gradient_rank.py RANK WORLD_SIZE RENDEZVOUS_FILE`, rank 0 prints JSON."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import operator
 import os
 import sys
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -91,13 +92,13 @@ def full_gradient(toy: Toy, ids: np.ndarray, device: torch.device) -> Tensor:
     return flat_gradient(model)
 
 
-def main(rank: int, world_size: int, file: str, kind: str = "cpu") -> None:
-    torch.set_num_threads(1)
-    device = torch.device(kind, rank) if kind == "cuda" else torch.device("cpu")
-    if kind == "cuda":
-        torch.cuda.set_device(device)
-    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{file}", rank=rank, world_size=world_size)
+def measured(rank: int, kind: str) -> list[dict[str, Any]]:
+    """Of random uneven splits over the default group: ratio and relative error against the full batch alone."""
+    device, world_size, results = (
+        torch.device(kind, rank) if kind == "cuda" else torch.device("cpu"),
+        dist.get_world_size(),
+        [],
+    )
     config = load_config(None, ["workload.pad_to_multiple_of=1", "train.precision=fp32", "train.learning_rate=5e-4"])
     toy, timer = Toy(), StepTimer(device)
     replica = Replica(config, toy, device, timer, build_strategy(config, device))
@@ -116,20 +117,29 @@ def main(rank: int, world_size: int, file: str, kind: str = "cpu") -> None:
             assert total.samples() == len(ids)
             full, synchronised = full_gradient(toy, ids, device), flat_gradient(replica.model)
             replica.optimizer.zero_grad(set_to_none=True)
-            if rank == 0:
-                result = {
+            results.append(
+                {
                     "weighted": weighted,
                     "micro_batches": micro_batches,
                     "counts": [sum(map(len, share)) for share in shares],
                     "ratio": float(synchronised @ full / (full @ full)),
                     "relative_error": float((synchronised - full).norm() / full.norm()),
                 }
-                print(json.dumps(result), flush=True)
-    dist.barrier()
+            )
     replica.strategy.close()
+    return results
+
+
+def main(rank: int, world_size: int, file: str) -> None:
+    torch.cuda.set_device(rank)
+    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{file}", rank=rank, world_size=world_size)
+    results = measured(rank, "cuda")
+    if rank == 0:
+        print("\n".join(map(json.dumps, results)), flush=True)
+    dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
     os._exit(0)  # what torch's threads do while the interpreter goes down is not under test

@@ -114,4 +114,5 @@ def main(program: str, accumulated: int) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]))
+    sys.stdout.flush()
     os._exit(0)  # what torch's threads do while the interpreter goes down is not under test

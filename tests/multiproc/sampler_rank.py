@@ -1,13 +1,7 @@
-"""One rank of a plain DDP loop: `sampler_rank.py RANK WORLD_SIZE RENDEZVOUS_FILE CONFIG STATE STOP`; prints JSON lines.
-
-With STOP above 0 it ends after so many steps and leaves its state in the file STATE; where STATE exists, it resumes.
-"""
+"""One rank of a plain DDP loop over the sampler."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +17,26 @@ from dynbench.workloads.batches import make_micro_batch
 from dynbench.workloads.registry import build_workload
 
 
-def main(rank: int, world_size: int, file: str, config_file: str, state_file: str, stop: int) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size)
+def trained(rank: int, config_file: str, state_file: str, stop: int | None) -> list[tuple[int, int, int, int, float]]:
+    """Step, rank, samples, work hash and loss of every step.
+
+    Args:
+        rank: of the default group.
+        config_file: of the run that does the same.
+        state_file: where it exists, the loop goes on from there.
+        stop: after so many steps the loop ends, and leaves its state in the file.
+    """
     config = load_config(Path(config_file))
     train = config.train
     workload = build_workload(config)
     data = workload.train
     sampler = PlannedBatchSampler(
-        data.lengths, world_size, rank, train.global_batch, policy=config.schedule.policy_name, seed=train.seed
+        data.lengths,
+        dist.get_world_size(),
+        rank,
+        train.global_batch,
+        policy=config.schedule.policy_name,
+        seed=train.seed,
     )
     loader = DataLoader(np.arange(len(data.lengths)), batch_sampler=sampler, collate_fn=np.array)
     model = DistributedDataParallel(workload.build_model(train.seed))
@@ -39,7 +44,7 @@ def main(rank: int, world_size: int, file: str, config_file: str, state_file: st
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=train.learning_rate, weight_decay=train.weight_decay, fused=True
     )
-    step, state = 0, Path(state_file)
+    step, state, done = 0, Path(state_file), []
     if state.exists():
         saved = torch.load(state, weights_only=False)
         model.module.load_state_dict(saved["model"])
@@ -54,10 +59,7 @@ def main(rank: int, world_size: int, file: str, config_file: str, state_file: st
             (loss * sampler.weight(ids)).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            print(
-                json.dumps([step, len(ids), work_hash(ids, data.lengths[ids]), loss.item()]),
-                flush=True,
-            )
+            done.append((step, rank, len(ids), work_hash(ids, data.lengths[ids]), loss.item()))
             step += 1
             if step == stop:
                 dist.barrier()
@@ -72,12 +74,7 @@ def main(rank: int, world_size: int, file: str, config_file: str, state_file: st
                         state,
                     )
                 dist.barrier()
-                return
+                return done
             if step == total:
                 break
-    dist.barrier()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5], int(sys.argv[6]))
-    os._exit(0)  # what torch's threads do while the interpreter goes down is not under test
+    return done

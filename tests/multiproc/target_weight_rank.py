@@ -1,15 +1,8 @@
-"""One rank of a loop with a token-mean loss: `target_weight_rank.py RANK WORLD_SIZE RENDEZVOUS_FILE`.
-
-Rank 0 prints JSON lines: batches accumulated, what weighs them, and the relative error of the synchronised gradient
-against that of the mean over all target tokens of the optimizer step in one process.
-"""
+"""One rank of a loop with a token-mean loss."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import sys
 
 import numpy as np
 import torch
@@ -63,15 +56,18 @@ def weights_of(kind: str, sampler: PlannedBatchSampler, batches: list[dict[str, 
     return sampler.target_weights([targets_of(batch) for batch in batches], group=dist.group.WORLD)
 
 
-def main(rank: int, world_size: int, file: str) -> None:
-    torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float64)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size)
-    data = make_data()
+def errors(rank: int) -> dict[tuple[int, str], list[float]]:
+    """Batches accumulated and what weighs them, to the relative errors of the synchronised gradients.
+
+    Against that of the mean over all target tokens of the optimizer step in one process.
+    """
+    data, world_size, found = make_data(), dist.get_world_size(), {}
     samplers = [PlannedBatchSampler([len(t) for t, _ in data], world_size, r, BATCH) for r in range(world_size)]
     plan = list(zip(*samplers, strict=True))
     torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)))
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)).double()
+    )
     for accumulated in (1, 3):
         for kind in ("samples", "each batch", "step"):
             for first in range(0, STEPS * accumulated, accumulated):
@@ -87,12 +83,5 @@ def main(rank: int, world_size: int, file: str) -> None:
                 model.zero_grad()
                 loss_of(model.module, collate([data[i] for step in shares for ids in step for i in ids])).backward()
                 whole = flat_gradient(model)
-                if rank == 0:
-                    error = float((synchronised - whole).norm() / whole.norm())
-                    print(json.dumps({"accumulated": accumulated, "kind": kind, "error": error}), flush=True)
-    dist.barrier()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
-    os._exit(0)  # what torch's threads do while the interpreter goes down is not under test
+                found.setdefault((accumulated, kind), []).append(float((synchronised - whole).norm() / whole.norm()))
+    return found

@@ -1,6 +1,10 @@
-"""Collectives on as many ranks as each case wants: nothing is wrong, and virtual ranks are charged by its file."""
+"""Benchmarks and the check of strategies on ranks of their own: collectives, AdamW's state, the strategies' toy."""
 
 from __future__ import annotations
+
+import multiprocessing
+import signal
+from pathlib import Path
 
 import pytest
 from forked import forked_ranks
@@ -8,10 +12,13 @@ from multiproc.launches import TINY
 
 from dynbench.bench.bench_run import measure_bench, start_bench
 from dynbench.bench.collectives import COMM_FILE, Collectives
+from dynbench.bench.optimizer import MOMENTS, OptimizerState
 from dynbench.config.layers import load_config
 from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.launching.resolve import resolve, this_machine
-from dynbench.plugins.benchmarks import CollectivesOptions
+from dynbench.engine.rank.toy_check import check_strategies
+from dynbench.plugins import STRATEGIES
+from dynbench.plugins.benchmarks import CollectivesOptions, OptimizerOptions
 from dynbench.runs.provenance import usable_cores
 from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
@@ -38,3 +45,52 @@ def test_ranks_agree_on_the_known_sum(store: RunStore) -> None:
     config = load_config(None, [*TINY, "launch.launcher=virtual", "launch.world_size=4", f"launch.comm_model={file}"])
     kept = resolve(config, this_machine(), store).config.launch.comm_model
     assert build_comm_model(kept, store.root).allreduce_ms(2**18 / 1e6, 2) == pytest.approx(result.rows[0].p50)
+
+
+def test_divided_state_is_half_of_it(store: RunStore) -> None:
+    options = OptimizerOptions(context=4, local_batch=1, precisions=("fp32",), iterations=2, warmup=0, device="cpu")
+    benchmark = OptimizerState(options)
+    with forked_ranks():
+        result = measure_bench(start_bench("optimizer", benchmark, store), report=lambda _: None)
+    assert result.run.status is Status.COMPLETED and {row.status for row in result.rows} == {"ok"}
+    memory = {
+        (row.columns["way"], row.columns["moment"], row.columns["part"]): row.p50 or 0.0
+        for row in result.rows
+        if row.columns["quantity"] == "memory"
+    }
+    assert {row.unit for row in result.rows if row.columns["quantity"] != "time"} == {"MB"}
+    for way in ("adamw", "zero1"):
+        parts = {moment: {part: memory[way, moment, part] for part in ("gradients", "optimizer")} for moment in MOMENTS}
+        assert parts["init"]["optimizer"] == 0 < parts["before"]["optimizer"] == parts["after"]["optimizer"]
+        for moment in MOMENTS:
+            split = sum(memory[way, moment, part] for part in ("parameters", "gradients", "optimizer", "rest"))
+            assert split == pytest.approx(memory[way, moment, "total"], rel=1e-2)  # maxima over ranks
+            assert memory[way, moment, "peak"] >= memory[way, moment, "total"]
+    parameters = memory["adamw", "init", "parameters"]
+    assert memory["adamw", "after", "optimizer"] == pytest.approx(2 * parameters, rel=1e-3)
+    ratios = benchmark.summary(result.rows)["zero1_of_adamw"]
+    assert isinstance(ratios, dict)
+    of_tiny = ratios["tiny float32"]
+    assert of_tiny["state"] == pytest.approx(0.5, rel=1e-2) and of_tiny["sent"] == pytest.approx(1, rel=1e-2)
+    for row in result.rows:
+        if row.columns["quantity"] == "traffic":
+            assert row.p50 == pytest.approx(float(row.columns["formula_mb"]), rel=1e-2)
+
+
+def _blocks(pid: int | None, signum: signal.Signals) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    mask = next(line.split()[1] for line in lines if line.startswith("SigBlk:"))
+    return bool(int(mask, 16) & 1 << (signum - 1))
+
+
+def test_results_come_while_ranks_run_and_these_end_with_whoever_asked() -> None:
+    names = [name for name, entry in STRATEGIES.items() if not entry.servers]
+    checking = check_strategies(names, 2)
+    first = next(checking)
+    ranks = multiprocessing.active_children()
+    assert (first.strategy, first.passed) == (names[0], True)
+    assert len(ranks) == 2, "they go on with the other strategies"
+    assert all(_blocks(rank.pid, signal.SIGINT) for rank in ranks), "Ctrl-C is for the command, which ends them"
+    assert not any(_blocks(rank.pid, signal.SIGTERM) for rank in ranks)
+    checking.close()
+    assert not any(rank.is_alive() for rank in ranks)

@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 import json
-import signal
-import time
 from pathlib import Path
 
 import pytest
 from multiproc.faults import (
     ENDLESS,
-    TORCHRUN,
+    IMPATIENT,
+    PHASES,
     TWO_ARMS,
     Command,
-    analyzed,
     answered,
     check,
     rows_kept,
     settled,
 )
-from multiproc.launches import wait_until
 from pixel import UNRENDERED
-from planted import at, in_folder
+from planted import at
 
-from dynbench.engine.failure import CONNECTING, PREPARING, last_position
-from dynbench.runs.run import Run
+from dynbench.config.ranks import ranks_under
+from dynbench.experiment.launch_plan import read_state
+from dynbench.plugins import STRATEGIES
 from dynbench.runs.run_record import Status
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
 
-PHASES = {
-    "start": (CONNECTING, None, "while meeting the other ranks", None),
-    "data": (PREPARING, None, "while preparing its data", None),
-    "plan": ("plan", 0, "in plan of step 0", None),
-    "first step": ("forward", 0, "in forward of step 0", None),
-    "mid-run": ("backward", 4, "in backward of step 4", 3),
-}
-"""Phase and step, as `at` takes them, how a message says it, and the rows of a rank that lie before it."""
 KILLED_IN_MAKE_TEST = [("start", 0), ("first step", 0), ("mid-run", 0)]
-MERGE = "import planted, dynbench.experiment.training as t; planted.plant_in_launcher('killed', t, '_finished')"
-IMPATIENT = "import planted; planted.impatient_launcher(); "
 CASE = "measuring all_reduce 0.5 MiB float32 gloo x2"
 CASE_SAID = f"while {CASE}"
 TIMEOUT_S = 8
@@ -59,36 +47,28 @@ def test_a_rank_is_killed(tmp_path: Path, phase: str, rank: int) -> None:
     ended = Command(tmp_path).ran("train", "--json", first=IMPATIENT + planted)
     killed = f"rank {rank} was killed by SIGKILL {said}"
     record = check(ended, 3, Status.FAILED, killed, rows=rows, rank=rank)
+    assert ended.error["kind"] == "worker"
     assert record.failure is not None and record.failure.log == f"logs/rank_{rank}.log"
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("phase", PHASES)
-def test_the_launcher_is_killed(tmp_path: Path, phase: str) -> None:
-    """By rank 0, so that it is known where the ranks are."""
-    name, step, _, rows = PHASES[phase]
-    ended = Command(tmp_path).ran("train", "--json", first=at("launcher killed", name, step=step))
-    check(ended, -signal.SIGKILL, Status.LOST, rows=rows)
-
-
-def test_the_launcher_is_killed_while_it_merges(tmp_path: Path) -> None:
-    ended = Command(tmp_path).ran("train", "--json", first=MERGE)
-    check(ended, -signal.SIGKILL, Status.COMPLETED, rows=8)
-    assert not list(ended.run.ranks_dir.glob("at_*")), "every rank came to its end"
-
-
-@pytest.mark.matrix
-def test_rank_0_is_killed_while_it_merges(tmp_path: Path) -> None:
-    """Where the user launched the ranks: rank 0 does there what else the launcher does."""
-    ended = Command(tmp_path).ran("train", "--json", first=MERGE, under=TORCHRUN)
-    assert (ended.code, ended.run.status) == (1, Status.COMPLETED), ended.stderr
-    rows_kept(ended.run, 8)
-    analyzed(ended)
+@pytest.mark.parametrize(
+    ("sync", "rank"),
+    [("ps", 0), *(pytest.param(name, -1, marks=pytest.mark.matrix) for name in STRATEGIES)],
+)
+def test_a_rank_is_killed_under_every_strategy(tmp_path: Path, sync: str, rank: int) -> None:
+    """The first one, a server, or the last one, of two that train."""
+    ranks = 2 + STRATEGIES[sync].servers
+    rank %= ranks
+    given = ("--set", f"launch.nproc={ranks}", "--set", f"sync.name={sync}")
+    ended = Command(tmp_path).ran("train", "--json", *given, first=IMPATIENT + at("killed", "sync", rank=rank, step=4))
+    check(ended, 3, Status.FAILED, f"{ranks_under(sync, ranks).title(rank)} was killed by SIGKILL", rows=3, rank=rank)
+    summary = json.loads((ended.run.path / "summary.json").read_text())
+    assert summary["partial"] is True and summary["workers"] == 2
 
 
 def test_ranks_that_hear_no_signal(tmp_path: Path) -> None:
     command = Command(tmp_path)
-    process = command.begin("train", "--json", *ENDLESS, first="import planted; planted.deaf_ranks()")
+    process = command.begin("train", "--json", *ENDLESS, first=IMPATIENT + "import planted; planted.deaf_ranks()")
     command.wait_for_rows()
     process.terminate()
     ended = command.end()
@@ -157,8 +137,9 @@ def test_a_rank_is_killed_that_waits_for_a_program(tmp_path: Path) -> None:
     settled(ended, ended.run, 3, Status.FAILED, said, rank=0)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("fault", ["killed", "hangs", "without memory"])
+@pytest.mark.parametrize(
+    "fault", [*(pytest.param(fault, marks=pytest.mark.matrix) for fault in ("killed", "hangs")), "without memory"]
+)
 def test_a_rank_of_a_comparison(tmp_path: Path, fault: str) -> None:
     recipe = tmp_path / "two.yaml"
     recipe.write_text(TWO_ARMS + "launches: 2\n", encoding="utf-8")
@@ -172,6 +153,8 @@ def test_a_rank_of_a_comparison(tmp_path: Path, fault: str) -> None:
     comparison, *arms = ended.runs
     settled(ended, comparison, code, status, "arm ", said.get(fault, "can't allocate memory"), rank=1)
     assert "dynbench compare --resume demo" in ended.error["hint"]
+    state = read_state(comparison.path)
+    assert state.mode == "apart" and state.groups == (("static",), ("partition",)), "the next time by themselves"
     assert sorted(arm.status for arm in arms) == sorted([status, Status.INTERRUPTED])
     for arm in arms:
         rows_kept(arm, 3)
@@ -179,44 +162,3 @@ def test_a_rank_of_a_comparison(tmp_path: Path, fault: str) -> None:
     if fault == "killed":
         command.ran("compare", "--resume", "demo", "--json", bare=True, first=UNRENDERED)
         settled(command, comparison, 0, Status.COMPLETED)
-
-
-WORKING = {
-    "probe": ("probe",),
-    "bench": ("bench", "collectives"),
-    "compare": ("compare",),
-}
-
-
-def _measures(run: Run) -> bool:
-    place = last_position(run, 1)
-    return place is not None and place.phase.startswith("measuring")
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("how", ["SIGINT", "SIGINT twice", "SIGTERM", "SIGKILL"])
-@pytest.mark.parametrize("name", WORKING)
-def test_the_launcher_is_told_to_stop(tmp_path: Path, name: str, how: str) -> None:
-    endless = ("--set", "iterations=1000000") if name == "bench" else ENDLESS
-    command = Command(tmp_path)
-    process = command.begin(*WORKING[name], "--json", *endless)
-    signum = signal.Signals[how.partition(" ")[0]]
-    wait_until(lambda: [run.status for run in command.runs[:1]] == [Status.RUNNING], "the run to begin")
-    wait_until(lambda: len(in_folder(command.work)) >= 4, "its processes")
-    if name == "bench":
-        wait_until(lambda: _measures(command.run), "a rank at its work")
-    written = command.wait_for_rows() if name == "compare" else None
-    process.send_signal(signum)
-    if how.endswith("twice"):
-        time.sleep(0.01)  # two signals that are pending at once are one
-        process.send_signal(signum)
-    ended = command.end()
-    first = ended.runs[0]
-    if signum is signal.SIGKILL:
-        settled(ended, first, -signum, Status.LOST)
-    else:
-        settled(ended, first, 128 + signum, Status.INTERRUPTED)
-        assert ended.error["kind"] == "interrupted"
-    if written is not None:
-        rows_kept(ended.run, written)
-        analyzed(ended)

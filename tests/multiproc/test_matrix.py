@@ -10,6 +10,7 @@ from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
+import polars as pl
 import pytest
 from multiproc.launches import TINY, fork, global_loss, rows_of
 
@@ -17,6 +18,7 @@ from dynbench.plugins import POLICIES, STRATEGIES
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
+from dynbench.schedule.policy import policy_class
 
 pytestmark = pytest.mark.multiproc
 
@@ -28,6 +30,8 @@ Case = tuple[str, str, str]
 SAMPLE: set[Case] = {
     *((sync, "partition", "packed") for sync in ("ddp", "zero1", "fsdp", "ps_flat", "diloco")),
     ("naive", "prefix", "packed"),
+    ("ddp", "token_budget", "padded"),
+    ("ddp", "karmarkar_karp", "padded"),
 }
 CASES: list[Case] = list(
     product(STRATEGIES, [name for name, entry in POLICIES.items() if entry.in_train and not entry.missing], LAYOUTS)
@@ -77,6 +81,8 @@ def test_it_trains(trained: Callable[[Case], Run], case: Case) -> None:
     assert set(working["policy"]) == {policy} and set(working["layout"]) == {layout}
     assert working["loss"].is_finite().all()
     assert (working["padded_tokens"] == working["real_tokens"]).all() == (layout == "packed")
+    samples = working.group_by("step").agg(pl.col("local_batch").sum())["local_batch"]
+    assert set(samples) == {12} or not policy_class(policy).fixed_batch
     assert (run.path / "eval.csv").exists() == entry.trains
     if entry.exact:
         beside = trained(("ddp", policy, layout))

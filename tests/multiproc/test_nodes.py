@@ -1,21 +1,23 @@
-"""Two launchers on loopback as two nodes."""
+"""Two launchers on loopback as two nodes; ranks that the user's torchrun starts; ranks that wait for one's data."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from multiproc.launches import TINY, fork, rows_of, start, wait_until
+from forked import ForkedPopen
+from multiproc.faults import TORCHRUN
+from multiproc.launches import TINY, command, environment, fork, rows_of
+from pixel import UNRENDERED
+from planted import at
 
 from dynbench.analysis.analyze import analyze_runs
 from dynbench.config.schema import Analysis
-from dynbench.engine.launching.run_launch import WORKER_MODULE
-from dynbench.engine.launching.torchrun import rank_pids
 from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 
@@ -30,21 +32,10 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def lines_written(results: Path) -> int:
-    return sum(file.read_bytes().count(b"\n") for file in results.glob("*/ranks/rank_*.csv"))
-
-
-def node_arguments(node: int, port: int, *more: str) -> tuple[str, ...]:
-    rendezvous = ("--nnodes", "2", "--node-rank", str(node), "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "t")
-    return ("train", "--json", "--nproc", "1", "--name", "both", *rendezvous, *more)
-
-
-def start_node(results: Path, node: int, port: int, *more: str) -> subprocess.Popen[str]:
-    return start(results, *node_arguments(node, port, *more), settings=ONE_RANK)
-
-
 def fork_node(results: Path, node: int, port: int, *more: str, first: str = "") -> subprocess.Popen[str]:
-    return fork(results, *node_arguments(node, port, *more), settings=ONE_RANK, first=first)
+    rendezvous = ("--nnodes", "2", "--node-rank", str(node), "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "t")
+    words = ("train", "--json", "--nproc", "1", "--name", "both", *rendezvous, *more)
+    return fork(results, *words, settings=ONE_RANK, first=first)
 
 
 def test_nodes_with_a_shared_folder_make_one_run(tmp_path: Path) -> None:
@@ -125,16 +116,77 @@ def test_what_ends_a_rank_of_the_second_node_is_told_on_both(
 def test_a_lost_node_ends_the_other(tmp_path: Path) -> None:
     port = free_port()
     endless = ("--steps", "100000", "--set", "launch.timeout_s=20")
-    nodes = [start_node(tmp_path / str(node), node, port, *endless) for node in (0, 1)]
-    stores = [RunStore(tmp_path / str(node)) for node in (0, 1)]
-    wait_until(lambda: all(lines_written(store.root) > 3 for store in stores), "rows of both nodes")
-    victim = stores[1].list()[0]
-    for pid in [*rank_pids(WORKER_MODULE, victim), nodes[1].pid]:
-        os.kill(pid, signal.SIGKILL)
-    _, stderr = nodes[0].communicate(timeout=300)
-    nodes[1].communicate()
-    assert nodes[0].returncode == 3, stderr
-    survivor = stores[0].list()[0]
+    lost = ("", at("launcher killed", "forward", rank=1, step=4))
+    nodes = [fork_node(tmp_path / str(node), node, port, *endless, first=lost[node]) for node in (0, 1)]
+    outputs = [node.communicate(timeout=300) for node in nodes]
+    assert [node.returncode for node in nodes] == [3, -signal.SIGKILL], outputs
+    (survivor,) = RunStore(tmp_path / "0").list()
     assert survivor.status is Status.FAILED
-    assert len(rows_of(survivor)) > 0
-    assert rank_pids(WORKER_MODULE, survivor) == []
+    assert len(rows_of(survivor)) >= 4
+
+
+def under_torchrun(results: Path, *arguments: str, figures: bool = False) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command that a user's torchrun runs on every rank."""
+    python, *words = command(*arguments, figures=figures)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment(results)}
+    process = ForkedPopen([python, *TORCHRUN, *words], forks=True, first=UNRENDERED, **pipes)
+    stdout, stderr = process.communicate(timeout=300)
+    return process.returncode, stdout, stderr
+
+
+def test_inside_torchrun(tmp_path: Path) -> None:
+    code, stdout, stderr = under_torchrun(
+        tmp_path, "train", "--json", "--name", "inner", "--subset", "1000000", figures=True
+    )
+    assert code == 0, stderr
+    printed = json.loads(stdout)
+    runs = RunStore(tmp_path).list()
+    assert [run.id for run in runs] == [printed["run"]["id"]]
+    assert runs[0].status is Status.COMPLETED and runs[0].name == "inner"
+    assert rows_of(runs[0]).select("step", "rank").rows() == [(step, rank) for step in range(8) for rank in (0, 1)]
+    assert printed["summary"]["world_size"] == 2
+    assert printed["figures"] and all(Path(figure).is_file() for figure in printed["figures"])
+    assert runs[0].config().launch.nproc == 2
+    assert len([warning for warning in runs[0].record().warnings if "1000000 of" in warning]) == 1
+
+
+def test_a_mistake_inside_torchrun_is_told_once(tmp_path: Path) -> None:
+    RunStore(tmp_path).create("train", "static", name="taken")
+    _, stdout, stderr = under_torchrun(tmp_path, "train", "--json", "--name", "taken")
+    assert json.loads(stdout)["error"]["kind"] == "run"
+    assert "bug in dynbench" not in stderr
+
+
+RANK_PROGRAM = Path(__file__).with_name("preparing_rank.py")
+ONE_NODE, TWO_NODES = (0, 1), (0, 0)
+"""Local ranks."""
+
+
+def ended(folder: Path, local_ranks: tuple[int, int], slow_rank: int, what: str) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of both ranks."""
+    ranks = [
+        ForkedPopen(
+            [sys.executable, str(RANK_PROGRAM), str(rank), str(local_rank), str(folder / "meet"), str(slow_rank), what],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, local_rank in enumerate(local_ranks)
+    ]
+    outputs = [rank.communicate(timeout=300) for rank in ranks]
+    return [(rank.returncode, *output) for rank, output in zip(ranks, outputs, strict=True)]
+
+
+@pytest.mark.parametrize(("local_ranks", "slow_rank"), [(ONE_NODE, 0), (ONE_NODE, 1), (TWO_NODES, 1)])
+def test_preparing_data_may_take_longer_than_a_collective(
+    tmp_path: Path, local_ranks: tuple[int, int], slow_rank: int
+) -> None:
+    found = ended(tmp_path, local_ranks, slow_rank, "is slow")
+    assert [(code, out.strip()) for code, out, _ in found] == [(0, "data")] * 2, found
+
+
+@pytest.mark.parametrize("what", ["dies", "fails"])
+def test_nobody_waits_for_a_rank_that_is_gone(tmp_path: Path, what: str) -> None:
+    (code, _, errors), (waiting, _, noticed) = ended(tmp_path, ONE_NODE, 0, what)
+    assert code == (-9 if what == "dies" else 1), errors
+    assert waiting == 1 and "onnection closed by peer" in noticed

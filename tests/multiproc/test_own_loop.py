@@ -1,4 +1,4 @@
-"""The programs of recipes/own_loop run as they stand, on two ranks, with the gradient of the global batch."""
+"""Loops of the user's own: the programs of recipes/own_loop as they stand, the sampler, and weights of a gradient."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 from forked import ForkedPopen
+from multiproc import gradient_rank, sampler_rank, target_weight_rank
+from multiproc.faults import TORCHRUN
+from multiproc.launches import Launch, rows_of
 from pages import READMES, read
+from warm import WarmRanks
 
 pytestmark = pytest.mark.multiproc
 
@@ -29,15 +33,6 @@ EXAMPLES = {
     "packed_rows": (LINE, 2, None),
 }
 """Name to what is printed, how often, and the package that it needs beside ours."""
-TO_THE_END = """
-import os, runpy, sys
-names = runpy.run_path(sys.argv[1], run_name="__main__")
-sys.stdout.flush()
-os._exit(0)
-"""
-"""Runs a program, but not the end of its names and the interpreter's shutdown, in which a gloo thread of torch 2.13
-that drops a finished collective aborts now and then, or waits for the main thread that waits for it: 5 of 48 runs of
-the Trainer program on a busy machine, 3 of 20 of the plain DDP one."""
 
 
 def test_every_program_is_known_here() -> None:
@@ -60,26 +55,23 @@ def program(name: str) -> str:
     return (PROGRAMS / f"{name}.py").read_text(encoding="utf-8")
 
 
-def launched(name: str, code: str, folder: Path, *wrapper: str) -> str:
-    """What a program prints on two ranks, run by a wrapper that takes its path."""
+def judged(name: str, code: str, accumulated: int, folder: Path) -> tuple[str, list[float]]:
+    """What a program prints on two ranks, and its errors.
+
+    They are, per optimizer step, how far the gradient is from that of one process; then the loss of an evaluation.
+    """
     needs = EXAMPLES[name][2]
     if needs is not None and find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed")
     (folder / f"{name}.py").write_text(code, encoding="utf-8")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launch = [sys.executable, *TORCHRUN, str(JUDGE), f"{name}.py", str(accumulated)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = ForkedPopen([*launch, *wrapper], forks=True, cwd=folder, text=True, **pipes)
-    stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr[-4000:]
-    return stdout
-
-
-def gradient_errors(name: str, code: str, accumulated: int, folder: Path) -> list[float]:
-    """Per optimizer step, how far the gradient is from that of one process; then the loss of an evaluation."""
-    output = launched(name, code, folder, str(JUDGE), f"{name}.py", str(accumulated))
-    (judged,) = [line for line in output.splitlines() if line.startswith('{"errors"')]
-    errors: list[float] = json.loads(judged)["errors"]
-    return errors
+    process = ForkedPopen(launch, forks=True, cwd=folder, text=True, **pipes)
+    output, wrong = process.communicate(timeout=300)
+    assert process.returncode == 0, wrong[-4000:]
+    (line,) = [line for line in output.splitlines() if line.startswith('{"errors"')]
+    errors: list[float] = json.loads(line)["errors"]
+    return output, errors
 
 
 def as_causal_model(code: str) -> str:
@@ -104,14 +96,6 @@ def as_causal_model(code: str) -> str:
     return code
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_it_runs(name: str, tmp_path: Path) -> None:
-    printed, times, _ = EXAMPLES[name]
-    (tmp_path / "to_the_end.py").write_text(TO_THE_END, encoding="utf-8")
-    output = launched(name, program(name), tmp_path, "to_the_end.py", f"{name}.py")
-    assert len(re.findall(printed, output)) == times, output
-
-
 @pytest.mark.parametrize(
     ("name", "accumulated", "steps"),
     [
@@ -125,15 +109,61 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
         ("packed_rows", 1, 32),
     ],
 )
-def test_its_gradients_are_those_of_the_global_batches_in_one_process(
+def test_it_runs_with_the_gradients_of_the_global_batches_in_one_process(
     name: str, accumulated: int, steps: int, tmp_path: Path
 ) -> None:
-    errors = gradient_errors(name, program(name), accumulated, tmp_path)
+    output, errors = judged(name, program(name), accumulated, tmp_path)
+    printed, times, _ = EXAMPLES[name]
+    if name != "with_trainer" or accumulated == 1:
+        assert len(re.findall(printed, output)) == times, output
     assert len(errors) == steps
     assert max(errors) < 1e-9
 
 
 def test_a_causal_model_of_the_trainer_weighs_by_its_targets_itself(tmp_path: Path) -> None:
-    errors = gradient_errors("with_trainer", as_causal_model(program("with_trainer")), 3, tmp_path)
+    _, errors = judged("with_trainer", as_causal_model(program("with_trainer")), 3, tmp_path)
     assert len(errors) == 12 + EVALUATION
     assert max(errors[:12]) < 1e-9  # its evaluation is a mean of the batches' means
+
+
+Steps = list[tuple[int, int, int, int, float]]
+"""Step, rank, samples, work hash, loss."""
+
+
+@pytest.mark.parametrize("policy", ["partition", "prefix"])
+def test_the_sampler_in_a_loop_that_is_resumed_does_what_train_does(
+    launch: Launch, ranks: WarmRanks, tmp_path: Path, policy: str
+) -> None:
+    run = launch("schedule.mode=dynamic", f"schedule.policy={policy}")
+    theirs = rows_of(run).select("step", "rank", "local_batch", "work_hash", "loss").rows()
+    assert len({samples for _, _, samples, _, _ in theirs}) > 1
+    state = str(tmp_path / "state.pt")
+    first, then = (ranks(sampler_rank.trained, str(run.config_file), state, stop) for stop in (3, None))
+    assert {step for step, *_ in first[0]} == set(range(3))
+    ours: Steps = sorted(step for steps in (*first, *then) for step in steps)
+    assert [step[:4] for step in ours] == [step[:4] for step in theirs]
+    assert [step[4] for step in ours] == pytest.approx([step[4] for step in theirs], rel=1e-5)
+
+
+def test_weighted_by_targets_the_gradient_is_that_of_all_of_them_and_by_less_it_is_another(ranks: WarmRanks) -> None:
+    errors, _ = ranks(target_weight_rank.errors)
+    for right in ((1, "each batch"), (1, "step"), (3, "step")):
+        assert max(errors[right]) < 1e-9
+    for wrong in ((1, "samples"), (3, "samples"), (3, "each batch")):
+        assert min(errors[wrong]) > 1e-3
+
+
+def test_uneven_shares_weighted_by_their_samples_give_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
+    """Over 4 ranks; over 2, tests/contract/test_strategies.py says the same of every strategy."""
+    four = WarmRanks(tmp_path, 4)
+    try:
+        results, *_ = four(gradient_rank.measured, "cpu")
+    finally:
+        four.close()
+    weighted = [result for result in results if result["weighted"]]
+    assert {result["micro_batches"] for result in weighted} == {1, 2, 3}
+    for result in weighted:
+        assert f"{result['ratio']:.3f}" == "1.000" and result["relative_error"] < 1e-9
+    uneven = [result for result in results if not result["weighted"] and len(set(result["counts"])) > 1]
+    assert len(uneven) >= 6
+    assert all(result["relative_error"] > 1e-3 for result in uneven)

@@ -324,6 +324,7 @@ def test_more_processes_than_cores_are_told(
     assert [str(said) in warning for warning in warnings] == [True] * (said is not None)
 
 
+@pytest.mark.slow
 def test_what_many_cases_compile_is_compiled_in_all_of_them() -> None:
     """torch compiles one function eight times in a process, and runs it as it is in further cases, without a word."""
     compiled: list[object] = []

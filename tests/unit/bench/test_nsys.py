@@ -105,6 +105,7 @@ def test_the_model_with_ranges_gives_what_the_model_gives() -> None:
     assert torch.allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_takes_longer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     right, numbers = model_step.ranged_attention, torch.rand(300_000)
 

@@ -21,7 +21,7 @@ from dynbench.runs.store import RunStore
 WORK: dict[str, tuple[list[str], object, str]] = {
     "train": (["train", "--device", "cpu", "--nproc", "2"], run_launch, "launch_ranks"),
     "probe": (["probe", "--device", "cpu", "--nproc", "2"], Prober, "probe"),
-    "solve": (["solve", "lognormal", "--steps", "2"], solve_run, "_write"),
+    "solve": (["solve", "lognormal", "--steps", "2", "--world-size", "2", "--policy", "static"], solve_run, "_write"),
     "bench": (["bench", "collectives", "--set", "backend=gloo"], bench_run, "launch_ranks"),
     "compare": (["compare", "--device", "cpu", "--nproc", "2"], compare, "run_launches"),
 }

@@ -265,6 +265,7 @@ def test_slots_that_not_every_rank_can_fill_are_refused():
     judge_plan(planned(Problem(np.full(6, 5), 4, 6, capacity=Capacity.uniform(1), micro_batches="auto")), problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("cost", [CostModel(), CostModel("attention"), COSTS[-1]], ids=lambda cost: cost.cost_type)
 def test_windows_are_no_longer_than_partition_nor_shorter_than_any_window(objective, cost):

@@ -154,6 +154,7 @@ def test_closing_lets_go_of_the_module(make: type[SynchronisedModule]) -> None:
     given.forward().backward()
 
 
+@pytest.mark.slow
 def test_the_classes_come_without_the_rest_of_dynbench() -> None:
     names = ", ".join(sync.__all__)
     program = (

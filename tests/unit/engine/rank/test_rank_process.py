@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from forked import ForkedPopen
 
 from dynbench.config.schema import Launch
 from dynbench.engine.rank.rank_process import RankContext, gpu_index, process_group
@@ -24,7 +25,7 @@ def test_a_rank_whose_launcher_died_while_it_started_ends_at_once() -> None:
     )
 
     def exit_code(launcher: int) -> int:
-        return subprocess.run([sys.executable, "-c", code, str(launcher)], check=False).returncode
+        return ForkedPopen([sys.executable, "-c", code, str(launcher)]).wait()
 
     assert exit_code(os.getpid()) == 0
     assert exit_code(os.getpid() + 1) == 143
@@ -94,11 +95,11 @@ def test_a_signal_waits_for_the_step_in_progress_and_a_nohup_stays_one(name: str
         "print(stop.signum == number); sys.stdout.flush()\n"
         "os.kill(os.getpid(), number)\n"
     )
-    command = [sys.executable, "-c", code, name, str(ignored)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    process = ForkedPopen([sys.executable, "-c", code, name, str(ignored)], stdout=subprocess.PIPE, text=True)
+    said, _ = process.communicate()
     kept = name == "SIGHUP" and ignored
-    assert ended.stdout == f"{not kept}\n"
-    assert ended.returncode == (0 if kept else 128 + getattr(signal, name))
+    assert said == f"{not kept}\n"
+    assert process.returncode == (0 if kept else 128 + getattr(signal, name))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Killed, terminated or interrupted in mid-run: no process left, rows kept, status and exit code right."""
+"""The launcher is killed, told to stop, or loses its reader: no process left, rows kept, status and exit code right."""
 
 from __future__ import annotations
 
@@ -6,32 +6,31 @@ import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
-from multiproc.faults import ENDLESS, Command, check, settled
+from multiproc.faults import ENDLESS, PHASES, TORCHRUN, Command, analyzed, check, rows_kept, settled
 from multiproc.launches import command, environment, wait_until
+from planted import at, in_folder
 
-from dynbench.config.ranks import ranks_under
+from dynbench.engine.failure import last_position
 from dynbench.engine.launching.run_launch import WORKER_MODULE
 from dynbench.engine.launching.torchrun import rank_pids
-from dynbench.plugins import STRATEGIES
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import RunRecord, Status
 from dynbench.runs.store import RunStore
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
 
-MATRIX = pytest.mark.matrix
-"""In every strategy, which `make test` leaves out."""
+MERGE = "import planted, dynbench.experiment.training as t; planted.plant_in_launcher('killed', t, '_finished')"
 
 
-def started(folder: Path, *settings: str, ranks: int = 2, real: bool = True) -> tuple[Command, list[int]]:
+def started(folder: Path, real: bool) -> tuple[Command, list[int]]:
     """A run that has recorded a few measured steps on all ranks, and how many each."""
     begun = Command(folder)
-    given = [word for setting in (f"launch.nproc={ranks}", *settings) for word in ("--set", setting)]
-    begun.begin("train", "--json", *ENDLESS, *given, real=real)
-    return begun, begun.wait_for_rows(6, ranks)
+    begun.begin("train", "--json", *ENDLESS, real=real)
+    return begun, begun.wait_for_rows(6)
 
 
 def _pid_of(run: Run, rank: int) -> int:
@@ -48,18 +47,12 @@ def _check_partial(run: Run, record: RunRecord) -> None:
     assert summary["partial"] is True and summary["steps"] >= 3
 
 
-@pytest.mark.parametrize("sync", [pytest.param(name, marks=() if name == "ddp" else MATRIX) for name in STRATEGIES])
-def test_kill_9_of_a_rank(tmp_path: Path, sync: str) -> None:
-    ranks = 2 + STRATEGIES[sync].servers
-    begun, written = started(tmp_path, f"sync.name={sync}", ranks=ranks)
-    os.kill(_pid_of(begun.run, ranks - 1), signal.SIGKILL)
+def test_kill_9_of_a_rank(tmp_path: Path) -> None:
+    begun, written = started(tmp_path, real=True)
+    os.kill(_pid_of(begun.run, 1), signal.SIGKILL)
     ended = begun.end()
-    killed = f"{ranks_under(sync, ranks).title(ranks - 1)} was killed by SIGKILL"
-    record = check(ended, 3, Status.FAILED, killed, rows=written, rank=ranks - 1)
-    assert ended.error["kind"] == "worker"
+    record = check(ended, 3, Status.FAILED, "rank 1 was killed by SIGKILL", rows=written, rank=1)
     _check_partial(ended.run, record)
-    failure = record.failure
-    assert failure is not None and (failure.rank, failure.log) == (ranks - 1, f"logs/rank_{ranks - 1}.log")
 
 
 @pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -85,7 +78,7 @@ def test_impatient_user(tmp_path: Path) -> None:
 
 
 def test_kill_9_of_the_launcher(tmp_path: Path) -> None:
-    begun, written = started(tmp_path)
+    begun, written = started(tmp_path, real=True)
     assert begun.process is not None
     begun.process.kill()
     ended = begun.end()
@@ -124,3 +117,68 @@ def test_a_run_whose_reader_goes_away_is_completed(tmp_path: Path) -> None:
     assert process.wait(300) == 141
     (run,) = RunStore(tmp_path).list()
     assert (run.status, run.record().exit_code) == (Status.COMPLETED, 0)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_launcher_is_killed(tmp_path: Path, phase: str) -> None:
+    """By rank 0, so that it is known where the ranks are."""
+    name, step, _, rows = PHASES[phase]
+    ended = Command(tmp_path).ran("train", "--json", first=at("launcher killed", name, step=step))
+    check(ended, -signal.SIGKILL, Status.LOST, rows=rows)
+
+
+def test_the_launcher_is_killed_while_it_merges(tmp_path: Path) -> None:
+    ended = Command(tmp_path).ran("train", "--json", first=MERGE)
+    check(ended, -signal.SIGKILL, Status.COMPLETED, rows=8)
+    assert not list(ended.run.ranks_dir.glob("at_*")), "every rank came to its end"
+
+
+@pytest.mark.matrix
+def test_rank_0_is_killed_while_it_merges(tmp_path: Path) -> None:
+    """Where the user launched the ranks: rank 0 does there what else the launcher does."""
+    ended = Command(tmp_path).ran("train", "--json", first=MERGE, under=TORCHRUN)
+    assert (ended.code, ended.run.status) == (1, Status.COMPLETED), ended.stderr
+    rows_kept(ended.run, 8)
+    analyzed(ended)
+
+
+WORKING = {
+    "probe": ("probe",),
+    "bench": ("bench", "collectives"),
+    "compare": ("compare",),
+}
+
+
+def _measures(run: Run) -> bool:
+    place = last_position(run, 1)
+    return place is not None and place.phase.startswith("measuring")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("how", ["SIGINT", "SIGINT twice", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("name", WORKING)
+def test_the_launcher_is_told_to_stop(tmp_path: Path, name: str, how: str) -> None:
+    endless = ("--set", "iterations=1000000") if name == "bench" else ENDLESS
+    command = Command(tmp_path)
+    process = command.begin(*WORKING[name], "--json", *endless)
+    signum = signal.Signals[how.partition(" ")[0]]
+    wait_until(lambda: [run.status for run in command.runs[:1]] == [Status.RUNNING], "the run to begin")
+    wait_until(lambda: len(in_folder(command.work)) >= 4, "its processes")
+    if name == "bench":
+        wait_until(lambda: _measures(command.run), "a rank at its work")
+    written = command.wait_for_rows() if name == "compare" else None
+    process.send_signal(signum)
+    if how.endswith("twice"):
+        time.sleep(0.01)  # two signals that are pending at once are one
+        process.send_signal(signum)
+    ended = command.end()
+    first = ended.runs[0]
+    if signum is signal.SIGKILL:
+        settled(ended, first, -signum, Status.LOST)
+    else:
+        settled(ended, first, 128 + signum, Status.INTERRUPTED)
+        assert ended.error["kind"] == "interrupted"
+    if written is not None:
+        rows_kept(ended.run, written)
+        analyzed(ended)

@@ -1,0 +1,153 @@
+"""Several arms in one launch: each trains as it would alone, packed or padded, with communication or without."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from compared import compare_arms
+from forked import forked_ranks
+from multiproc.launches import TINY, fork, global_loss, rows_of, work_hashes
+
+from dynbench.analysis.arms import named_arms
+from dynbench.analysis.merge import merge_run
+from dynbench.config.layers import load_config
+from dynbench.config.schema import Analysis
+from dynbench.engine.launching.run_launch import launch_arms
+from dynbench.engine.turn_order import Turns
+from dynbench.errors import EXIT_CHECKS
+from dynbench.experiment.training import run_training
+from dynbench.runs.run_record import Status
+from dynbench.runs.store import RunStore
+
+pytestmark = pytest.mark.multiproc
+
+VIRTUAL = ("launch.launcher=virtual", "launch.nproc=1", "launch.world_size=2", "launch.comm_model=0.2,0.01")
+SHORT = (*TINY, "train.steps=3", "train.warmup_steps=1", "train.precision=fp32")
+ARMS = {"static": "schedule.mode=static", "prefix": "schedule.policy=prefix"}
+DROPOUT = ("workload.dropout=0.3", "train.eval_every=5")
+"""Random numbers are drawn in every step, and the run is evaluated in its middle."""
+OTHER_TURNS = (("torchrun", 3), ("virtual", 1))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "block"),
+    [("torchrun", 1), ("virtual", 3), *(pytest.param(*each, marks=pytest.mark.matrix) for each in OTHER_TURNS)],
+)
+def test_every_arm_trains_as_it_would_alone(tmp_path: Path, launcher: str, block: int) -> None:
+    store, more = RunStore(tmp_path), VIRTUAL if launcher == "virtual" else ()
+    configs = [load_config(None, [*TINY, *DROPOUT, *more, setting]) for setting in ARMS.values()]
+    with forked_ranks():
+        together = launch_arms([(config, {}) for config in configs], store, turns=Turns(tuple(ARMS), block, seed=3))
+        alone = [launch_arms([(config, {})], store)[0] for config in configs]
+    turns: list[int] = []
+    for shared, apart in zip(together, alone, strict=True):
+        assert shared.status is Status.COMPLETED
+        assert work_hashes(shared) == work_hashes(apart)
+        assert global_loss(shared) == pytest.approx(global_loss(apart), rel=1e-6)
+        assert (shared.path / "eval.csv").read_text() == (apart.path / "eval.csv").read_text()
+        rows = rows_of(shared)
+        first = rows.filter(pl.col("rank") == 0)
+        assert first["step"].to_list() == list(range(8))
+        assert first.filter(pl.col("warmup") == 1)["step"].to_list() == [0, 1, 5]
+        assert rows["peak_mem_mb"].null_count() == rows.height and not rows_of(apart)["peak_mem_mb"].null_count()
+        turns += first["turn"].unique().to_list()
+        merged = merge_run(shared)
+        assert not merged.partial and merged.measured.height == 5
+        assert merged.blocks["steps"].sum() == 5 and merged.blocks.height >= 5 // block
+        assert sorted(path.name for path in shared.logs_dir.iterdir()) == [
+            f"rank_{rank}.log" for rank in range(1 if launcher == "virtual" else 2)
+        ]
+    assert sorted(turns) == list(range(len(turns)))
+    ids = {run.env()["together"]["id"] for run in together}  # type: ignore[index]
+    assert ids == {together[0].id} and "together" not in alone[0].env()
+
+
+LAYOUTS = {
+    "static": ("schedule.policy=static",),
+    "packed": ("schedule.policy=partition", "workload.layout=packed"),
+    "packed in two rows": ("schedule.policy=partition", "workload.layout=packed", "schedule.micro_batches=2"),
+    "flattened": ("schedule.policy=partition", "workload.layout=flattened"),
+}
+SHIFTED = """
+from dynbench.kernels import Boundaries, packed_attention
+attend = packed_attention.attend
+def shifted(*given, **options):
+    *states, boundaries = given
+    first, *rest, last = boundaries.lengths
+    return attend(*states, Boundaries((first + 1, *rest, last - 1)), **options)
+packed_attention.attend = shifted
+"""
+"""Plants boundaries that are off by one."""
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("virtual", marks=pytest.mark.matrix)])
+def test_packed_and_padded_arms_take_the_same_steps(tmp_path: Path, launcher: str) -> None:
+    store, more = RunStore(tmp_path), VIRTUAL if launcher == "virtual" else ()
+    configs = [load_config(None, [*SHORT, *more, *settings]) for settings in LAYOUTS.values()]
+    with forked_ranks():
+        runs = launch_arms([(config, {}) for config in configs], store, turns=Turns(tuple(LAYOUTS), 1, seed=3))
+    static, *packed, flattened = runs
+    losses = (static.path / "eval.csv").read_text().splitlines()[1].split(",")[1]
+    for run in packed:
+        assert run.status is Status.COMPLETED
+        assert work_hashes(run) == work_hashes(static)
+        assert global_loss(run) == pytest.approx(global_loss(static), rel=1e-5)
+        assert float((run.path / "eval.csv").read_text().splitlines()[1].split(",")[1]) == pytest.approx(
+            float(losses), rel=1e-5
+        )
+        rows = rows_of(run)
+        assert set(rows["layout"]) == {"packed"} and (rows["padded_tokens"] == rows["real_tokens"]).all()
+        proof = run.env()["packed_rows"]
+        assert proof["foreign_gradient"] == 0 and max(proof["lengths"]) == run.env()["data"]["train"]["longest"]
+    rows = rows_of(static)
+    assert set(rows["layout"]) == {"padded"} and (rows["padded_tokens"] > rows["real_tokens"]).any()
+    assert "packed_rows" not in static.env()
+    assert set(rows_of(packed[1])["micro_batches"]) == {2}
+    assert flattened.status is Status.COMPLETED and work_hashes(flattened) == work_hashes(static)
+    assert set(rows_of(flattened)["layout"]) == {"flattened"}
+    seen = flattened.env()["packed_rows"]
+    assert seen["foreign_gradient"] > 0 and "another sample's embeddings" in seen["leak"]
+    arms = named_arms({name: [merge_run(run)] for name, run in (("static", static), ("theirs", flattened))})
+    (found,) = compare_arms(arms, Analysis())
+    assert (found.level, found.loss_max_rel_diff) == ("tokens", None) and "see each other" in found.reason
+
+
+def test_a_leak_ends_the_run_before_its_first_step(tmp_path: Path) -> None:
+    settings = (*SHORT, *LAYOUTS["packed"])
+    process = fork(tmp_path, "train", "--json", settings=settings, first=SHIFTED)
+    stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == EXIT_CHECKS, stderr
+    error = json.loads(stdout)["error"]
+    assert error["kind"] == "leak" and "another sample's embeddings" in error["message"]
+    (run,) = RunStore(tmp_path).list()
+    assert run.status is Status.FAILED and not any(run.ranks_dir.glob("rank_*.csv"))
+
+
+def test_a_training_beside_its_like_without_communication(store: RunStore) -> None:
+    config = load_config(None, [*TINY, "sync.name=fsdp", "train.steps=4", "train.exposed=true"])
+    with forked_ranks():
+        result = run_training(config, store, name="both")
+    assert result is not None and result.summary is not None
+    null = store.resolve("both-null")
+    assert result.silent is not None and result.silent.run.id == null.id and result.silent.summary is not None
+    assert (result.run.status, null.status) == (Status.COMPLETED, Status.COMPLETED)
+    against = result.summary["against_null"]
+    assert isinstance(against, dict) and (against["run"], against["steps"]) == (null.id, 4)
+    assert result.summary["exposed_vs_null_ms"] == {"mean": against["exposed_ms"]}
+    silent = rows_of(null)
+    assert (silent["bytes_wire"] == 0).all() and (silent["collectives"] == 0).all()
+    rows = rows_of(result.run)
+    assert (rows["sync_forward_ms"] > 0).all() and (rows["sync_backward_ms"] > 0).all(), "fsdp gathers in both"
+    within = pl.sum_horizontal("sync_forward_ms", "sync_backward_ms", "sync_optimizer_ms")
+    assert rows.select((within <= pl.col("sync_ms") + 1e-6).all()).item()
+    assert rows.select((pl.col("hidden_comm_ms") <= pl.col("comm_ms") + 1e-6).all()).item()
+    merged = merge_run(result.run)
+    parts = merged.steps.select(pl.col("comm_wait_ms") + pl.col("comm_transfer_ms") - pl.col("comm_ms")).to_series()
+    assert parts.abs().max() < 1e-2, "they add up, on one clock"
+    told = result.summary["by_operation"]
+    assert isinstance(told, list)
+    assert {row["operation"] for row in told} >= {"all_gather", "reduce_scatter"}
+    assert sum(row["calls"] for row in told) == pytest.approx(result.summary["collectives"]["mean"])  # type: ignore[index]

@@ -1,0 +1,133 @@
+"""Code of the user's own on real ranks: a workload of the current folder, and a plug-in of every kind from a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from multiproc.launches import TINY, fork, rows_of, start
+from own import write_own
+
+from dynbench.runs.store import RunStore
+
+pytestmark = pytest.mark.multiproc
+
+OWN = (
+    *("workload.max_length=24", "train.global_batch=8", "train.warmup_steps=1", "train.steps=4"),
+    *("train.eval_samples=16", "launch.nproc=2", "launch.threads=1", "launch.device=cpu"),
+)
+
+
+def forked(folder: Path, *arguments: str) -> tuple[int, dict[str, object]]:
+    """Exit code and JSON object of a command started in `folder`."""
+    sets = [word for setting in OWN for word in ("--set", setting)]
+    process = fork(folder / "results", *arguments, *sets, "--json", settings=(), cwd=folder)
+    stdout, _ = process.communicate(timeout=300)
+    return process.returncode, json.loads(stdout)
+
+
+def test_a_module_of_the_current_folder_trains_on_real_ranks(tmp_path: Path) -> None:
+    write_own(tmp_path)
+    code, shown = forked(tmp_path, "train", "--workload", "mine:Mine", "--mode", "dynamic")
+    assert code == 0, shown
+    assert shown["summary"]["rows"] == 2 * (1 + 4)
+    assert shown["summary"]["eval"]["accuracy"] is None and shown["summary"]["eval"]["loss"] > 0
+    run = RunStore(tmp_path / "results").resolve("@latest")
+    kept = run.config().workload
+    assert (kept.name, kept.import_from, len(kept.code_digest)) == ("mine:Mine", str(tmp_path), 16)
+    data = run.env()["data"]
+    assert data["workload"]["digest"] == kept.code_digest and list(data["workload"]["beside"]) == [
+        "length_regression.py"
+    ]
+
+
+def test_an_error_in_its_step_is_one_line_and_its_traceback_is_in_the_log(tmp_path: Path) -> None:
+    write_own(tmp_path, "    def loss(self, model, batch):\n        return model(batch['words'])\n")
+    code, shown = forked(tmp_path, "train", "--workload", "mine.py:Mine", "--launcher", "virtual")
+    assert (code, shown["error"]["kind"]) == (3, "worker")
+    assert "mine.py:6: KeyError: 'words'" in shown["error"]["message"]
+    run = RunStore(tmp_path / "results").resolve("@latest")
+    assert "Traceback" in (run.logs_dir / "rank_0.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.matrix
+def test_a_probe_tells_the_line_too_and_tries_no_further(tmp_path: Path) -> None:
+    write_own(tmp_path, "    def loss(self, model, batch):\n        return model(batch['words'])\n")
+    code, shown = forked(tmp_path, "probe", "--workload", "mine:Mine")
+    assert (code, shown["error"]["kind"]) == (3, "worker")
+    assert "mine.py:6: KeyError: 'words'" in shown["error"]["message"]
+
+
+def test_a_parameter_that_fsdp_cannot_divide_is_named_before_the_first_step(tmp_path: Path) -> None:
+    """Not before the launch: what a model of the user's own has is known once their code has run, in the ranks."""
+    scalar = "        model.scale = __import__('torch').nn.Parameter(__import__('torch').tensor(1.0))\n"
+    write_own(
+        tmp_path,
+        f"    def build_model(self, seed):\n        model = super().build_model(seed)\n{scalar}        return model\n",
+    )
+    code, shown = forked(tmp_path, "train", "--workload", "mine:Mine", "--set", "sync.name=fsdp")
+    assert (code, shown["error"]["kind"]) == (2, "usage"), shown
+    assert "parameter scale is a scalar, which fully_shard cannot divide" in shown["error"]["message"]
+
+
+FILE = str(Path(__file__).parents[1] / "toy_plugins.py")
+DATA = ("workload.name=noted", "workload.note=seen", "workload.dataset=few_words", "workload.words=48")
+SHORT = (*(one for one in TINY if "subset" not in one), *DATA, "train.warmup_steps=0", "train.steps=2")
+RECIPE = """\
+description: a policy of one's own against static
+arms:
+  - name: static
+  - name: turned
+    set: {schedule.policy: turned, schedule.turns: 1}
+launches: 2
+"""
+
+
+def started(root: Path, *arguments: str) -> dict:
+    process = start(root, *arguments, "--json", settings=(), DYNBENCH_PLUGINS=FILE)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+def sets(*settings: str) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+@pytest.mark.slow
+def test_every_kind_trains_with_its_options(tmp_path: Path) -> None:
+    chosen = ("schedule.policy=turned", "schedule.turns=1", "sync.name=one_by_one", "sync.divide_late=true")
+    compressed = ("compress.name=rounded", "compress.digits=4", "launch.launcher=torchrun")
+    started(tmp_path, "train", *sets(*SHORT, *chosen, *compressed), "--name", "toys")
+
+    run = RunStore(tmp_path).resolve("toys")
+    rows, env = rows_of(run), run.env()
+    assert rows["divided_late"].to_list() == [1] * 4
+    assert (rows["bytes_wire"] > 0).all()
+    assert env["data"]["note"] == "seen"
+    assert env["data"]["train"]["samples"] <= 48
+    assert list(env["plugins"]) == ["toy_plugins.py"]
+
+
+@pytest.mark.matrix
+def test_a_benchmark_of_ones_own(tmp_path: Path) -> None:
+    (row,) = started(tmp_path, "bench", "nothing", "--set", "rounds=2", "--name", "timed")["rows"]
+    assert (row["case"], row["n"], row["p50"], row["ranks"]) == ("nothing", 2, 0.0, 1)
+    assert list(RunStore(tmp_path).resolve("timed").env()["plugins"]) == ["toy_plugins.py"]
+
+
+@pytest.mark.matrix
+def test_compared_reported_and_planned(tmp_path: Path) -> None:
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text(RECIPE, encoding="utf-8")
+    virtual = ("launch.launcher=virtual", "launch.world_size=2")
+    found = started(tmp_path, "compare", str(recipe), "--name", "own", *sets(*SHORT, *virtual))
+    assert [arm["name"] for arm in found["arms"]] == ["static", "turned"]
+    assert found["comparison"]["level"] == "step"
+    text = Path(started(tmp_path, "report", "own")["path"]).read_text(encoding="utf-8")
+    assert "`schedule.turns`" in text
+
+    words = ["--policy", "static,turned", "--world-size", "4", "--batch-per-rank", "2", "--steps", "3", "--no-figures"]
+    plans = started(tmp_path, "solve", "--dataset", "few_words", *words, "--set", "schedule.turns=3")
+    assert {line["policy"] for line in plans["results"]} == {"static", "turned"}
