@@ -19,33 +19,13 @@ ONLY ?=
 # Without the compiled modules beside the sources every process compiles torch again, which doubles what a launch takes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install install-test install-more quickstart test test-at-once test-quick golden accept-values accept-words test-matrix test-gpu first-gpu faults faults-left bench-self trust \
-	scale soak coverage mutation wheel-test nightly lint clean
+.PHONY: help install install-test install-more quickstart test test-at-once test-quick golden accept-values accept-words \
+	test-matrix test-gpu first-gpu faults faults-left bench-self trust scale soak coverage mutation wheel-test nightly \
+	lint clean
 
-help:
-	@echo "make quickstart   install, then static against dynamic on generated data: verdict, figures, report"
-	@echo "make test         install with the test group, then every check that this machine can run"
-	@echo "make test-quick   what a change needs first, in two minutes on 2 cores: no launches, nothing slow"
-	@echo "make golden       what differs from the accepted values and words of tests/golden (ONLY='sync help' for some)"
-	@echo "make accept-values, make accept-words   take what there is now in their place, and print it"
-	@echo "make test-matrix  every strategy, schedule and layout through the command, and a rank of each killed"
-	@echo "make faults       every fault that the tests plant, and how each ended"
-	@echo "make faults-left  where some of these failed: them once more"
-	@echo "make test-gpu     what only a GPU can show"
-	@echo "make first-gpu    the first run on GPUs: short commands of every kind, and a page to send; DEVICE=cpu without any"
-	@echo "make bench-self   how long planning, analysing and --help take"
-	@echo "make trust        ten comparisons of equal arms and of planted slowdowns: half an hour, nothing beside it"
-	@echo "make scale        a JSON array of 1 GB tokenised, killed in the middle and gone on with: some minutes"
-	@echo "make soak         training for 30 minutes (SOAK_MINUTES=3 for fewer): memory and open files stay what they were"
-	@echo "make coverage     lines and branches that tests/unit runs; fails below 90 % of $(COVERED)"
-	@echo "make mutation     mutants of the scheduler and of the statistics: hours; MUTANTS='dynbench.analysis.stats*' for some"
-	@echo "make wheel-test   the wheel in an empty environment: commands and the quickstart"
-	@echo "make nightly      every fault, twenty thousand cases of bad input that nobody has seen, and all that takes long,"
-	@echo "                  but mutation: some hours"
-	@echo "make install      .venv with dynbench in it; TORCH_INDEX=https://download.pytorch.org/whl/cu126, also of quickstart,"
-	@echo "                  takes torch from that index, for GPUs whose driver is older than the usual build's CUDA"
-	@echo "make lint         ruff, mypy, import rules"
-	@echo "make clean        remove .venv and caches"
+help: ## this list
+	@sed -nE 's/^([a-z][a-z -]*):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | \
+		while IFS='|' read -r target meaning; do printf 'make %-27s %s\n' "$$target" "$$meaning"; done
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -59,31 +39,31 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.installed-test: constraints.txt $(VENV)/.installed
 	@echo "installing the test tools ..."
-	$(PIP) --constraint $(LIMITS) --requirement tests/requirements.txt
+	$(PIP) --constraint $(LIMITS) --editable '.[test]'
 	@touch $@
 
-$(VENV)/.installed-more: constraints.txt tests/requirements-more.txt $(VENV)/.installed-test
+$(VENV)/.installed-more: constraints.txt $(VENV)/.installed-test
 	@echo "installing the tools of coverage and mutation ..."
-	$(PIP) --constraint $(LIMITS) --requirement tests/requirements-more.txt
+	$(PIP) --constraint $(LIMITS) --editable '.[mutation]'
 	@touch $@
 
-install: $(VENV)/.installed
+install: $(VENV)/.installed ## .venv with dynbench (TORCH_INDEX=https://download.pytorch.org/whl/cu126 for an older GPU driver)
 
-install-test: $(VENV)/.installed-test
+install-test: $(VENV)/.installed-test ## the same with the test tools
 
 install-more: $(VENV)/.installed-more
 
-quickstart: install
+quickstart: install ## install, then static against dynamic on generated data: verdict, figures, report
 	$(BIN)/dynbench compare recipes/quickstart.yaml
 
-lint: install-test
+lint: install-test ## ruff, mypy, import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 # First what may run side by side, on two cores, lint among it; then what compares times, with the machine to itself.
-test: install-test
+test: install-test ## install with the test tools, then every check that this machine can run
 	@mkdir -p $(dir $(SKIPPED)) && rm -f $(SKIPPED)
 	@$(MAKE) --no-print-directory --jobs 2 lint test-at-once
 	$(PYTEST) --durations 25 --skipped-to=$(SKIPPED) -m "alone and not matrix" tests/multiproc
@@ -93,43 +73,43 @@ test: install-test
 test-at-once: install-test
 	OMP_NUM_THREADS=1 $(PYTEST) --durations 25 --numprocesses 2 --dist loadgroup --skipped-to=$(SKIPPED) -m "$(AT_ONCE)"
 
-test-quick: install-test
+test-quick: install-test ## what a change needs first, in two minutes on 2 cores: no launches, nothing slow
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 -m "not slow and not multiproc and not gpu and not clock and not matrix"
 
-golden: install-test
+golden: install-test ## what differs from the accepted values and words of tests/golden (ONLY='sync help' for some)
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m golden show $(ONLY)
 
-accept-values accept-words: accept-%: install-test
+accept-values accept-words: accept-%: install-test ## take what there is now in their place, and print it
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m golden accept $* $(ONLY)
 
-test-matrix: install-test
+test-matrix: install-test ## every member of the families that make test samples, but faults
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist load -m "matrix and not fault and not alone" tests
 	$(PYTEST) -m "matrix and alone" tests/multiproc
 
 # Those of `alone` compare no times here: they may run one after the other.
-faults: install-test
+faults: install-test ## every fault that the tests plant, and how each ended
 	OMP_NUM_THREADS=1 $(PYTEST) $(FAULTS)
 
-faults-left: install-test
+faults-left: install-test ## where some of these failed: them once more
 	OMP_NUM_THREADS=1 $(PYTEST) --last-failed --last-failed-no-failures none $(FAULTS) || [ $$? -eq 5 ]
 
-test-gpu: install-test
+test-gpu: install-test ## what only a GPU can show
 	$(PYTEST) -m gpu tests/gpu
 
-first-gpu: install-test
+first-gpu: install-test ## the first run on GPUs: commands of every kind, and a page to send (DEVICE=cpu without any)
 	$(BIN)/python tests/gpu/first.py "$(or $(OUT),results/first_gpu)" --device $(or $(DEVICE),cuda)
 
-trust: install-test
+trust: install-test ## ten comparisons of equal arms and of planted slowdowns: half an hour, nothing beside it
 	$(BIN)/python tests/trust/trust.py results/trust
 
-scale: install-test
+scale: install-test ## a JSON array of 1 GB tokenised, killed in the middle and gone on with: some minutes
 	$(BIN)/python tests/scale/json_array.py results/scale
 
-soak: install-test
+soak: install-test ## 30 minutes of training (SOAK_MINUTES=3 for fewer): memory and open files stay what they were
 	$(BIN)/python tests/scale/soak.py results/soak --minutes $(SOAK_MINUTES)
 
 # A report of all packages first; then each of those that are held to it.
-coverage: install-more
+coverage: install-more ## lines and branches that tests/unit runs; fails below 90 % of schedule, analysis, config, runs, compress
 	$(BIN)/coverage erase
 	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest --numprocesses 2 -m "$(AT_ONCE)" tests/unit
 	$(BIN)/coverage combine --quiet
@@ -141,19 +121,19 @@ coverage: install-more
 
 # First with the quick tests, then what they leave with all; it goes on where it was stopped. What no test kills is read
 # with .venv/bin/mutmut results, and why in tests/mutation/survivors.md.
-mutation: install-more
+mutation: install-more ## mutants of the scheduler and of the statistics: hours (MUTANTS='dynbench.analysis.stats*' for some)
 	set -f; OMP_NUM_THREADS=1 $(BIN)/python tests/mutation/forks.py --left $(or $(MUTANTS),dynbench.*)
 	set -f; OMP_NUM_THREADS=1 $(BIN)/python tests/mutation/forks.py --left --slow $(or $(MUTANTS),dynbench.*)
 
-wheel-test:
+wheel-test: ## the wheel in an empty environment: commands and the quickstart
 	$(PYTHON) tests/wheel/installed.py
 
 # Two at a time, as nothing here compares times; what is found is drawn again first the next time.
-nightly: faults test-matrix scale soak coverage wheel-test
+nightly: faults test-matrix scale soak coverage wheel-test ## every fault, 20,000 new cases of bad input, and all that takes long but mutation: some hours
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=search DYNBENCH_BAD_INPUT=20000 $(PYTEST) --numprocesses 2 tests/unit/cli/test_bad_input_fuzzed.py
 
-bench-self: install-test
+bench-self: install-test ## how long planning, analysing and --help take
 	$(PYTEST) --capture no -m clock tests/unit
 
-clean:
+clean: ## remove .venv and caches
 	rm -rf $(VENV) mutants .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -58,32 +58,10 @@ class ForkedPopen(subprocess.Popen[Any]):
         self._forks, self._first = forks, first
         super().__init__(args, **more)
 
-    def _execute_child(
-        self,
-        args: Sequence[str],
-        _executable: Any,
-        _preexec: Any,
-        _close_fds: Any,
-        _pass_fds: Any,
-        cwd: Any,
-        env: Any,
-        _startupinfo: Any,
-        _flags: Any,
-        _shell: Any,
-        p2cread: int,
-        p2cwrite: int,
-        c2pread: int,
-        c2pwrite: int,
-        errread: int,
-        errwrite: int,
-        _restore_signals: Any,
-        _gid: Any,
-        _gids: Any,
-        _uid: Any,
-        _umask: Any,
-        own_session: bool,
-        *_: Any,
-    ) -> None:
+    def _execute_child(self, args: Sequence[str], *given: Any) -> None:
+        """Of `Popen`, which gives by position: 4 and 5 are `cwd` and `env`, 9 to 14 ends of pipes, 20 the session."""
+        (cwd, env), pipes, own_session = given[4:6], given[9:15], given[20]
+        p2cread, c2pwrite, errwrite = pipes[0], pipes[3], pipes[5]
         request = {
             "args": [str(word) for word in args[1:]],
             "cwd": os.fspath(cwd or Path.cwd()),
@@ -92,10 +70,10 @@ class ForkedPopen(subprocess.Popen[Any]):
             "forks": self._forks,
             "first": self._first,
         }
-        given = (p2cread, c2pwrite, errwrite)
-        self.pid = _connection().fork(request, [own if file == -1 else file for own, file in enumerate(given)])
+        files = [own if file == -1 else file for own, file in enumerate((p2cread, c2pwrite, errwrite))]
+        self.pid = _connection().fork(request, files)
         self._child_created = True
-        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+        self._close_pipe_fds(*pipes)
 
 
 class _Connection:

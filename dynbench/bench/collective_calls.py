@@ -189,7 +189,7 @@ def measure_collective(case: Case, options: CollectivesOptions, context: RankCon
     if most[1] >= 0:
         columns["sent_bytes"] = round(float(most[1]))
     if operation in SAME_ON_ALL:
-        columns["unequal"] = _unequal(operation, prepared, dtype)
+        columns["unequal"] = _unequal(operation, prepared)
     return Measured(ms, columns, float(most[0]))
 
 
@@ -304,7 +304,7 @@ def _shared(context: RankContext, device: torch.device) -> str:
     )
 
 
-def _unequal(operation: str, prepared: Prepared, dtype: torch.dtype) -> int:
+def _unequal(operation: str, prepared: Prepared) -> int:
     """Ranks whose result is not that of rank 0 bit by bit; sums are made of values that have to be rounded."""
     if operation == "all_reduce":
         prepared.start()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 
 import polars as pl
@@ -120,41 +121,23 @@ def test_types_and_meanings() -> None:
             assert field.meaning, f"{document.place}: {field.path} says nothing: give it a docstring or a line"
 
 
-def planted(name: str) -> Callable[[dict[str, object]], None]:
-    def undocumented(value: dict[str, object]) -> None:
-        value["unheard_of"] = 1.5
-
-    def within(value: dict[str, object]) -> None:
-        value["summary"]["step_time_ms"]["p99"] = 1.5  # type: ignore[index]
-
-    def wrong(value: dict[str, object]) -> None:
-        value["run"]["id"] = 7  # type: ignore[index]
-
-    def null(value: dict[str, object]) -> None:
-        value["summary"]["steps"] = None  # type: ignore[index]
-
-    def items(value: dict[str, object]) -> None:
-        value["figures"] = [None]
-
-    return locals()[name]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "line"),
+    ("path", "value", "line"),
     [
-        ("undocumented", "commands.yaml, train --json: add `unheard_of: number, UNIT - MEANING`"),
-        ("within", "training.yaml, summary: add `step_time_ms.p99: number, UNIT - MEANING`"),
-        ("wrong", "run_reference: id is string, and 7 stands in"),
-        ("null", "summary: steps is integer, and null stands in"),
-        ("items", "figures[] is array of string, and None stands in"),
+        ("unheard_of", 1.5, "commands.yaml, train --json: add `unheard_of: number, UNIT - MEANING`"),
+        ("summary.step_time_ms.p99", 1.5, "training.yaml, summary: add `step_time_ms.p99: number, UNIT - MEANING`"),
+        ("run.id", 7, "run_reference: id is string, and 7 stands in"),
+        ("summary.steps", None, "summary: steps is integer, and null stands in"),
+        ("figures", [None], "figures[] is array of string, and None stands in"),
     ],
 )
-def test_a_planted_fault_is_told_with_the_line_to_add(tour: Tour, name: str, line: str) -> None:
-    value = json.loads(json.dumps(next(value for document, value in tour.printed if document == "train --json")))
-    planted(name)(value)
+def test_a_planted_fault_is_told_with_the_line_to_add(tour: Tour, path: str, value: object, line: str) -> None:
+    printed = json.loads(json.dumps(next(each for document, each in tour.printed if document == "train --json")))
+    *parents, last = path.split(".")
+    reduce(lambda within, key: within[key], parents, printed)[last] = value
     check = Check()
-    check.json(documents()["train --json"], value, "here")
+    check.json(documents()["train --json"], printed, "here")
     assert [problem for problem in check.problems if line in problem], said(check)
 
 

@@ -141,7 +141,7 @@ from dynbench.runs.store import RunStore
 class Clock(datetime):
     @classmethod
     def now(cls, tz=None):
-        return datetime(2026, 1, 1)
+        return datetime(2026, 1, 1, tzinfo=tz)
 names.datetime, names._SUFFIX_ALPHABET, names._SUFFIX_LENGTH = Clock, "abc", 4
 print(RunStore(pathlib.Path(sys.argv[1])).create("train", "x", name=sys.argv[2]).id)
 """
