@@ -95,15 +95,18 @@ def command(
         comparison = _comparison(store, resume)
         store = RunStore.of(comparison)
     else:
-        from dynbench.cli.compare_plan import load, save, show_plan, tell_alike
-        from dynbench.experiment.compare import on_first_node
-        from dynbench.experiment.preflight import check_startable, recipe_warnings
+        from dynbench.cli.console import working
 
-        loaded, written = load(recipe, arms, over, question, settings)
-        if on_first_node(loaded[0]):
-            store.check_name(naming.get("name"), naming.get("replace", False))
-        startable = [check_startable(each, store) for each in loaded]
-        warnings = recipe_warnings(loaded, store)
+        with working(settings.shows_progress, "checking the recipe"):
+            from dynbench.cli.compare_plan import load, save, show_plan, tell_alike  # seconds, of which the line tells
+            from dynbench.experiment.compare import on_first_node
+            from dynbench.experiment.preflight import check_startable, recipe_warnings
+
+            loaded, written = load(recipe, arms, over, question, settings)
+            if on_first_node(loaded[0]):
+                store.check_name(naming.get("name"), naming.get("replace", False))
+            startable = [check_startable(each, store) for each in loaded]
+            warnings = recipe_warnings(loaded, store)
         show_warnings(warnings)
         if save_recipe is not None:
             save(written, loaded[0], save_recipe)

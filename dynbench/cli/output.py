@@ -118,7 +118,6 @@ def print_result(
     records: Iterable[Mapping[str, object]],
     *,
     keys: int = 1,
-    bold: Collection[int] = (),
 ) -> None:
     """Print the table that is a command's result, in the form that `--format` asks for.
 
@@ -126,10 +125,9 @@ def print_result(
         columns: the header for people, also as Markdown.
         rows: cells for people; None is empty.
         records: for programs, as CSV: names with their units to values in full precision.
-        keys: as `print_table` takes it.
-        bold: as `print_table` takes it.
+        keys: how many of the first columns tell the rows apart.
     """
-    print_results([Table(columns, _texts(rows), keys=keys)], records, bold)
+    print_results([Table(columns, _texts(rows), keys=keys)], records)
 
 
 def print_results(tables: Sequence[Table], records: Iterable[Mapping[str, object]], bold: Collection[int] = ()) -> None:
@@ -159,31 +157,17 @@ def print_records(
         columns: what the cells are made of.
         rows: what they are made from.
         records: for programs; the rows themselves when None.
-        keys: as `print_table` takes it.
-        bold: as `print_table` takes it.
-    """
-    cells = [[row[cell] if isinstance(cell, str) else cell(row) for cell in columns.values()] for row in rows]
-    print_result(list(columns), cells, rows if records is None else records, keys=keys, bold=bold)
-
-
-def print_table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    title: str = "",
-    *,
-    keys: int = 1,
-    bold: Collection[int] = (),
-) -> None:
-    """Print a table; see `show_table`.
-
-    Args:
-        columns: the header.
-        rows: cells; None is empty.
-        title: a line above; empty for none.
         keys: how many of the first columns tell the rows apart.
         bold: positions of rows that stand out.
     """
-    show_table(Table(columns, _texts(rows), title, keys=keys), bold)
+    cells = [[row[cell] if isinstance(cell, str) else cell(row) for cell in columns.values()] for row in rows]
+    table = Table(list(columns), _texts(cells), keys=keys)
+    print_results([table], rows if records is None else records, bold)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
+    """Print a table under a title; None is an empty cell."""
+    show_table(Table(columns, _texts(rows), title))
 
 
 def show_table(table: Table, bold: Collection[int] = ()) -> None:

@@ -13,9 +13,11 @@ from unit.analysis.conftest import Fake, build_run
 
 from dynbench.analysis import analyze
 from dynbench.cli import console
+from dynbench.cli.analyze import _tells_apart
 from dynbench.cli.main import main
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
+from dynbench.table_text import Table
 
 COSTS = ("tokens", "tokens_sq", "attention")
 VIRTUAL = ("launch.launcher=virtual", "launch.world_size=2", "launch.comm_model=none")
@@ -117,3 +119,11 @@ def test_the_forms_of_many_arms(store: RunStore, show: Show) -> None:
     rows = list(csv.DictReader(io.StringIO("\n".join(show(*named, "--format", "csv")))))
     labels = [name for name in rows[0] if name not in ("metric", "title", "unit") and not name.endswith("_percent")]
     assert len(labels) == 5 and rows[0]["metric"] == "step_time_ms.mean"
+
+
+def test_tables_in_which_no_arm_differs_are_left_out() -> None:
+    def shown(*rows: list[str]) -> bool:
+        return _tells_apart(Table(["arm", "ms", "MB"], rows))
+
+    assert shown(["a", "1", ""], ["b", "2", ""]) and shown(["a", "", ""])
+    assert not shown(["a", "1", ""], ["b", "1", ""])

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from dynbench.cli import options
-from dynbench.cli.options import FLAGS, Settings, common_options, config_options, name_options
+from dynbench.cli.main import group, load_command
+from dynbench.cli.options import FLAGS, GROUPS, Settings, common_options, config_options, name_options
 from dynbench.config import describe
 from dynbench.errors import ConfigError
 
@@ -56,17 +59,6 @@ def test_everything_is_collected() -> None:
     assert not settings_of("-q").shows_progress
 
 
-def test_choices_complete() -> None:
-    @click.command()
-    @config_options("schedule.mode")
-    @common_options
-    def command(settings: Settings) -> None: ...
-
-    mode = next(parameter for parameter in command.params if "--mode" in parameter.opts)
-    found = mode.shell_complete(click.Context(command), "dy")
-    assert [item.value for item in found] == ["dynamic"]
-
-
 @pytest.mark.parametrize("option", ["--compress-config", "--comm-config-json"])
 @pytest.mark.parametrize("name", ["--compress", "--comm-compress"])
 def test_compression_is_set_by_one_object_too(option: str, name: str) -> None:
@@ -83,3 +75,24 @@ def test_compression_is_set_by_one_object_too(option: str, name: str) -> None:
 def test_a_wrong_object_is_refused(text: str, said: str) -> None:
     with pytest.raises((AssertionError, ConfigError), match=said):
         settings_of("--compress-config", text).config()
+
+
+@pytest.mark.parametrize("name", ["train", "compare", "solve", "probe", "analyze"])
+def test_help_lists_common_options_by_group_and_help_all_every_one(name: str) -> None:
+    command = load_command(name)
+    common = CliRunner().invoke(command, ["--help"]).output
+    whole = CliRunner().invoke(command, ["--help-all"] if "--help-all" in common else ["--help"]).output
+    options = {spelling for parameter in command.params for spelling in parameter.opts if spelling.startswith("--")}
+    assert [spelling for spelling in options if not re.search(rf"{spelling}\b", whole)] == []
+    assert {flag.group for flag in FLAGS} <= {*GROUPS}
+    assert name != "train" or len(common.splitlines()) <= 45
+
+
+def test_commands_options_and_values_complete() -> None:
+    def completed(*words: str) -> list[str]:
+        *before, begun = words
+        return [item.value for item in ShellComplete(group, {}, "dynbench", "_").get_completions(before, begun)]
+
+    assert completed("comp") == ["compare", "compress", "completion"]
+    assert {"--mode", "--model"} <= {*completed("train", "--mo")}
+    assert completed("train", "--mode", "dy") == ["dynamic"]

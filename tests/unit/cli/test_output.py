@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dynbench.cli import console, output
+from dynbench.table_text import Table
 
 
 def test_json_is_one_line_without_nan(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +59,7 @@ def test_a_narrow_terminal_gets_every_cell_whole(
     on_a_terminal(monkeypatch, width)
     columns = ["name", "G", *(f"in {'long ' * (i % 3)}{chr(97 + i)}" for i in range(12))]
     rows = [[f"run-{r}", str(r), *(f"{r}{i:02}.5 ms {'and so on' * (i % 2)}" for i in range(12))] for r in range(3)]
-    output.print_table(columns, rows, keys=2, bold=[1])
+    output.show_table(Table(columns, rows, keys=2), [1])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)

@@ -7,7 +7,7 @@ import pytest
 from dynbench.config.digest import changed
 from dynbench.config.layers import load_config
 from dynbench.config.part_rules import whole_window_steps
-from dynbench.config.rules import check_rules, rule_warnings
+from dynbench.config.rules import check_rules, known_world_size, rule_warnings
 from dynbench.config.schema import Config
 from dynbench.config.yaml_strict import parse_yaml
 from dynbench.plugins import COMPRESSORS, STRATEGIES
@@ -234,3 +234,10 @@ def test_integers_need_levels_for_every_rank(bits: int, ranks: int, other: str) 
     assert problem.startswith(f"compress.num_bits: {bits} bits have less than 2 levels for each of {ranks} ranks")
     assert other in problem
     assert check_rules(config, 2) == []
+
+
+def test_world_size_is_known_only_where_the_configuration_says_it() -> None:
+    assert known_world_size(Config()) is None
+    assert known_world_size(config_of("launch: {launcher: virtual}")) == 4
+    assert known_world_size(config_of("launch: {launcher: virtual, world_size: 6}")) == 6
+    assert known_world_size(config_of("launch: {launcher: torchrun, nproc: 2, nnodes: 3}")) == 6
