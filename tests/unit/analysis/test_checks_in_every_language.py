@@ -21,7 +21,7 @@ from dynbench.analysis.checks.evidence import Evidence, Finding
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.record import WORDS
 from dynbench.config.schema import Analysis
-from dynbench.experiment.report_texts import finding_texts
+from dynbench.experiment.report_input import finding_texts
 from dynbench.report import LANGUAGES, load_template
 from dynbench.runs.atomic import jsonable, write_json
 from dynbench.runs.phrase import RECORDS_LANGUAGE, texts
