@@ -35,6 +35,8 @@ COMMON = "template"
 """The template whose front matter has every text; it is also that of the question schedule and of single runs."""
 CHAPTERS = "{{ chapters }}"
 """Where a template has the chapters of the question."""
+CONTENTS = "{{ contents }}"
+"""Where a template has the table of contents; what is above is the first page. A filled text keeps it as it stands."""
 SENTENCES = "sentences"
 """Folder of the blocks of sentences, `TOPIC.LANGUAGE.md.j2`, below that of the templates."""
 _OWN_LINE = re.compile(r"[-|#!>*] |\||```|!\[")

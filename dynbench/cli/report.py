@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import webbrowser
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,10 +21,13 @@ if TYPE_CHECKING:
 
 SUFFIXES: Mapping[str, Format] = {".md": "md", ".markdown": "md", ".txt": "md", ".html": "html", ".htm": "html"}
 
+_IMAGE_LINE = re.compile(r"^!\[.*\n", re.MULTILINE)
+
 EPILOG = """\b
 Examples:
   dynbench report                                the latest comparison, Markdown
-  dynbench report --format html -o report.html   one self-contained page
+  dynbench report --short                        its first page, in the terminal
+  dynbench report --open                         one self-contained HTML page, in the browser
   dynbench report @latest:compare --lang zh      in Chinese
 """
 
@@ -32,6 +38,8 @@ Examples:
 @click.option("--format", "form", type=click.Choice(["md", "html"]), help="Else by the file's suffix, else md.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File, - for stdout; else in the run's folder.")
 @click.option("--template", type=FILE_PATH, help="A template of your own.")
+@click.option("--short", is_flag=True, help="The first page alone; printed, unless -o or --format is given.")
+@click.option("--open", "browse", is_flag=True, help="Write HTML and open it in the browser.")
 @click.option("--solve", is_flag=True, help="First plan its own data offline: exact against greedy, costs, bounds.")
 @common_options
 def command(
@@ -41,6 +49,8 @@ def command(
     form: Format | None,
     output: Path | None,
     template: Path | None,
+    short: bool,
+    browse: bool,
     solve: bool,
 ) -> None:
     """Fill the report template from a comparison or run; without one, from the latest comparison."""
@@ -51,12 +61,15 @@ def command(
     from dynbench.runs.store import RunStore
 
     store = settings.store()
-    chosen = _format(form, output)
+    if browse and (form == "md" or str(output) == "-"):
+        raise UsageError("--open shows an HTML page", "Leave out --format md and -o -.")
+    printed = short and not browse and form is None and output is None and not settings.as_json
+    chosen = _format("html" if browse else form, output)
     render: Callable[[Path], str]
     of_assignment = ref is not None and holds_assignment(store.resolve(ref))
     if of_assignment:
-        if template is not None or solve:
-            raise UsageError("--template and --solve are not for an assignment", "Leave them out.")
+        if template is not None or solve or short:
+            raise UsageError("--template, --solve and --short are not for an assignment", "Leave them out.")
         run = store.resolve(str(ref))
         render = partial(chapter_text, run, RunStore.of(run), lang, chosen)
     else:
@@ -67,16 +80,21 @@ def command(
             plan_subject(subject, store)
             subject = read_report_input(store, subject.run)
         run = subject.run
-        render = partial(render_report, subject, lang, chosen, template=template)
+        render = partial(render_report, subject, lang, chosen, template=template, short=short)
     if str(output) == "-":
         if settings.as_json:
             raise UsageError("-o -: the report and --json both want stdout", "Leave one of them out.")
         click.echo(render(Path()), nl=False)
         return
-    path = output or run.path / f"report.{lang}.{chosen}"
+    if printed:
+        _show(render(Path()))
+        return
+    path = output or run.path / f"report.{'short.' * short}{lang}.{chosen}"
     with writing(output, "Name a file in an existing folder with -o."):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, render(path.parent))
+    if browse and not webbrowser.open(path.resolve().as_uri()):
+        click.echo(f"no browser was found: open {path}", err=True)
     about = {"id": run.id, "name": run.name, "path": run.path}
     if not print_for_script(settings, "report", {"subject": about, "path": path}, str(path)):
         print_line(str(path))
@@ -86,6 +104,17 @@ def command(
             words += [] if template is None else ["--template", str(template)]
             words += [] if output is None else ["-o", str(output.with_suffix(".html"))]
             print_line(f"next  {next_command('report', *words, root=store.root)}")
+
+
+def _show(page: str) -> None:
+    """Laid out on a terminal, without its figures; Markdown for a file or a pipe."""
+    if not sys.stdout.isatty():
+        click.echo(page, nl=False)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console().print(Markdown(_IMAGE_LINE.sub("", page)))
 
 
 def _format(form: Format | None, output: Path | None) -> Format:

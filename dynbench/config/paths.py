@@ -55,7 +55,7 @@ def path_problems(config: Config) -> list[str]:
     return problems
 
 
-def _file(value: str, path: Path) -> Iterator[str]:
+def _file(_: str, path: Path) -> Iterator[str]:
     if path.is_file():
         return
     if path.is_dir():
@@ -66,7 +66,7 @@ def _file(value: str, path: Path) -> Iterator[str]:
         yield f"does not exist{_nearest(path)}"
 
 
-def _folder(value: str, path: Path) -> Iterator[str]:
+def _folder(_: str, path: Path) -> Iterator[str]:
     if path.is_file():
         yield f"is a file; expected the folder that holds it, perhaps {str(path.parent)!r}"
     elif not path.is_dir():

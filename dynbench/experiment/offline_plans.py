@@ -8,10 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import comb, inf
 from pathlib import Path
-
-import numpy as np
 
 from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.measures import workers_of
@@ -31,7 +28,6 @@ from dynbench.schedule.cost import CostModel, CostType
 from dynbench.schedule.measure import CostTypeLine, compare_cost_types
 from dynbench.schedule.plan import IntArray
 from dynbench.schedule.policy import Problem, policy_class
-from dynbench.schedule.prefix_counts import ENUMERATION_LIMIT, REFERENCE_LIMIT, number_of_counts
 from dynbench.schedule.solve import Line, Skipped, SolveRequest, cost_is_estimated, solve, speedup_is_estimated
 from dynbench.schedule.traces import Trace
 
@@ -40,8 +36,6 @@ ALWAYS = ("static", "prefix", "partition", "packed")
 """Policies planned with the baseline's settings where no arm has them."""
 COST_POLICIES = ("prefix", "partition")
 """Policies whose plans are compared between cost types."""
-COUNTED = 10**8
-"""Largest ranks * samples * buffer for which plans within the buffer are counted."""
 STEPS = 100
 """Optimizer steps per line at most, in whole windows: enough for a tail, a second or two in all."""
 LEAST_STEPS, WORK = 8, 2**26
@@ -276,52 +270,3 @@ def _padded(config: Config) -> Config:
     if config.workload.layout == "padded":
         return config
     return changed(config, {"workload.layout": "padded", "schedule.capacity": None})
-
-
-@dataclass(frozen=True)
-class PlanCounts:
-    """Numbers of plans; None where a size is unknown.
-
-    Attributes:
-        ranks, batch, buffer: G ranks, B samples and K samples per buffer.
-        count: all plans.
-        within_buffer: those that keep to the buffers; None also where there are too many to count.
-        most_ranks: how many ranks the solver `enumerate` tries with that batch and no buffers.
-        fits: whether it tries this size.
-        limit, inline: how many plans it tries at most, and the solver of the variance.
-    """
-
-    ranks: int | None
-    batch: int | None
-    buffer: int | None
-    count: int | None = None
-    within_buffer: int | None = None
-    most_ranks: int | None = None
-    fits: bool = False
-    limit: int = REFERENCE_LIMIT
-    inline: int = ENUMERATION_LIMIT
-
-
-def plan_counts(workers: int | None, global_batch: int | None, buffer: int | None) -> PlanCounts:
-    """Of G ranks, B samples and K samples per buffer."""
-    if workers is None or global_batch is None or global_batch < workers:
-        return PlanCounts(workers, global_batch, buffer)
-    # The count falls again beyond half the batch; a batch small enough has no limit at all.
-    most = 1
-    while most < global_batch and comb(global_batch - 1, most) <= REFERENCE_LIMIT:
-        most += 1
-    count = comb(global_batch - 1, workers - 1)
-    within = None if buffer is None else _within(workers, global_batch, buffer)
-    fits = (count if within is None else within) <= REFERENCE_LIMIT
-    counted = None if within is None or within == inf else int(within)
-    return PlanCounts(workers, global_batch, buffer, count, counted, most, fits)
-
-
-def _within(workers: int, global_batch: int, buffer: int) -> float | None:
-    """Plans that keep to the buffers, infinite where they are too many for a float; None where counting takes long."""
-    if buffer > global_batch - workers:
-        return comb(global_batch - 1, workers - 1)
-    if workers * global_batch * buffer > COUNTED:
-        return None
-    lower = np.ones(workers, dtype=np.int64)
-    return number_of_counts(lower, np.full(workers, buffer, dtype=np.int64), global_batch)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.run_facts import fact, read_data, section
 from dynbench.config.describe import all_keys
 from dynbench.config.digest import NOT_IDENTITY
-from dynbench.experiment.report_input import Json, Member, ReportInput
+from dynbench.experiment.report_input import Json, Member, ReportInput, said
 from dynbench.plugins.workloads import WORKLOADS
 from dynbench.report import Template
+from dynbench.runs.phrase import Phrase
+from dynbench.units import format_count
 
 COST_ROW = "cost"
 """Line of the planner's cost with its coefficients, among the keys of the configuration."""
@@ -166,106 +166,135 @@ def distinct(values: Iterable[object]) -> str | None:
     return ", ".join(found) if found else None
 
 
-@dataclass(frozen=True)
-class Ends:
-    """Samples that fit, or were tested, at the shortest length and at the longest, tokens; least over the ranks."""
-
-    shortest: int
-    most: int
-    longest: int
-    least: int
+SETTINGS = (
+    *("workload.name", "workload.dataset", "workload.subset", "workload.model", "workload.max_length"),
+    *("train.global_batch", "train.learning_rate", "train.precision", "sync.name", "launch.device", "launch.threads"),
+)
+"""Configuration keys; the label of one is its last part, of a name that of its section."""
 
 
-@dataclass(frozen=True)
-class Guard:
-    """What capacity limited the plans of some arms.
-
-    Attributes:
-        arms: their names.
-        kind: of the capacity: `none`; `unread`, none though some was probed; `missing` from the records; `given` by
-            hand; from a `probe`; or `lost` with the probe's record.
-        capacity: as configured.
-        found: what the probe found as a limit; None where nothing failed.
-        tested: what it tested where nothing failed; None where all lengths have a limit.
-        margin: part of what passed that stays unused.
-        limit_mb: of the probe's memory.
-        soak: record of the soak at these capacities; None where there was none.
-    """
-
-    arms: Sequence[str]
-    kind: Literal["none", "unread", "missing", "given", "lost", "probe"]
-    capacity: str = ""
-    found: Ends | None = None
-    tested: Ends | None = None
-    margin: float | None = None
-    limit_mb: float | None = None
-    soak: Json | None = None
+def settings(subject: ReportInput, template: Template) -> dict[str, str | None]:
+    """What was run, on what, by label; a key whose value differs between runs shows all its values."""
+    members = subject.members
+    configs = [member.config for member in members if member.config is not None]
+    keys = {key.removesuffix(".name").rpartition(".")[2]: key for key in SETTINGS}
+    if not subject.has_lengths:
+        del keys["max_length"]
+    state, planned = subject.state, subject.question.raised_by(["schedule.cost_type"])
+    missing = template.label(f"words.{'not_measured' if configs else 'missing'}")
+    facts: dict[str, str | None] = {
+        **({"recipe": state.recipe, "order": template.label(f"words.{state.mode}")} if state else {}),
+        **{label: distinct(shown(config.get(key), template) for config in configs) for label, key in keys.items()},
+        "dropout": dropout(subject, template),
+        **({"cost_type": distinct(cost_of(member, subject) for member in members)} if planned else {}),
+        "world_size": distinct(_ranks(member, template) for member in members),
+        **({"workers": _counts(members, "workers")} if any(member.serves for member in members) else {}),
+        "launcher": ranks_kind(subject, template),
+        **{key: _counts(members, key) for key in ("steps", "warmup_steps")},
+        "launches": distinct(len(arm) for arm in subject.arms.values()),
+        **_machine(members, template),
+    }
+    return {label: missing if text is None else text for label, text in facts.items()}
 
 
-def memory_facts(subject: ReportInput) -> dict[str, object]:
-    """What sentences are about."""
-    peaks = [value for member in subject.members if (value := lookup(member.summary, "peak_mem_mb.max"))]
+def ranks_kind(subject: ReportInput, template: Template) -> str | None:
+    """`real` or `virtual` in words; None when not recorded."""
+    launcher = subject.arms[subject.baseline][0].summary.get("launcher")
+    return None if launcher is None else template.label(f"words.{'virtual' if launcher == 'virtual' else 'real'}")
+
+
+def _machine(members: Sequence[Member], template: Template) -> dict[str, str | None]:
+    """Facts of the first run's provenance; None where they were not recorded."""
+    env = members[0].env
+    memory_mb, samples = lookup(env, "memory_mb.total"), lookup(env, "data.train.samples")
+    git, versions = section(env, "git"), section(env, "packages").items()
+    changes = f", {template.label('words.local_changes')}" if git.get("dirty") else ""
+    model = fact(env, "data.model.source")
     return {
-        "guards": list(guards(subject)),
-        "peak_memory_mb": max(peaks, default=None),
-        "available_memory_mb": _available(subject.first),
+        "samples": None if samples is None else format_count(samples),
+        "cpu": _processor(env, template),
+        "memory": None if memory_mb is None else f"{memory_mb / 1000:.1f} GB",
+        "packages": ", ".join(f"{name} {version}" for name, version in versions if version) or None,
+        "commit": f"`{str(git.get('commit'))[:12]}`{changes}" if git else None,
+        **({"model": said(template, fact(env, "data.model.said"), model)} if model else {}),
     }
 
 
-def guards(subject: ReportInput) -> Iterator[Guard]:
-    """One per capacity in use."""
+def _processor(env: Json, template: Template) -> str | None:
+    name, cores = env.get("cpu_model"), lookup(env, "cpu_cores.usable")
+    if not name:
+        return None
+    processor = Phrase(f"{name}") if cores is None else Phrase.of("processor", name=name, cores=cores)
+    return said(template, processor.record(), name)
+
+
+def _counts(members: Sequence[Member], key: str) -> str | None:
+    counts = (lookup(member.summary, key) for member in members)
+    return distinct(format_count(count) for count in counts if count is not None)
+
+
+def _ranks(member: Member, template: Template) -> str | None:
+    """The number of ranks, marked where they share cores."""
+    count, shared = lookup(member.summary, "world_size"), bool(member.summary.get("oversubscribed"))
+    return None if count is None else comparison_tables.ranks_text(int(count), int(count), shared, template.label)
+
+
+def memory_facts(subject: ReportInput) -> dict[str, object]:
+    """What sentences are about; `guards` say for every capacity in use what limited the plans of its arms."""
     arms: dict[object, list[str]] = {}
     for name, members in subject.arms.items():
         config = members[0].config
         capacity = "missing" if config is None else config.get("schedule.capacity")
         arms.setdefault(tuple(capacity) if isinstance(capacity, list) else capacity, []).append(name)
-    for value, names in arms.items():
-        yield _guard(subject, value, names)
+    peaks = [value for member in subject.members if (value := lookup(member.summary, "peak_mem_mb.max"))]
+    devices = section(subject.first.env, "devices").get("ranks")
+    of_device = lookup(devices[0], "memory_mb") if isinstance(devices, list) and devices else None
+    return {
+        "guards": [{"arms": names, **_guard(subject, value)} for value, names in arms.items()],
+        "peak_memory_mb": max(peaks, default=None),
+        "available_memory_mb": lookup(subject.first.env, "memory_mb.total") if of_device is None else of_device,
+    }
 
 
-def _guard(subject: ReportInput, value: object, names: Sequence[str]) -> Guard:
+def _guard(subject: ReportInput, value: object) -> dict[str, object]:
+    """What limited plans, by the kind of their capacity.
+
+    That is `none`; `unread`, none though some was probed; `missing` from the records; `given` by hand; of a `probe`; or
+    `lost` with the probe's record. Of a probe, `found` are the ends of the capacities that it found as a limit,
+    `tested` those of the lengths at which nothing failed.
+    """
     if value is None:
-        return Guard(names, "unread" if subject.probes else "none")
+        return {"kind": "unread" if subject.probes else "none"}
     if value == "missing":
-        return Guard(names, "missing")
+        return {"kind": "missing"}
     capacity = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
     probe = subject.probes.get(capacity)
     if probe is None:
         given = all(part.strip().isdecimal() for part in capacity.split(","))
-        return Guard(names, "given" if given else "lost", capacity)
-    record, margin = _mapping(probe.get("record")), lookup(_mapping(probe.get("config")), "probe.margin")
-    limit, soak, (found, tested) = lookup(record, "memory_limit_mb"), record.get("soak"), _tables(record)
-    told = {"ok": False, "steps": None, "shrunk": None, **soak} if isinstance(soak, Mapping) else None
-    return Guard(names, "probe", capacity, _ends(found), _ends(tested), margin, limit, told)
-
-
-def _tables(record: Json) -> tuple[dict[int, int], dict[int, int]]:
-    """Length to the least number of samples over the ranks: found as a limit, and tested where no rank has a limit."""
+        return {"kind": "given" if given else "lost", "capacity": capacity}
+    record = section(probe, "record")
+    limits: dict[bool, dict[int, int]] = {True: {}, False: {}}
     rows = record.get("capacity")
-    limited: dict[int, int] = {}
-    free: dict[int, int] = {}
-    for row in rows if isinstance(rows, Sequence) else ():
-        if isinstance(row, Mapping) and isinstance(row.get("max_batch"), int):
-            found = free if row.get("tested_fail") is None else limited
-            length, samples = int(row["length"]), row["max_batch"]
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row.get("max_batch"), int):
+            found, length, samples = limits[row.get("tested_fail") is not None], int(row["length"]), row["max_batch"]
             found[length] = min(samples, found.get(length, samples))
-    return limited, {length: samples for length, samples in free.items() if length not in limited}
+    free = {length: samples for length, samples in limits[False].items() if length not in limits[True]}
+    soak = section(record, "soak")
+    return {
+        "kind": "probe",
+        "capacity": capacity,
+        "found": _ends(limits[True]),
+        "tested": _ends(free),
+        "margin": lookup(section(probe, "config"), "probe.margin"),
+        "limit_mb": lookup(record, "memory_limit_mb"),
+        "soak": {"ok": False, "steps": None, "shrunk": None, **soak} if soak else None,
+    }
 
 
-def _ends(found: Mapping[int, int]) -> Ends | None:
+def _ends(found: Mapping[int, int]) -> dict[str, int] | None:
+    """Samples at the shortest length and at the longest, tokens; least over the ranks."""
     if not found:
         return None
     shortest, longest = min(found), max(found)
-    return Ends(shortest, found[shortest], longest, found[longest])
-
-
-def _available(member: Member) -> float | None:
-    """Memory of the first rank's device, else of the machine, MB."""
-    devices = _mapping(member.env.get("devices")).get("ranks")
-    first = devices[0] if isinstance(devices, list) and devices else {}
-    of_device = lookup(_mapping(first), "memory_mb")
-    return of_device if of_device is not None else lookup(member.env, "memory_mb.total")
-
-
-def _mapping(value: object) -> Json:
-    return value if isinstance(value, Mapping) else {}
+    return {"shortest": shortest, "most": found[shortest], "longest": longest, "least": found[longest]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from operator import attrgetter
@@ -14,20 +14,27 @@ from dynbench.analysis.links import ONE, PARAMETER
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.measures import METRICS, chosen_metrics
 from dynbench.analysis.record import ScalingRecord
-from dynbench.analysis.run_facts import fact, section
 from dynbench.analysis.table_specs import TABLES
-from dynbench.experiment import report_texts
 from dynbench.experiment.offline_plans import Solved, float_of, static_over
-from dynbench.experiment.report_communication import STEPS, buckets_of, served_arms
-from dynbench.experiment.report_input import Json, Member, ReportInput, mean_of
-from dynbench.experiment.report_quality import never_compressed, qualities, trained
-from dynbench.experiment.report_settings import arms_rows, common_rows, cost_of, distinct, dropout, shown
-from dynbench.experiment.report_texts import loss_difference, loss_drift, saved_hours
-from dynbench.report import Template, interval, number, percent, ratio, signed_interval
-from dynbench.runs.phrase import NBSP, Phrase
+from dynbench.experiment.report_conclusions import never_compressed, qualities, trained
+from dynbench.experiment.report_facts import STEPS, buckets_of, served_arms
+from dynbench.experiment.report_input import (
+    Json,
+    ReportInput,
+    finding_texts,
+    loss_difference,
+    loss_drift,
+    marked,
+    mean_of,
+    saved_hours,
+    status,
+)
+from dynbench.experiment.report_settings import arms_rows, common_rows, cost_of, settings
+from dynbench.report import Template, interval, number, percent, ratio, signed_interval, signed_percent
+from dynbench.runs.phrase import NBSP
 from dynbench.schedule.solve import cost_is_estimated
 from dynbench.table_text import Markdown, Table, format_value
-from dynbench.units import format_count, format_ms
+from dynbench.units import format_ms
 
 NOT_MEASURED, MISSING = "words.not_measured", "words.missing"
 NONE = "words.none"
@@ -81,7 +88,7 @@ def report_tables(sources: Sources) -> dict[str, str]:
     }
 
 
-def _markdown(sources: Sources, rows: Callable[[Sources], Rows], left: int, missing: str) -> str:
+def _markdown(sources: Sources, rows: Callable[[Sources], Rows], left: int | None, missing: str) -> str:
     """A table whose headings the template has, empty without rows; `missing` is the label of cells that are None."""
     lines, label = list(rows(sources)), sources.template.label
     headings = [
@@ -93,88 +100,16 @@ def _markdown(sources: Sources, rows: Callable[[Sources], Rows], left: int, miss
     return Table(headings, cells, texts=left).markdown() if lines else ""
 
 
-SETTINGS = (
-    *("workload.name", "workload.dataset", "workload.subset", "workload.model", "workload.max_length"),
-    *("train.global_batch", "train.learning_rate", "train.precision", "sync.name", "launch.device", "launch.threads"),
-)
-"""Configuration keys; the label of one is its last part, of a name that of its section."""
-
-
-def _settings(sources: Sources) -> Rows:
-    """What was run, on what; a key whose value differs between runs shows all its values."""
-    subject, template = sources.subject, sources.template
-    members = subject.members
-    configs = [member.config for member in members if member.config is not None]
-    keys = {key.removesuffix(".name").rpartition(".")[2]: key for key in SETTINGS}
-    if not subject.has_lengths:
-        del keys["max_length"]
-    state, planned = subject.state, subject.question.raised_by(["schedule.cost_type"])
-    facts: dict[str, str | None] = {
-        **({"recipe": state.recipe, "order": template.label(f"words.{state.mode}")} if state else {}),
-        **{label: distinct(shown(config.get(key), template) for config in configs) for label, key in keys.items()},
-        "dropout": dropout(subject, template),
-        **({"cost_type": distinct(cost_of(member, subject) for member in members)} if planned else {}),
-        "world_size": distinct(_ranks(member, template) for member in members),
-        **({"workers": _counts(members, "workers")} if any(member.serves for member in members) else {}),
-        "launcher": ranks_kind(subject, template),
-        **{key: _counts(members, key) for key in ("steps", "warmup_steps")},
-        "launches": distinct(len(arm) for arm in subject.arms.values()),
-        **_machine(members, template),
-    }
-    missing = template.label(NOT_MEASURED if configs else MISSING)
-    return [
-        {"item": template.label(f"settings.{label}"), "value": missing if text is None else text}
-        for label, text in facts.items()
-    ]
-
-
-def ranks_kind(subject: ReportInput, template: Template) -> str | None:
-    """`real` or `virtual` in words; None when not recorded."""
-    launcher = subject.arms[subject.baseline][0].summary.get("launcher")
-    return None if launcher is None else template.label(f"words.{'virtual' if launcher == 'virtual' else 'real'}")
-
-
-def _machine(members: Sequence[Member], template: Template) -> dict[str, str | None]:
-    """Facts of the first run's provenance; None where they were not recorded."""
-    env = members[0].env
-    memory_mb, samples = lookup(env, "memory_mb.total"), lookup(env, "data.train.samples")
-    git, versions = section(env, "git"), section(env, "packages").items()
-    changes = f", {template.label('words.local_changes')}" if git.get("dirty") else ""
-    model = fact(env, "data.model.source")
-    return {
-        "samples": None if samples is None else format_count(samples),
-        "cpu": _processor(env, template),
-        "memory": None if memory_mb is None else f"{memory_mb / 1000:.1f} GB",
-        "packages": ", ".join(f"{name} {version}" for name, version in versions if version) or None,
-        "commit": f"`{str(git.get('commit'))[:12]}`{changes}" if git else None,
-        **({"model": report_texts.said(template, fact(env, "data.model.said"), model)} if model else {}),
-    }
-
-
-def _processor(env: Json, template: Template) -> str | None:
-    name, cores = env.get("cpu_model"), lookup(env, "cpu_cores.usable")
-    if not name:
-        return None
-    processor = Phrase(f"{name}") if cores is None else Phrase.of("processor", name=name, cores=cores)
-    return report_texts.said(template, processor.record(), name)
-
-
-def _counts(members: Sequence[Member], key: str) -> str | None:
-    counts = (lookup(member.summary, key) for member in members)
-    return distinct(format_count(count) for count in counts if count is not None)
-
-
-def _ranks(member: Member, template: Template) -> str | None:
-    """The number of ranks, marked where they share cores."""
-    count, shared = lookup(member.summary, "world_size"), bool(member.summary.get("oversubscribed"))
-    return None if count is None else comparison_tables.ranks_text(int(count), int(count), shared, template.label)
+def _setting_rows(sources: Sources) -> Rows:
+    for label, text in settings(sources.subject, sources.template).items():
+        yield {"item": sources.template.label(f"settings.{label}"), "value": text}
 
 
 def _comparisons(sources: Sources) -> Rows:
-    """One line per candidate arm: verdict, speed-up with its interval, and what the question wants to know of it."""
+    """What the first page lacks of a candidate: its launches, its loss, and what the question wants to know of it."""
     subject, label = sources.subject, sources.template.label
     drifts = subject.question.loss_drift is not None
-    told, of_loss = ("loss_drift", loss_drift) if drifts else ("loss_parity", loss_difference)
+    loss, of_loss = ("loss_drift", loss_drift) if drifts else ("loss_parity", loss_difference)
     for item in subject.comparisons:
         chosen = {
             "recovered": percent(item.recovered_share),
@@ -184,18 +119,41 @@ def _comparisons(sources: Sources) -> Rows:
         yield {
             "comparison": f"{item.candidate} / {item.baseline}",
             "verdict": label(f"verdicts.{item.verdict}"),
-            "level": label(f"levels.{item.level}"),
-            "speedup": ratio(item.speedup),
-            "interval": interval(item.interval) or label(NONE),
             **{key: chosen[key] for key in subject.question.columns},
             "launches": f"{item.launches}",
-            told: of_loss(item) or label("words.not_compared"),
+            loss: of_loss(item) or label("words.not_compared"),
+        }
+
+
+def _verdicts(sources: Sources) -> Rows:
+    """One line per candidate for the first page: verdict, speed, and what it costs in loss and, where known, memory."""
+    subject, label = sources.subject, sources.template.label
+    measure, arms = qualities(subject)
+    evaluated = any(arm.change for arm in arms.values())
+    drifts = subject.question.loss_drift is not None
+    gains = {item.candidate: item.improvement_percent.get("peak_mem_mb.max") for item in subject.comparisons}
+    for item in subject.comparisons:
+        if evaluated:
+            loss = signed_interval(arms[item.candidate].change)
+        else:
+            loss = loss_drift(item) if drifts else loss_difference(item)
+        gain = gains[item.candidate]
+        memory = {"memory_change": None if gain is None else signed_percent(-gain / 100)}
+        yield {
+            "=" + label("headings.verdict_arm").format(f"`{item.baseline}`"): item.candidate,
+            "verdict": label(f"verdicts.{item.verdict}"),
+            "speedup": ratio(item.speedup),
+            "interval": interval(item.interval) or label(NONE),
+            "level": label(f"levels.{item.level}"),
+            f"eval_{measure}" if evaluated else "loss_drift" if drifts else "loss_parity": loss
+            or label("words.not_compared"),
+            **(memory if any(value is not None for value in gains.values()) else {}),
         }
 
 
 def _checks(sources: Sources) -> Rows:
     for check in sources.subject.checks or ():
-        told = report_texts.finding_texts(sources.template, check)
+        told = finding_texts(sources.template, check)
         yield dict(zip(("severity", "check", "seen", "limit", "hint"), told, strict=True))
 
 
@@ -206,7 +164,7 @@ def _runs(sources: Sources) -> Rows:
                 "arm": name,
                 "run": f"`{member.id}`",
                 "seed": None if member.config is None else str(member.config.get("train.seed")),
-                "status": None if member.status is None else report_texts.status(sources.template, member.status),
+                "status": None if member.status is None else status(sources.template, member.status),
             }
 
 
@@ -353,7 +311,7 @@ def _growth(sources: Sources) -> Rows:
     scaled = [one for one in sources.subject.scaling if one.kind != "weak"]
 
     def cell(one: ScalingRecord) -> str:
-        name = report_texts.marked(sources.subject, sources.template, one.arm)
+        name = marked(sources.subject, sources.template, one.arm)
         return f"{name}: {number(one.step_ms) or ''} ({number(one.comm_ms) or ''})"
 
     with_server, without = ([one for one in scaled if (one.world_size != one.workers) == serves] for serves in (1, 0))
@@ -365,13 +323,14 @@ def _growth(sources: Sources) -> Rows:
                     "count": f"{counted(server)}",
                     "without": cell(other),
                     "with": cell(server),
-                    "times": ratio(server.step_ms / other.step_ms) if server.step_ms and other.step_ms else None,
+                    "times": ratio(other.step_ms / server.step_ms) if server.step_ms and other.step_ms else None,
                 }
 
 
-REPORT_TABLES: Mapping[str, tuple[Callable[[Sources], Rows], int, str]] = {
-    "setting": (_settings, 2, ""),
-    "comparisons": (_comparisons, 3, NOT_MEASURED),
+REPORT_TABLES: Mapping[str, tuple[Callable[[Sources], Rows], int | None, str]] = {
+    "setting": (_setting_rows, 2, ""),
+    "verdicts": (_verdicts, None, NOT_MEASURED),
+    "comparisons": (_comparisons, 2, NOT_MEASURED),
     "checks": (_checks, 5, ""),
     "runs": (_runs, 4, MISSING),
     "solve": (_solve, 4, ""),

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from datetime import UTC, datetime
+from math import comb
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,21 +17,30 @@ from dynbench.analysis.measure import lookup
 from dynbench.analysis.measures import workers_of
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.tables import families
-from dynbench.analysis.verdict import Verdict
+from dynbench.analysis.verdict import LEVELS, Verdict
 from dynbench.config.schema import Analysis
-from dynbench.experiment import report_quality
-from dynbench.experiment import report_texts as texts
-from dynbench.experiment.offline_plans import PlanCounts, Solved, plan_counts, static_over
-from dynbench.experiment.report_arms import arms_facts
-from dynbench.experiment.report_communication import communication_facts
-from dynbench.experiment.report_conclusions import Conclusion, compressors, conclude, doubts_in_words
-from dynbench.experiment.report_input import SOLVE_FIGURES, ReportInput, mean_of
-from dynbench.experiment.report_settings import data_facts, memory_facts
-from dynbench.experiment.report_tables import Sources, ranks_kind, report_tables
-from dynbench.experiment.report_texts import loss_difference, saved_hours, saved_interval
-from dynbench.report import Template, interval, percent, ratio, substitute
+from dynbench.experiment.offline_plans import Solved, static_over
+from dynbench.experiment.report_conclusions import Conclusion, compressors, conclude, steps_effects, warnings
+from dynbench.experiment.report_facts import arms_facts, communication_facts
+from dynbench.experiment.report_input import (
+    SOLVE_FIGURES,
+    ReportInput,
+    comm_model,
+    loss_difference,
+    marked,
+    mean_of,
+    reason,
+    recovered,
+    said,
+    saved_hours,
+    saved_interval,
+)
+from dynbench.experiment.report_settings import data_facts, memory_facts, ranks_kind, settings
+from dynbench.experiment.report_tables import Sources, report_tables
+from dynbench.plugins import POLICIES
+from dynbench.report import CONTENTS, Template, interval, percent, ratio, substitute
 from dynbench.runs.store import results_option
-from dynbench.schedule.prefix import MIN_BUFFER
+from dynbench.schedule.prefix_counts import ENUMERATION_LIMIT, REFERENCE_LIMIT
 from dynbench.schedule.solve import cost_is_estimated
 from dynbench.table_text import Markdown, quoted
 
@@ -39,6 +49,11 @@ Values = dict[str, Any]
 _UNUSUAL = re.compile(r"[^\w./~+-]")
 """In paths that are linked."""
 _PLACED = re.compile(r"\{\{\s*figure\.(\w+)\s*\}\}")
+_FIRST = re.compile(r"\{\{\s*figure\.first\s*\}\}")
+LEADING = ("timeline", "comm_timeline", "time_breakdown")
+"""Figures of which the first that was drawn stands on the first page, as `figure.first`."""
+WITH_TEXT = ("static", "prefix", "partition", "window")
+"""Policies of which the template has a model and an algorithm of their own."""
 
 
 def report_values(sources: Sources) -> Values:
@@ -58,10 +73,20 @@ def report_values(sources: Sources) -> Values:
         **arms_facts(source, sources.solved, concluded.best, template),
         **communication_facts(source),
         **memory_facts(source),
-        "work.unit": texts.said(template, source.question.unit.name.record(), ""),
+        "work.unit": said(template, source.question.unit.name.record(), ""),
+        "padding_known": mean_of(source.arms[source.baseline], "padding_ratio") is not None,
         "figure.number": None,
         "chapters": "",
+        "contents": Markdown(CONTENTS),
     }
+
+
+def _policies(source: ReportInput) -> Values:
+    """The policies of the arms; `other_policies` are those without a chapter, each with its description."""
+    configs = [member.config or {} for member in source.members]
+    names = [*dict.fromkeys(str(config["schedule.policy"]) for config in configs if "schedule.policy" in config)]
+    others = [name for name in names if name not in WITH_TEXT and name in POLICIES]
+    return {"policies": names, "other_policies": {name: POLICIES[name].summary for name in others}}
 
 
 def _best_and_baseline(source: ReportInput, best: ComparisonRecord | None, template: Template) -> Values:
@@ -84,8 +109,8 @@ def _best_and_baseline(source: ReportInput, best: ComparisonRecord | None, templ
         "best.saved_interval": saved_interval(best, source) if best else None,
         "best.efficiency": percent(best.efficiency) if best else None,
         "best.launches": str(best.launches) if best else None,
-        "best.reason": texts.reason(template, best) if best else None,
-        "best.recovered": texts.recovered(template, best) if best and "recovered" in source.question.columns else None,
+        "best.reason": reason(template, best) if best else None,
+        "best.recovered": recovered(template, best) if best and "recovered" in source.question.columns else None,
         "best.loss_difference": (loss_difference(best) or missing) if best else None,
     }
 
@@ -95,8 +120,9 @@ def _tables(sources: Sources) -> Values:
     tables = report_tables(sources)
     steps = [value for line in solved.results if (value := lookup(line, "steps")) is not None]
     return {
+        **{f"setting.{label}": text for label, text in settings(source, template).items()},
         "setting.launcher": ranks_kind(source, template),
-        "setting.comm_model": texts.comm_model(template, source),
+        "setting.comm_model": comm_model(template, source),
         "setting.link_gbps": ", ".join(f"{speed:g}" for speed in source.links_gbps) or None,
         **tables,
         "table.comparisons": tables["table.comparisons"] or None,
@@ -116,11 +142,12 @@ def number_figures(source: ReportInput, template: Template, folder: Path) -> dic
     """
     drawn = {path.stem: path for path in source.figures}
     placed = list(dict.fromkeys(_PLACED.findall(template.body)))
-    order = [name for name in placed if name in drawn] + [name for name in drawn if name not in placed]
+    leading = next((name for name in LEADING if name in drawn and _FIRST.search(template.body)), "")
+    order = [name for name in (leading, *placed, *drawn) if name in drawn]
     missing, reference = template.label("words.not_drawn"), template.label("figures.reference")
     names = {
         name: substitute(template, reference, {"figure.number": str(number)})
-        for number, name in enumerate(order, start=1)
+        for number, name in enumerate(dict.fromkeys(order), start=1)
     }
     images = {}
     for name, numbered in names.items():
@@ -129,6 +156,7 @@ def number_figures(source: ReportInput, template: Template, folder: Path) -> dic
         images[name] = Markdown(f"![{caption}]({linked(drawn[name], folder)})\n{caption}")
     known = dict.fromkeys((*FIGURES["train"], *SOLVE_FIGURES))
     return {
+        "figure.first": images.pop(leading, ""),
         **{f"figure.{name}": images.get(name, "") for name in known},
         **{f"ref.{name}": names.get(name, missing) for name in known},
         "figures.rest": Markdown("\n\n".join(image for name, image in images.items() if name not in placed)),
@@ -147,13 +175,16 @@ def _facts(sources: Sources, concluded: Conclusion) -> Values:
     return {
         "question.name": source.question.name,
         "conclusion": concluded,
-        "doubts": doubts_in_words(template, concluded.doubts),
+        "doubts": [*dict.fromkeys(check.id for check in concluded.doubts)],
+        "warnings": warnings(source, template),
+        "levels_used": [level for level in LEVELS if any(item.level == level for item in source.comparisons)],
+        **_policies(source),
         "compressors": of_bytes,
-        "compressor_doubts": doubts_in_words(template, of_bytes.doubts),
-        "steps_effects": report_quality.steps_effects(source),
+        "compressor_doubts": [*dict.fromkeys(check.id for check in of_bytes.doubts)],
+        "steps_effects": steps_effects(source),
         "unplanned": [{"arm": each.get("arm"), **each} for each in (solved.skipped if solved else ())],
         "method": _method(source, solved, concluded),
-        "marked": {name: texts.marked(source, template, name) for name in source.arms},
+        "marked": {name: marked(source, template, name) for name in source.arms},
         "plans": _plans(source),
     }
 
@@ -193,13 +224,8 @@ def _work(best: ComparisonRecord | None) -> str:
     return best.level if best.same_work or best.verdict is not Verdict.INCOMPARABLE else "different"
 
 
-def _plans(source: ReportInput) -> PlanCounts:
-    """The numbers of plans at the report's own size."""
-    summary = source.first.summary
-    workers, size = workers_of(summary), lookup(summary, "global_batch")
-    batch = None if size is None else int(size)
-    configured = [(member.config or {}).get("schedule.buffer") for member in source.members]
-    buffer = next((value for value in configured if isinstance(value, int)), None)
-    if buffer is None and workers is not None and batch is not None:
-        buffer = max(MIN_BUFFER, batch - workers + 1)
-    return plan_counts(workers, batch, buffer)
+def _plans(source: ReportInput) -> Values:
+    """The number of counts that add up to the global batch at the report's own size, and how many a solver tries."""
+    workers, size = workers_of(source.first.summary), lookup(source.first.summary, "global_batch")
+    count = None if workers is None or size is None else comb(int(size) - 1, workers - 1)
+    return {"ranks": workers, "batch": size, "count": count, "limit": REFERENCE_LIMIT, "inline": ENUMERATION_LIMIT}

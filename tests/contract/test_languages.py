@@ -24,7 +24,7 @@ from dynbench.analysis.stats import Ratio
 from dynbench.analysis.verdict import LEVELS, Verdict, sentence
 from dynbench.analysis.waste import Recovery
 from dynbench.engine.comm_model import build_comm_model, measured
-from dynbench.experiment.report_texts import reason, recovered, said, status
+from dynbench.experiment.report_input import reason, recovered, said, status
 from dynbench.report import LANGUAGES, language_labels, load_template
 from dynbench.runs.phrase import RECORDS_LANGUAGE, Phrase, environment, templates_dir, texts
 from dynbench.runs.records import BY_ITSELF, COMMUNICATION, COMPUTE

@@ -9,7 +9,7 @@ from itertools import chain, product
 from typing import TYPE_CHECKING
 
 from dynbench.bench.base import Row
-from dynbench.experiment.report_communication import NUMBERS
+from dynbench.experiment.report_facts import NUMBERS
 from dynbench.experiment.report_input import ReportInput, mean_of, whole
 from dynbench.runs.run import Run
 from dynbench.units import mb

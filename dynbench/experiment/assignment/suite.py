@@ -25,10 +25,9 @@ from dynbench.errors import DynbenchError, Interrupted, RecordError, StorageErro
 from dynbench.experiment.assignment.questions import CHECKED, render
 from dynbench.experiment.assignment.rows import CHECK, Table, check_table, comparison_table
 from dynbench.experiment.compare import run_comparison, start_comparison
-from dynbench.experiment.html_page import to_html
 from dynbench.experiment.report_input import read_report_input
 from dynbench.experiment.report_values import linked
-from dynbench.experiment.reporting import FORMATS
+from dynbench.experiment.reporting import FORMATS, to_html
 from dynbench.plugins import BENCHMARKS
 from dynbench.report import LANGUAGES
 from dynbench.runs.atomic import read_json, write_json, write_text

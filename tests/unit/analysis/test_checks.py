@@ -30,7 +30,7 @@ from dynbench.analysis.record import WORDS
 from dynbench.analysis.stats import relative_drift
 from dynbench.config.schema import Analysis
 from dynbench.errors import ChecksFailed
-from dynbench.experiment.report_texts import finding_texts
+from dynbench.experiment.report_input import finding_texts
 from dynbench.report import LANGUAGES, load_template
 from dynbench.runs.atomic import jsonable, write_json
 from dynbench.runs.phrase import RECORDS_LANGUAGE, texts

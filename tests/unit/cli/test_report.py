@@ -124,6 +124,31 @@ def test_the_next_step_keeps_what_was_asked_for(
     assert (tmp_path / "there is" / "x.html").is_file()
 
 
+def test_the_first_page_is_printed_or_written_where_that_is_asked_for(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", "demo", "--short", "--results", str(results)]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith("# Waiting for the slowest rank\n") and "| other |" in page and "## " not in page
+    assert main(["report", "demo", "--short", "-o", str(tmp_path / "x.md"), "--results", str(results)]) == 0
+    assert (tmp_path / "x.md").read_text(encoding="utf-8") == page
+    assert main(["report", "demo", "--short", "--format", "html", "--results", str(results)]) == 0
+    assert (RunStore(results).resolve("demo").path / "report.short.en.html").is_file()
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_a_page_is_opened_in_the_browser(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], opens: bool
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or opens)
+    assert main(["report", "demo", "--open", "--results", str(results)]) == 0
+    page = RunStore(results).resolve("demo").path / "report.en.html"
+    assert page.is_file() and opened == [page.resolve().as_uri()]
+    assert ("no browser" in capsys.readouterr().err) == (not opens)
+    assert main(["report", "demo", "--open", "--format", "md", "--results", str(results)]) == 2
+
+
 def test_planning_needs_the_runs(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = RunStore(results)
     for run in store.list():

@@ -341,19 +341,6 @@ def section(number: str, language: str = "en", **changes: Sequence[Row]) -> str:
     return re.split(r"^### ", text, flags=re.MULTILINE)[1 + NUMBERS.index(number)]
 
 
-def test_operations_of_a_cpu_are_told_from_kernels() -> None:
-    on_gpu = [replace(each, device=GPU) for each in kernels()]
-    assert "operations of torch" in section("1.2b") and "operations of torch" not in section("1.2b", nsys=on_gpu)
-
-
-def test_lists_are_in_the_words_of_the_language() -> None:
-    norms = [each for each in kernels(norm=0.1) if each.columns.get("kernel") == "norm"]
-    several = [*kernels(), *(replace(each, columns={**each.columns, "kernel": "copy"}) for each in norms)]
-    assert "normalisation, copies." in section("1.2c", nsys=several)
-    assert "归一化、复制。" in section("1.2c", "zh", nsys=several) and "copy" not in section("1.2c", "zh", nsys=several)
-    assert "：前向 0.250、反向 0.250、前向加反向 0.250。" in section("3.3", "zh")
-
-
 def test_a_share_below_what_counts_is_not_rounded_up_to_it() -> None:
     told = section("1.2c", nsys=kernels(norm=0.0188))
     assert "no kind of kernel takes 2 %" in told and "| 1.9\N{NO-BREAK SPACE}% |" in told
@@ -385,14 +372,6 @@ def test_figures_stand_with_their_questions() -> None:
         assert text.count("a/b.png") == 1 and "wrong.png" not in text
         (line,) = (line for line in text.splitlines() if "a/b.png" in line)
         assert caption in line and text.index(line) > text.index("### 1.5b")
-
-
-def test_what_was_tried_here_is_not_proposed_for_here() -> None:
-    skipped = [replace(each, status="skipped", reason="no GPU", mean=None, p50=None) for each in attention()]
-    triton = [replace(each, columns={**each.columns, "way": "flash_triton"}) for each in skipped]
-    assert "What of it runs on a CPU" in section("3.4")
-    told = section("3.4", flash=triton)
-    assert "What of it runs on a CPU" not in told and "no GPU" in told
 
 
 def test_a_strategy_that_trains_other_weights_is_told() -> None:

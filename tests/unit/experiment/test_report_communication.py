@@ -1,4 +1,4 @@
-"""What a report says of servers and of profiled steps, from made-up summaries, in both languages."""
+"""What a report says of servers, of profiled steps and of the size of buckets, from made-up summaries."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from pathlib import Path
 
 import pytest
 from compared import compared
-from languages import english_sentences
 
 from dynbench.analysis.profile import bottlenecks
-from dynbench.analysis.record import PairRecord, ScalingRecord
-from dynbench.experiment import report_communication
-from dynbench.experiment.report_communication import exposures
+from dynbench.analysis.questions import question_named
+from dynbench.analysis.record import ComparisonRecord, PairRecord, ScalingRecord
+from dynbench.experiment.report_facts import (
+    buckets_of,
+    communication_facts,
+    exposures,
+    order_of,
+    served_arms,
+    training_s,
+)
 from dynbench.experiment.report_input import Member, ReportInput
-from dynbench.experiment.report_tables import Sources, report_tables
 from dynbench.experiment.reporting import NEEDED
-from dynbench.report import LANGUAGES, load_template, substitute
 from dynbench.runs.run import Run
 
 RATES = {"ddp": 900.0, "by_hand": 600.0, "ps": 300.0, "ps_1w": 200.0}
@@ -73,42 +77,9 @@ def subject(tmp_path: Path, arms: Sequence[str] = tuple(RATES), **more: dict[str
     return ReportInput(Run(tmp_path), members, scaling=scaling)
 
 
-def table(found: ReportInput, name: str) -> str:
-    return report_tables(Sources(found, None, load_template("en"), found.run.path))[f"table.{name}"]
-
-
-def texts(found: ReportInput, block: str, language: str = "en") -> str:
-    """`{{ say.BLOCK }}` of the servers' and profiles' facts."""
-    template = load_template(language)
-    marked = {name: f"`{name}`" for name in found.arms}
-    known = {**report_communication.communication_facts(found), "marked": marked, "baseline.name": "`ddp`"}
-    return substitute(template, f"{{{{ say.{block} }}}}", known)
-
-
-def test_the_six_steps_of_a_batch_with_their_code_and_times(tmp_path: Path) -> None:
-    found = subject(tmp_path)
-    lines = table(found, "server_steps").splitlines()
-    assert len(lines) == 8 and "ps (ms)" in lines[0] and "ps_1w (ms)" in lines[0] and "ddp" not in lines[0]
-    times = [[cell.strip() for cell in line.split("|")][5] for line in lines[2:]]
-    assert times == ["30", "10", "11", "3", "4", "12 / 20"]
-
-
 def test_without_a_server_there_are_no_steps(tmp_path: Path) -> None:
     found = subject(tmp_path, ("ddp", "by_hand"))
-    assert table(found, "server_steps") == table(found, "growth") == ""
-    assert report_communication.served_arms(found) == []
-
-
-def test_servers_stand_beside_all_reduce_at_equal_workers_and_processes(tmp_path: Path) -> None:
-    rows = table(subject(tmp_path), "growth").splitlines()[2:]
-    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
-    assert [(row[0], row[1], row[2].split(":")[0], row[3].split(":")[0]) for row in cells] == [
-        ("workers", "2", "`ddp`", "`ps`"),
-        ("workers", "2", "`by_hand`", "`ps`"),
-        ("processes", "2", "`ddp`", "`ps_1w`"),
-        ("processes", "2", "`by_hand`", "`ps_1w`"),
-    ]
-    assert [row[4] for row in cells] == ["3.000", "2.000", "4.500", "3.000"]
+    assert served_arms(found) == []
 
 
 def against(verdict: str, baseline: str, candidate: str) -> PairRecord:
@@ -133,23 +104,14 @@ def test_the_order_holds_only_where_every_verdict_says_so(
     couples = (("ddp", "by_hand"), ("ddp", "ps"), ("by_hand", "ps"))
     pairs = [against(verdict, *couple) for verdict, couple in zip(verdicts, couples, strict=True)]
     found = replace(subject(tmp_path), pairs=[*pairs, against("FASTER", "ddp", "ps_1w")])
-    order = report_communication.order_of(found)
+    order = order_of(found)
     assert order is not None and order.expected == ["ddp", "by_hand", "ps"]
     assert (order.against, order.untold) == (against_it, untold)
 
 
 def test_how_long_the_epochs_took_is_told_of_arms_that_had_some(tmp_path: Path) -> None:
     found = subject(tmp_path, ("ddp", "ps"), ps={"epochs": None})
-    assert report_communication.training_s(found) == {"ddp": 4.0}
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_every_sentence_is_in_the_language_of_the_report(tmp_path: Path, language: str) -> None:
-    blocks = ("server", "outcomes", "order_found", "bottleneck")
-    said = [texts(subject(tmp_path), block, language) for block in blocks]
-    assert all(text and "{{" not in text and "None" not in text for text in said)
-    if language != "en":
-        assert [english_sentences(text) for text in said if english_sentences(text)] == []
+    assert training_s(found) == {"ddp": 4.0}
 
 
 @pytest.mark.parametrize(("comm", "compute", "is_communication"), [(0.3, 0.6, False), (0.7, 0.2, True)])
@@ -159,7 +121,7 @@ def test_a_bottleneck_is_what_takes_more_of_the_step(
     found = subject(tmp_path, ("ddp",), ddp={"profile": profile(comm, compute)})
     (one,) = bottlenecks(found.launches)
     assert (one.share, one.is_communication) == (comm, is_communication)
-    profiled = report_communication.communication_facts(found)["profiled"]
+    profiled = communication_facts(found)["profiled"]
     bound = {"communication": ["ddp"], "computing": []}
     assert profiled == (bound if is_communication else dict(zip(bound, reversed(bound.values()), strict=True)))
 
@@ -174,4 +136,61 @@ def test_a_step_is_held_against_one_without_communication_where_that_was_measure
     parts = {"exposed_ms": 5.0, "sync_ms": 3.0, "compute_ms": 2.0, "optimizer_ms": 0.5, "other_ms": -0.5}
     found = subject(tmp_path, ("ddp", "ps"), ddp={"against_null": parts})
     assert exposures(found) == {"ddp": {"null": 5.0, "more": 3.0, "compute": 2.0, "optimizer": 0.5, "other": -0.5}}
-    assert "--exposed" not in texts(found, "exposed") and "--exposed" in texts(subject(tmp_path), "exposed")
+    assert exposures(subject(tmp_path)) == {}
+
+
+TOTAL, CALLS = 100e6, (1, 4, 10, 50, 160)
+GOOD = tuple(calls * 0.5 + TOTAL / calls / 1e6 for calls in CALLS)
+
+
+def bucketed(folder: Path, overheads: tuple[float, ...], compute: float = 50.0) -> ReportInput:
+    arms = {}
+    for calls, overhead in zip(CALLS, overheads, strict=True):
+        times = {"step_time_ms": 300 + overhead, "exposed_vs_null_ms": overhead, "exposed_comm_ms": overhead}
+        means = {"collectives": calls, "bytes_raw": TOTAL, "comm_transfer_ms": 50.0, **times}
+        summary = {
+            "workers": 2,
+            "time_ms": {"compute": compute},
+            **{key: {"mean": each} for key, each in means.items()},
+        }
+        arms[f"n{calls}"] = [Member("", "", summary, None, {"sync.name": "ddp", "sync.bucket_mb": 100 / calls})]
+    return ReportInput(Run(folder), arms, question=question_named("sync"))
+
+
+@pytest.mark.parametrize(
+    ("compute", "overheads", "case"),
+    [
+        (50.0, GOOD, "best"),
+        (50.0, (30.0, 5.0, 60.0, 4.0, 45.0), "poor"),
+        (50.0, (9.0,) * 5, "alike_overheads"),
+        (200.0, GOOD, "computing"),
+        (10.0, GOOD, "sending"),
+        (50.0, (3.0, 4.0, 5.5, 25.0, 80.0), "contradicted"),
+    ],
+)
+def test_a_best_size_is_named_only_where_the_model_explains_and_the_arms_bear_it_out(
+    tmp_path: Path, compute: float, overheads: tuple[float, ...], case: str
+) -> None:
+    """Not where computing is not as long as sending, nor where one bucket beats the four nearest to the best size."""
+    found = buckets_of(bucketed(tmp_path, overheads, compute))
+    assert found is not None and found.case == case and (found.case == "best") <= found.fit.explains
+
+
+def test_the_best_size_is_that_of_the_model(tmp_path: Path) -> None:
+    found = buckets_of(bucketed(tmp_path, GOOD))
+    assert found is not None and found.near is not None and found.fit.r_squared == pytest.approx(1)
+    assert (found.fit.total, found.fit.call_ms, found.fit.bytes_per_ms) == pytest.approx((TOTAL, 0.5, 1e6))
+    assert found.fit.best_bytes == pytest.approx((TOTAL * 0.5 * 1e6) ** 0.5)
+    assert found.near.arm == "n10" and found.near_ms == pytest.approx(found.near.overhead_ms)
+
+
+def test_arms_that_launches_do_not_tell_from_the_fastest_are_named(tmp_path: Path) -> None:
+    """Of the arms, `n10` is fastest; it is told from the baseline `n1`, and from `n160`."""
+    judged = {"reason": "", "level": "step", "speedup": 1.1, "ci95": None, "launches": 2, "same_work": True}
+    told = [
+        ComparisonRecord(baseline="n1", candidate=name, verdict=verdict, **judged)  # type: ignore[arg-type]  # as read
+        for name, verdict in (("n10", "FASTER"), ("n4", "AMBIGUOUS"))
+    ]
+    pair = PairRecord(baseline="n10", candidate="n160", verdict="SLOWER", **judged)  # type: ignore[arg-type]  # as read
+    found = buckets_of(replace(bucketed(tmp_path, GOOD), comparisons=told, pairs=[pair]))
+    assert found is not None and found.untold == ["n4", "n50"]

@@ -1,4 +1,4 @@
-"""Which compressors keep the baseline's quality is told from paired launches, and which do not, in both languages."""
+"""Which arms keep the baseline's quality, and what fewer steps or rows without padding cost, by paired launches."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 from compared import compared
-from languages import english_words, numbers
 
-from dynbench.experiment.report_conclusions import Compressors, compressors
+from dynbench.experiment.report_conclusions import Compressors, Effect, Effects, compressors, qualities, steps_effects
 from dynbench.experiment.report_input import Member, ReportInput
-from dynbench.experiment.report_quality import qualities
-from dynbench.experiment.report_tables import Sources, report_tables
-from dynbench.report import LANGUAGES, Template, load_template, substitute
+from dynbench.report import load_template
 from dynbench.runs.run import Run
 
 SEEDS = range(4)
@@ -29,10 +26,6 @@ ARMS = {
     "int8": (3.9, 0.01, 1.0),
 }
 """By arm: compression, by which part its perplexity is higher, and how far seeds differ in that."""
-
-
-def quality_table(found: ReportInput, template: Template) -> str:
-    return report_tables(Sources(found, None, template, found.run.path))["table.quality"]
 
 
 def members(name: str, seeds: Sequence[int] = SEEDS, evaluated: bool = True) -> list[Member]:
@@ -57,11 +50,6 @@ def judged(given: ReportInput) -> Compressors:
     return compressors(given, load_template("en").label)
 
 
-def said(given: ReportInput, language: str = "en") -> str:
-    values = {"compressors": judged(given), "baseline.name": "`none`"}
-    return substitute(load_template(language), "{{ say.quality }}", values)
-
-
 def test_arms_are_judged_by_the_upper_end_of_their_interval(tmp_path: Path) -> None:
     _, found = qualities(subject(tmp_path))
     judged = {name: arm.judgement for name, arm in found.items()}
@@ -82,27 +70,10 @@ def test_it_is_known_who_is_near_and_who_sends_least(tmp_path: Path) -> None:
     assert found.chosen.candidate == "qsgd" and found.quality.compression == 7.5
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_the_table_has_every_arm_with_its_interval(tmp_path: Path, language: str) -> None:
-    template = load_template(language)
-    text = quality_table(subject(tmp_path), template)
-    rows = [line for line in text.splitlines() if line.startswith("|")][2:]
-    assert [row.split("|")[1].strip() for row in rows] == list(ARMS)
-    assert "+150.00" in rows[3] and template.label("quality.beyond") in rows[3]
-    assert template.label("quality.open") in rows[4]
-
-
-def test_both_languages_say_the_same_numbers(tmp_path: Path) -> None:
-    texts = {language: said(subject(tmp_path), language) for language in LANGUAGES}
-    assert numbers(texts["en"]) == numbers(texts["zh"])
-    assert english_words(texts["zh"]) == []
-
-
 def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     for given in (subject(tmp_path, seeds=[0]), subject(tmp_path, topk=members("topk", evaluated=False))):
         found = judged(given)
         assert not found.within and not found.beyond and not found.open and found.chosen is None
-    assert quality_table(subject(tmp_path, topk=members("topk", evaluated=False)), load_template("en")) == ""
 
 
 def test_what_never_compressed_is_judged_no_more_than_the_baseline(tmp_path: Path) -> None:
@@ -114,9 +85,89 @@ def test_what_never_compressed_is_judged_no_more_than_the_baseline(tmp_path: Pat
     given = subject(tmp_path, fp8=late)
     _, found = qualities(given)
     assert found["fp8"].judgement is None and found["qsgd"].judgement == "within"
-    template = load_template("en")
-    row = next(line for line in quality_table(given, template).splitlines() if "fp8" in line)
-    assert template.label("quality.never") in row
 
 
 LATE = {"compress.start_step": 20}
+
+
+LOSS_NOISE = (0.001, -0.002, 0.0015, -0.0005)
+"""Of a loss, seed by seed."""
+NAMES = ("many", "many_packed", "few", "few_packed")
+
+
+def trained_member(layout: str, batch: int, steps: int, loss: float | None, seed: int) -> Member:
+    summary = {"layout": layout, "global_batch": batch, "steps": steps, "warmup_steps": 0, "eval": {"loss": loss}}
+    return Member(f"{layout}{batch}{seed}", "", summary, None, {"train.seed": seed})
+
+
+def arms(fewer: float, rows: float, spread: float = 1.0, few_steps: int = 64) -> dict[str, Sequence[Member]]:
+    """Fewer steps add `fewer` to the loss, rows without padding `rows`; `spread` is how far seeds differ in that."""
+    found: dict[str, Sequence[Member]] = {}
+    for name in NAMES:
+        few, packed = name.startswith("few"), name.endswith("packed")
+        losses = [0.5 + seed * 0.1 + few * (fewer + spread * LOSS_NOISE[seed]) + packed * rows for seed in SEEDS]
+        batch, steps = (128, few_steps) if few else (32, 256)
+        layout = "packed" if packed else "padded"
+        found[name] = [trained_member(layout, batch, steps, losses[seed], seed) for seed in SEEDS]
+    return found
+
+
+def told(members: dict[str, Sequence[Member]], tmp_path) -> Effects | str:
+    return steps_effects(ReportInput(Run(tmp_path), members))
+
+
+@pytest.mark.parametrize(
+    ("fewer", "rows", "spread", "expected"),
+    [
+        (0.05, 0.0, 0.1, ["costs", "none"]),
+        (0.0, 0.05, 0.1, ["none", "costs"]),
+        (0.30, 0.05, 0.1, ["costs", "costs"]),
+        (0.0, 0.0, 0.1, ["none", "none"]),
+        (-0.05, 0.0, 0.1, ["gains", "none"]),
+        (0.0, 0.0, 3.0, ["open", "none"]),
+        (0.0, 0.05, 30.0, ["open", "costs"]),
+        (0.003, 0.0, 1.0, ["least", "none"]),
+    ],
+    ids=["fewer", "rows", "both", "neither", "better", "open", "open beside a cost", "a little"],
+)
+def test_each_effect_is_judged_by_its_own_interval(
+    fewer: float, rows: float, spread: float, expected: list[str], tmp_path: Path
+) -> None:
+    """Of a loss of 0.65, up to 0.00065 counts as none."""
+    found = told(arms(fewer, rows, spread), tmp_path)
+    assert isinstance(found, Effects)
+    assert [effect.judgement for effect in (found.fewer, found.rows)] == expected
+    assert (found.fewer.mean, found.rows.mean) == pytest.approx((fewer, rows), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.047, 0.053, "costs"),
+        (0.0005, 0.003, "least"),
+        (-0.001, 0.001, "none"),
+        (0.0, 0.0, "none"),
+        (0.0002, 0.0008, "none"),
+        (-0.002, 0.0005, "open"),
+        (-0.004, -0.002, "gains"),
+        (-0.01, 0.08, "open"),
+    ],
+)
+def test_an_interval_is_held_against_zero_and_a_margin(low: float, high: float, expected: str) -> None:
+    assert Effect((low + high) / 2, low, high, 0.001).judgement == expected
+
+
+def test_what_cannot_be_told_is_said(tmp_path) -> None:
+    assert told(arms(0.1, 0.0, few_steps=65), tmp_path) == "unequal"
+    without = {name: found for name, found in arms(0.1, 0.0).items() if "packed" not in name}
+    assert told(without, tmp_path) == "unknown"
+    unevaluated = {**arms(0.1, 0.0), "few": [trained_member("padded", 128, 64, None, seed) for seed in SEEDS]}
+    assert told(unevaluated, tmp_path) == "unknown"
+    single = {name: found[:1] for name, found in arms(0.1, 0.0).items()}
+    assert told(single, tmp_path) == "unknown"
+
+
+def test_losses_are_paired_by_seed_whatever_their_order(tmp_path) -> None:
+    ordered, shuffled = arms(0.05, 0.0), arms(0.05, 0.0)
+    shuffled["few"] = shuffled["few"][::-1]
+    assert told(shuffled, tmp_path) == told(ordered, tmp_path)

@@ -6,9 +6,8 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from math import comb
+from typing import Any
 
-import numpy as np
 import pytest
 from languages import said
 
@@ -16,43 +15,35 @@ from dynbench.analysis.selection import RUNS_FILE
 from dynbench.config.describe import all_keys
 from dynbench.config.digest import dump_config, flatten
 from dynbench.config.layers import load_config
-from dynbench.errors import UsageError
-from dynbench.experiment.offline_plans import plan_counts
 from dynbench.experiment.report_input import find_report_input, read_report_input
-from dynbench.experiment.report_settings import Ends, data_facts, guards
+from dynbench.experiment.report_settings import cost_of, data_facts, memory_facts
 from dynbench.experiment.reporting import render_report
 from dynbench.plugins import DATASETS, WORKLOADS
-from dynbench.report import LANGUAGES, count, load_template, substitute
+from dynbench.report import LANGUAGES, load_template, substitute
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
-from dynbench.schedule.prefix_counts import REFERENCE_LIMIT, least_by_enumeration
 
 MakeComparison = Callable[..., Run]
 
 
-def report(store: RunStore, language: str = "en", subject: Run | None = None) -> str:
+def report(store: RunStore, subject: Run | None = None) -> str:
     found = find_report_input(store, None) if subject is None else read_report_input(store, subject)
-    text = render_report(found, language, "md", found.run.path)
+    text = render_report(found, "en", "md", found.run.path)
     assert "{{" not in text
     return text.replace("\N{NO-BREAK SPACE}", " ")
 
 
-def unwrapped(text: str) -> str:
-    return " ".join(text.split())
-
-
-def data_said(store: RunStore, language: str, env: Mapping[str, object], **config: object) -> str:
+def data_said(store: RunStore, env: Mapping[str, object], **config: object) -> str:
     """`{{ say.data }}` of the latest comparison with other records."""
     subject = find_report_input(store, None)
     known = {**(subject.first.config or {}), **{f"workload.{key}": value for key, value in config.items()}}
     member = replace(subject.first, config=known, env=env)
     facts = data_facts(replace(subject, arms={subject.baseline: [member]}))
-    return substitute(load_template(language), "{{ say.data }}", facts)
+    return substitute(load_template("en"), "{{ say.data }}", facts)
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_the_data_is_that_of_the_run(store: RunStore, make_comparison: MakeComparison, language: str) -> None:
+def test_the_data_is_that_of_the_run(store: RunStore, make_comparison: MakeComparison) -> None:
     """Every data set is named, and its file."""
     make_comparison({})
     texts = {}
@@ -61,13 +52,12 @@ def test_the_data_is_that_of_the_run(store: RunStore, make_comparison: MakeCompa
             name for name, it in WORKLOADS.items() if it.samples in entry.samples and it.classes <= entry.classes
         )
         path = "/texts/my.file" if entry.of_files else None
-        texts[dataset] = data_said(store, language, {}, dataset=dataset, name=name, data_path=path)
+        texts[dataset] = data_said(store, {}, dataset=dataset, name=name, data_path=path)
         assert ("`my.file`" in texts[dataset]) == entry.of_files
-    assert "`unheard_of`" in data_said(store, language, {}, dataset="unheard_of")
+    assert "`unheard_of`" in data_said(store, {}, dataset="unheard_of")
     assert len({*texts.values()}) == len(texts)
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize(
     ("config", "named"),
     [
@@ -84,11 +74,11 @@ def test_the_data_is_that_of_the_run(store: RunStore, make_comparison: MakeCompa
     ],
 )
 def test_the_model_is_that_of_the_run(
-    store: RunStore, make_comparison: MakeComparison, language: str, config: dict[str, object], named: str
+    store: RunStore, make_comparison: MakeComparison, config: dict[str, object], named: str
 ) -> None:
     make_comparison({})
     env = {"data": {"model": {"architecture": "gpt2", "layers": 17, "dim": 768}}}
-    text = data_said(store, language, env, **{"weights": "random", **config})
+    text = data_said(store, env, **{"weights": "random", **config})
     every = ("`m`", "distilbert-base-uncased [8]", "DistilBERT [8]", "gpt2", "ResNet", "50", "`my.py:Own`")
     assert [name for name in every if name in text] == [named]
     assert ("17" in text and "768" in text) == (named != "`my.py:Own`")
@@ -141,55 +131,31 @@ def test_what_became_of_the_samples_is_told(
     assert all(count in text for count in counts for text in texts)
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize(
     ("rates", "shown"),
     [
         ({"dropout": 0.2, "attention_dropout": 0.1}, "0.2"),
         ({"resid_pdrop": 0.3}, "0.3"),
-        ({}, {"en": "none", "zh": "无"}),
+        ({}, "none"),
     ],
 )
 def test_the_dropout_is_that_of_the_model(
     store: RunStore,
     make_comparison: MakeComparison,
-    language: str,
     rates: dict[str, float],
-    shown: str | dict[str, str],
+    shown: str,
 ) -> None:
     make_comparison({}, flags={"static": {"workload.name": "causal_lm", "workload.size": "tiny"}})
     for run in store.list():
         write_json(run.env_file, {"data": {"model": {"architecture": "gpt2", "dropout": rates}}})
 
-    text = report(store, language)
+    text = report(store)
 
-    expected = shown if isinstance(shown, str) else shown[language]
-    assert f"| Dropout | {expected} |" in text
+    assert f"| Dropout | {shown} |" in text
     assert "`tiny`" in text and "gpt2" in text
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_a_model_without_dropout_has_none(store: RunStore, make_comparison: MakeComparison, language: str) -> None:
-    """That of the digits, whose records say nothing of rates, was "not measured"."""
-    make_comparison(flags={"static": {"workload.name": "mlp"}})
-    for run in store.list():
-        write_json(run.env_file, {"data": {"model": {"architecture": "mlp"}}})
-    assert f"| Dropout | {load_template(language).labels['words.none']} |" in report(store, language)
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_a_subset_is_told(store: RunStore, make_comparison: MakeComparison, language: str) -> None:
-    note = {"en": "a random subset of 500", "zh": "随机抽取的 500 个样本"}[language]
-    make_comparison({}, flags={"static": {"workload.subset": 500}})
-    assert note in unwrapped(report(store, language))
-    make_comparison({})
-    assert note not in unwrapped(report(store, language))
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_every_setting_stands_once_with_its_value(
-    store: RunStore, make_comparison: MakeComparison, language: str
-) -> None:
+def test_every_setting_stands_once_with_its_value(store: RunStore, make_comparison: MakeComparison) -> None:
     """Where the arms differ in the table of arms, else in the appendix; per launch, all values."""
     own = {
         "schedule.policy": "window", "schedule.mode": "dynamic", "schedule.window": 8, "schedule.capacity": 31,
@@ -197,13 +163,13 @@ def test_every_setting_stands_once_with_its_value(
     }  # fmt: skip
     make_comparison({}, flags={"partition": own})
 
-    text = report(store, language)
+    text = report(store)
 
-    arms = text.partition("### 4.1")[2].partition("### 4.2")[0]
-    appendix = text[text.rindex("\n## ") :]
+    arms = text.partition("### Setting")[2].partition("### Measurement")[0]
+    appendix = text.partition("## Appendix: runs and settings")[2]
     rows = {key: re.findall(rf"^\|[^|]*`{re.escape(key)}`[^|]*\|.*$", text, re.MULTILINE) for key in all_keys()}
     assert {key: len(found) for key, found in rows.items()} == dict.fromkeys(all_keys(), 1)
-    unset = load_template(language).labels["words.unset"]
+    unset = load_template("en").labels["words.unset"]
     assert re.search(r"`schedule.window`\) \| 1 \| 8 \|", arms)
     assert re.search(rf"`schedule.capacity`\) \| {unset} \| 31 \|", arms)
     assert "`attention`: *n·L + 0.25·n·L^2*" in arms
@@ -225,30 +191,23 @@ def test_automatic_choices_stand_with_their_reasons(store: RunStore, make_compar
     assert "| `train.precision` | auto | on a toaster |" in text
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_arms_of_equal_settings_are_called_so(store: RunStore, make_comparison: MakeComparison, language: str) -> None:
-    texts = []
-    for arms in ([{}], []):
-        make_comparison(*arms)
-        texts.append(said(find_report_input(store, None), "arms", language))
-        assert texts[-1] in report(store, language)
-    assert "A/A" in texts[0] and "A/A" not in texts[1]
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_what_is_gone_is_called_missing(store: RunStore, make_comparison: MakeComparison, language: str) -> None:
+def test_what_is_gone_is_called_missing(store: RunStore, make_comparison: MakeComparison) -> None:
     folder = make_comparison({})
     for run in store.list():
         if run != folder:
             shutil.rmtree(run.path)
-    labels = load_template(language).labels
+    labels = load_template("en").labels
 
-    text = report(store, language, folder)
+    text = report(store, folder)
 
     subject = read_report_input(store, folder)
-    assert not data_facts(subject)["data"]["known"] and said(subject, "data", language) in text
+    assert not data_facts(subject)["data"]["known"] and said(subject, "data") in text
     assert f"| {labels['settings.workload']} | {labels['words.missing']} |" in text
-    assert said(subject, "arms", language) in text
+    assert said(subject, "arms") in text
+
+
+def ends(shortest: int, most: int, longest: int, least: int) -> dict[str, int]:
+    return {"shortest": shortest, "most": most, "longest": longest, "least": least}
 
 
 def probed(store: RunStore, record: dict[str, object]) -> None:
@@ -283,37 +242,34 @@ def test_how_memory_was_guarded_is_told_as_it_was(
     probed(store, {"capacity": rows, "soak": soak})
 
     subject = find_report_input(store, None)
-    found = [(guard.arms, guard.kind) for guard in guards(subject)]
-
+    guards: Any = memory_facts(subject)["guards"]
     of_static = "unread" if kind == "probe" else "none"  # which has no capacity
-    assert found == ([(["static", "partition"], "none")] if kind == "none" else [
-        (["static"], of_static), (["partition"], kind)
-    ])  # fmt: skip
+    assert [(guard["arms"], guard["kind"]) for guard in guards] == (
+        [(["static", "partition"], "none")] if kind == "none" else [(["static"], of_static), (["partition"], kind)]
+    )
     if kind == "probe":
-        *_, guard = guards(subject)
-        assert guard.soak == outcome
-        assert (guard.found, guard.tested) == (Ends(32, 399, 256, 40), None)
-        assert (guard.margin, guard.limit_mb) == (0.2, 2000)
-    for language in LANGUAGES:
-        section = report(store, language).partition("### 4.8")[2].partition("\n## ")[0]
-        assert ("399" in section and "20.0 %" in section) == (kind == "probe")
+        guard = guards[-1]
+        assert guard["soak"] == outcome
+        assert (guard["found"], guard["tested"]) == (ends(32, 399, 256, 40), None)
+        assert (guard["margin"], guard["limit_mb"]) == (0.2, 2000)
+    assert all("{{" not in said(subject, "memory_safety", language) for language in LANGUAGES)
 
 
 @pytest.mark.parametrize(
     ("failed", "found", "tested"),
     [
-        ({}, None, Ends(32, 511, 256, 42)),
-        ({64: (0, 1), 256: (0, 1)}, Ends(64, 299, 256, 42), Ends(32, 511, 32, 511)),
-        ({64: (0,), 256: (0, 1)}, Ends(64, 300, 256, 42), Ends(32, 511, 32, 511)),
-        ({32: (0, 1), 64: (0, 1), 256: (0, 1)}, Ends(32, 511, 256, 42), None),
+        ({}, None, ends(32, 511, 256, 42)),
+        ({64: (0, 1), 256: (0, 1)}, ends(64, 299, 256, 42), ends(32, 511, 32, 511)),
+        ({64: (0,), 256: (0, 1)}, ends(64, 300, 256, 42), ends(32, 511, 32, 511)),
+        ({32: (0, 1), 64: (0, 1), 256: (0, 1)}, ends(32, 511, 256, 42), None),
     ],
 )
 def test_what_was_tested_without_failure_is_no_capacity(
     store: RunStore,
     make_comparison: MakeComparison,
     failed: dict[int, tuple[int, ...]],
-    found: Ends | None,
-    tested: Ends | None,
+    found: dict[str, int] | None,
+    tested: dict[str, int] | None,
 ) -> None:
     rows = [
         {
@@ -329,59 +285,13 @@ def test_what_was_tested_without_failure_is_no_capacity(
     probed(store, {"capacity": rows, "soak": None})
 
     subject = find_report_input(store, None)
-    *_, guard = guards(subject)
-
-    assert (guard.kind, guard.found, guard.tested) == ("probe", found, tested)
+    guards: Any = memory_facts(subject)["guards"]
+    assert (guards[-1]["kind"], guards[-1]["found"], guards[-1]["tested"]) == ("probe", found, tested)
     for language in LANGUAGES:
         text = said(subject, "memory_safety", language)
         assert ("20.0" in text) == (found is not None), "a margin only where something failed"
-        counts = {str(count) for ends in (found, tested) if ends is not None for count in (ends.most, ends.least)}
+        counts = {str(count) for one in (found, tested) if one is not None for count in (one["most"], one["least"])}
         assert all(text.count(count) == 1 for count in counts), "one length that is shortest and longest, told once"
-
-
-@pytest.mark.parametrize(("ranks", "batch", "buffer"), [(2, 8, 7), (3, 9, 4), (4, 12, 9), (8, 64, 57)])
-def test_the_number_of_plans_and_where_enumeration_ends(ranks: int, batch: int, buffer: int) -> None:
-    plans = plan_counts(ranks, batch, buffer)
-
-    assert plans.count == comb(batch - 1, ranks - 1) and plans.most_ranks is not None
-    if batch <= 12:
-        assert plans.within_buffer == sum(max(counts) <= buffer for counts in _counts(ranks, batch))
-    assert comb(batch - 1, plans.most_ranks - 1) <= REFERENCE_LIMIT
-    assert plans.most_ranks == batch or comb(batch - 1, plans.most_ranks) > REFERENCE_LIMIT
-
-
-def test_the_solver_refuses_where_the_report_says_so() -> None:
-    costs = np.arange(1.0, 58.0)[None, :] + np.zeros((8, 1))
-    assert not plan_counts(8, 64, 57).fits
-    with pytest.raises(UsageError, match="enumerate would try"):
-        least_by_enumeration(costs, 64)
-
-
-def test_huge_sizes_are_counted_without_trying() -> None:
-    plans = plan_counts(1024, 8192, 40)
-
-    assert re.fullmatch(r"\*\d\.\d·10\^\d+\*", str(count(plans.count)))
-    assert plans.within_buffer is None
-    assert plan_counts(None, 8, 8).count is None
-
-
-def _counts(ranks: int, batch: int) -> list[tuple[int, ...]]:
-    if ranks == 1:
-        return [(batch,)]
-    return [(first, *rest) for first in range(1, batch - ranks + 2) for rest in _counts(ranks - 1, batch - first)]
-
-
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_ranks_that_train_nothing_are_told_apart(
-    store: RunStore, make_comparison: MakeComparison, language: str
-) -> None:
-    label = load_template(language).labels["settings.workers"]
-    make_comparison({}, summary={"world_size": 3, "workers": 2})
-    served = report(store, language)
-    assert f"| {label} | 2 |" in served
-    make_comparison({}, summary={"world_size": 3, "workers": 3})
-    plain = report(store, language)
-    assert label not in plain
 
 
 def test_options_of_plugins_that_are_not_loaded_are_told(store: RunStore, make_comparison: MakeComparison) -> None:
@@ -399,3 +309,19 @@ def test_options_of_plugins_that_are_not_loaded_are_told(store: RunStore, make_c
     assert "(A/A)" not in text
     assert {"| `schedule.turns` | 3 | 5 |", "| `schedule.turns` | 5 | 3 |"} & set(text.splitlines())
     assert "| `sync.late` | true |" in text
+
+
+def test_what_rows_were_planned_with_is_told_of_each_arm(store: RunStore, make_comparison: MakeComparison) -> None:
+    measured = {"schedule.cost_type": "measured", "schedule.cost_coefficients": "[2.0, 0.5, 0.01]"}
+    flags = {
+        "packed": {"workload.layout": "packed", **measured},
+        "flattened": {"workload.layout": "flattened", "schedule.cost_type": "attention"},
+        "padded": measured,
+    }
+    make_comparison(*({"candidate": name} for name in flags), flags=flags)
+    subject = find_report_input(store, None)
+    assert {name: cost_of(subject.arms[name][0], subject) for name in flags} == {
+        "packed": "`measured`: *2 + 0.5·Σ_i l_i + 0.01·Σ_i l_i^2* ms",
+        "flattened": "`attention`: *Σ_i l_i + 0.001·Σ_i l_i^2*",
+        "padded": "`measured`: *2 + 0.5·n·L + 0.01·n·L^2* ms",
+    }

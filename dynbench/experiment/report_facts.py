@@ -1,0 +1,420 @@
+"""What a report says of the arms beside their tables: changes, predictions, communication."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean
+from typing import Literal, get_args
+
+from dynbench.analysis import links as buckets
+from dynbench.analysis.links import BucketFit, BucketPoint
+from dynbench.analysis.measure import Summaries, lookup
+from dynbench.analysis.measures import METRICS, equal_batches, workers_of
+from dynbench.analysis.profile import bottlenecks
+from dynbench.analysis.record import ComparisonRecord
+from dynbench.analysis.table_specs import WASTE, mean_waste
+from dynbench.analysis.verdict import Verdict
+from dynbench.analysis.waste import PARTS, ms_per_kilotoken
+from dynbench.experiment.offline_plans import Solved, planned_speedup
+from dynbench.experiment.report_input import Json, ReportInput, loss_difference, mean_of, said
+from dynbench.report import Template
+
+TOPICS: Mapping[str, str] = {
+    "imbalance": "std_over_ranks.padded_tokens.mean",
+    "tail": "step_time_ms.p95",
+    "memory": "std_over_ranks.peak_mem_mb.mean",
+    "peak": "peak_mem_mb.max",
+    "traffic": "exposed_comm_ms.mean",
+}
+"""Name of what is told to the metric that says it; less is better in all."""
+UNEQUAL = "std_over_ranks.compute_ms.mean"
+"""The imbalance where ranks are unequal: equal times are the aim, not equal tokens."""
+SAME = 5e-4
+"""Relative changes below this round to 0.0 %."""
+PER_STEP = {metric.key for metric in METRICS if metric.of == "step"}
+
+
+def arms_facts(
+    source: ReportInput, solved: Solved | None, best: ComparisonRecord | None, template: Template
+) -> dict[str, object]:
+    """What sentences are about; `best` is the best arm."""
+    predicted = list(predictions(source, solved))
+    return {
+        "topics": {name: changes(source, name) for name in TOPICS},
+        "losses": losses(source),
+        "without_ideal": without_ideal(source, template),
+        "waterfall": waterfall(source, best),
+        "waste_parts": {part: template.label(f"waste.{part}", WASTE[part]) for part in PARTS},
+        "predictions": predicted,
+        "explained": any(each.by == "plan" or each.item.bound_speedup for each in predicted),
+    }
+
+
+Kind = Literal["less", "more", "same", "unlike", "unknown", "incomparable"]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """How the metric of one of `TOPICS`, or `unequal`, changed against the baseline.
+
+    Attributes:
+        name: which.
+        known: `missing` where no arm measured it, `shared` where arms share what is measured, `alone` where nothing was
+            compared.
+        groups: how it changed, and the arms in which it did so; better ones first. `unlike` are steps of another global
+            batch, which are not held against each other.
+    """
+
+    name: str
+    known: Literal["compared", "alone", "missing", "shared"]
+    groups: Sequence[tuple[Kind, Sequence[str]]] = ()
+
+
+def changes(source: ReportInput, name: str) -> Changes:
+    """Where the metric of a topic got better or worse."""
+    metric = TOPICS[name]
+    if name == "imbalance" and source.unequal_ranks:
+        name, metric = "unequal", UNEQUAL
+    if all(mean_of(arm, metric) is None for arm in source.arms.values()):
+        return Changes(name, "shared" if any("together" in member.env for member in source.members) else "missing")
+    if not source.comparisons:
+        return Changes(name, "alone")
+    groups: dict[Kind, list[str]] = {}
+    for item in source.comparisons:
+        groups.setdefault(_change(source, item, metric), []).append(item.candidate)
+    return Changes(name, "compared", [(kind, groups[kind]) for kind in get_args(Kind) if kind in groups])
+
+
+def _change(source: ReportInput, item: ComparisonRecord, metric: str) -> Kind:
+    """As the comparison has it, over paired launches, else of the means; nothing is less or more that rounds to 0 %."""
+    arms = (item.baseline, item.candidate)
+    before, after = (mean_of(source.arms.get(arm, ()), metric) for arm in arms)
+    gain = item.improvement_percent.get(metric)
+    if item.verdict is Verdict.INCOMPARABLE:
+        return "incomparable"
+    if gain is not None:
+        change = -gain / 100
+    elif before is None or after is None:
+        return "unknown"
+    else:
+        change = (after - before) / abs(before) if before else after
+    if metric in PER_STEP and not equal_batches(*(source.launches.get(arm, ()) for arm in arms)):
+        return "unlike"
+    return "same" if abs(change) < SAME else "more" if change > 0 else "less"
+
+
+def losses(source: ReportInput) -> dict[str, object]:
+    """How far the mean training losses are from the baseline's.
+
+    Returns:
+        allowed: how far they may be, either way; None where they are to be equal.
+        beyond: names of the arms that are farther.
+        unknown: names of those of which it is not known, as of a loss that is no number.
+        in_a_step: by arm, the largest relative difference of a step, where that was compared.
+    """
+    allowed, drifts = source.question.loss_drift, {one.candidate: one.loss_drift for one in source.comparisons}
+    return {
+        "allowed": allowed,
+        "beyond": [name for name, drift in drifts.items() if drift is not None and abs(drift) > (allowed or math.inf)],
+        "unknown": [name for name, drift in drifts.items() if drift is None],
+        "in_a_step": {one.candidate: text for one in source.comparisons if (text := loss_difference(one)) is not None},
+    }
+
+
+def without_ideal(source: ReportInput, template: Template) -> dict[str, list[str]]:
+    """Why no ideal step can be stated, in the report's language, to the arms of which that is so.
+
+    Records of earlier versions, which do not ask, have no reason.
+    """
+    found: dict[str, list[str]] = {}
+    for name, summaries in source.launches.items():
+        wastes = [waste for summary in summaries if isinstance(waste := summary.get("waste"), Mapping)]
+        why = next((waste for waste in wastes if waste.get("reason")), None)
+        if why is not None and "s" not in mean_waste(summaries):
+            found.setdefault(said(template, why.get("reason_said"), why["reason"]), []).append(name)
+    return found
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """What the best candidate gave back of the baseline's step, or took beyond it; ms per 1,000 real tokens.
+
+    Attributes:
+        candidate: its name.
+        faster: whether it gave back.
+        before, after: what baseline and candidate take.
+        left: what the candidate takes beyond its ideal.
+        part, change: the largest of what came back, or grew.
+    """
+
+    candidate: str
+    faster: bool
+    before: float
+    after: float
+    left: float
+    part: str
+    change: float
+
+
+def waterfall(source: ReportInput, best: ComparisonRecord | None) -> Waterfall | None:
+    """None where nothing tells: the verdict is neither FASTER nor SLOWER, or the parts say the opposite of it."""
+    sides = {Verdict.FASTER: 1, Verdict.SLOWER: -1}
+    if best is None or best.verdict not in sides:
+        return None
+    before, after = (_times(source.launches.get(name, ())) for name in (source.baseline, best.candidate))
+    if before is None or after is None:
+        return None
+    side, old, new = sides[best.verdict], sum(before.values()), sum(after.values())
+    changed = {part: side * (before[part] - after[part]) for part in PARTS}
+    part = max(PARTS, key=changed.__getitem__)
+    if side * (old - new) <= 0 or changed[part] <= 0:
+        return None
+    return Waterfall(best.candidate, side > 0, old, new, new - after["ideal"], part, changed[part])
+
+
+def _times(summaries: Summaries) -> dict[str, float] | None:
+    """The ideal and the parts, ms per 1,000 real tokens, means over launches; None where one does not know them."""
+    launches = []
+    for summary in summaries:
+        time_ms, tokens = lookup(summary, "step_time_ms.total"), lookup(summary, "real_tokens")
+        if not isinstance(waste := summary.get("waste"), Mapping) or time_ms is None or tokens is None:
+            return None
+        if (launch := ms_per_kilotoken(waste, time_ms, tokens)) is None:
+            return None
+        launches.append(launch)
+    return {key: fmean(launch[key] for launch in launches) for key in ("ideal", *PARTS)} if launches else None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What was predicted of a candidate, and achieved.
+
+    Attributes:
+        by: `probe` or `plan`; None where neither does, as plans are not held against times of other samples in a step.
+        predicted: speed-up.
+        reached: the achieved speed-up over that.
+    """
+
+    item: ComparisonRecord
+    by: str | None
+    predicted: float | None
+    reached: float | None
+
+
+def predictions(source: ReportInput, solved: Solved | None) -> Iterator[Prediction]:
+    """The predicted speed-ups of every candidate that could be compared, beside the one achieved."""
+    for item in source.comparisons:
+        if item.verdict is not Verdict.INCOMPARABLE:
+            alike = item.level in ("step", "window")
+            planned = planned_speedup(solved, source.baseline, item.candidate) if alike else None
+            found = {"probe": item.predicted_speedup, "plan": planned}
+            known = {by: value for by, value in found.items() if value is not None}
+            for by, value in known.items() or ((None, None),):
+                yield Prediction(item, by, value, item.speedup / value if value else None)
+
+
+_EXPOSED = {
+    "null": "against_null.exposed_ms",
+    "more": "against_null.sync_ms",
+    "compute": "against_null.compute_ms",
+    "optimizer": "against_null.optimizer_ms",
+    "other": "against_null.other_ms",
+}
+"""Number of an arm that took turns with a step without communication to its key in a summary."""
+PAIRS: Mapping[str, tuple[str, str]] = {
+    "flat": ("naive", "flat"),
+    "overlap": ("naive", "overlap"),
+    "zero1": ("ddp", "zero1"),
+    "zero1_torch": ("zero1", "zero1_torch"),
+    "fsdp": ("ddp", "fsdp"),
+}
+"""Sentence to the strategies that it holds against each other."""
+NUMBERS: Mapping[str, str] = {
+    "step": "step_time_ms.mean",
+    "comm": "comm_ms.mean",
+    "exposed": "exposed_comm_ms.mean",
+    "beyond": "exposed_vs_null_ms.mean",
+    "calls": "collectives.mean",
+    "transfer": "comm_transfer_ms.mean",
+    "hidden": "overlap_fraction",
+    "compute": "time_ms.compute",
+    "flatten": "timed_ms.workers.flatten_ms",
+    "unflatten": "timed_ms.workers.unflatten_ms",
+    "wire_bytes": "bytes_wire.mean",
+    "counted": "bytes_sent_ratio",
+    "optimizer": "memory_parts.after_step.optimizer_mb",
+    "gradients": "memory_parts.after_step.gradients_mb",
+    "parameters": "memory_parts.after_step.parameters_mb",
+    "buffers": "memory_parts.after_step.strategy_mb",
+}
+"""Number of an arm to its key in a summary."""
+STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "compute": ("Replica", ("time_ms.compute",)),
+    "push": ("ParameterServer.finish", ("timed_ms.workers.push_ms",)),
+    "receive": ("ParameterServer.serve", ("timed_ms.servers.receive_ms",)),
+    "average": ("ParameterServer.serve", ("timed_ms.servers.average_ms",)),
+    "update": ("ParameterServer.step", ("timed_ms.servers.optimizer_ms",)),
+    "pull": ("ParameterServer.step", ("timed_ms.servers.send_ms", "timed_ms.workers.pull_ms")),
+}
+"""Step of a server's batch to the code that does it, and where a summary has its time on one side or on both."""
+
+
+def communication_facts(source: ReportInput) -> dict[str, object]:
+    """What sentences are about."""
+    profiled = bottlenecks(source.launches)
+    return {
+        "profiled": {
+            "communication": [one.arm for one in profiled if one.is_communication],
+            "computing": [one.arm for one in profiled if not one.is_communication],
+        },
+        "exposures": exposures(source),
+        "buckets": buckets_of(source),
+        "strategy_pairs": strategy_pairs(source),
+        "served": served_arms(source),
+        "training_s": training_s(source),
+        "order_found": order_of(source),
+    }
+
+
+def exposures(source: ReportInput) -> dict[str, dict[str, float | None]]:
+    """Of every arm that took turns with a step without communication: the means of `_EXPOSED`, ms."""
+    found = {
+        name: {what: mean_of(members, key) for what, key in _EXPOSED.items()} for name, members in source.arms.items()
+    }
+    return {name: means for name, means in found.items() if None not in means.values()}
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """What there is to say of the size of buckets.
+
+    Attributes:
+        points: the arms whose gradients are all-reduced in buckets.
+        fit: the model.
+        least: the arm whose step takes least.
+        near: the arm nearest to the best size; None where the model has none.
+        near_ms: its overhead by the model.
+        untold: the other arms that launches do not tell from the one whose step takes least.
+        case: whether a best size is named (`best`), the model has none (`no_bandwidth`, `no_call`), or why it does not
+            hold: it explains too little (`poor`), nothing as overheads are alike (`alike_overheads`), the arms
+            contradict it, or computing and sending are not as long (`computing`, `sending`, `assumed`).
+    """
+
+    points: Sequence[BucketPoint]
+    fit: BucketFit
+    least: BucketPoint
+    near: BucketPoint | None
+    near_ms: float | None
+    untold: Sequence[str]
+    case: str
+
+
+def _bucket_points(source: ReportInput) -> list[BucketPoint]:
+    found = (
+        buckets.bucket_point(name, config, source.launches[name])
+        for name, members in source.arms.items()
+        if (config := members[0].config) is not None
+    )
+    return [point for point in found if point is not None]
+
+
+def buckets_of(source: ReportInput) -> Buckets | None:
+    """None where the question is another one, or arms do not differ enough in buckets."""
+    points = _bucket_points(source)
+    fit = buckets.fit_buckets(points)
+    if source.question.name != "sync" or not buckets.sizes_differ(points) or fit is None:
+        return None
+    least, faster = buckets.fastest(points), _faster(source)
+    near = None if fit.best_bytes is None else buckets.nearest(points, fit.best_bytes)
+    return Buckets(
+        points,
+        fit,
+        least,
+        near,
+        None if near is None else fit.overhead_ms(near.calls),
+        [point.arm for point in points if point is not least and (least.arm, point.arm) not in faster],
+        _case(points, fit),
+    )
+
+
+def _case(points: Sequence[BucketPoint], fit: BucketFit) -> str:
+    if not fit.explains:
+        return "poor" if fit.r_squared is not None else "alike_overheads"
+    if not buckets.bears_out(points, fit):
+        assumption = buckets.fastest(points).assumption
+        return "contradicted" if assumption == "alike" else assumption
+    return "best" if fit.best_bytes else "no_bandwidth" if fit.call_ms else "no_call"
+
+
+def _faster(source: ReportInput) -> set[tuple[str, str]]:
+    """Pairs of arms of which the verdict says that the first is faster.
+
+    Pairs judged by a spread that earlier versions pooled over arms are left out, as it tells equal arms apart.
+    """
+    judged = [*source.comparisons, *(pair for pair in source.pairs if pair.spread != "pooled")]
+    ahead = {(item.candidate, item.baseline) for item in judged if item.verdict is Verdict.FASTER}
+    return ahead | {(item.baseline, item.candidate) for item in judged if item.verdict is Verdict.SLOWER}
+
+
+def strategy_pairs(source: ReportInput) -> list[tuple[str, Json, Json]]:
+    """Sentence, and the numbers of both arms that it is about, the first of each strategy; none of other questions."""
+    arms: dict[str, str] = {}
+    for name, members in source.arms.items() if source.question.name == "sync" else ():
+        if members[0].config is not None:
+            arms.setdefault(str(members[0].config.get("sync.name")), name)
+
+    numbers = {
+        strategy: {"name": name, **{what: mean_of(source.arms[name], key) for what, key in NUMBERS.items()}}
+        for strategy, name in arms.items()
+    }
+    return [(key, numbers[a], numbers[b]) for key, (a, b) in PAIRS.items() if a in arms and b in arms]
+
+
+def served_arms(source: ReportInput) -> list[str]:
+    """Names of the arms of which a rank serves."""
+    return [name for name, members in source.arms.items() if any(member.serves for member in members)]
+
+
+def training_s(source: ReportInput) -> dict[str, float]:
+    """Seconds of all epochs, mean over launches, of the arms that trained whole epochs."""
+    found: dict[str, float] = {}
+    for name, summaries in source.launches.items():
+        epochs = (summary.get("epochs") for summary in summaries)
+        known = [each for one in epochs if isinstance(one, Mapping) and (each := one.get("each"))]
+        if known:
+            found[name] = fmean(sum(epoch["train_s"] for epoch in each) for each in known)
+    return found
+
+
+@dataclass(frozen=True)
+class Order:
+    """Whether ddp is faster than an all-reduce by hand, and this than a server, at the baseline's number of workers.
+
+    Attributes:
+        expected: arms in that order.
+        against: pairs of arms of two of these kinds of which the verdict says that the second is faster.
+        untold: those of which no verdict says that one is.
+    """
+
+    expected: Sequence[str]
+    against: Sequence[tuple[str, str]]
+    untold: Sequence[tuple[str, str]]
+
+
+def order_of(source: ReportInput) -> Order | None:
+    """None where all arms are of one kind."""
+    served, workers, faster = served_arms(source), workers_of(source.first.summary), _faster(source)
+    kinds = {
+        name: 2 if name in served else 0 if name == source.baseline else 1
+        for name, members in source.arms.items()
+        if workers_of(members[0].summary) == workers
+    }
+    if len({*kinds.values()}) < 2:
+        return None
+    expected = sorted(kinds, key=kinds.__getitem__)
+    claimed = [(one, other) for one, other in combinations(expected, 2) if kinds[one] < kinds[other]]
+    against = [pair for pair in claimed if pair[::-1] in faster]
+    return Order(expected, against, [pair for pair in claimed if pair not in faster and pair not in against])
