@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.run_facts import fact, read_data, section
+from dynbench.analysis.tables import ranks_text
 from dynbench.config.describe import all_keys
 from dynbench.config.digest import NOT_IDENTITY
 from dynbench.experiment.report_input import Json, Member, ReportInput, said
@@ -236,7 +237,7 @@ def _counts(members: Sequence[Member], key: str) -> str | None:
 def _ranks(member: Member, template: Template) -> str | None:
     """The number of ranks, marked where they share cores."""
     count, shared = lookup(member.summary, "world_size"), bool(member.summary.get("oversubscribed"))
-    return None if count is None else comparison_tables.ranks_text(int(count), int(count), shared, template.label)
+    return None if count is None else ranks_text(int(count), int(count), shared, template.label)
 
 
 def memory_facts(subject: ReportInput) -> dict[str, object]:
