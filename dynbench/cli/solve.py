@@ -279,7 +279,7 @@ def _show(settings: Settings, config: Config, solution: Solution, draw: bool) ->
         "figures": figures,
     }
     if not print_for_script(settings, "solve", facts, str(solution.run.path)):
-        print_solution(solution, figures, next_lines(solution, config))
+        print_solution(solution, figures, next_lines(solution, config, settings))
 
 
 def _list_policies(settings: Settings) -> None:

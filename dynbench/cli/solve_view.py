@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from dynbench.cli.console import stderr
+from dynbench.cli.options import Settings
 from dynbench.cli.output import Columns, next_command, print_lines, print_records, setting_words
-from dynbench.config.digest import changed
+from dynbench.config.digest import changed, value_of
 from dynbench.config.part_rules import whole_window_steps
 from dynbench.config.schema import Config, Launch, Workload
+from dynbench.engine.planning import names_a_probe
+from dynbench.errors import RecordError
 from dynbench.experiment.solve_run import Solution, flat
+from dynbench.experiment.trace_sources import asked_config
 from dynbench.plugins import DATASETS, POLICIES, WORKLOADS, options_of
 from dynbench.plugins.datasets import FileOptions
 from dynbench.plugins.policies import plan_of
@@ -33,6 +37,11 @@ ESTIMATE = "~"
 """Before a cost that was not measured on micro-batches of the line's layout."""
 SHORTEST = 2
 """The least that `workload.max_length` takes, tokens."""
+PROBED = (
+    *("workload.weights", "workload.model", "workload.size", "workload.dropout", "workload.pad_to_multiple_of"),
+    *("train.precision", "launch.device", "launch.slowdown"),
+)
+"""Settings in which training must not differ from the probe that it uses."""
 NO_SAMPLES = {"workload.dataset": "tsv", "workload.data_path": "FILE"}
 """Stands for the samples of a trace that holds lengths only: FILE is for the user to fill in."""
 
@@ -245,7 +254,7 @@ def _left_out(skipped: Sequence[Skipped]) -> list[str]:
 # The training that follows -------------------------------------------------------------------------------------------
 
 
-def next_lines(solution: Solution, config: Config) -> list[str]:
+def next_lines(solution: Solution, config: Config, settings: Settings) -> list[str]:
     """For each number of ranks the command that trains so, after what has to be known of it.
 
     Where nothing is given back, or `train` would cut what was planned longer, that is said in place of commands: what
@@ -260,14 +269,17 @@ def next_lines(solution: Solution, config: Config) -> list[str]:
     name = next(line["trace"] for line in best.values() if line is not None)
     trace = next(trace for trace in solution.traces if trace.name == name)
     longest = int(trace.lengths.max())
-    most = _positions(trace, config) or longest
+    probed = _probed(config, settings)
+    most = _positions(trace, config) or longest if probed is None else probed.workload.max_length
     if longest > most:
+        why = "the model takes no more" if probed is None else f"{config.probe.run} was probed with no more"
         return [
-            f"{name} has samples of up to {longest} tokens; train cuts at {most} (the model takes no more), which has "
-            "other figures.",
+            f"{name} has samples of up to {longest} tokens; train cuts at {most} ({why}), which has other figures.",
             f"Next: the same with --max-length {most}",
         ]
     common = _data(trace, config, most)
+    if probed is not None:
+        common |= {key: value_of(probed, key) for key in PROBED if not _is_set(config, key)}
     lines = []
     if common.get("workload.data_path") == NO_SAMPLES["workload.data_path"]:
         lines.append(f"{name} holds lengths without samples: FILE below stands for the samples that they are of.")
@@ -282,6 +294,21 @@ def next_lines(solution: Solution, config: Config) -> list[str]:
         words = setting_words("train", solution.run, wanted)
         lines.append(f"Next: {next_command('train', *words, root=solution.run.path.parent)}")
     return lines
+
+
+def _probed(config: Config, settings: Settings) -> Config | None:
+    """What the probe that is planned with was asked for; None where none is."""
+    if not names_a_probe(config):
+        return None
+    try:
+        return asked_config(settings.store().resolve(str(config.probe.run)))
+    except RecordError:  # a hint is no reason to fail what was solved
+        return None
+
+
+def _is_set(config: Config, key: str) -> bool:
+    section, _, name = key.partition(".")
+    return name in getattr(config, section).model_fields_set
 
 
 def _positions(trace: Trace, config: Config) -> int | None:

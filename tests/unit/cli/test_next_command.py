@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from probes import make_probe
 
 from dynbench.cli import probe, solve_view
 from dynbench.cli.main import load_command, main
@@ -238,6 +239,54 @@ def test_what_does_not_fit_is_probed_again_as_it_was_asked_for(results: Path) ->
     again = parsed(lines[-1].removeprefix("next     ").partition(" with a larger")[0]).config()
     assert (again.train.epochs, again.train.lr_warmup_steps) == (3, 5)
     assert again.schedule == asked.schedule
+
+
+@pytest.mark.parametrize("own", [[], ["--set", "workload.dropout=0.1"]])
+def test_solve_suggests_what_its_probe_was_made_with(results: Path, capsys: Output, own: list[str]) -> None:
+    """Longer samples, another model or slower ranks than were probed are refused by `train`."""
+    store = RunStore(results)
+    made = make_probe(store, tables=[[(64, 16), (256, 16)]] * 2, workload={"size": "base", "max_length": 256})
+    asked = ["workload.size=base", "workload.dropout=0.1", "launch.slowdown={1: 2.0}", "train.precision=fp32"]
+    write_text(made.config_file, dump_config(load_config(None, asked)))
+    write_json(made.env_file, {"decisions": {"train.precision": {"value": "fp32", "reason": "on a CPU"}}})
+    words = ["lognormal", "--probe", made.label, "--world-size", "2", *own, "--policy", "partition", "--steps", "2"]
+    assert main(["solve", *words, "--no-figures", "--results", str(results)]) == 0
+    assert suggested(capsys.readouterr().out) == "the same with --max-length 256"
+    assert main(["solve", *words, "--max-length", "256", "--no-figures", "--results", str(results)]) == 0
+
+    config = parsed(suggested(capsys.readouterr().out)).config()
+
+    assert (config.workload.size, config.workload.dropout, config.launch.slowdown) == ("base", 0.1, {1: 2.0})
+    assert (config.workload.max_length, config.train.precision, config.probe.run) == (256, "auto", made.label)
+
+
+FEW = ["--policy", "static,partition", "--steps", "4", "--no-figures"]
+
+
+@pytest.mark.parametrize("asked", [[], ["--max-length", "700"]])
+def test_solve_suggests_no_training_on_other_lengths_than_it_planned(
+    results: Path, capsys: Output, asked: list[str]
+) -> None:
+    """The small model takes 512 tokens, and the samples have up to 1,024."""
+    words = ["solve", "lognormal", *FEW, "--world-size", "2", "--results", str(results)]
+    assert main([*words, *asked]) == 0
+    out = capsys.readouterr().out
+    assert "dynbench train" not in out
+    assert suggested(out) == "the same with --max-length 512"
+
+    assert main([*words, *asked, *suggested(out).split()[-2:]]) == 0
+
+    assert parsed(suggested(capsys.readouterr().out)).config().workload.max_length == 512
+    (planned, *_) = json.loads((RunStore(results).resolve("@latest").path / "results.json").read_text())["results"]
+    assert planned["max_length"] == 512 and planned["cut_samples"]
+
+
+def test_solve_suggests_whole_windows(results: Path, capsys: Output) -> None:
+    words = ["sst2", "--policy", "window", "--window", "7", "--steps", "70", "--world-size", "2", "--no-figures"]
+    assert main(["solve", *words, "--results", str(results)]) == 0
+    config = parsed(suggested(capsys.readouterr().out)).config()
+    assert (config.schedule.policy_name, config.schedule.window_size) == ("window", 7)
+    assert config.train.warmup_steps % 7 == config.train.steps % 7 == 0
 
 
 @pytest.mark.parametrize(
