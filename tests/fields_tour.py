@@ -180,6 +180,7 @@ def _others(tour: Tour, folder: Path) -> None:
     tour.run("runs", "rm", "buckets", "--with-launches", "--dry-run", document="runs rm --json")
     tour.run("recipes", "ls", document="recipes ls --json")
     tour.run("recipes", "show", document="recipes show --json")
+    tour.run("completion", "bash", document="completion --json")
     tour.run("guide", document="guide --json")
     tour.run("guide", "probe", document="guide NAME --json")
     tour.run("recipes", "cp", "quickstart", str(folder / "mine.yaml"), document="recipes cp --json")

@@ -14,7 +14,6 @@ import click
 from dynbench.cli.options import FILE_PATH, Settings, common_options, table_option
 from dynbench.cli.output import print_for_script, print_line
 from dynbench.errors import RunLookupError, UsageError
-from dynbench.runs.run_record import UNSUCCESSFUL
 
 if TYPE_CHECKING:
     from dynbench.runs.store import RunStore
@@ -162,6 +161,8 @@ def remove_runs(
     runs = {run.path: run for run in named}
     if failed:
         strange = {path for path, _ in _warn_of_strangers(store)}
+        from dynbench.runs.run_record import UNSUCCESSFUL
+
         ended = [run for run, record in store.entries() if current_status(record) in UNSUCCESSFUL]
         runs |= {run.path: run for run in ended if run.path not in strange}
     for run in runs.values():

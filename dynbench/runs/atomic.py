@@ -1,4 +1,7 @@
-"""Files that appear whole or not at all, file locks and reserved disk space; JSON written, read and validated."""
+"""Files that appear whole or not at all, file locks and reserved disk space; JSON written, read and validated.
+
+pydantic is imported where it is used: `--help`, which needs none, does not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, TypeVar
-
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import from_json, to_jsonable_python
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from dynbench.errors import RecordError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
 
 T = TypeVar("T")
 RESERVE_BYTES = 2**18
 """Holds `run.json`, `env.json` and what some tens of ranks write about their failure, a block of the disk each."""
 _RESERVE = ".reserve"
 _NULL_CHARACTER = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
-_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
-"""Making one takes longer than reading a record with it."""
 
 
 @contextmanager
@@ -103,6 +104,8 @@ def jsonable(value: object) -> Any:
     Raises:
         TypeError: something else.
     """
+    from pydantic_core import to_jsonable_python
+
     return to_jsonable_python(value, inf_nan_mode="null", fallback=_plain)
 
 
@@ -123,6 +126,8 @@ def load_json(path: Path) -> Any:
         ValueError: it is no regular file, not JSON, nested more than 200 levels deep, or holds null characters, which
             no path may.
     """
+    from pydantic_core import from_json
+
     if is_special(path):
         raise ValueError("it is no file")
     text = path.read_bytes()
@@ -143,6 +148,8 @@ def read_json(path: Path, form: type[T], remedy: str, version: int | None = None
     Raises:
         RecordError: no such file, not JSON, a key missing or of the wrong type, or a newer schema version.
     """
+    from pydantic_core import ValidationError
+
     try:
         data = load_json(path)
     except (OSError, ValueError) as error:
@@ -155,6 +162,16 @@ def read_json(path: Path, form: type[T], remedy: str, version: int | None = None
     except ValidationError as error:
         raise RecordError(f"{path}: {first_error(error)}", remedy) from error
     return content
+
+
+def _make_adapter(form: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(form)
+
+
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(_make_adapter)
+"""Making one takes longer than reading a record with it."""
 
 
 def first_error(error: ValidationError, *parents: str) -> str:

@@ -46,7 +46,7 @@ def test_the_guide_points_to_all_programs() -> None:
 
 @pytest.mark.parametrize("page", [*READMES, "dynbench/guides/own_code.md"])
 def test_a_page_quotes_the_first_program(page: str) -> None:
-    (excerpt,) = EXCERPT.findall(read(page))
+    excerpt = EXCERPT.findall(read(page))[0]
     lines = iter(program("plain_ddp").splitlines())
     assert all(line in lines for line in excerpt.splitlines()), "every line, in the program's order"
 

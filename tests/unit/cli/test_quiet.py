@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from unit.bench.test_bench_run import launched_at_once
-from unit.engine.launching.test_toy_ranks import checked_at_once
+from unit.engine.rank.test_toy_check import checked_at_once
 
 from dynbench.analysis import figures
 from dynbench.bench import bench_run

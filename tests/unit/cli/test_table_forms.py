@@ -14,7 +14,7 @@ from compared import compared
 from hypothesis import given
 from hypothesis import strategies as st
 from unit.bench.test_bench_run import launched_at_once
-from unit.engine.launching.test_toy_ranks import checked_at_once
+from unit.engine.rank.test_toy_check import checked_at_once
 
 from dynbench.bench import bench_run
 from dynbench.cli import output

@@ -13,7 +13,7 @@ import pytest
 
 from dynbench.cli import trained as module
 from dynbench.cli.main import main
-from dynbench.engine.rank import evaluation as scalars
+from dynbench.engine.rank.evaluation import SCALARS_FOLDER
 from dynbench.errors import Terminated
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -63,14 +63,14 @@ def trained(store: RunStore, name: str, *, writes: bool = True, group: str | Non
     if group is not None:
         run.update(group=group)
     if writes:
-        (run.path / scalars.FOLDER).mkdir()
+        (run.path / SCALARS_FOLDER).mkdir()
     return run
 
 
 def test_it_shows_the_runs_named_or_all_that_have_scalars(store: RunStore, argv: list[str], capsys: Output) -> None:
     first, second = trained(store, "a"), trained(store, "b")
     trained(store, "c", writes=False)
-    places = {run.label: f"{run.label}:{run.path.resolve() / scalars.FOLDER}" for run in (first, second)}
+    places = {run.label: f"{run.label}:{run.path.resolve() / SCALARS_FOLDER}" for run in (first, second)}
     assert main(["tensorboard", "b"]) == 0
     assert argv[1:] == ["--logdir_spec", places["b"], "--host", "localhost"]
     assert capsys.readouterr().out == "http://localhost:6007/  1 run; Ctrl-C ends it\n"
@@ -86,7 +86,7 @@ def test_a_comparison_means_what_was_launched_for_it(store: RunStore, argv: list
     arm = trained(store, "arm", group=comparison.id)
     trained(store, "another")
     assert main(["tensorboard", "cmp"]) == 0
-    assert argv[2] == f"arm:{arm.path.resolve() / scalars.FOLDER}"
+    assert argv[2] == f"arm:{arm.path.resolve() / SCALARS_FOLDER}"
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynbench.cli import health
 from dynbench.cli.main import main
-from dynbench.cli.options import Settings
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError
@@ -261,10 +259,3 @@ def test_what_is_old_is_removed_and_what_is_used_is_not_old(cache: Path, capsys:
     assert main(["data", "cache", "--remove", "-q"]) == 0
     assert cache_entries(cache) == []
     assert (cache / "notes.txt").exists() and (cache / "thesis" / RECORD).exists()
-
-
-def test_the_doctor_says_how_to_make_room(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert health.data_cache(Settings()).ok
-    monkeypatch.setattr(health.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10})())
-    found = health.data_cache(Settings())
-    assert not found.ok and "data cache --older-than" in found.hint
