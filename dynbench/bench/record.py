@@ -166,6 +166,11 @@ def check_rows(run: Run, benchmark: Benchmark) -> None:
                 f"{rows_file(run)}: holds rows of {rows[0].case!r} where, here and now, {here}",
                 "A benchmark goes on where its cases are the same: with its version of dynbench, on such a machine.",
             )
+    try:
+        benchmark.summary([row for rows in found for row in rows])
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise RecordError(f"{rows_file(run)}: holds rows without a summary ({said})", _REMEDY) from error
 
 
 def _by_case(run: Run) -> Sequence[Sequence[Row]]:

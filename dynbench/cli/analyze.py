@@ -124,7 +124,7 @@ def command(
         if settings.quiet and not settings.as_json:
             show_verdicts(report)
         elif not settings.as_json:
-            show_report(report, settings, documents)
+            show_report(report, settings, "the same with -v", documents)
         record = report.record()
         found = record.as_dict()
         if link is not None:
@@ -156,7 +156,7 @@ def _analysis_settings(settings: Settings, again: Run | None) -> Analysis:
     return again.config().analysis
 
 
-def show_report(report: Report, settings: Settings, documents: Sequence[Path] = ()) -> None:
+def show_report(report: Report, settings: Settings, more: str, documents: Sequence[Path] = ()) -> None:
     """Verdicts, an overview, notes, what the checks found, where the files are, and what to do next.
 
     Under `-v`, and where `--format` asks for tables, all metrics; under `-v` who beats whom too.
@@ -164,6 +164,7 @@ def show_report(report: Report, settings: Settings, documents: Sequence[Path] = 
     Args:
         report: the analysis.
         settings: how it is shown.
+        more: what shows all metrics, where they are left out.
         documents: reports already written from it.
     """
     from dynbench.analysis.summary import arm_records, further_tables, metrics, overview_table, rank_notes
@@ -190,7 +191,7 @@ def show_report(report: Report, settings: Settings, documents: Sequence[Path] = 
     show_findings(report)
     print_line("")
     if first and not verbose:
-        print_line(f"more     {next_command('analyze', report.folder.label, '-v', root=report.folder.path.parent)}")
+        print_line(f"more     {more}")
     print_lines(f"figures  {report.folder.figures_dir}", f"folder   {report.folder.path}")
     print_lines(*(f"report   {path}" for path in documents))
     if any(path.suffix == ".html" for path in documents):

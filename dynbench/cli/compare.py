@@ -18,7 +18,7 @@ from dynbench.cli.options import (
     question_option,
     table_option,
 )
-from dynbench.cli.output import print_json, print_line, show_warnings
+from dynbench.cli.output import next_command, print_json, print_line, show_warnings
 from dynbench.errors import RunLookupError, UsageError
 
 if TYPE_CHECKING:
@@ -182,7 +182,9 @@ def _show(outcome: Outcome | CellsOutcome, settings: Settings) -> None:
         if settings.quiet:
             show_verdicts(outcome.analysed)
         else:
-            show_report(outcome.analysed, settings, outcome.reports)
+            entry = outcome.analysed.folder
+            more = next_command("analyze", entry.label, "-v", root=entry.path.parent)
+            show_report(outcome.analysed, settings, more, outcome.reports)
     elif settings.quiet:
         print_line(str(outcome.run.path))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from typing import TYPE_CHECKING, Unpack
 
@@ -113,7 +114,7 @@ def _show_plan(plan: LaunchPlan, settings: Settings) -> None:
     print_lines("", torchrun, f"run       {plan.run_path}")
 
 
-LEAST_GAIN = 1.02
+LEAST_GAIN = 1.05
 """Times as fast from which on it is said what is to be gained."""
 
 
@@ -181,6 +182,8 @@ def _to_gain(run: Run, summary: Mapping[str, object], store: RunStore) -> str:
     shares = [] if wait is None else [f"ranks wait {100 * wait:.1f} % of the time"]
     shares += [f"{100 * (1 - 1 / padding):.0f} % of token positions are padding"] if padding else []
     text = ", ".join(shares) or "not known"
+    if _diverged(summary):
+        return text
     lost = [lookup(summary, f"waste.{part}") for part in ("waiting", "padding")]
     gain = 1 / (1 - sum(share for share in lost if share is not None)) if None not in lost else 1.0
     if gain < LEAST_GAIN:
@@ -188,7 +191,7 @@ def _to_gain(run: Run, summary: Mapping[str, object], store: RunStore) -> str:
     text += f": up to {gain:.1f} times as fast"
     if config.schedule.mode != "static" or not has_lengths(config):
         return text
-    arms = ("--arm", "static:mode=static", "--arm", "partition:mode=dynamic,policy=partition")
+    arms = ("--arm", "static:mode=static", "--arm", "partition:mode=dynamic,policy=partition", "--launches", "4")
     return f"{text}; try `{next_command('compare', '-c', str(run.config_file), *arms, root=store.root)}`"
 
 
@@ -204,7 +207,17 @@ def _loss(summary: Mapping[str, object]) -> str:
     }
     found = {text: lookup(summary, key) for key, text in shown.items()}
     known = [text.format(value) for text, value in found.items() if value is not None]
+    if _diverged(summary):
+        known.append("diverged: no number any more; try a lower --learning-rate")
     return ", ".join(known) or "none: no model was trained"
+
+
+def _diverged(summary: Mapping[str, object]) -> bool:
+    """Whether the loss ended as no number; times of such a run say nothing of training."""
+    from dynbench.analysis.measure import lookup
+
+    last = lookup(summary, "loss.last")
+    return last is not None and not math.isfinite(last)
 
 
 def _next(run: Run, store: RunStore) -> str:

@@ -241,7 +241,8 @@ class Conclusion:
 
     Attributes:
         claim: the verdict; `other` of an arm that trains something else; else `none`, `launches` or `alike`.
-        advice: what to do: as the claim says, or `other`, `open`, `again` or `ranks` where more is to be said of it.
+        advice: what to do: as the claim says, `failed` where nothing was compared and a check failed, or `other`,
+            `open`, `again` or `ranks` where more is to be said of it.
         by: what the question is answered by.
         best: the best arm, if any was compared.
         among: of what it is the best: of all, or, where others come out faster, of the `same` training or of what is
@@ -278,7 +279,8 @@ def conclude(source: ReportInput) -> Conclusion:
     reasons = {item.candidate: training_of(source, item) for item in items}
     if not items:
         claim = "alike" if source.comparisons else "none" if len(source.arms[source.baseline]) == 1 else "launches"
-        return Conclusion(claim, claim)
+        failed = any(check.severity == "fail" for check in source.checks or ())
+        return Conclusion(claim, "failed" if failed else claim)
 
     def is_same(item: ComparisonRecord) -> bool:
         return reasons[item.candidate].training == "same"

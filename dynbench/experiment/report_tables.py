@@ -15,6 +15,7 @@ from dynbench.analysis.measure import lookup
 from dynbench.analysis.measures import METRICS, chosen_metrics
 from dynbench.analysis.record import ScalingRecord
 from dynbench.analysis.table_specs import TABLES
+from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.offline_plans import Solved, float_of, static_over
 from dynbench.experiment.report_conclusions import never_compressed, qualities, trained
 from dynbench.experiment.report_facts import STEPS, buckets_of, served_arms
@@ -144,7 +145,7 @@ def _verdicts(sources: Sources) -> Rows:
             "verdict": label(f"verdicts.{item.verdict}"),
             "speedup": ratio(item.speedup),
             "interval": interval(item.interval) or label(NONE),
-            "level": label(f"levels.{item.level}"),
+            "level": label(NONE if item.verdict is Verdict.INCOMPARABLE else f"levels.{item.level}"),
             f"eval_{measure}" if evaluated else "loss_drift" if drifts else "loss_parity": loss
             or label("words.not_compared"),
             **(memory if any(value is not None for value in gains.values()) else {}),

@@ -172,12 +172,13 @@ def _facts(sources: Sources, concluded: Conclusion) -> Values:
     """What the blocks of report/sentences say in words, by topic."""
     source, template, solved = sources.subject, sources.template, sources.solved
     of_bytes = compressors(source, template.label)
+    compared = {item.level for item in source.comparisons if item.verdict is not Verdict.INCOMPARABLE}
     return {
         "question.name": source.question.name,
         "conclusion": concluded,
         "doubts": [*dict.fromkeys(check.id for check in concluded.doubts)],
         "warnings": warnings(source, template),
-        "levels_used": [level for level in LEVELS if any(item.level == level for item in source.comparisons)],
+        "levels_used": [level for level in LEVELS if level in compared],
         **_policies(source),
         "compressors": of_bytes,
         "compressor_doubts": [*dict.fromkeys(check.id for check in of_bytes.doubts)],

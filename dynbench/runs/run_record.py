@@ -158,7 +158,17 @@ def is_gone(host: str, pid: int, mark: str | None) -> bool:
         pid: its number.
         mark: of it, by `start_mark`; None where the system had no `/proc`.
     """
-    return host == host_name() and mark is not None and start_mark(pid) != mark
+    if host != host_name():
+        return False
+    if mark is not None and Path("/proc/self/stat").exists():
+        return start_mark(pid) != mark
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
 
 
 def _boot_id() -> str:

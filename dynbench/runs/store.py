@@ -217,10 +217,15 @@ class RunStore:
 
         Raises:
             RunLookupError: as `check_removable`.
-            OSError: the folder cannot be deleted.
+            UsageError: the folder cannot be deleted.
         """
         self.check_removable(run, force)
-        shutil.rmtree(run.path)
+        try:
+            shutil.rmtree(run.path)
+        except OSError as error:
+            raise UsageError(
+                f"{run.path}: cannot be removed: {error.strerror}", "Check who owns it, and that nothing holds it."
+            ) from error
 
     def _folders(self) -> Iterator[Run]:
         if self.root.is_dir():

@@ -44,6 +44,8 @@ from dynbench.workloads.token_shards import Shards, Texts, load_or_tokenise
 from dynbench.workloads.tokenizer import TextTokenizer, load_tokenizer, padding_of
 
 logger = logging.getLogger(__name__)
+_MEMORY = "/dev/shm"  # noqa: S108  a new folder in it is taken
+"""Where files take memory in place of a disk."""
 
 LAYOUT = 1
 """Raised when the shards or the tokenising change their meaning."""
@@ -248,8 +250,17 @@ def _tokenised(
         return load_or_tokenise(folder, facts, texts)
     except OSError as error:
         warn_not_cached("tokenised texts", folder.parent, error)
-        with tempfile.TemporaryDirectory(prefix="dynbench-") as temporary:  # what is mapped stays readable
-            return load_or_tokenise(Path(temporary) / "shards", facts, texts)
+    try:
+        return _not_cached(facts, texts, None)
+    except OSError as error:
+        logger.warning("nor can they be kept in a temporary folder (%s); they are kept in %s", error, _MEMORY)
+        return _not_cached(facts, texts, _MEMORY)
+
+
+def _not_cached(facts: dict[str, object], texts: Texts, place: str | None) -> Shards:
+    """Shards in a temporary folder that is removed at once: what is mapped stays readable."""
+    with tempfile.TemporaryDirectory(prefix="dynbench-", dir=place) as temporary:
+        return load_or_tokenise(Path(temporary) / "shards", facts, texts)
 
 
 def _chosen(texts: Iterator[str], ids: IntArray) -> Iterator[str]:

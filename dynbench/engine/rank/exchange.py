@@ -224,7 +224,8 @@ def check_same_config(config: Config) -> None:
     """
     # First the plug-ins: where others are loaded, there are other settings.
     _check_same("plug-ins", digests(), f"Name the same files in {VARIABLE} on every node.")
-    settings = {key: repr(value) for key, value in flatten(config).items() if key not in _MAY_DIFFER}
+    known = {key: value for key, value in flatten(config).items() if key not in _MAY_DIFFER}
+    settings = {key: repr(dict(sorted(it.items())) if isinstance(it, dict) else it) for key, it in known.items()}
     _check_same("config", settings, "Start every node with the same settings.")
 
 

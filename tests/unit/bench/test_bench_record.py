@@ -20,7 +20,7 @@ from dynbench.bench.record import (
 )
 from dynbench.errors import RecordError, UsageError
 from dynbench.plugins import BENCHMARKS
-from dynbench.plugins.benchmarks import CollectivesOptions
+from dynbench.plugins.benchmarks import CollectivesOptions, NsysOptions
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
@@ -99,4 +99,13 @@ def test_rows_of_other_cases_are_not_gone_on_with(run: Run) -> None:
     check_rows(run, benchmark)
     add_rows(run, [Row(second.name, second.shape, second.dtype, "cpu")])
     with pytest.raises(RecordError, match="holds rows of"):
+        check_rows(run, benchmark)
+
+
+def test_rows_without_a_summary_are_not_gone_on_with(run: Run) -> None:
+    benchmark = BENCHMARKS.find("nsys").load()(NsysOptions())
+    case = benchmark.cases()[0]
+    rows_file(run).unlink()
+    add_rows(run, [Row(case.name, case.shape, case.dtype, "cpu", mean=1.0, columns=case.columns)])
+    with pytest.raises(RecordError, match="holds rows without a summary"):
         check_rows(run, benchmark)

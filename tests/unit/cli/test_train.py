@@ -188,6 +188,10 @@ def test_what_there_is_to_gain_comes_with_a_comparison_that_can_start(tmp_path: 
     )
     assert said == f"{text}: up to 2.4 times as fast"
     assert bool(suggested) == (mode == "static")
+    assert (
+        _to_gain(run, {**shares, "loss": {"last": float("nan")}, "waste": {"waiting": 0.188, "padding": 0.4}}, store)
+        == text
+    )
     assert not suggested or main([*shlex.split(suggested.strip("`"))[1:], "--dry-run"]) == 0
 
 

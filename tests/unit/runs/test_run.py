@@ -158,7 +158,8 @@ def test_a_process_is_told_from_others_until_it_ends() -> None:
     here = host_name()
     assert not is_gone(here, os.getpid(), start_mark(os.getpid()))
     assert is_gone(here, os.getpid(), "00000000:1"), "a later process with the same number"
-    assert not is_gone("elsewhere", 2**22 + 1, "00000000:1") and not is_gone(here, 2**22 + 1, None)
+    assert not is_gone("elsewhere", 2**22 + 1, "00000000:1")
+    assert is_gone(here, 2**22 + 1, None) and not is_gone(here, os.getpid(), None), "where no mark is known"
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     mark = start_mark(child.pid)
     assert mark is not None and not is_gone(here, child.pid, mark)

@@ -268,3 +268,16 @@ def test_the_results_folder_and_the_option_that_names_it(monkeypatch: pytest.Mon
     assert results_option(Path("my runs")) == " --results 'my runs'"
     monkeypatch.setenv("DYNBENCH_RESULTS", "my runs")
     assert default_root() == Path("my runs") and results_option(Path("my runs")) == ""
+
+
+def test_what_cannot_be_removed_is_said(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rmtree(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    run = finished(store)
+    monkeypatch.setattr(store_module.shutil, "rmtree", rmtree)
+    with pytest.raises(UsageError) as caught:
+        store.remove(run)
+    assert caught.value.message == f"{run.path}: cannot be removed: Permission denied"
+    assert caught.value.hint == "Check who owns it, and that nothing holds it."
+    assert run.path.is_dir()

@@ -16,7 +16,7 @@ import tokenizers
 
 from dynbench.config.schema import Config, Workload
 from dynbench.errors import DataError
-from dynbench.workloads import cache, data, token_shards
+from dynbench.workloads import cache, data, samples, token_shards
 from dynbench.workloads.cache import contents_of
 from dynbench.workloads.data import HELD_OUT_MOST, StoredTokens, TokenisedData
 from dynbench.workloads.datasets.base import CorpusSplit, Splits, TextSplit
@@ -232,6 +232,21 @@ def prepared(
     train: TextSplit, settings: Workload, evaluation: TextSplit | None = None, seed: int = 0, **more
 ) -> Samples:
     return prepare_samples(Splits(train, evaluation), settings.model_copy(update=more), seed)
+
+
+def test_texts_are_trained_on_where_no_disk_takes_them(settings, monkeypatch, tmp_path):
+    """A full disk holds the cache and the temporary folder."""
+    tokenise = samples.load_or_tokenise
+
+    def on_a_full_disk(folder, *rest):
+        if not folder.is_relative_to("/dev/shm"):
+            raise OSError(28, "No space left on device", str(folder))
+        return tokenise(folder, *rest)
+
+    expected = prepared(split(40), settings, cache_dir=str(tmp_path / "other"))
+    monkeypatch.setattr(samples, "load_or_tokenise", on_a_full_disk)
+    found = prepared(split(40), settings, cache_dir=str(tmp_path / "full"))
+    assert found.train.fingerprint == expected.train.fingerprint and rows(found.train) == rows(expected.train)
 
 
 def test_held_out_samples_are_a_tenth_and_not_trained_on(settings):

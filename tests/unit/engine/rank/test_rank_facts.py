@@ -84,6 +84,14 @@ def test_nodes_with_the_same_plugins_agree(monkeypatch: pytest.MonkeyPatch) -> N
     exchange.check_same_config(CONFIG)
 
 
+def test_a_mapping_in_another_order_is_the_same_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+    monkeypatch.setattr(exchange, "gather_objects", lambda value: [said.append(value) or value])
+    for slowdown in ("{0: 2.0, 1: 3.0}", "{1: 3.0, 0: 2.0}"):
+        exchange.check_same_config(load_config(None, [f"launch.slowdown={slowdown}"]))
+    assert said[1] == said[3] and said[1]["launch.slowdown"] == "{'0': 2.0, '1': 3.0}"
+
+
 def test_another_version_and_a_file_that_is_not_loaded_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     gathered(monkeypatch, {"mine.py": "c", "theirs": "b"}, {"mine.py": "a"})
     with pytest.raises(ConfigError) as caught:
