@@ -124,7 +124,7 @@ def command(
         if settings.quiet and not settings.as_json:
             show_verdicts(report)
         elif not settings.as_json:
-            show_report(report, settings, "the same with -v", documents)
+            show_report(report, settings, "run it again with -v", documents)
         record = report.record()
         found = record.as_dict()
         if link is not None:

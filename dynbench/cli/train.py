@@ -115,7 +115,7 @@ def _show_plan(plan: LaunchPlan, settings: Settings) -> None:
 
 
 LEAST_GAIN = 1.05
-"""Times as fast from which on it is said what is to be gained."""
+"""The least gain worth stating, times as fast."""
 
 
 def _show_result(result: TrainingResult, store: RunStore, settings: Settings) -> None:
@@ -208,12 +208,12 @@ def _loss(summary: Mapping[str, object]) -> str:
     found = {text: lookup(summary, key) for key, text in shown.items()}
     known = [text.format(value) for text, value in found.items() if value is not None]
     if _diverged(summary):
-        known.append("diverged: no number any more; try a lower --learning-rate")
+        known.append("diverged, not a finite number; try a lower --learning-rate")
     return ", ".join(known) or "none: no model was trained"
 
 
 def _diverged(summary: Mapping[str, object]) -> bool:
-    """Whether the loss ended as no number; times of such a run say nothing of training."""
+    """Whether the last loss is not finite; times of such a run say nothing about training."""
     from dynbench.analysis.measure import lookup
 
     last = lookup(summary, "loss.last")

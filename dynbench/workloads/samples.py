@@ -253,7 +253,7 @@ def _tokenised(
     try:
         return _not_cached(facts, texts, None)
     except OSError as error:
-        logger.warning("nor can they be kept in a temporary folder (%s); they are kept in %s", error, _MEMORY)
+        logger.warning("they cannot be kept in a temporary folder either (%s); trying %s", error, _MEMORY)
         return _not_cached(facts, texts, _MEMORY)
 
 

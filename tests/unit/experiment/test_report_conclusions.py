@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from languages import facts
@@ -98,6 +99,20 @@ def test_two_launches_with_warnings_end_in_what_to_do_next(
     subject = find_report_input(store, None)
     assert conclude(subject).advice == "again" and facts(subject)["doubts"] == ["few_launches", "short_warmup"]
     assert [each["times"] for each in facts(subject)["warnings"]] == [1, 1]
+
+
+def test_a_failed_check_comes_before_anything_to_compare(store: RunStore, make_comparison: MakeComparison) -> None:
+    failed = {**found("short_warmup", run="part-1", **WARM), "severity": "fail"}
+    make_comparison({"candidate": "part"}, checks=[failed])
+    alone = replace(find_report_input(store, None), comparisons=[])
+    assert conclude(alone).advice == "failed"
+    assert conclude(replace(alone, checks=[])).advice == conclude(alone).claim != "failed"
+
+
+def test_what_is_not_comparable_has_no_level(store: RunStore, make_comparison: MakeComparison) -> None:
+    for verdict, levels in (("FASTER", ["stream"]), ("INCOMPARABLE", [])):
+        make_comparison({"candidate": "part", "verdict": verdict, "level": "stream"})
+        assert facts(find_report_input(store, None))["levels_used"] == levels
 
 
 def test_only_what_is_said_of_the_best_arm_or_the_baseline_is_in_its_way(
