@@ -163,7 +163,7 @@ def layer_norm(rows: Rows) -> Result:
 
 
 def mixed(rows: Rows) -> Result:
-    """1.4c: times of mixed over those of full precision, by size; without models, of the toy."""
+    """1.4c: times of mixed over those of full precision, by size."""
     found = _warm(rows).where(compiled=0).pivot(MODEL, phase=("forward", "backward"), dtype=BOTH)
     pairs = [(each[1::2], each[::2]) for each in found.values()]
     totals = [[sum(amount(row, "mean") for row in each) for each in pair] for pair in pairs]
@@ -176,9 +176,6 @@ def mixed(rows: Rows) -> Result:
         values = {"trend": trend if len(of_sizes) > 1 else None, "sizes": found.rows.distinct("size"), **ends}
         lines = [[*line, each] for line, each in zip(found.lines, ratios, strict=True)]
         yield Statement("mixed_precision", found.rows, side(pairs), lines=lines, **values)
-    elif used := rows.where(study="time").pivot((), dtype=BOTH).last:
-        times = ratio(used[1], used[0])
-        yield Statement("mixed_toy", used, "faster" if times < 1 else "slower", times=times, listed=[*used])
 
 
 def phases(rows: Rows) -> Result:

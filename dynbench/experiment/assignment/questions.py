@@ -40,7 +40,6 @@ class Question:
         number: as it is known by.
         source: what its rows are of.
         answer: from the rows.
-        other: what else rows may be of.
         full: whether a GPU is asked for.
         only: values of columns of the rows that it is about.
         options: what the command is given beside its name.
@@ -50,7 +49,6 @@ class Question:
     number: str
     source: str
     answer: Callable[[Rows], Iterable[Statement]]
-    other: str | None = None
     full: bool = True
     only: Mapping[str, object] = field(default_factory=dict)
     options: str = ""
@@ -93,7 +91,7 @@ QUESTIONS: Sequence[Question] = (
     Question("1.3", "precision", model.sums, full=False, only={"study": "sum"}, figures=("bench_precision",)),
     Question("1.4a", "precision", model.types, only={"study": "type"}),
     Question("1.4b", "precision", model.layer_norm, only={"study": ("type", "sum")}),
-    Question("1.4c", "transformer", model.mixed, other="precision"),
+    Question("1.4c", "transformer", model.mixed),
     Question("1.5a", "memory", model.phases, figures=("bench_memory_timeline",)),
     Question("1.5b", "memory", model.by_context, figures=("bench_memory",)),
     Question("1.5c", "memory", model.mixed_memory),
@@ -120,9 +118,9 @@ QUESTIONS: Sequence[Question] = (
     _formulas("4.9c", "compute_bound", *BOUND),
     Question("4.9d", "accounting", parallel.levers, full=False),
     Question("5.1", CHECK, partial(parallel.checked, "zero1"), full=False),
-    Question("5.2a", "optimizer", parallel.sharded_memory, other="sync", figures=("bench_optimizer",)),
-    Question("5.2b", "optimizer", parallel.sharded_time, other="sync"),
-    Question("5.2c", "optimizer", parallel.sharded_traffic, other="sync"),
+    Question("5.2a", "optimizer", parallel.sharded_memory, figures=("bench_optimizer",)),
+    Question("5.2b", "optimizer", parallel.sharded_time),
+    Question("5.2c", "optimizer", parallel.sharded_traffic),
 )
 CHECKED = ("naive", "overlap", "bucketed", "zero1")
 """Strategies that questions ask to be checked against one process."""
@@ -175,7 +173,7 @@ def answers(tables: Iterable[Table]) -> list[Answer]:
 
 
 def _answered(question: Question, tables: Sequence[Table]) -> Answer:
-    chosen = [table for source in (question.source, question.other) for table in tables if table.source == source]
+    chosen = (table for table in tables if table.source == question.source)
     found = [(table.run, row) for table in chosen for row in table.rows if matches(row, question.only)]
     statements = list(question.answer(Rows(row for _, row in found)))
     used = {id(row) for each in statements for row in each.rows}
