@@ -18,8 +18,8 @@ MODEL = ("size", "context")
 PASSES = ("forward", "backward", "both")
 PHASES = ("forward", "forward_saved", "step")
 BOTH = ("float32", "bfloat16")
-ASKED_MB = 4 * 4 * 512 * 2560 / 1e6
-"""MB of the residual stream of the model that is asked for: 4 B x batch x context x width."""
+QUESTION_MB = 4 * 4 * 512 * 2560 / 1e6
+"""MB of the residual stream of the model in the question: 4 B x batch x context x width."""
 FLASH = ("flash_torch", "flash_triton")
 SHAPE = ("length", "channels")
 TOLERANCE = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
@@ -208,7 +208,7 @@ def residual(rows: Rows) -> Result:
     found = [row for row in rows.where(quantity="residual", dtype="float32") if amount(row, "formula_mb")]
     for row in found[-1:]:
         holds = abs(amount(row, "p50") / amount(row, "formula_mb") - 1) <= CLOSE
-        yield Statement("residual", [row], "holds" if holds else "off", of_question=ASKED_MB)
+        yield Statement("residual", [row], "holds" if holds else "off", of_question=QUESTION_MB)
 
 
 def largest(rows: Rows) -> Result:

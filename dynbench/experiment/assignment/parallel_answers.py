@@ -184,7 +184,7 @@ def buckets(rows: Rows) -> Result:
         yield _arm_table(found)
 
 
-def _sharded(rows: Rows, **variants: object) -> Shapes:
+def _sharded(rows: Rows, **variants: Sequence[object]) -> Shapes:
     """The rows of `bench optimizer` in both ways, of its last model, fp32 first."""
     pairs = rows.pivot(SIZE, way=WAYS, **variants)
     last = [*pairs][-1][0] if pairs else None

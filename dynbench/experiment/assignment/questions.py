@@ -40,7 +40,7 @@ class Question:
         number: as it is known by.
         source: what its rows are of.
         answer: from the rows.
-        full: whether a GPU is asked for.
+        full: whether it needs a GPU.
         only: values of columns of the rows that it is about.
         options: what the command is given beside its name.
         figures: of the benchmark's run, that belong to the answer.
@@ -61,7 +61,7 @@ class Question:
 
     @property
     def gpu(self) -> str | None:
-        """The command that answers it at the sizes asked for; None where a CPU is enough."""
+        """The command that answers it at its full sizes; None where a CPU is enough."""
         command = XL if self.source in COMMANDS else f"dynbench bench {self.source} --full"
         return command if self.full else None
 
@@ -144,7 +144,7 @@ class Answer:
 
     @property
     def state(self) -> State:
-        """Answered at the sizes asked for, or by smaller ones of a CPU; needs a GPU, or only to be measured."""
+        """Answered at its full sizes, or at smaller ones on a CPU; needs a GPU, or only to be measured."""
         if not self.statements:
             return "needs_gpu" if self.question.full else "not_measured"
         on_gpu = any(row.device != "cpu" for row in self.rows)
@@ -169,10 +169,10 @@ class Answer:
 def answers(tables: Iterable[Table]) -> list[Answer]:
     """Every question with what these rows say of it."""
     found = list(tables)
-    return [_answered(question, found) for question in QUESTIONS]
+    return [_answer_of(question, found) for question in QUESTIONS]
 
 
-def _answered(question: Question, tables: Sequence[Table]) -> Answer:
+def _answer_of(question: Question, tables: Sequence[Table]) -> Answer:
     chosen = (table for table in tables if table.source == question.source)
     found = [(table.run, row) for table in chosen for row in table.rows if matches(row, question.only)]
     statements = list(question.answer(Rows(row for _, row in found)))
@@ -185,12 +185,12 @@ def _answered(question: Question, tables: Sequence[Table]) -> Answer:
     return Answer(question, statements, runs, list(reasons))
 
 
-def render(tables: Iterable[Table], subject: str, language: str, pictures: Pictures | None = None) -> str:
+def render(tables: Iterable[Table], run: str, language: str, pictures: Pictures | None = None) -> str:
     """The document as Markdown.
 
     Args:
         tables: what was measured.
-        subject: id of the run that it is of.
+        run: id of the run that it is of.
         language: `en` or `zh`.
         pictures: figures of the runs, as they are linked.
 
@@ -202,7 +202,7 @@ def render(tables: Iterable[Table], subject: str, language: str, pictures: Pictu
     states = [each.state for each in found]
     sections = [_section(each, template, pictures or {}) for each in found]
     values = {
-        "assignment.subject": f"`{subject}`",
+        "assignment.subject": f"`{run}`",
         "assignment.date": f"{datetime.now(UTC):%Y-%m-%d}",
         "assignment.version": __version__,
         "assignment.count": len(found),

@@ -159,13 +159,13 @@ def side(pairs: Iterable[tuple[Sequence[Row], Sequence[Row]]]) -> str:
 
     Less and more are said where mean ± standard deviation of the two do not meet.
     """
-    times = [(*_together(new), *_together(old)) for new, old in pairs]
+    times = [(*_sum_of(new), *_sum_of(old)) for new, old in pairs]
     if all(new + new_sd < old - old_sd for new, new_sd, old, old_sd in times):
         return "faster"
     return "slower" if all(old + old_sd < new - new_sd for new, new_sd, old, old_sd in times) else "both"
 
 
-def _together(rows: Sequence[Row]) -> tuple[float, float]:
+def _sum_of(rows: Sequence[Row]) -> tuple[float, float]:
     """Mean and standard deviation of a sum of independent times."""
     return sum(row.mean or 0 for row in rows), math.hypot(*(row.sd or 0 for row in rows))
 
