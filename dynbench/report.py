@@ -1,9 +1,10 @@
 """Reports as Jinja2 templates: values and texts of a language in, Markdown out.
 
 A template is Markdown with placeholders like `{{ best.speedup }}`, after a YAML front matter that holds the words of
-its language. Sentences that depend on what was measured are blocks of `sentences/TOPIC.LANGUAGE.md.j2`, which
-`{{ say.BLOCK }}` fills in. What a template puts out is text: Markdown in it is quoted, but for what is `Markdown`.
-Tables' words in other languages are in `labels.<language>.yaml`, what records say in `records.<language>.yaml`.
+its language. Sentences that depend on what was measured are blocks of `sentences/TOPIC.LANGUAGE.md.j2`, and what all
+languages have alike is in `sentences/formulas.md.j2`: `{{ say.BLOCK }}` fills a block in. What a template puts out is
+text: Markdown in it is quoted, but for what is `Markdown`. Tables' words in other languages are in
+`labels.<language>.yaml`, what records say in `records.<language>.yaml`.
 """
 
 from __future__ import annotations
@@ -321,7 +322,7 @@ def _environment(language: str) -> Environment:
     def source(folder: str) -> str | None:
         if folder != SENTENCES:  # no other file of this machine
             return None
-        files = sorted((templates_dir() / folder).glob(f"*.{language}.md.j2"))
+        files = [templates_dir() / folder / "formulas.md.j2", *(templates_dir() / folder).glob(f"*.{language}.md.j2")]
         return "".join(file.read_text(encoding="utf-8") for file in files)
 
     found = environment(language).overlay(

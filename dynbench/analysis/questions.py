@@ -369,7 +369,7 @@ TOPOLOGY = Question(
     overview=("step_time_ms.mean", "exposed_comm_ms.mean", "bytes_wire.mean", "wait_fraction", *EVALUATION),
     figures=("epochs", "scaling", "time_breakdown", "step_time_distribution"),
     columns=("efficiency",),
-    chapters=("topology", "server", "training", "growth", "scaling", "traffic", "profile", "time"),
+    chapters=("topology", "training", "scaling", "traffic", "profile", "time"),
 )
 """Who brings gradients together, all ranks or a server among them, and how each way grows with the workers."""
 

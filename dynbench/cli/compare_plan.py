@@ -112,7 +112,7 @@ def show_plan(
             for recipe, one, state in zip(recipes, startable, planned, strict=True)
         ]
         content = plans[0] if len(plans) == 1 else {"cells": plans}
-        about = {"estimated_s": expected.seconds if expected.known == expected.launches else None, "alike": alike}
+        about = {"estimated_s": expected.seconds, "alike": alike}
         facts = {"dry_run": True, "recipe_file": written, **content, **about, "warnings": warnings}
         printed_json(settings, "compare", facts)
         return
@@ -128,7 +128,7 @@ def show_plan(
 
 def _launches(state: CompareState) -> str:
     """The launches of a comparison in a line."""
-    shared = [" ".join(state.launches[index].arm for index in members) for members in state.together]
+    shared = [" ".join(state.launches[index].arm for index in members) for members in state.launch_members]
     return f"{len(shared)} launches, {state.mode} ({state.reason}): {'; '.join(shared)}"
 
 

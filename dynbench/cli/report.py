@@ -75,9 +75,9 @@ def command(
     else:
         subject = find_report_input(store, ref)
         if solve:
-            from dynbench.experiment.offline_plans import plan_subject
+            from dynbench.experiment.offline_plans import plan_report
 
-            plan_subject(subject, store)
+            plan_report(subject, store)
             subject = read_report_input(store, subject.run)
         run = subject.run
         render = partial(render_report, subject, lang, chosen, template=template, short=short)

@@ -18,7 +18,7 @@ from dynbench.config.schema import Config, Launch, Workload
 from dynbench.engine.planning import names_a_probe
 from dynbench.errors import RecordError
 from dynbench.experiment.solve_run import Solution, flat
-from dynbench.experiment.trace_sources import asked_config
+from dynbench.experiment.trace_sources import undecided_config
 from dynbench.plugins import DATASETS, POLICIES, WORKLOADS, options_of
 from dynbench.plugins.datasets import FileOptions
 from dynbench.plugins.policies import plan_of
@@ -301,7 +301,7 @@ def _probed(config: Config, settings: Settings) -> Config | None:
     if not names_a_probe(config):
         return None
     try:
-        return asked_config(settings.store().resolve(str(config.probe.run)))
+        return undecided_config(settings.store().resolve(str(config.probe.run)))
     except RecordError:  # a hint is no reason to fail what was solved
         return None
 

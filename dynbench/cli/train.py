@@ -74,10 +74,11 @@ def command(
         from dynbench.engine.launching.run_launch import plan_launch
 
         if config.train.exposed:
-            from dynbench.experiment.training import one_with_silent
+            from dynbench.experiment.training import exposed_turns, with_null_arms
 
-            (_, (silent, beside)), _ = one_with_silent(config, naming, store)
-            plan_launch(silent, store, **beside)  # what cannot work of the one beside it
+            exposed_turns(config, store)
+            _, null = with_null_arms([("with", config, naming)])
+            plan_launch(null.config, store, **null.naming)  # what cannot work of the one beside it
         _show_plan(plan_launch(config, store, asked=config, **naming), settings)
         return
 
@@ -119,21 +120,21 @@ LEAST_GAIN = 1.05
 
 
 def _show_result(result: TrainingResult, store: RunStore, settings: Settings) -> None:
-    run, summary, silent = result.run, result.summary, result.silent
+    run, summary, null = result.run, result.summary, result.null
     figures = [path for path in result.figures if path.suffix == ".png"]
     facts: dict[str, object] = {"run": run.reference, "summary": summary, "figures": figures}
-    if silent is not None:
-        facts["silent"] = {"id": silent.run.id, "name": silent.run.name, "path": silent.run.path}
+    if null is not None:
+        facts["silent"] = {"id": null.run.id, "name": null.run.name, "path": null.run.path}
     if print_for_script(settings, "train", facts, str(run.path)):
         return
     if summary is not None:
         if settings.verbosity > 0:
-            _show_metrics(run, {each.run.label: each.summary for each in (result, silent) if each and each.summary})
+            _show_metrics(run, {each.run.label: each.summary for each in (result, null) if each and each.summary})
         print_lines(f"trained   {_trained(run, summary)}", f"to gain   {_to_gain(run, summary, store)}")
         print_lines(f"loss      {_loss(summary)}")
         warnings = len(run.record().warnings)
         print_line(f"warnings  {f'{warnings}, above and in run.json' if warnings else 'none'}")
-    beside = "" if silent is None else f", beside it {silent.run.path} without communication"
+    beside = "" if null is None else f", beside it {null.run.path} without communication"
     print_line(f"where     {run.path}{beside}; next: {_next(run, store)}")
 
 

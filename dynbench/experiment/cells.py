@@ -27,7 +27,7 @@ from dynbench.runs.run_record import RunId, Status
 from dynbench.runs.store import Naming, RunStore
 
 RunCell = Callable[[Run, str], Outcome]
-"""Runs the comparison of a cell; told how far it is, like `2 of 6`."""
+"""Runs the comparison of a cell, given how far the cells are, like `2 of 6`."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class CellsOutcome:
         return {
             "schema_version": SCHEMA_VERSION,
             "command": "compare",
-            "run": {"id": self.run.id, "name": self.run.name, "path": self.run.path, "status": self.run.status},
+            "run": self.run.reference,
             "recipe": self.recipe,
             "comparisons": [comparison.model_dump() for found in self.comparisons for comparison in found],
             "checks": [finding.as_dict() for finding in self.findings],
@@ -126,13 +126,13 @@ def start_cells(
     for recipe in recipes:
         check_startable(recipe, store)
     cells = [Cell(recipe.cell, start_comparison(recipe, store, argv=naming.get("argv")).id) for recipe in recipes]
-    with made(store, "compare", recipes[0].name, **naming) as together:
-        write_json(together.path / CELLS_FILE, CellsRecord(recipes[0].name, cells))
+    with made(store, "compare", recipes[0].name, **naming) as folder:
+        write_json(folder.path / CELLS_FILE, CellsRecord(recipes[0].name, cells))
         if text is not None:
-            write_text(together.path / RECIPE_FILE, text)
+            write_text(folder.path / RECIPE_FILE, text)
         for cell in cells:
-            Run(store.root / cell.comparison).update(group=together.id)
-    return together
+            Run(store.root / cell.comparison).update(group=folder.id)
+    return folder
 
 
 def holds_cells(run: Run) -> bool:
@@ -140,7 +140,7 @@ def holds_cells(run: Run) -> bool:
     return (run.path / CELLS_FILE).is_file()
 
 
-def run_cells(together: Run, store: RunStore, run_cell: RunCell) -> CellsOutcome:
+def run_cells(folder: Run, store: RunStore, run_cell: RunCell) -> CellsOutcome:
     """Run the comparisons that have not ended, then draw what they show together, all with the recipe's baseline.
 
     Raises:
@@ -148,25 +148,25 @@ def run_cells(together: Run, store: RunStore, run_cell: RunCell) -> CellsOutcome
         UsageError: another process is at it.
         DynbenchError: a comparison ended so; what is done is kept, and the hint says how to go on.
     """
-    refuse_running(together)
-    with resumable(together):
-        record = read_cells(together)
+    refuse_running(folder)
+    with resumable(folder):
+        record = read_cells(folder)
         for number, cell in enumerate(record.cells, 1):
             comparison = store.resolve(cell.comparison)
             baseline = read_state(comparison.path).baseline
             # It may have been analyzed again with another baseline than the cells have.
             if comparison.status is not Status.COMPLETED or read_analysis(comparison.path).arms[0].name != baseline:
                 run_cell(comparison, f"{number} of {len(record.cells)}: {cell.label}")
-        figures = draw_figures("cells", together, together.figures_dir)
+        figures = draw_figures("cells", folder, folder.figures_dir)
     records = [read_analysis(store.root / cell.comparison) for cell in record.cells]
     pictures = [path for path in figures if path.suffix == ".png"]
-    return CellsOutcome(together, record.recipe, record.cells, records, pictures)
+    return CellsOutcome(folder, record.recipe, record.cells, records, pictures)
 
 
-def read_cells(together: Run) -> CellsRecord:
+def read_cells(folder: Run) -> CellsRecord:
     """The comparisons of a folder over several.
 
     Raises:
         RecordError: its file cannot be read.
     """
-    return read_json(together.path / CELLS_FILE, CellsRecord, "Start the comparison anew.", SCHEMA_VERSION)
+    return read_json(folder.path / CELLS_FILE, CellsRecord, "Start the comparison anew.", SCHEMA_VERSION)

@@ -46,7 +46,7 @@ class Outcome:
 
     Attributes:
         run: its folder.
-        launches: what was asked for.
+        launches: how many, and how they share processes.
         state: its launches.
         analysed: runs, verdicts and checks.
         reports: the report files.
@@ -75,7 +75,7 @@ class Outcome:
         return {
             **self.analysed.record().as_dict(),
             "command": "compare",
-            "run": {"id": self.run.id, "name": self.run.name, "path": self.run.path, "status": self.run.status},
+            "run": self.run.reference,
             "recipe": self.state.recipe,
             "launches": {
                 "mode": self.state.mode,
@@ -148,15 +148,15 @@ def _started_with(comparison: Run) -> Recipe:
 
 
 def run_comparison(
-    comparison: Run, store: RunStore, on_progress: OnProgress | None = None, on_stage: OnStage = lambda _: None
+    comparison: Run, store: RunStore, on_progress: OnProgress = lambda _: None, on_stage: OnStage = lambda _: None
 ) -> Outcome:
     """Launch what is missing, then analyze and report.
 
     Args:
         comparison: what `start_comparison` made, also one that was interrupted.
         store: registry of the launches.
-        on_progress: told how far the launches are.
-        on_stage: told what is done after them, in a few words.
+        on_progress: called with how far the launches are.
+        on_stage: called with what is done after them, in a few words.
 
     Raises:
         RecordError: the comparison's files cannot be read.
@@ -182,9 +182,9 @@ def run_comparison(
             firsts = {arm.label: arm.runs[0].run for arm in analysed.arms}
             plan_offline(comparison, firsts, analysed.runs[0].workers, store, comparison.record().argv)
         on_stage("writing the report")
-        subject = read_report_input(store, comparison)
-        reports = [write_report(subject, form=form) for form in FORMATS]
-    return Outcome(comparison, recipe.launches, state, analysed, reports, subject.figures)
+        source = read_report_input(store, comparison)
+        reports = [write_report(source, form=form) for form in FORMATS]
+    return Outcome(comparison, recipe.launches, state, analysed, reports, source.figures)
 
 
 def _probed(comparison: Run, recipe: Recipe, state: CompareState, store: RunStore) -> tuple[Recipe, CompareState]:
@@ -240,7 +240,7 @@ def _with_second_stage(
     """The state with the launches that the half-width needs, by the spread of those that are done."""
     on_stage("judging the first stage")
     stage = plan_second_stage(state, recipe, store)
-    _log.info("%s", stage.said)
+    _log.info("%s", stage.text)
     if stage.warning is not None:
         _log.warning("%s", stage.warning)
         comparison.update(warnings=[*comparison.record().warnings, stage.warning])
@@ -263,7 +263,7 @@ def _analyze(comparison: Run, state: CompareState, recipe: Recipe, store: RunSto
     arms = completed_runs(state, recipe, store)
     settings = recipe.arms[recipe.baseline].analysis
     # Launches that went on apart spread otherwise than a first stage in turns: their interval keeps none.
-    alike = len({len(members) > 1 for members in state.together}) == 1
+    alike = len({len(members) > 1 for members in state.launch_members}) == 1
     first = recipe.launches.first if recipe.launches.half_width is not None and alike else None
     return analyze_runs(
         (), store, settings, arms=arms, into=comparison, question=recipe.question, first=first, on_progress=on_stage

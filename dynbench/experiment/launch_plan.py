@@ -27,9 +27,9 @@ STATE_FILE = "compare.json"
 Mode = Literal["interleaved", "apart"]
 Groups = tuple[tuple[str, ...], ...]
 
-MOST_TOGETHER = 24
-"""Arms of one launch, their likes without communication among them: each has process groups, threads and a replica that
-rest while the others run."""
+MOST_ARMS = 24
+"""Arms of one launch, null arms (the same without communication) among them: each has process groups, threads and a
+replica that rest while the others run."""
 OFTEN = 5
 """Steps between evaluations below which too little is left: in a shared launch, the step after each does not count."""
 LEAST_BLOCK = 8
@@ -61,7 +61,7 @@ class Grouping:
         """One arm apart, with launches of the baseline apart to be compared with; without the baseline, all apart."""
         if arm == baseline:
             return apart([name for group in self.groups for name in group], reason)
-        left = [kept for group in self.groups if len(kept := tuple(name for name in group if name != arm)) > 1]
+        left = [rest for group in self.groups if len(rest := tuple(name for name in group if name != arm)) > 1]
         alone = [group for group in self.groups if len(group) == 1 and group not in ((arm,), (baseline,))]
         mode: Mode = "interleaved" if left else "apart"
         return Grouping(mode, reason, (*left, (baseline,), *alone, (arm,)))
@@ -82,12 +82,12 @@ def decide_grouping(launches: Launches, arms: Mapping[str, Config], baseline: st
     """Which arms of a comparison share a launch.
 
     Args:
-        launches: what is asked for.
+        launches: how many, and how arms share processes.
         arms: their resolved settings.
         baseline: the arm that the others are compared with.
 
     Raises:
-        ConfigError: arms are to be interleaved and cannot be, or one and its like without communication, or are to be
+        ConfigError: arms are to be interleaved and cannot be, or one and its null arm, or are to be
             launched an odd number of times and have to be apart; names what is in the way.
     """
     check_exposed_turns(arms)
@@ -101,17 +101,19 @@ def decide_grouping(launches: Launches, arms: Mapping[str, Config], baseline: st
         if (odd := odd_number(launches)) is not None:
             raise ConfigError([f"launches.{odd[0]}: {odd[1]}"], f"These cannot take turns: {'; '.join(found)}.")
         return apart(list(arms), "; ".join(found))
-    asked = "launches.mode is interleaved" if launches.mode == "interleaved" else "the arms can share their processes"
-    silent = sum(config.train.exposed for config in arms.values())
-    if len(arms) + silent > MOST_TOGETHER:
-        besides = f" and {silent} without communication" if silent else ""
-        reason = f"{asked}; {len(arms)} arms{besides} are more than {MOST_TOGETHER}, so each meets the baseline"
+    reason = "launches.mode is interleaved" if launches.mode == "interleaved" else "the arms can share their processes"
+    null_arms = sum(config.train.exposed for config in arms.values())
+    if len(arms) + null_arms > MOST_ARMS:
+        besides = f" and {null_arms} without communication" if null_arms else ""
+        reason = (
+            f"{reason}; {len(arms)} arms{besides} are more than {MOST_ARMS}, so each shares a launch with the baseline"
+        )
         return Grouping("interleaved", reason, _pairs(list(arms), baseline))
-    return Grouping("interleaved", asked, (tuple(arms),))
+    return Grouping("interleaved", reason, (tuple(arms),))
 
 
 def check_exposed_turns(arms: Mapping[str, Config]) -> None:
-    """Refuse arms that ask for `train.exposed` and cannot take turns with their likes without communication.
+    """Refuse arms that ask for `train.exposed` and cannot take turns with their null arms.
 
     Raises:
         ConfigError: names what is in the way.
@@ -235,7 +237,7 @@ class CompareState:
         return arms
 
     @property
-    def together(self) -> list[list[int]]:
+    def launch_members(self) -> list[list[int]]:
         """Positions of what each launch holds, launch by launch."""
         numbered = [(-index - 1 if one.launch is None else one.launch) for index, one in enumerate(self.launches)]
         return [list(members) for _, members in groupby(range(len(numbered)), key=numbered.__getitem__)]
@@ -243,7 +245,7 @@ class CompareState:
     @property
     def missing(self) -> list[list[int]]:
         """Of each launch that is not done, the positions of what it holds."""
-        return [members for members in self.together if not all(self.launches[index].done for index in members)]
+        return [members for members in self.launch_members if not all(self.launches[index].done for index in members)]
 
     def with_runs(self, runs: Mapping[int, str | None], *, done: bool) -> CompareState:
         """The state after a launch has begun or ended; position to the id of the run."""
@@ -264,14 +266,16 @@ class CompareState:
         """
         found = replace(self, **vars(grouping))
         missing = self.missing
-        done = [[self.launches[index] for index in members] for members in self.together if members not in missing]
-        kept = tuple(chain.from_iterable(done))
+        done = [
+            [self.launches[index] for index in members] for members in self.launch_members if members not in missing
+        ]
+        rest = tuple(chain.from_iterable(done))
         blocks = sorted({self.launches[index].block for members in missing for index in members})
-        anew = replace(found, launches=kept)._planned(blocks, seeds)
+        anew = replace(found, launches=rest)._planned(blocks, seeds)
         there = [{(one.block, one.arm) for one in launch} for launch in done]
         launches = [list(launch) for _, launch in groupby(anew, key=lambda one: one.launch)]
         needed = [launch for launch in launches if {(one.block, one.arm) for one in launch} not in there]
-        return replace(found, launches=(*kept, *chain.from_iterable(needed)))
+        return replace(found, launches=(*rest, *chain.from_iterable(needed)))
 
     def write(self, folder: Path) -> None:
         """Replace `compare.json`."""

@@ -86,33 +86,31 @@ def plan_offline(
         solved = _plan(folder, arms, workers, store, argv)
     except DynbenchError as error:
         _log.warning("exact against greedy was not measured: %s", error.message)
-        kept = read_solved(folder.path)
-        if kept is not None and kept.run is not None:
-            _log.warning("%s: the plans made before stay (%s)", folder.path / SOLVE_FILE, kept.run)
-            return kept
+        stored = read_solved(folder.path)
+        if stored is not None and stored.run is not None:
+            _log.warning("%s: the plans made before stay (%s)", folder.path / SOLVE_FILE, stored.run)
+            return stored
         solved = Solved(None, reason=error.message)
     write_json(folder.path / SOLVE_FILE, {"schema_version": SCHEMA_VERSION, **asdict(solved)})
     return solved
 
 
-def plan_subject(subject: ReportInput, store: RunStore) -> Solved:
+def plan_report(source: ReportInput, store: RunStore) -> Solved:
     """As `plan_offline`, for what a report is about.
 
     Raises:
         UsageError: the folders of its runs are not here.
     """
-    runs = {
-        name: [member.run for member in members if member.run is not None] for name, members in subject.arms.items()
-    }
+    runs = {name: [member.run for member in members if member.run is not None] for name, members in source.arms.items()}
     if gone := [name for name, found in runs.items() if not found]:
         raise UsageError(
             f"--solve: the run folders of {', '.join(gone)} are not here, so their data is not known",
             "Plan where the comparison was made, or report without --solve.",
         )
-    workers = workers_of(subject.first.summary) or 1
-    if subject.run.record().command != "train":
-        store = store.within(subject.run)
-    return plan_offline(subject.run, {name: found[0] for name, found in runs.items()}, workers, store)
+    workers = workers_of(source.first.summary) or 1
+    if source.run.record().command != "train":
+        store = store.within(source.run)
+    return plan_offline(source.run, {name: found[0] for name, found in runs.items()}, workers, store)
 
 
 def read_solved(folder: Path) -> Solved | None:

@@ -21,7 +21,6 @@ from dynbench.engine.launching.torchrun import started_as_rank
 from dynbench.engine.plan_check import check_plan, total_steps
 from dynbench.errors import ConfigError, NothingFits, RecordError, UsageError, did_you_mean
 from dynbench.experiment.launch_plan import Grouping, decide_grouping
-from dynbench.experiment.training import wants_probe
 from dynbench.runs.run import duration_s
 from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
@@ -40,7 +39,7 @@ class Startable:
     """A comparison that can begin.
 
     Attributes:
-        question: what is asked of the arms, named or found.
+        question: about the arms, named or found.
         grouping: which of them share launches.
     """
 
@@ -70,11 +69,11 @@ def check_startable(recipe: Recipe, store: RunStore) -> Startable:
             "Give a number: --launches N; the check `resolution` says how many would decide.",
         )
     grouping = decide_grouping(recipe.launches, resolved, recipe.baseline)
-    asked = {name: config.workload.model_dump_json() for name, config in recipe.arms.items()}
-    one_of = {workload: recipe.arms[name] for name, workload in asked.items()}
+    workloads = {name: config.workload.model_dump_json() for name, config in recipe.arms.items()}
+    one_of = {workload: recipe.arms[name] for name, workload in workloads.items()}
     splits = {workload: check_inputs(config) for workload, config in one_of.items()}
     for name, config in resolved.items():
-        check_batch(config, splits[asked[name]])
+        check_batch(config, splits[workloads[name]])
     return Startable(question, grouping)
 
 
@@ -138,11 +137,7 @@ def recipe_warnings(recipes: Sequence[Recipe], store: RunStore) -> list[str]:
 
 
 def arms_alike(recipe: Recipe, store: RunStore) -> list[list[str]]:
-    """Names of arms that are configured alike once `auto` is decided (A/A), those that are so together.
-
-    Args:
-        recipe: a comparison.
-        store: registry in which probe runs are looked up.
+    """Names of arms that are configured alike once `auto` is decided (A/A), in groups.
 
     Raises:
         DynbenchError: an arm whose settings cannot work on this machine.
@@ -156,30 +151,22 @@ def arms_alike(recipe: Recipe, store: RunStore) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of all launches together.
+    """Of all launches of a comparison.
 
     Attributes:
-        seconds: of the launches whose like was run before.
-        known: how many these are.
-        launches: how many there are.
+        seconds: how long they take, without probes; None where the like of one was never run.
         runs: ids of the runs that they were estimated by.
-        probes: a probe comes before them, which is not counted.
     """
 
-    seconds: float
-    known: int
-    launches: int
-    runs: tuple[str, ...]
-    probes: bool
+    seconds: float | None
+    runs: Sequence[str] = ()
 
     def __str__(self) -> str:
         """In a line."""
-        probe = ", and a probe first" if self.probes else ""
-        if not self.known:
-            return f"time unknown: no completed run here has the same model, data, batch and ranks{probe}"
-        part = "" if self.known == self.launches else f" for {self.known} of {self.launches} launches, others unknown"
+        if self.seconds is None:
+            return "time unknown: no completed run here has the same model, data, batch and ranks"
         more = f" and {len(self.runs) - 1} more" if len(self.runs) > 1 else ""
-        return f"about {format_ms(1000 * round(self.seconds))}{part}, by the time of {self.runs[0]}{more}{probe}"
+        return f"about {format_ms(1000 * round(self.seconds))}, by the time of {self.runs[0]}{more}"
 
 
 def estimate(recipes: Sequence[Recipe], store: RunStore) -> Estimate:
@@ -188,20 +175,18 @@ def estimate(recipes: Sequence[Recipe], store: RunStore) -> Estimate:
     Raises:
         DynbenchError: an arm whose settings cannot work on this machine.
     """
-    known = _known_steps(store)
-    arms = [(config, recipe.launches.planned) for recipe in recipes for config in recipe.arms.values()]
-    seconds, estimated, runs = 0.0, 0, dict[str, None]()
-    for asked, launches in arms:
-        config = resolve(asked, this_machine(), store).config
-        digests = (config_digest(config, ignored) for ignored in LIKENESSES)
-        like = next((known[digest] for digest in digests if digest in known), None)
-        if like is not None:
+    known, seconds, runs = _known_steps(store), 0.0, dict[str, None]()
+    for recipe in recipes:
+        for arm in recipe.arms.values():
+            config = resolve(arm, this_machine(), store).config
+            digests = (config_digest(config, ignored) for ignored in LIKENESSES)
+            like = next((known[digest] for digest in digests if digest in known), None)
+            if like is None:
+                return Estimate(None)
             run, step_s = like
-            seconds += launches * step_s * total_steps(config)
-            estimated += launches
+            seconds += recipe.launches.planned * step_s * total_steps(config)
             runs[run] = None
-    planned, probes = sum(launches for _, launches in arms), any(wants_probe(asked) for asked, _ in arms)
-    return Estimate(seconds, estimated, planned, tuple(runs), probes)
+    return Estimate(seconds, list(runs))
 
 
 def _known_steps(store: RunStore) -> dict[str, tuple[str, float]]:
@@ -216,10 +201,10 @@ def _known_steps(store: RunStore) -> dict[str, tuple[str, float]]:
         if record.status is not Status.COMPLETED or took_s is None:
             continue
         try:
-            config, together = run.config(), run.env().get("together") if run.env_file.exists() else None
+            config, shared = run.config(), run.env().get("together") if run.env_file.exists() else None
         except RecordError:  # a broken run of another day is no reason to fail this one
             continue
-        arms = len(together["arms"]) if isinstance(together, dict) and "arms" in together else 1
+        arms = len(shared["arms"]) if isinstance(shared, dict) and "arms" in shared else 1
         for ignored in LIKENESSES:
             found.setdefault(config_digest(config, ignored), (run.id, took_s / arms / total_steps(config)))
     return found

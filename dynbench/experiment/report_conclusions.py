@@ -27,7 +27,7 @@ from dynbench.table_text import Label
 WITHIN = 0.01
 """Of the baseline's, by how much the upper end of an arm's interval may be above it."""
 MEASURES = ("perplexity", "loss")
-"""Keys of a summary's `eval`, of which the first that all launches have is told."""
+"""Keys of a summary's `eval`, of which the first that all launches have is reported."""
 LEAST = 1e-3
 """Part of the baseline's loss that counts as no change of it."""
 
@@ -44,11 +44,13 @@ class Quality:
         compression: bytes of gradients over bytes sent, mean over launches; None where it is not known.
         change: relative change against the baseline's of the same seed, mean and interval; None of the baseline, of
             what does as the baseline does, and of fewer than two launches.
+        difference: the same, not relative.
     """
 
     values: Mapping[Launch, float]
     compression: float | None
     change: tuple[float, float, float] | None
+    difference: tuple[float, float, float] | None
 
     @property
     def judgement(self) -> Literal["within", "beyond", "open"] | None:
@@ -75,9 +77,13 @@ def qualities(source: ReportInput) -> tuple[str | None, dict[str, Quality]]:
 
 def _quality(members: Sequence[Member], values: Mapping[Launch, float], base: Mapping[Launch, float] | None) -> Quality:
     ratios = [value for one in whole(members) if (value := lookup(one.summary, "compression_ratio")) is not None]
-    pairs = [values[launch] / before - 1 for launch, before in (base or {}).items() if launch in values and before]
+    pairs = [(values[launch], before) for launch, before in (base or {}).items() if launch in values and before]
     known = len(pairs) > 1 and not never_compressed(members)
-    return Quality(values, fmean(ratios) if ratios else None, mean_interval(pairs) if known else None)
+    change, difference = (
+        mean_interval(changes) if known else None
+        for changes in ([after / before - 1 for after, before in pairs], [after - before for after, before in pairs])
+    )
+    return Quality(values, fmean(ratios) if ratios else None, change, difference)
 
 
 def never_compressed(members: Sequence[Member]) -> bool:
@@ -248,7 +254,7 @@ class Conclusion:
         among: of what it is the best: of all, or, where others come out faster, of the `same` training or of what is
             not known to be another (`open`).
         why: it is not, or not known to be, the same training.
-        untold: arms that are neither slower than the baseline nor the same.
+        undecided: arms that are neither slower than the baseline nor the same.
         near: other arms found faster that the launches do not tell the best from.
         doubts: what the checks found that puts the verdict on the best in doubt, where that says something.
         other: an arm that is faster than the best and less sure to be the same training, and why.
@@ -261,7 +267,7 @@ class Conclusion:
     best: ComparisonRecord | None = None
     among: Literal["all", "same", "open"] | None = None
     why: Reason | None = None
-    untold: Sequence[str] = ()
+    undecided: Sequence[str] = ()
     near: Sequence[str] = ()
     doubts: Sequence[Finding] = ()
     other: tuple[ComparisonRecord, Reason] | None = None
@@ -297,7 +303,7 @@ def conclude(source: ReportInput) -> Conclusion:
     other = max(beyond, key=lambda item: item.speedup, default=None)
     doubts = doubts_of(source, best) if best.verdict in (Verdict.FASTER, Verdict.SLOWER, Verdict.SAME) else []
     claim = "other" if best in faster and not is_same(best) else best.verdict
-    untold = {frozenset((pair.baseline, pair.candidate)) for pair in source.pairs if pair.faster is None}
+    undecided = {frozenset((pair.baseline, pair.candidate)) for pair in source.pairs if pair.faster is None}
     return Conclusion(
         claim=claim,
         advice=_advice(source, best, reasons[best.candidate].training, claim, bool(doubts)),
@@ -305,8 +311,8 @@ def conclude(source: ReportInput) -> Conclusion:
         best=best,
         among="all" if all(item.speedup <= best.speedup for item in compared) else "same" if is_same(best) else "open",
         why=reasons[best.candidate],
-        untold=[item.candidate for item in items if item.verdict not in (Verdict.SLOWER, Verdict.SAME)],
-        near=[item.candidate for item in faster if frozenset((best.candidate, item.candidate)) in untold],
+        undecided=[item.candidate for item in items if item.verdict not in (Verdict.SLOWER, Verdict.SAME)],
+        near=[item.candidate for item in faster if frozenset((best.candidate, item.candidate)) in undecided],
         doubts=doubts,
         other=(other, reasons[other.candidate]) if other else None,
         same=max(filter(is_same, compared), key=merit, default=None),

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from statistics import fmean
-from typing import Literal, get_args
 
 from dynbench.analysis import links as buckets
 from dynbench.analysis.links import BucketFit, BucketPoint
 from dynbench.analysis.measure import Summaries, lookup
-from dynbench.analysis.measures import METRICS, equal_batches, workers_of
 from dynbench.analysis.profile import bottlenecks
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.table_specs import WASTE, mean_waste
 from dynbench.analysis.verdict import Verdict
 from dynbench.analysis.waste import PARTS, ms_per_kilotoken
 from dynbench.experiment.offline_plans import Solved, planned_speedup
-from dynbench.experiment.report_input import Json, ReportInput, loss_difference, mean_of, said
+from dynbench.experiment.report_input import Json, ReportInput, in_language, mean_of
 from dynbench.report import Template
-
-TOPICS: Mapping[str, str] = {
-    "imbalance": "std_over_ranks.padded_tokens.mean",
-    "tail": "step_time_ms.p95",
-    "memory": "std_over_ranks.peak_mem_mb.mean",
-    "peak": "peak_mem_mb.max",
-    "traffic": "exposed_comm_ms.mean",
-}
-"""Name of what is told to the metric that says it; less is better in all."""
-UNEQUAL = "std_over_ranks.compute_ms.mean"
-"""The imbalance where ranks are unequal: equal times are the aim, not equal tokens."""
-SAME = 5e-4
-"""Relative changes below this round to 0.0 %."""
-PER_STEP = {metric.key for metric in METRICS if metric.of == "step"}
 
 
 def arms_facts(
@@ -43,84 +25,12 @@ def arms_facts(
     """What sentences are about; `best` is the best arm."""
     predicted = list(predictions(source, solved))
     return {
-        "topics": {name: changes(source, name) for name in TOPICS},
-        "losses": losses(source),
+        "loss_drift": source.question.loss_drift,
         "without_ideal": without_ideal(source, template),
         "waterfall": waterfall(source, best),
         "waste_parts": {part: template.label(f"waste.{part}", WASTE[part]) for part in PARTS},
         "predictions": predicted,
         "explained": any(each.by == "plan" or each.item.bound_speedup for each in predicted),
-    }
-
-
-Kind = Literal["less", "more", "same", "unlike", "unknown", "incomparable"]
-
-
-@dataclass(frozen=True)
-class Changes:
-    """How the metric of one of `TOPICS`, or `unequal`, changed against the baseline.
-
-    Attributes:
-        name: which.
-        known: `missing` where no arm measured it, `shared` where arms share what is measured, `alone` where nothing was
-            compared.
-        groups: how it changed, and the arms in which it did so; better ones first. `unlike` are steps of another global
-            batch, which are not held against each other.
-    """
-
-    name: str
-    known: Literal["compared", "alone", "missing", "shared"]
-    groups: Sequence[tuple[Kind, Sequence[str]]] = ()
-
-
-def changes(source: ReportInput, name: str) -> Changes:
-    """Where the metric of a topic got better or worse."""
-    metric = TOPICS[name]
-    if name == "imbalance" and source.unequal_ranks:
-        name, metric = "unequal", UNEQUAL
-    if all(mean_of(arm, metric) is None for arm in source.arms.values()):
-        return Changes(name, "shared" if any("together" in member.env for member in source.members) else "missing")
-    if not source.comparisons:
-        return Changes(name, "alone")
-    groups: dict[Kind, list[str]] = {}
-    for item in source.comparisons:
-        groups.setdefault(_change(source, item, metric), []).append(item.candidate)
-    return Changes(name, "compared", [(kind, groups[kind]) for kind in get_args(Kind) if kind in groups])
-
-
-def _change(source: ReportInput, item: ComparisonRecord, metric: str) -> Kind:
-    """As the comparison has it, over paired launches, else of the means; nothing is less or more that rounds to 0 %."""
-    arms = (item.baseline, item.candidate)
-    before, after = (mean_of(source.arms.get(arm, ()), metric) for arm in arms)
-    gain = item.improvement_percent.get(metric)
-    if item.verdict is Verdict.INCOMPARABLE:
-        return "incomparable"
-    if gain is not None:
-        change = -gain / 100
-    elif before is None or after is None:
-        return "unknown"
-    else:
-        change = (after - before) / abs(before) if before else after
-    if metric in PER_STEP and not equal_batches(*(source.launches.get(arm, ()) for arm in arms)):
-        return "unlike"
-    return "same" if abs(change) < SAME else "more" if change > 0 else "less"
-
-
-def losses(source: ReportInput) -> dict[str, object]:
-    """How far the mean training losses are from the baseline's.
-
-    Returns:
-        allowed: how far they may be, either way; None where they are to be equal.
-        beyond: names of the arms that are farther.
-        unknown: names of those of which it is not known, as of a loss that is no number.
-        in_a_step: by arm, the largest relative difference of a step, where that was compared.
-    """
-    allowed, drifts = source.question.loss_drift, {one.candidate: one.loss_drift for one in source.comparisons}
-    return {
-        "allowed": allowed,
-        "beyond": [name for name, drift in drifts.items() if drift is not None and abs(drift) > (allowed or math.inf)],
-        "unknown": [name for name, drift in drifts.items() if drift is None],
-        "in_a_step": {one.candidate: text for one in source.comparisons if (text := loss_difference(one)) is not None},
     }
 
 
@@ -134,7 +44,7 @@ def without_ideal(source: ReportInput, template: Template) -> dict[str, list[str
         wastes = [waste for summary in summaries if isinstance(waste := summary.get("waste"), Mapping)]
         why = next((waste for waste in wastes if waste.get("reason")), None)
         if why is not None and "s" not in mean_waste(summaries):
-            found.setdefault(said(template, why.get("reason_said"), why["reason"]), []).append(name)
+            found.setdefault(in_language(template, why.get("reason_said"), why["reason"]), []).append(name)
     return found
 
 
@@ -251,15 +161,6 @@ NUMBERS: Mapping[str, str] = {
     "buffers": "memory_parts.after_step.strategy_mb",
 }
 """Number of an arm to its key in a summary."""
-STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "compute": ("Replica", ("time_ms.compute",)),
-    "push": ("ParameterServer.finish", ("timed_ms.workers.push_ms",)),
-    "receive": ("ParameterServer.serve", ("timed_ms.servers.receive_ms",)),
-    "average": ("ParameterServer.serve", ("timed_ms.servers.average_ms",)),
-    "update": ("ParameterServer.step", ("timed_ms.servers.optimizer_ms",)),
-    "pull": ("ParameterServer.step", ("timed_ms.servers.send_ms", "timed_ms.workers.pull_ms")),
-}
-"""Step of a server's batch to the code that does it, and where a summary has its time on one side or on both."""
 
 
 def communication_facts(source: ReportInput) -> dict[str, object]:
@@ -273,9 +174,7 @@ def communication_facts(source: ReportInput) -> dict[str, object]:
         "exposures": exposures(source),
         "buckets": buckets_of(source),
         "strategy_pairs": strategy_pairs(source),
-        "served": served_arms(source),
         "training_s": training_s(source),
-        "order_found": order_of(source),
     }
 
 
@@ -297,7 +196,7 @@ class Buckets:
         least: the arm whose step takes least.
         near: the arm nearest to the best size; None where the model has none.
         near_ms: its overhead by the model.
-        untold: the other arms that launches do not tell from the one whose step takes least.
+        undecided: the other arms that launches do not tell from the one whose step takes least.
         case: whether a best size is named (`best`), the model has none (`no_bandwidth`, `no_call`), or why it does not
             hold: it explains too little (`poor`), nothing as overheads are alike (`alike_overheads`), the arms
             contradict it, or computing and sending are not as long (`computing`, `sending`, `assumed`).
@@ -308,7 +207,7 @@ class Buckets:
     least: BucketPoint
     near: BucketPoint | None
     near_ms: float | None
-    untold: Sequence[str]
+    undecided: Sequence[str]
     case: str
 
 
@@ -373,11 +272,6 @@ def strategy_pairs(source: ReportInput) -> list[tuple[str, Json, Json]]:
     return [(key, numbers[a], numbers[b]) for key, (a, b) in PAIRS.items() if a in arms and b in arms]
 
 
-def served_arms(source: ReportInput) -> list[str]:
-    """Names of the arms of which a rank serves."""
-    return [name for name, members in source.arms.items() if any(member.serves for member in members)]
-
-
 def training_s(source: ReportInput) -> dict[str, float]:
     """Seconds of all epochs, mean over launches, of the arms that trained whole epochs."""
     found: dict[str, float] = {}
@@ -387,34 +281,3 @@ def training_s(source: ReportInput) -> dict[str, float]:
         if known:
             found[name] = fmean(sum(epoch["train_s"] for epoch in each) for each in known)
     return found
-
-
-@dataclass(frozen=True)
-class Order:
-    """Whether ddp is faster than an all-reduce by hand, and this than a server, at the baseline's number of workers.
-
-    Attributes:
-        expected: arms in that order.
-        against: pairs of arms of two of these kinds of which the verdict says that the second is faster.
-        untold: those of which no verdict says that one is.
-    """
-
-    expected: Sequence[str]
-    against: Sequence[tuple[str, str]]
-    untold: Sequence[tuple[str, str]]
-
-
-def order_of(source: ReportInput) -> Order | None:
-    """None where all arms are of one kind."""
-    served, workers, faster = served_arms(source), workers_of(source.first.summary), _faster(source)
-    kinds = {
-        name: 2 if name in served else 0 if name == source.baseline else 1
-        for name, members in source.arms.items()
-        if workers_of(members[0].summary) == workers
-    }
-    if len({*kinds.values()}) < 2:
-        return None
-    expected = sorted(kinds, key=kinds.__getitem__)
-    claimed = [(one, other) for one, other in combinations(expected, 2) if kinds[one] < kinds[other]]
-    against = [pair for pair in claimed if pair[::-1] in faster]
-    return Order(expected, against, [pair for pair in claimed if pair not in faster and pair not in against])

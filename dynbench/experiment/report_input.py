@@ -25,7 +25,6 @@ from dynbench.analysis.run_facts import MARK, section, status_phrase
 from dynbench.analysis.selection import RUNS_FILE, keep_probe, named_probes
 from dynbench.analysis.summary import CHECKS_FILE, read_checks, summarise
 from dynbench.analysis.verdict import Verdict
-from dynbench.analysis.waste import Recovery
 from dynbench.config.digest import flatten
 from dynbench.errors import RecordError, RunLookupError
 from dynbench.experiment.launch_plan import STATE_FILE, CompareState, read_state
@@ -140,12 +139,6 @@ class ReportInput:
         names = (str((member.config or {}).get("workload.name")) for member in self.members)
         return any(name not in WORKLOADS or WORKLOADS[name].lengths is not None for name in names)
 
-    @property
-    def unequal_ranks(self) -> bool:
-        """Whether ranks of a run were slowed down, or planned for by their speeds: their shares are not to be equal."""
-        configs = [member.config or {} for member in self.members]
-        return any(config.get(key) for config in configs for key in ("launch.slowdown", "schedule.speeds"))
-
     def same_ranks(self, comparison: ComparisonRecord) -> bool:
         """Whether both arms ran on as many ranks, those that serve included, as far as that was recorded."""
         arms = (self.arms.get(name, ()) for name in (comparison.baseline, comparison.candidate))
@@ -198,8 +191,8 @@ def read_report_input(store: RunStore, run: Run) -> ReportInput:
 def _compared(store: RunStore, run: Run) -> ReportInput:
     record, path = read_analysis(run.path), run.path / RUNS_FILE
     # A comparison of an earlier version kept nothing of its runs.
-    kept = read_json(path, dict[str, object], "Make it again with dynbench analyze.") if path.is_file() else {}
-    members = {item.id: _member(store, run, item, section(section(kept, "runs"), item.id)) for item in record.runs}
+    stored = read_json(path, dict[str, object], "Make it again with dynbench analyze.") if path.is_file() else {}
+    members = {item.id: _member(store, run, item, section(section(stored, "runs"), item.id)) for item in record.runs}
     arms = {arm.name: [members[run_id] for run_id in arm.runs if run_id in members] for arm in record.arms}
     arms = {name: chosen for name, chosen in arms.items() if chosen}
     if not arms:
@@ -211,7 +204,7 @@ def _compared(store: RunStore, run: Run) -> ReportInput:
         record.comparisons,
         record.checks,
         _existing(run, [Path(path) for path in record.figures]),
-        _probes(section(kept, "probes"), [member for arm in arms.values() for member in arm]),
+        _probes(section(stored, "probes"), [member for arm in arms.values() for member in arm]),
         DEFAULT if record.question is None else question_named(record.question),
         record.pairs,
         record.scaling,
@@ -242,15 +235,15 @@ def _single(run: Run) -> ReportInput:
     return ReportInput(run, {member.label: [member]}, checks=checks, figures=figures, probes=_probes({}, [member]))
 
 
-def _member(store: RunStore, comparison: Run, item: RunRecord, kept: Json) -> Member:
+def _member(store: RunStore, comparison: Run, item: RunRecord, stored: Json) -> Member:
     """A run as the comparison kept it; where that kept nothing, as its own folder says."""
     places = (comparison.path.parent / item.id, store.root / item.id)
     run = next((Run(path) for path in places if (path / "run.json").is_file()), None)
     member = Member(item.id, item.name or item.id, item.summary, run)
-    if not kept:
+    if not stored:
         return _from_folder(member)
-    config, env = section(kept, "config"), section(kept, "env")
-    return replace(member, config=config or None, env=env, status=str(kept.get("status")))
+    config, env = section(stored, "config"), section(stored, "env")
+    return replace(member, config=config or None, env=env, status=str(stored.get("status")))
 
 
 def _from_folder(member: Member) -> Member:
@@ -265,9 +258,9 @@ def _from_folder(member: Member) -> Member:
     return member
 
 
-def _probes(kept: Json, members: Sequence[Member]) -> dict[str, Json]:
+def _probes(stored: Json, members: Sequence[Member]) -> dict[str, Json]:
     """The probes that the runs used: as the comparison kept them, else as their folders say."""
-    found = {name: section(kept, name) for name in kept}
+    found = {name: section(stored, name) for name in stored}
     for member in members:
         if member.run is not None and member.config is not None:
             for probe in named_probes(member.config, member.run.path.parent):
@@ -290,15 +283,15 @@ HOURS = 1000
 """GPU-hours of the baseline that savings are counted in."""
 
 
-def said(template: Template, record: object, text: object) -> str:
+def in_language(template: Template, record: object, text: object) -> str:
     """A phrase from its record; `text` where there is no record of it."""
     return translated(template.language, record, text)
 
 
-def marked(subject: ReportInput, template: Template, arm: str) -> str:
+def marked(source: ReportInput, template: Template, arm: str) -> str:
     """The name of an arm, with a mark where its ranks share cores."""
     mark = template.label("scaling.oversubscribed", MARK)
-    return f"`{arm}` ({mark})" if arm in subject.oversubscribed else f"`{arm}`"
+    return f"`{arm}` ({mark})" if arm in source.oversubscribed else f"`{arm}`"
 
 
 def status(template: Template, word: object) -> str:
@@ -306,11 +299,11 @@ def status(template: Template, word: object) -> str:
     return translated(template.language, status_phrase(str(word)).record())
 
 
-def comm_model(template: Template, subject: ReportInput) -> str | None:
+def comm_model(template: Template, source: ReportInput) -> str | None:
     """The communication model of virtual ranks; None for real ones, or when not recorded."""
-    summaries = (member.summary for arm in subject.arms.values() for member in arm)
+    summaries = (member.summary for arm in source.arms.values() for member in arm)
     found = next((summary for summary in summaries if summary.get("comm_model")), None)
-    return said(template, found.get("comm_model_said"), found["comm_model"]) if found else None
+    return in_language(template, found.get("comm_model_said"), found["comm_model"]) if found else None
 
 
 def finding_texts(template: Template, check: Finding) -> list[str]:
@@ -320,17 +313,7 @@ def finding_texts(template: Template, check: Finding) -> list[str]:
 
 def reason(template: Template, comparison: ComparisonRecord) -> str:
     """Why a comparison has its verdict."""
-    return said(template, comparison.reason_said, comparison.reason)
-
-
-def recovered(template: Template, comparison: ComparisonRecord) -> str | None:
-    """How much of the baseline's loss a candidate gives back against the bound; None where it is not known."""
-    if comparison.bound_speedup is None:
-        return None
-    within_steps = comparison.bound_within_steps is not False
-    found = Recovery(comparison.bound_speedup, within_steps, comparison.recovered_share, 0.0)
-    sentence = found.sentence(comparison.baseline)
-    return said(template, sentence.record(), sentence)
+    return in_language(template, comparison.reason_said, comparison.reason)
 
 
 def loss_difference(item: ComparisonRecord) -> str | None:
@@ -343,27 +326,27 @@ def loss_drift(item: ComparisonRecord) -> str | None:
     return signed_percent(item.loss_drift)
 
 
-def saved_hours(comparison: ComparisonRecord, subject: ReportInput) -> str | None:
+def saved_hours(comparison: ComparisonRecord, source: ReportInput) -> str | None:
     """GPU-hours saved per 1,000 of the baseline, by the speed-up s, 1000 * (1 - 1/s).
 
     None but for arms found FASTER, as no other verdict says that hours are saved; of arms on different numbers of
     ranks, an hour of which is not as many GPU-hours; and at level `tokens`, where other steps are taken over the same
     tokens, and may need more of them.
     """
-    return f"{_saved(comparison.speedup):.0f}" if _saves(comparison, subject) else None
+    return f"{_saved(comparison.speedup):.0f}" if _saves(comparison, source) else None
 
 
-def saved_interval(comparison: ComparisonRecord, subject: ReportInput) -> str | None:
+def saved_interval(comparison: ComparisonRecord, source: ReportInput) -> str | None:
     """The same for both ends of the interval."""
-    if comparison.interval is None or not _saves(comparison, subject):
+    if comparison.interval is None or not _saves(comparison, source):
         return None
     low, high = comparison.interval
     return f"[{_saved(low):.0f},{NBSP}{_saved(high):.0f}]"
 
 
-def _saves(comparison: ComparisonRecord, subject: ReportInput) -> bool:
+def _saves(comparison: ComparisonRecord, source: ReportInput) -> bool:
     found = comparison.verdict is Verdict.FASTER and not comparison.aa
-    return found and comparison.level != "tokens" and subject.same_ranks(comparison)
+    return found and comparison.level != "tokens" and source.same_ranks(comparison)
 
 
 def _saved(speed: float) -> float:

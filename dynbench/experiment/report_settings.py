@@ -11,8 +11,7 @@ from dynbench.analysis.run_facts import fact, read_data, section
 from dynbench.analysis.tables import ranks_text
 from dynbench.config.describe import all_keys
 from dynbench.config.digest import NOT_IDENTITY
-from dynbench.experiment.report_input import Json, Member, ReportInput, said
-from dynbench.plugins.workloads import WORKLOADS
+from dynbench.experiment.report_input import Json, Member, ReportInput, in_language
 from dynbench.report import Template
 from dynbench.runs.phrase import Phrase
 from dynbench.units import format_count
@@ -144,81 +143,71 @@ def shown(value: object, template: Template) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def dropout(source: ReportInput, template: Template) -> str | None:
-    """The rates as the models got them; as configured where none was recorded, none where a model has no dropout."""
-    found: list[object] = []
-    for member in source.members:
-        config, rates = member.config or {}, fact(member.env, "data.model.dropout")
-        workload = WORKLOADS.get(str(config.get("workload.name")))
-        if workload is not None and not workload.drops:
-            found.append({})
-        elif not isinstance(rates, Mapping):
-            found.append(config.get("workload.dropout"))
-        elif rates.get("dropout") is not None:
-            found.append(rates["dropout"])
-        else:
-            found += [rate for rate in rates.values() if rate is not None] or [{}]
-    return distinct(shown(rate, template) for rate in found if rate is not None)
-
-
 def distinct(values: Iterable[object]) -> str | None:
     """The different values in order, None left out; None where there is no other."""
     found = dict.fromkeys(str(value) for value in values if value is not None)
     return ", ".join(found) if found else None
 
 
-SETTINGS = (
-    *("workload.name", "workload.dataset", "workload.subset", "workload.model", "workload.max_length"),
-    *("train.global_batch", "train.learning_rate", "train.precision", "sync.name", "launch.device", "launch.threads"),
+FIRST_PAGE = (
+    *("workload.name", "workload.dataset", "workload.model", "train.global_batch", "train.precision", "launch.device"),
 )
-"""Configuration keys; the label of one is its last part, of a name that of its section."""
+"""Configuration keys that the first page names; the label of one is its last part, of a name that of its section."""
 
 
-def settings(subject: ReportInput, template: Template) -> dict[str, str | None]:
-    """What was run, on what, by label; a key whose value differs between runs shows all its values."""
-    members = subject.members
+def settings(source: ReportInput, template: Template) -> dict[str, str | None]:
+    """What was run, on what, by label, for the first page and `run_rows`; where runs differ, all values."""
+    members = source.members
     configs = [member.config for member in members if member.config is not None]
-    keys = {key.removesuffix(".name").rpartition(".")[2]: key for key in SETTINGS}
-    if not subject.has_lengths:
-        del keys["max_length"]
-    state, planned = subject.state, subject.question.raised_by(["schedule.cost_type"])
+    keys = {key.removesuffix(".name").rpartition(".")[2]: key for key in FIRST_PAGE}
     missing = template.label(f"words.{'not_measured' if configs else 'missing'}")
     facts: dict[str, str | None] = {
-        **({"recipe": state.recipe, "order": template.label(f"words.{state.mode}")} if state else {}),
         **{label: distinct(shown(config.get(key), template) for config in configs) for label, key in keys.items()},
-        "dropout": dropout(subject, template),
-        **({"cost_type": distinct(cost_of(member, subject) for member in members)} if planned else {}),
-        "world_size": distinct(_ranks(member, template) for member in members),
-        **({"workers": _counts(members, "workers")} if any(member.serves for member in members) else {}),
-        "launcher": ranks_kind(subject, template),
-        **{key: _counts(members, key) for key in ("steps", "warmup_steps")},
-        "launches": distinct(len(arm) for arm in subject.arms.values()),
-        **_machine(members, template),
+        "launcher": ranks_kind(source, template),
+        "steps": _counts(members, "steps"),
+        **dict(_run_facts(source, template)),
     }
+    if model := fact(source.first.env, "data.model.source"):
+        facts["model"] = in_language(template, fact(source.first.env, "data.model.said"), model)
     return {label: missing if text is None else text for label, text in facts.items()}
 
 
-def ranks_kind(subject: ReportInput, template: Template) -> str | None:
-    """`real` or `virtual` in words; None when not recorded."""
-    launcher = subject.arms[subject.baseline][0].summary.get("launcher")
-    return None if launcher is None else template.label(f"words.{'virtual' if launcher == 'virtual' else 'real'}")
+def run_rows(source: ReportInput, template: Template) -> Iterator[dict[str, str]]:
+    """What is not among the settings: how the launches were made, and on what machine."""
+    missing = template.label(f"words.{'not_measured' if source.first.config is not None else 'missing'}")
+    for label, text in _run_facts(source, template):
+        yield {"item": template.label(f"settings.{label}"), "value": missing if text is None else text}
 
 
-def _machine(members: Sequence[Member], template: Template) -> dict[str, str | None]:
-    """Facts of the first run's provenance; None where they were not recorded."""
-    env = members[0].env
-    memory_mb, samples = lookup(env, "memory_mb.total"), lookup(env, "data.train.samples")
-    git, versions = section(env, "git"), section(env, "packages").items()
+def _run_facts(source: ReportInput, template: Template) -> Iterator[tuple[str, str | None]]:
+    """Label and value; of the machine those of the first run's provenance. None where it was not recorded."""
+    members, env, state = source.members, source.first.env, source.state
+    if state is not None:
+        yield "recipe", state.recipe
+        yield "order", template.label(f"words.{state.mode}")
+    yield "world_size", distinct(_ranks(member, template) for member in members)
+    if any(member.serves for member in members):
+        yield "workers", _counts(members, "workers")
+    yield "launches", distinct(len(arm) for arm in source.arms.values())
+    rates = (fact(member.env, "data.model.dropout") for member in members)
+    known = ([each.get("dropout"), *each.values()] for each in rates if isinstance(each, Mapping))
+    if dropout := distinct(next((rate for rate in each if rate is not None), None) for each in known):
+        yield "dropout", dropout
+    samples, memory_mb = lookup(env, "data.train.samples"), lookup(env, "memory_mb.total")
+    yield "samples", None if samples is None else format_count(samples)
+    yield "cpu", _processor(env, template)
+    yield "memory", None if memory_mb is None else f"{memory_mb / 1000:.1f} GB"
+    versions = section(env, "packages").items()
+    yield "packages", ", ".join(f"{name} {version}" for name, version in versions if version) or None
+    git = section(env, "git")
     changes = f", {template.label('words.local_changes')}" if git.get("dirty") else ""
-    model = fact(env, "data.model.source")
-    return {
-        "samples": None if samples is None else format_count(samples),
-        "cpu": _processor(env, template),
-        "memory": None if memory_mb is None else f"{memory_mb / 1000:.1f} GB",
-        "packages": ", ".join(f"{name} {version}" for name, version in versions if version) or None,
-        "commit": f"`{str(git.get('commit'))[:12]}`{changes}" if git else None,
-        **({"model": said(template, fact(env, "data.model.said"), model)} if model else {}),
-    }
+    yield "commit", f"`{str(git.get('commit'))[:12]}`{changes}" if git else None
+
+
+def ranks_kind(source: ReportInput, template: Template) -> str | None:
+    """`real` or `virtual` in words; None when not recorded."""
+    launcher = source.first.summary.get("launcher")
+    return None if launcher is None else template.label(f"words.{'virtual' if launcher == 'virtual' else 'real'}")
 
 
 def _processor(env: Json, template: Template) -> str | None:
@@ -226,7 +215,7 @@ def _processor(env: Json, template: Template) -> str | None:
     if not name:
         return None
     processor = Phrase(f"{name}") if cores is None else Phrase.of("processor", name=name, cores=cores)
-    return said(template, processor.record(), name)
+    return in_language(template, processor.record(), name)
 
 
 def _counts(members: Sequence[Member], key: str) -> str | None:
@@ -240,36 +229,36 @@ def _ranks(member: Member, template: Template) -> str | None:
     return None if count is None else ranks_text(int(count), int(count), shared, template.label)
 
 
-def memory_facts(subject: ReportInput) -> dict[str, object]:
+def memory_facts(source: ReportInput) -> dict[str, object]:
     """What sentences are about; `guards` say for every capacity in use what limited the plans of its arms."""
     arms: dict[object, list[str]] = {}
-    for name, members in subject.arms.items():
+    for name, members in source.arms.items():
         config = members[0].config
         capacity = "missing" if config is None else config.get("schedule.capacity")
         arms.setdefault(tuple(capacity) if isinstance(capacity, list) else capacity, []).append(name)
-    peaks = [value for member in subject.members if (value := lookup(member.summary, "peak_mem_mb.max"))]
-    devices = section(subject.first.env, "devices").get("ranks")
+    peaks = [value for member in source.members if (value := lookup(member.summary, "peak_mem_mb.max"))]
+    devices = section(source.first.env, "devices").get("ranks")
     of_device = lookup(devices[0], "memory_mb") if isinstance(devices, list) and devices else None
     return {
-        "guards": [{"arms": names, **_guard(subject, value)} for value, names in arms.items()],
+        "guards": [{"arms": names, **_guard(source, value)} for value, names in arms.items()],
         "peak_memory_mb": max(peaks, default=None),
-        "available_memory_mb": lookup(subject.first.env, "memory_mb.total") if of_device is None else of_device,
+        "available_memory_mb": lookup(source.first.env, "memory_mb.total") if of_device is None else of_device,
     }
 
 
-def _guard(subject: ReportInput, value: object) -> dict[str, object]:
+def _guard(source: ReportInput, value: object) -> dict[str, object]:
     """What limited plans, by the kind of their capacity.
 
-    That is `none`; `unread`, none though some was probed; `missing` from the records; `given` by hand; of a `probe`; or
-    `lost` with the probe's record. Of a probe, `found` are the ends of the capacities that it found as a limit,
-    `tested` those of the lengths at which nothing failed.
+    That is `none`; `missing` from the records; `given` by hand; of a `probe`; or `lost` with the probe's record. Of a
+    probe, `found` are the ends of the capacities that it found as a limit, `tested` those of the lengths at which
+    nothing failed.
     """
     if value is None:
-        return {"kind": "unread" if subject.probes else "none"}
+        return {"kind": "none"}
     if value == "missing":
         return {"kind": "missing"}
     capacity = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    probe = subject.probes.get(capacity)
+    probe = source.probes.get(capacity)
     if probe is None:
         given = all(part.strip().isdecimal() for part in capacity.split(","))
         return {"kind": "given" if given else "lost", "capacity": capacity}

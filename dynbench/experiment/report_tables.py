@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
-from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -13,24 +11,22 @@ from dynbench.analysis import tables as comparison_tables
 from dynbench.analysis.links import ONE, PARAMETER
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.measures import METRICS, chosen_metrics
-from dynbench.analysis.record import ScalingRecord
 from dynbench.analysis.table_specs import TABLES
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.offline_plans import Solved, float_of, static_over
 from dynbench.experiment.report_conclusions import never_compressed, qualities, trained
-from dynbench.experiment.report_facts import STEPS, buckets_of, served_arms
+from dynbench.experiment.report_facts import buckets_of
 from dynbench.experiment.report_input import (
     Json,
     ReportInput,
     finding_texts,
     loss_difference,
     loss_drift,
-    marked,
     mean_of,
     saved_hours,
     status,
 )
-from dynbench.experiment.report_settings import arms_rows, common_rows, cost_of, settings
+from dynbench.experiment.report_settings import arms_rows, common_rows, cost_of, run_rows
 from dynbench.report import Template, interval, number, percent, ratio, signed_interval, signed_percent
 from dynbench.runs.phrase import NBSP
 from dynbench.schedule.solve import cost_is_estimated
@@ -40,6 +36,14 @@ from dynbench.units import format_ms
 NOT_MEASURED, MISSING = "words.not_measured", "words.missing"
 NONE = "words.none"
 SIZE = ("world_size", "global_batch")
+CHANGES: Mapping[str, str] = {
+    "tail": "step_time_ms.p95",
+    "traffic": "exposed_comm_ms.mean",
+    "imbalance": "std_over_ranks.padded_tokens.mean",
+    "unequal": "std_over_ranks.compute_ms.mean",
+    "memory": "std_over_ranks.peak_mem_mb.mean",
+}
+"""What `table.changes` has of the metrics; less is better in all."""
 ABOUT = ("", f"≈{NBSP}")
 """Before a number that is none, or is an estimate."""
 
@@ -53,13 +57,13 @@ class Sources:
     """Everything a report is filled from.
 
     Attributes:
-        subject: the comparison or run.
+        input: the comparison or run.
         solved: what was planned offline for it, None where nothing was.
         template: its texts.
         folder: figures are linked relative to it.
     """
 
-    subject: ReportInput
+    input: ReportInput
     solved: Solved | None
     template: Template
     folder: Path
@@ -67,20 +71,20 @@ class Sources:
 
 def report_tables(sources: Sources) -> dict[str, str]:
     """Placeholder of every table to its Markdown; empty where it has nothing to say."""
-    subject, label = sources.subject, sources.template.label
+    source, label = sources.input, sources.template.label
     values = {
-        name: {metric.key: mean_of(members, metric.key) for metric in METRICS} for name, members in subject.arms.items()
+        name: {metric.key: mean_of(members, metric.key) for metric in METRICS} for name, members in source.arms.items()
     }
-    gains = {item.candidate: item.improvement_percent for item in subject.comparisons}
+    gains = {item.candidate: item.improvement_percent for item in source.comparisons}
     found = {
-        **{name: spec.table(subject.launches, label) for name, spec in TABLES.items()},
-        "scaling": comparison_tables.SCALING.table(subject.scaling, label),
-        "pairs": replace(comparison_tables.RANKING, title="").table(subject.pairs, label),
+        **{name: spec.table(source.launches, label) for name, spec in TABLES.items()},
+        "scaling": comparison_tables.SCALING.table(source.scaling, label),
+        "pairs": replace(comparison_tables.RANKING, title="").table(source.pairs, label),
     }
-    if len(subject.arms) > comparison_tables.SIDE_BY_SIDE:
-        about = values, subject.comparisons, subject.question, label
+    if len(source.arms) > comparison_tables.SIDE_BY_SIDE:
+        about = values, source.comparisons, source.question, label
         found["overview"] = comparison_tables.overview(*about, details=False)
-    metrics = comparison_tables.metric_tables(values, gains, chosen_metrics(subject.question.metrics), label)
+    metrics = comparison_tables.metric_tables(values, gains, chosen_metrics(source.question.metrics), label)
     return {
         "table.overview": "",
         **{f"table.{name}": table.markdown(whole=True) if table else "" for name, table in found.items()},
@@ -92,35 +96,27 @@ def report_tables(sources: Sources) -> dict[str, str]:
 def _markdown(sources: Sources, rows: Callable[[Sources], Rows], left: int | None, missing: str) -> str:
     """A table whose headings the template has, empty without rows; `missing` is the label of cells that are None."""
     lines, label = list(rows(sources)), sources.template.label
-    headings = [
-        key[1:] if key[0] == "=" else label(f"headings.{key}", label(f"server.{key}", key))
-        for key in (lines[0] if lines else ())
-    ]
+    headings = [key[1:] if key[0] == "=" else label(f"headings.{key}", key) for key in (lines[0] if lines else ())]
     nothing = label(missing) if missing else ""
     cells = [[nothing if cell is None else cell for cell in line.values()] for line in lines]
     return Table(headings, cells, texts=left).markdown() if lines else ""
 
 
-def _setting_rows(sources: Sources) -> Rows:
-    for label, text in settings(sources.subject, sources.template).items():
-        yield {"item": sources.template.label(f"settings.{label}"), "value": text}
-
-
 def _comparisons(sources: Sources) -> Rows:
     """What the first page lacks of a candidate: its launches, its loss, and what the question wants to know of it."""
-    subject, label = sources.subject, sources.template.label
-    drifts = subject.question.loss_drift is not None
+    source, label = sources.input, sources.template.label
+    drifts = source.question.loss_drift is not None
     loss, of_loss = ("loss_drift", loss_drift) if drifts else ("loss_parity", loss_difference)
-    for item in subject.comparisons:
+    for item in source.comparisons:
         chosen = {
             "recovered": percent(item.recovered_share),
-            "saved": saved_hours(item, subject) or "",
+            "saved": saved_hours(item, source) or "",
             "efficiency": percent(item.efficiency),
         }
         yield {
             "comparison": f"{item.candidate} / {item.baseline}",
             "verdict": label(f"verdicts.{item.verdict}"),
-            **{key: chosen[key] for key in subject.question.columns},
+            **{key: chosen[key] for key in source.question.columns},
             "launches": f"{item.launches}",
             loss: of_loss(item) or label("words.not_compared"),
         }
@@ -128,18 +124,20 @@ def _comparisons(sources: Sources) -> Rows:
 
 def _verdicts(sources: Sources) -> Rows:
     """One line per candidate for the first page: verdict, speed, and what it costs in loss and, where known, memory."""
-    subject, label = sources.subject, sources.template.label
-    measure, arms = qualities(subject)
+    source, label = sources.input, sources.template.label
+    measure, arms = qualities(source)
     evaluated = any(arm.change for arm in arms.values())
-    drifts = subject.question.loss_drift is not None
-    gains = {item.candidate: item.improvement_percent.get("peak_mem_mb.max") for item in subject.comparisons}
-    for item in subject.comparisons:
+    drifts = source.question.loss_drift is not None
+    gains = {item.candidate: item.improvement_percent.get("peak_mem_mb.max") for item in source.comparisons}
+    for item in source.comparisons:
         if evaluated:
-            loss = signed_interval(arms[item.candidate].change)
+            arm = arms[item.candidate]
+            loss = signed_interval(arm.change)
+            if source.question.name == "steps" and arm.difference is not None:  # where differences are the answer
+                loss = "{:+.4f} [{:+.4f}, {:+.4f}]".format(*arm.difference)
         else:
             loss = loss_drift(item) if drifts else loss_difference(item)
-        gain = gains[item.candidate]
-        memory = {"memory_change": None if gain is None else signed_percent(-gain / 100)}
+        memory = {"memory_change": _less(gains[item.candidate])}
         yield {
             "=" + label("headings.verdict_arm").format(f"`{item.baseline}`"): item.candidate,
             "verdict": label(f"verdicts.{item.verdict}"),
@@ -153,13 +151,13 @@ def _verdicts(sources: Sources) -> Rows:
 
 
 def _checks(sources: Sources) -> Rows:
-    for check in sources.subject.checks or ():
-        told = finding_texts(sources.template, check)
-        yield dict(zip(("severity", "check", "seen", "limit", "hint"), told, strict=True))
+    for check in sources.input.checks or ():
+        texts = finding_texts(sources.template, check)
+        yield dict(zip(("severity", "check", "seen", "limit", "hint"), texts, strict=True))
 
 
 def _runs(sources: Sources) -> Rows:
-    for name, members in sources.subject.arms.items():
+    for name, members in sources.input.arms.items():
         for member in members:
             yield {
                 "arm": name,
@@ -178,7 +176,7 @@ def _solve(sources: Sources) -> Rows:
     """The lines that were planned offline for a comparison."""
     solved, label = sources.solved or Solved(None), sources.template.label
     for line in solved.results:
-        speed, estimated = static_over(solved, line, sources.subject.baseline)
+        speed, estimated = static_over(solved, line, sources.input.baseline)
         median_ms, exact = lookup(line, "plan_ms.p50"), str(line.get("exact") or "none")
         arm, size = _planned(line, sources.template)
         yield {
@@ -217,9 +215,9 @@ def _greedy(sources: Sources) -> Rows:
 
 def _buckets(sources: Sources) -> Rows:
     """The arms, where they differ in buckets."""
-    subject, label = sources.subject, sources.template.label
-    against = {item.candidate: item for item in subject.comparisons}
-    for point in found.points if (found := buckets_of(subject)) else ():
+    source, label = sources.input, sources.template.label
+    against = {item.candidate: item for item in source.comparisons}
+    for point in found.points if (found := buckets_of(source)) else ():
         item, named = against.get(point.arm), point.size in (ONE, PARAMETER)
         yield {
             "arm": point.arm,
@@ -227,7 +225,7 @@ def _buckets(sources: Sources) -> Rows:
             "buckets": number(round(point.calls)),
             "step_ms": number(point.step_ms),
             "overhead_ms": number(point.overhead_ms),
-            "exposed_ms": number(mean_of(subject.arms[point.arm], "exposed_comm_ms.mean")) or "",
+            "exposed_ms": number(mean_of(source.arms[point.arm], "exposed_comm_ms.mean")) or "",
             "speedup": ratio(item.speedup) if item else None,
             "interval": interval(item.interval) if item else None,
         }
@@ -235,10 +233,10 @@ def _buckets(sources: Sources) -> Rows:
 
 def _quality(sources: Sources) -> Rows:
     """Each arm's perplexity or loss beside the baseline's, where the arms were evaluated."""
-    subject, label = sources.subject, sources.template.label
-    measure, arms = qualities(subject)
+    source, label = sources.input, sources.template.label
+    measure, arms = qualities(source)
     for name, arm in arms.items():
-        word = "never" if never_compressed(subject.arms[name]) else arm.judgement
+        word = "never" if never_compressed(source.arms[name]) else arm.judgement
         yield {
             "arm": name,
             "compression": number(arm.compression),
@@ -252,7 +250,7 @@ def _quality(sources: Sources) -> Rows:
 def _steps(sources: Sources) -> Rows:
     """Steps and evaluation losses, where all arms were evaluated."""
     label = sources.template.label
-    for name, arm in (trained(sources.subject) or {}).items():
+    for name, arm in (trained(sources.input) or {}).items():
         losses = list(arm.losses.values())
         yield {
             "arm": name,
@@ -267,14 +265,14 @@ def _steps(sources: Sources) -> Rows:
 
 def _proxy(sources: Sources) -> Rows:
     """How well padded tokens and the planner's cost stood for compute, of the arms that know."""
-    for name, members in sources.subject.arms.items():
+    for name, members in sources.input.arms.items():
         cells: dict[str, str | None] = {}
         for short, proxy in (("tokens", "padded_tokens"), ("cost", "cost")):
             related, error = (mean_of(members, f"proxy.{proxy}.{key}") for key in ("correlation", "mape"))
             cells[f"{short}_correlation"] = None if related is None else f"{related:.3f}"
             cells[f"{short}_mape"] = percent(error)
         if any(cells.values()):
-            known = next((cost for member in members if (cost := cost_of(member, sources.subject))), None)
+            known = next((cost for member in members if (cost := cost_of(member, sources.input))), None)
             yield {"arm": name, "cost": known, **cells}
 
 
@@ -290,46 +288,22 @@ def _cost_types(sources: Sources) -> Rows:
         }
 
 
-def _server_steps(sources: Sources) -> Rows:
-    """The six steps of a server's batch with their code and times, where an arm has a server."""
-    label = sources.template.label
-    arms = {name: sources.subject.arms[name] for name in served_arms(sources.subject)}
-    for index, (step, (code, keys)) in enumerate(STEPS.items() if arms else (), start=1):
-        yield {
-            "number": f"{index}",
-            "happens": label(f"server.{step}"),
-            "side": label(f"server.side_of.{step}"),
-            "code": f"`{code}`",
-            **{
-                f"={name} (ms)": " / ".join(number(mean_of(arm, key)) or "" for key in keys)
-                for name, arm in arms.items()
-            },
-        }
+def _less(gain: float | None) -> str | None:
+    """A gain in percent, of what is better where there is less of it, as a change."""
+    return None if gain is None else signed_percent(-gain / 100)
 
 
-def _growth(sources: Sources) -> Rows:
-    """Arms with a server beside those without, at as many workers and at as many processes."""
-    scaled = [one for one in sources.subject.scaling if one.kind != "weak"]
-
-    def cell(one: ScalingRecord) -> str:
-        name = marked(sources.subject, sources.template, one.arm)
-        return f"{name}: {number(one.step_ms) or ''} ({number(one.comm_ms) or ''})"
-
-    with_server, without = ([one for one in scaled if (one.world_size != one.workers) == serves] for serves in (1, 0))
-    for basis, counted in (("workers", attrgetter("workers")), ("processes", attrgetter("world_size"))):
-        for server, other in product(sorted(with_server, key=counted), without):
-            if counted(other) == counted(server):
-                yield {
-                    "equal": sources.template.label(f"server.{basis}"),
-                    "count": f"{counted(server)}",
-                    "without": cell(other),
-                    "with": cell(server),
-                    "times": ratio(other.step_ms / server.step_ms) if server.step_ms and other.step_ms else None,
-                }
+def _changes(sources: Sources) -> Rows:
+    """How each candidate changed beside the baseline, in percent; columns that no arm has are left out."""
+    label, found = sources.template.label, sources.input.comparisons
+    known = {name: key for name, key in CHANGES.items() if any(key in item.improvement_percent for item in found)}
+    for item in found if known else ():
+        changes = {name: _less(item.improvement_percent.get(key)) for name, key in known.items()}
+        yield {"arm": item.candidate, **{"=" + label(f"changes.{name}"): text for name, text in changes.items()}}
 
 
 REPORT_TABLES: Mapping[str, tuple[Callable[[Sources], Rows], int | None, str]] = {
-    "setting": (_setting_rows, 2, ""),
+    "setting": (lambda of: run_rows(of.input, of.template), 2, ""),
     "verdicts": (_verdicts, None, NOT_MEASURED),
     "comparisons": (_comparisons, 2, NOT_MEASURED),
     "checks": (_checks, 5, ""),
@@ -341,9 +315,8 @@ REPORT_TABLES: Mapping[str, tuple[Callable[[Sources], Rows], int | None, str]] =
     "steps": (_steps, 2, NONE),
     "proxy": (_proxy, 2, NOT_MEASURED),
     "cost_types": (_cost_types, 3, ""),
-    "server_steps": (_server_steps, 4, ""),
-    "growth": (_growth, 1, ""),
-    "arms": (lambda of: arms_rows(of.subject, of.template), 99, ""),
-    "common": (lambda of: common_rows(of.subject, of.template), 3, ""),
+    "changes": (_changes, 1, "words.not_compared"),
+    "arms": (lambda of: arms_rows(of.input, of.template), 99, ""),
+    "common": (lambda of: common_rows(of.input, of.template), 3, ""),
 }
 """Placeholder of a table that only reports have to what `_markdown` takes of it."""

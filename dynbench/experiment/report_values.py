@@ -26,16 +26,15 @@ from dynbench.experiment.report_input import (
     SOLVE_FIGURES,
     ReportInput,
     comm_model,
+    in_language,
     loss_difference,
     marked,
     mean_of,
     reason,
-    recovered,
-    said,
     saved_hours,
     saved_interval,
 )
-from dynbench.experiment.report_settings import data_facts, memory_facts, ranks_kind, settings
+from dynbench.experiment.report_settings import data_facts, memory_facts, settings
 from dynbench.experiment.report_tables import Sources, report_tables
 from dynbench.plugins import POLICIES
 from dynbench.report import CONTENTS, Template, interval, percent, ratio, substitute
@@ -58,7 +57,7 @@ WITH_TEXT = ("static", "prefix", "partition", "window")
 
 def report_values(sources: Sources) -> Values:
     """Every placeholder that a template may use, with its text or what its sentences are of."""
-    source, template, run = sources.subject, sources.template, sources.subject.run
+    source, template, run = sources.input, sources.template, sources.input.run
     concluded = conclude(source)
     return {
         "report.subject": f"`{run.id}`" if run.label == run.id else f"{run.label} (`{run.id}`)",
@@ -73,7 +72,7 @@ def report_values(sources: Sources) -> Values:
         **arms_facts(source, sources.solved, concluded.best, template),
         **communication_facts(source),
         **memory_facts(source),
-        "work.unit": said(template, source.question.unit.name.record(), ""),
+        "work.unit": in_language(template, source.question.unit.name.record(), ""),
         "padding_known": mean_of(source.arms[source.baseline], "padding_ratio") is not None,
         "figure.number": None,
         "chapters": "",
@@ -95,7 +94,7 @@ def _best_and_baseline(source: ReportInput, best: ComparisonRecord | None, templ
     return {
         "analysis.confidence": f"{100 * (best.confidence if best else Analysis().confidence):g} %",
         "analysis.first_stage": next((str(item.first_stage) for item in source.comparisons if item.first_stage), None),
-        "analysis.together": str(max((item.judged_together or 1 for item in source.comparisons), default=1)),
+        "analysis.jointly": str(max((item.judged_together or 1 for item in source.comparisons), default=1)),
         "analysis.other_pairs": str(families(source.pairs)[1]),
         "arms.oversubscribed": ", ".join(f"`{name}`" for name in source.oversubscribed),
         "baseline.name": f"`{source.baseline}`",
@@ -110,18 +109,16 @@ def _best_and_baseline(source: ReportInput, best: ComparisonRecord | None, templ
         "best.efficiency": percent(best.efficiency) if best else None,
         "best.launches": str(best.launches) if best else None,
         "best.reason": reason(template, best) if best else None,
-        "best.recovered": recovered(template, best) if best and "recovered" in source.question.columns else None,
         "best.loss_difference": (loss_difference(best) or missing) if best else None,
     }
 
 
 def _tables(sources: Sources) -> Values:
-    source, template, solved = sources.subject, sources.template, sources.solved or Solved(None)
+    source, template, solved = sources.input, sources.template, sources.solved or Solved(None)
     tables = report_tables(sources)
     steps = [value for line in solved.results if (value := lookup(line, "steps")) is not None]
     return {
         **{f"setting.{label}": text for label, text in settings(source, template).items()},
-        "setting.launcher": ranks_kind(source, template),
         "setting.comm_model": comm_model(template, source),
         "setting.link_gbps": ", ".join(f"{speed:g}" for speed in source.links_gbps) or None,
         **tables,
@@ -170,7 +167,7 @@ def linked(path: Path, folder: Path) -> str:
 
 def _facts(sources: Sources, concluded: Conclusion) -> Values:
     """What the blocks of report/sentences say in words, by topic."""
-    source, template, solved = sources.subject, sources.template, sources.solved
+    source, template, solved = sources.input, sources.template, sources.solved
     of_bytes = compressors(source, template.label)
     compared = {item.level for item in source.comparisons if item.verdict is not Verdict.INCOMPARABLE}
     return {

@@ -21,8 +21,9 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from dynbench.analysis.profile import bottlenecks
+from dynbench.analysis.table_specs import TABLES
 from dynbench.experiment.offline_plans import read_solved
-from dynbench.experiment.report_facts import buckets_of, served_arms, strategy_pairs
+from dynbench.experiment.report_facts import buckets_of, strategy_pairs
 from dynbench.experiment.report_input import ReportInput
 from dynbench.experiment.report_tables import Sources
 from dynbench.experiment.report_values import report_values
@@ -158,8 +159,7 @@ FURTHER = ("strategies", "buckets")
 """Chapters after those of a question."""
 NEEDED: Mapping[str, Callable[[ReportInput], object]] = {
     "profile": lambda source: bottlenecks(source.launches),
-    "server": served_arms,
-    "growth": served_arms,
+    "memory": lambda source: TABLES["memory_parts"].table(source.launches),
     "strategies": strategy_pairs,
     "buckets": buckets_of,
 }

@@ -113,11 +113,11 @@ class OfflineRanks:
         takes_capacity = capacity is None
         takes_speeds = self.config.schedule.speeds is None and distinct_speeds(self.probe.speeds) is not None
         if self.probe.layout != self.config.workload.layout:
-            measured_so, asked = f"{named} measured {self.probe.layout} micro-batches", self.config.workload.layout
+            measured_so, layout = f"{named} measured {self.probe.layout} micro-batches", self.config.workload.layout
             if takes_capacity:
                 lines.append(f"{measured_so}: its capacities are left out")
             if self.config.schedule.cost_type in ("auto", "measured") and not self.config.schedule.cost_coefficients:
-                lines.append(f"{measured_so}: {asked} ones are priced as these; probe with --layout {asked} instead")
+                lines.append(f"{measured_so}: {layout} ones are priced as these; probe with --layout {layout} instead")
             takes_capacity = False
         for part, sizes in (
             ("capacities", [size for size in world_sizes if takes_capacity and not self._knows_capacity(size)]),
@@ -188,7 +188,7 @@ class SolveOptions:
 
 @dataclass(frozen=True)
 class Solution:
-    """A finished `solve`: its run, the planned traces, its lines, what could not run, and the steps asked for."""
+    """A finished `solve`: its run, the planned traces, its lines, what could not run, and the requested steps."""
 
     run: Run
     traces: Sequence[Trace]
@@ -224,8 +224,8 @@ def run_solve(
     request = solve_request(config, options, ranks)
     outcomes = solve(request)
     left_out = ranks.left_out(request.traces, request.world_sizes)
-    said = [*warnings, *left_out, *_not_in_tokens(request)]
-    run = _new_run(config, request.traces, store, said, **naming)
+    messages = [*warnings, *left_out, *_not_in_tokens(request)]
+    run = _new_run(config, request.traces, store, messages, **naming)
     with recorded(run, at_its_end=True):
         found = []
         for outcome in outcomes:

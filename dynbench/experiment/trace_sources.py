@@ -26,9 +26,9 @@ def dataset_trace(config: Config) -> Trace:
     Raises:
         DynbenchError: as loading the data for training does.
     """
-    asked = max(LONGEST, config.workload.max_length)
-    trace = _trained_as(_trace(changed(config, {"workload.max_length": asked})), config)
-    longest = asked if trace.positions is None else min(asked, trace.positions)
+    wanted = max(LONGEST, config.workload.max_length)
+    trace = _trained_as(_trace(changed(config, {"workload.max_length": wanted})), config)
+    longest = wanted if trace.positions is None else min(wanted, trace.positions)
     whole = config.workload.runs_own_code or int(trace.lengths.max(initial=0)) < longest
     return trace if whole else replace(trace, source=f"{trace.source}, cut to {longest} tokens as it is loaded")
 
@@ -54,7 +54,7 @@ def run_trace(run: Run) -> Trace:
     record = run.record()
     if record.command != "train":
         raise UsageError(f"{run.label}: a run of `{record.command}` has no data set", "Name a run of `dynbench train`.")
-    return replace(_trained_as(trained_trace(run), asked_config(run)), name=run.label)
+    return replace(_trained_as(trained_trace(run), undecided_config(run)), name=run.label)
 
 
 def trained_trace(run: Run) -> Trace:
@@ -73,8 +73,8 @@ def trained_trace(run: Run) -> Trace:
     config, data, source = run.config(), run.env().get("data"), f"training data of {run.label}"
     _check_lengths(config)
     if config.workload.runs_own_code:
-        kept = read_lengths(run)
-        return _trained_as(Trace(config.workload.name, kept.lengths, source, kept.positions), config)
+        stored = read_lengths(run)
+        return _trained_as(Trace(config.workload.name, stored.lengths, source, stored.positions), config)
     workload = build_workload(changed(config, {"workload.cache_dir": None}))  # a run says nowhere where to write
     train = workload.train
     trained = data.get("fingerprint") if isinstance(data, Mapping) else None
@@ -110,7 +110,7 @@ def _check_lengths(config: Config) -> None:
         )
 
 
-def asked_config(run: Run) -> Config:
+def undecided_config(run: Run) -> Config:
     """The configuration of a run, with what was decided for its machine left to be decided again.
 
     Raises:

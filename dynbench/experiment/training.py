@@ -1,15 +1,15 @@
-"""A training run from probe to summary, alone or in turns with its like without communication."""
+"""A training run from probe to summary, alone or in turns with its null arm, the same without communication."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from dynbench.config.digest import NOT_IDENTITY, SUFFIX, changed, config_digest, without_communication
 from dynbench.config.held import copies_held
@@ -72,7 +72,7 @@ class TrainingResult:
     """As in summary.json; None where another node's launcher writes it."""
     figures: Sequence[Path] = ()
     """Files drawn: pictures, each with the numbers in it."""
-    silent: TrainingResult | None = None
+    null: TrainingResult | None = None
     """The same without communication, of one that took turns with it."""
 
 
@@ -94,7 +94,7 @@ def run_training(
     Args:
         config: what to train; `auto` is decided here.
         store: registry that the run is put into.
-        on_progress: told how far it is.
+        on_progress: called with how far it is.
         warn_unread: warn of what the settings leave open and of those that nothing reads; a comparison does so once,
             for all its arms.
         figures: draw the run's figures; where that fails, a warning says why, and the run is complete all the same.
@@ -104,34 +104,74 @@ def run_training(
         The result; None on ranks other than 0 that torchrun or srun started.
 
     Raises:
-        DynbenchError: as `launch_training`, and `one_with_silent`.
+        DynbenchError: as `launch_training`, and `exposed_turns`.
     """
-    attached, asked = started_as_rank(config), config if warn_unread else None
+    attached, wanted = started_as_rank(config), config if warn_unread else None
     if attached and config.train.exposed:
         raise UsageError(
             "train.exposed: true launches two arms, and was started as a rank of one",
             "Start it outside of torchrun and srun.",
         )
-    arms: Sequence[tuple[Config, Naming]] = [(config, naming)]
-    turns = None
-    if config.train.exposed:
-        arms, turns = one_with_silent(config, naming, store)
-    if not attached and wants_probe(config):
-        plan_launch(config, store, **naming)  # what cannot work is told before minutes of probing
-        probe = make_probe(config, store)
-        arms = [(changed(one, {"probe.run": probe}), named) for one, named in arms]
-    if not attached:
-        first, *silent = run_arms(arms, store, turns=turns, on_progress=on_progress, asked=asked, figures=figures)
-        return replace(first, silent=silent[0] if silent else None)
-    from dynbench.engine.launching.run_launch import join_training
+    if attached:
+        from dynbench.engine.launching.run_launch import join_training
 
-    with _partial_summarised():
-        run = join_training(config, store, asked=asked, **naming)
-    return None if run is None else _result(run, figures)
+        with _partial_summarised():
+            run = join_training(config, store, asked=wanted, **naming)
+        return None if run is None else _result(run, figures)
+    turns = exposed_turns(config, store) if config.train.exposed else None
+    probed = config
+    if wants_probe(config):
+        plan_launch(config, store, **naming)  # what cannot work is raised before minutes of probing
+        probed = changed(config, {"probe.run": make_probe(config, store)})
+    arms = with_null_arms([("with", probed, naming)])
+    first, *null = run_arms(arms, store, turns=turns, on_progress=on_progress, asked=wanted, figures=figures)
+    return replace(first, null=null[0] if null else None)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedArm:
+    """An arm of a launch.
+
+    Attributes:
+        name: by which it takes turns.
+        config: what to train, probed where that is wanted.
+        naming: what its run is called.
+        member: position of the arm that it is, or whose null arm it is, among those given.
+        is_null: whether it is another arm without communication.
+    """
+
+    name: str
+    config: Config
+    naming: Naming
+    member: int
+    is_null: bool = False
+
+
+def with_null_arms(arms: Iterable[tuple[str, Config, Naming]]) -> list[LaunchedArm]:
+    """The arms, and behind each with `train.exposed` its null arm: the same without communication."""
+    found = []
+    for member, (name, config, naming) in enumerate(arms):
+        found.append(LaunchedArm(name, config, naming, member))
+        if config.train.exposed:
+            own = naming.get("name")
+            beside: Naming = {**naming, "name": None if own is None else f"{own}{SUFFIX}"}
+            found.append(LaunchedArm(f"{name}{SUFFIX}", without_communication(config), beside, member, is_null=True))
+    return found
+
+
+def exposed_turns(config: Config, store: RunStore) -> Turns:
+    """How a training with `train.exposed` and its null arm take turns.
+
+    Raises:
+        ConfigError: settings that cannot work, or with which the two cannot take turns.
+    """
+    resolved = resolve(config, this_machine(), store).config
+    check_exposed_turns({"train": resolved})
+    return Turns(("with", f"with{SUFFIX}"), least_turn(resolved), config.train.seed)
 
 
 def run_arms(
-    arms: Sequence[tuple[Config, Naming]],
+    arms: Sequence[LaunchedArm],
     store: RunStore,
     *,
     turns: Turns | None = None,
@@ -143,12 +183,12 @@ def run_arms(
     """Train one arm, or several that take turns in one launch; merge and summarise each.
 
     Args:
-        arms: what to train, probed where that is asked for, and what each run is called.
+        arms: what to train.
         store: registry that the runs are put into.
         turns: how several arms take turns; None for one.
-        on_progress: told how far they are.
-        on_made: told the run folders before anything is launched.
-        asked: the settings of the first as asked for, for what is warned of; None where that has been done.
+        on_progress: called with how far they are.
+        on_made: called with the run folders before anything is launched.
+        asked: the unresolved settings of the first, to warn about; None where that has been done.
         figures: draw each run's figures.
 
     Raises:
@@ -161,7 +201,8 @@ def run_arms(
         on_made(runs)
 
     with _partial_summarised(made):
-        runs = launch_arms(arms, store, turns=turns, on_progress=on_progress, on_made=keep, asked=asked)
+        pairs = [(arm.config, arm.naming) for arm in arms]
+        runs = launch_arms(pairs, store, turns=turns, on_progress=on_progress, on_made=keep, asked=asked)
     return [_result(run, figures) for run in runs]
 
 
@@ -171,8 +212,8 @@ def _partial_summarised(made: Sequence[Run] = ()) -> Iterator[None]:
     try:
         yield
     except DynbenchError as error:
-        told_before = isinstance(error, UsageError) and not isinstance(error, StorageError)
-        if error.run_path is not None and not (told_before or isinstance(error, ReplicasTooLarge)):
+        refused_before = isinstance(error, UsageError) and not isinstance(error, StorageError)
+        if error.run_path is not None and not (refused_before or isinstance(error, ReplicasTooLarge)):
             paths = dict.fromkeys((error.run_path, *(run.path for run in made if run.path.exists())))
             for ended in map(Run, paths):
                 with named(ended):
@@ -251,50 +292,8 @@ def summarise_partial(run: Run) -> None:
     _log.warning("%s; the summary of what is there: %s", warning, run.path / "summary.md")
 
 
-class Launched(NamedTuple):
-    """An arm of a launch."""
-
-    arm: str
-    config: Config
-    naming: Naming
-    """What its run is called."""
-    member: int
-    """Position of the arm that it is, or of which it is the like without communication, among those given."""
-    silent: bool = False
-
-
-def with_silent(arms: Sequence[tuple[str, Config, Naming]]) -> list[Launched]:
-    """The arms, and behind each that asks for `train.exposed` its like without communication."""
-    found = []
-    for member, (arm, config, naming) in enumerate(arms):
-        found.append(Launched(arm, config, naming, member))
-        if config.train.exposed:
-            name = naming.get("name")
-            beside: Naming = {**naming, "name": None if name is None else f"{name}{SUFFIX}"}
-            found.append(Launched(f"{arm}{SUFFIX}", without_communication(config), beside, member, silent=True))
-    return found
-
-
-def one_with_silent(config: Config, naming: Naming, store: RunStore) -> tuple[list[tuple[Config, Naming]], Turns]:
-    """A training that asks for `train.exposed` with its like without communication, and how they take turns.
-
-    Args:
-        config: what to train, probed where that is asked for.
-        naming: what its run is called.
-        store: registry that the runs are put into.
-
-    Raises:
-        ConfigError: settings that cannot work, or with which the two cannot take turns.
-    """
-    resolved = resolve(config, this_machine(), store).config
-    check_exposed_turns({"train": resolved})
-    arms = with_silent([("with", config, naming)])
-    turns = Turns(tuple(one.arm for one in arms), least_turn(resolved), config.train.seed)
-    return [(one.config, one.naming) for one in arms], turns
-
-
 def turn_steps(launches: Launches, configs: Sequence[Config]) -> int:
-    """Steps of a turn in a launch: as asked for; of one arm and its like, no fewer than the arm's work goes on for."""
+    """Steps of a turn in a launch: as set; of one arm and its null arm, no fewer than the arm's work goes on for."""
     return max(launches.block, least_turn(configs[0])) if len(configs) == 1 else launches.block
 
 
@@ -318,7 +317,7 @@ def probe_identity(config: Config, store: RunStore, *, with_splits: bool) -> tup
     """Equal for configurations of which a probe would measure the same.
 
     Args:
-        config: settings as asked for.
+        config: unresolved settings.
         store: the registry.
         with_splits: whether what a further micro-batch costs counts.
 
@@ -327,8 +326,8 @@ def probe_identity(config: Config, store: RunStore, *, with_splits: bool) -> tup
     """
     resolved = resolve(config, this_machine(), store)
     digest = config_digest(resolved.config, NOT_PROBED if with_splits else NOT_PROBED + OF_SPLITS)
-    held = copies_held(resolved.config, ranks_of(resolved.config, resolved.world_size), in_step=True)
-    return resolved.workers, resolved.config.sync.name, held, digest
+    copies = copies_held(resolved.config, ranks_of(resolved.config, resolved.world_size), in_step=True)
+    return resolved.workers, resolved.config.sync.name, copies, digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,10 +335,10 @@ class NextTraining:
     """The dynamic run that a probe was made for.
 
     Attributes:
-        global_batch: as asked for.
+        global_batch: as configured.
         steps: of the run, warm-up included.
         stopped_by: the first step that does not fit, or why there is none, in words; None where all fit.
-        fitting_batch: the global batch asked for, or the largest one found below it with which all steps fit; None
+        fitting_batch: the configured global batch, or the largest one found below it with which all steps fit; None
             where there is none.
         split_fits: whether all steps fit with as many micro-batches as they need.
     """

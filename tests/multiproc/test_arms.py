@@ -132,7 +132,7 @@ def test_a_training_beside_its_like_without_communication(store: RunStore) -> No
         result = run_training(config, store, name="both")
     assert result is not None and result.summary is not None
     null = store.resolve("both-null")
-    assert result.silent is not None and result.silent.run.id == null.id and result.silent.summary is not None
+    assert result.null is not None and result.null.run.id == null.id and result.null.summary is not None
     assert (result.run.status, null.status) == (Status.COMPLETED, Status.COMPLETED)
     against = result.summary["against_null"]
     assert isinstance(against, dict) and (against["run"], against["steps"]) == (null.id, 4)

@@ -18,7 +18,6 @@ from dynbench.report import (
     substitute,
     unwrapped,
 )
-from dynbench.table_text import Table
 
 FRONT = "---\nwords:\n  not_measured: not measured\n  greeting: hello {{ who }}\n---\n"
 
@@ -62,12 +61,6 @@ def test_an_unclosed_placeholder_is_refused_with_its_line(tmp_path: Path) -> Non
         fill(loaded, {"who": "x"})
 
 
-def test_a_line_of_a_sentence_may_begin_with_a_value() -> None:
-    assert unwrapped("under\n`static`, of\n3. Then\n\n- one\n  item\n- two\n") == (
-        "under `static`, of 3. Then\n\n- one item\n- two"
-    )
-
-
 def test_a_template_without_front_matter_uses_the_texts_of_its_language(tmp_path: Path) -> None:
     assert fill(template(tmp_path, "{{ a }}", front=""), {"a": None}) == "not measured"
 
@@ -80,12 +73,6 @@ def test_a_missing_template_is_an_error_of_the_user(tmp_path: Path) -> None:
 def test_mistakes_in_the_front_matter_name_the_line_of_the_file(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"mine.md:3: .*given twice"):
         template(tmp_path, "", "---\na: 1\na: 2\n---\n")
-
-
-def test_table_cells_cannot_break_the_table() -> None:
-    lines = Table(["a", "b"], [["x|y", "two\nlines"]], texts=1).markdown().splitlines()
-
-    assert lines == ["| a | b |", "| --- | ---: |", "| x\\|y | two lines |"]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

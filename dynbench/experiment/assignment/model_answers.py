@@ -18,8 +18,8 @@ MODEL = ("size", "context")
 PASSES = ("forward", "backward", "both")
 PHASES = ("forward", "forward_saved", "step")
 BOTH = ("float32", "bfloat16")
-ASKED_MB = 4 * 4 * 512 * 2560 / 1e6
-"""MB of the residual stream of the model that is asked for: 4 B x batch x context x width."""
+QUESTION_MB = 4 * 4 * 512 * 2560 / 1e6
+"""MB of the residual stream of the model in the question: 4 B x batch x context x width."""
 FLASH = ("flash_torch", "flash_triton")
 SHAPE = ("length", "channels")
 TOLERANCE = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
@@ -163,7 +163,7 @@ def layer_norm(rows: Rows) -> Result:
 
 
 def mixed(rows: Rows) -> Result:
-    """1.4c: times of mixed over those of full precision, by size; without models, of the toy."""
+    """1.4c: times of mixed over those of full precision, by size."""
     found = _warm(rows).where(compiled=0).pivot(MODEL, phase=("forward", "backward"), dtype=BOTH)
     pairs = [(each[1::2], each[::2]) for each in found.values()]
     totals = [[sum(amount(row, "mean") for row in each) for each in pair] for pair in pairs]
@@ -176,9 +176,6 @@ def mixed(rows: Rows) -> Result:
         values = {"trend": trend if len(of_sizes) > 1 else None, "sizes": found.rows.distinct("size"), **ends}
         lines = [[*line, each] for line, each in zip(found.lines, ratios, strict=True)]
         yield Statement("mixed_precision", found.rows, side(pairs), lines=lines, **values)
-    elif used := rows.where(study="time").pivot((), dtype=BOTH).last:
-        times = ratio(used[1], used[0])
-        yield Statement("mixed_toy", used, "faster" if times < 1 else "slower", times=times, listed=[*used])
 
 
 def phases(rows: Rows) -> Result:
@@ -211,7 +208,7 @@ def residual(rows: Rows) -> Result:
     found = [row for row in rows.where(quantity="residual", dtype="float32") if amount(row, "formula_mb")]
     for row in found[-1:]:
         holds = abs(amount(row, "p50") / amount(row, "formula_mb") - 1) <= CLOSE
-        yield Statement("residual", [row], "holds" if holds else "off", of_question=ASKED_MB)
+        yield Statement("residual", [row], "holds" if holds else "off", of_question=QUESTION_MB)
 
 
 def largest(rows: Rows) -> Result:

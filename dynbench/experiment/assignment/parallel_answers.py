@@ -8,10 +8,7 @@ from itertools import pairwise, product
 
 from dynbench.bench.base import Row
 from dynbench.experiment.assignment.rows import (
-    ARM_PARTS,
     CLOSE,
-    MOMENTS,
-    WAYS,
     Result,
     Rows,
     Shapes,
@@ -27,9 +24,13 @@ from dynbench.units import mb
 
 LEVER = "compute-bound batch with "
 BATCH = "compute-bound batch, axes not overlapped"
+WAYS = ("adamw", "zero1")
+"""Of an optimizer: its state whole on every rank, or sharded."""
+MOMENTS = ("init", "before", "after")
+"""When `bench optimizer` reads a rank's memory: after it was made, before a step, and after one."""
 PARTS = ("parameters", "gradients", "optimizer", "rest", "total", "peak")
-"""Parts of a rank's memory that `bench optimizer` measures."""
-SHOWN = ("parameters", "gradients", "optimizer", "strategy", "rest", "total", "peak")
+"""Parts of a rank's memory that it measures."""
+SIZE = ("size", "dtype")
 
 
 def stated(block: str, beginnings: Sequence[str], rows: Rows) -> Result:
@@ -183,54 +184,47 @@ def buckets(rows: Rows) -> Result:
         yield _arm_table(found)
 
 
+def _sharded(rows: Rows, **variants: Sequence[object]) -> Shapes:
+    """The rows of `bench optimizer` in both ways, of its last model, fp32 first."""
+    pairs = rows.pivot(SIZE, way=WAYS, **variants)
+    last = [*pairs][-1][0] if pairs else None
+    found = {shape: used for shape, used in pairs.items() if shape[0] == last}
+    return Shapes(sorted(found.items(), key=lambda each: each[0][1] != "float32"))
+
+
 def sharded_memory(rows: Rows) -> Result:
-    """5.2a: by moment and part, with and without sharding; of `bench optimizer`, else of a comparison of strategies."""
-    found = rows.where(quantity="memory", way=WAYS)
-    tables = (found.pivot(("size", "dtype"), way=WAYS, moment=[*MOMENTS], part=names) for names in (PARTS, ARM_PARTS))
-    for used in [_shown(found) for found in tables if found][:1]:
+    """5.2a: by moment and part, with and without sharding."""
+    for used in [*_sharded(rows.where(quantity="memory"), moment=MOMENTS, part=PARTS).values()][:1]:
         parts = used.by("way", "moment", "part")
         whole, shard = (parts[way, "after", "optimizer"] for way in WAYS)
         part = ratio(shard, whole, "p50") * (amount(shard, "processes") or 1)
         case = "share" if amount(whole, "p50") > 0 and abs(part - 1) <= 2 * CLOSE else "other"
-        before = {f"{part}_{way}": row.p50 for (way, moment, part), row in parts.items() if moment == "before"}
-        names = {way: column(parts[way, "init", "optimizer"], "arm") or way for way in WAYS}
-        sizes = {each: row.p50 for each, row in parts.items()}
-        cells = {each: [sizes.get((*each, part)) for part in SHOWN] for each in product(WAYS, MOMENTS)}
-        lines = [[names[way], f"moments.{moment}", *each] for (way, moment), each in cells.items()]
+        before = {f"{part}_{way}": parts[way, "before", part].p50 for way in WAYS for part in PARTS}
+        cells = {each: [parts[*each, part].p50 for part in PARTS] for each in product(WAYS, MOMENTS)}
+        lines = [[way, f"moments.{moment}", *each] for (way, moment), each in cells.items()]
         yield Statement("sharded_state", used, case, whole=whole.p50, shard=shard.p50, lines=lines, **before)
         pairs = used.where(moment="before", part=("total", "peak")).pivot(("part",), way=WAYS)
         more = [ratio(shard, whole, "p50") > 1 for whole, shard in pairs.values()]
-        if more:
-            case = "more" if all(more) else "some" if any(more) else "less"
-            yield Statement("sharded_total", pairs.rows, case, **before)
-
-
-def _shown(found: Shapes) -> Rows:
-    """The rows of the last model, in fp32 where there are such."""
-    return next((rows for (_, dtype), rows in reversed(found.items()) if dtype == "float32"), [*found.values()][-1])
+        case = "more" if all(more) else "some" if any(more) else "less"
+        yield Statement("sharded_total", pairs.rows, case, **before)
 
 
 def sharded_time(rows: Rows) -> Result:
-    """5.2b: in every type that both were timed in; of `bench optimizer`, else of a comparison."""
-    times = rows.where(quantity="time", part=("step", "optimizer"))
-    if found := times.pivot(("size", "dtype"), part=("step",), way=WAYS):
-        pairs = {shape: pair for shape, pair in found.items() if shape[0] == column(_shown(found)[0], "size")}
-        used = times.by("size", "dtype", "part", "way")
-        used = {each: row for each, row in used.items() if each[:2] in pairs}
-        ratios = [(dtype, ratio(whole, shard)) for (_, dtype), (whole, shard) in pairs.items()]
-        case = side((pair[1:], pair[:1]) for pair in pairs.values()).replace("both", "alike")
+    """5.2b: in every type that both were timed in."""
+    times = rows.where(quantity="time")
+    if found := _sharded(times.where(part="step")):
+        used = times.by(*SIZE, "part", "way")
         cells = [(part, way) for part in ("optimizer", "step") for way in WAYS]
-        lines = [[*shape, *(used.get((*shape, *cell)) for cell in cells)] for shape in pairs]
-        yield Statement("sharded_step", list(used.values()), case, ratios=ratios, lines=lines)
-    elif arms := _arms(rows, "ddp", "zero1"):
-        yield _faster("sharded_step", arms[1], arms[:1])
-        yield _arm_table(arms)
+        lines = [[*shape, *(used.get((*shape, *cell)) for cell in cells)] for shape in found]
+        ratios = [(dtype, ratio(whole, shard)) for (_, dtype), (whole, shard) in found.items()]
+        case = side((pair[1:], pair[:1]) for pair in found.values()).replace("both", "alike")
+        shown = [row for line in lines for row in line if isinstance(row, Row)]
+        yield Statement("sharded_step", shown, case, ratios=ratios, lines=lines)
 
 
 def sharded_traffic(rows: Rows) -> Result:
     """5.2c: what a rank sends in a step beside an all-reduce of the gradients, MB."""
-    if found := rows.where(quantity="traffic").pivot(("size", "dtype"), way=WAYS):
-        whole, shard = _shown(found)
+    for whole, shard in [*_sharded(rows.where(quantity="traffic")).values()][:1]:
         times = ratio(shard, whole, "p50")
         case = "same" if abs(times - 1) <= CLOSE else "more" if times > 1 else "less"
         yield Statement("sharded_traffic", [whole, shard], case, times=times)

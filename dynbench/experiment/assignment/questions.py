@@ -40,8 +40,7 @@ class Question:
         number: as it is known by.
         source: what its rows are of.
         answer: from the rows.
-        other: what else rows may be of.
-        full: whether a GPU is asked for.
+        full: whether it needs a GPU.
         only: values of columns of the rows that it is about.
         options: what the command is given beside its name.
         figures: of the benchmark's run, that belong to the answer.
@@ -50,7 +49,6 @@ class Question:
     number: str
     source: str
     answer: Callable[[Rows], Iterable[Statement]]
-    other: str | None = None
     full: bool = True
     only: Mapping[str, object] = field(default_factory=dict)
     options: str = ""
@@ -63,7 +61,7 @@ class Question:
 
     @property
     def gpu(self) -> str | None:
-        """The command that answers it at the sizes asked for; None where a CPU is enough."""
+        """The command that answers it at its full sizes; None where a CPU is enough."""
         command = XL if self.source in COMMANDS else f"dynbench bench {self.source} --full"
         return command if self.full else None
 
@@ -93,7 +91,7 @@ QUESTIONS: Sequence[Question] = (
     Question("1.3", "precision", model.sums, full=False, only={"study": "sum"}, figures=("bench_precision",)),
     Question("1.4a", "precision", model.types, only={"study": "type"}),
     Question("1.4b", "precision", model.layer_norm, only={"study": ("type", "sum")}),
-    Question("1.4c", "transformer", model.mixed, other="precision"),
+    Question("1.4c", "transformer", model.mixed),
     Question("1.5a", "memory", model.phases, figures=("bench_memory_timeline",)),
     Question("1.5b", "memory", model.by_context, figures=("bench_memory",)),
     Question("1.5c", "memory", model.mixed_memory),
@@ -120,9 +118,9 @@ QUESTIONS: Sequence[Question] = (
     _formulas("4.9c", "compute_bound", *BOUND),
     Question("4.9d", "accounting", parallel.levers, full=False),
     Question("5.1", CHECK, partial(parallel.checked, "zero1"), full=False),
-    Question("5.2a", "optimizer", parallel.sharded_memory, other="sync", figures=("bench_optimizer",)),
-    Question("5.2b", "optimizer", parallel.sharded_time, other="sync"),
-    Question("5.2c", "optimizer", parallel.sharded_traffic, other="sync"),
+    Question("5.2a", "optimizer", parallel.sharded_memory, figures=("bench_optimizer",)),
+    Question("5.2b", "optimizer", parallel.sharded_time),
+    Question("5.2c", "optimizer", parallel.sharded_traffic),
 )
 CHECKED = ("naive", "overlap", "bucketed", "zero1")
 """Strategies that questions ask to be checked against one process."""
@@ -146,7 +144,7 @@ class Answer:
 
     @property
     def state(self) -> State:
-        """Answered at the sizes asked for, or by smaller ones of a CPU; needs a GPU, or only to be measured."""
+        """Answered at its full sizes, or at smaller ones on a CPU; needs a GPU, or only to be measured."""
         if not self.statements:
             return "needs_gpu" if self.question.full else "not_measured"
         on_gpu = any(row.device != "cpu" for row in self.rows)
@@ -171,11 +169,11 @@ class Answer:
 def answers(tables: Iterable[Table]) -> list[Answer]:
     """Every question with what these rows say of it."""
     found = list(tables)
-    return [_answered(question, found) for question in QUESTIONS]
+    return [_answer_of(question, found) for question in QUESTIONS]
 
 
-def _answered(question: Question, tables: Sequence[Table]) -> Answer:
-    chosen = [table for source in (question.source, question.other) for table in tables if table.source == source]
+def _answer_of(question: Question, tables: Sequence[Table]) -> Answer:
+    chosen = (table for table in tables if table.source == question.source)
     found = [(table.run, row) for table in chosen for row in table.rows if matches(row, question.only)]
     statements = list(question.answer(Rows(row for _, row in found)))
     used = {id(row) for each in statements for row in each.rows}
@@ -187,12 +185,12 @@ def _answered(question: Question, tables: Sequence[Table]) -> Answer:
     return Answer(question, statements, runs, list(reasons))
 
 
-def render(tables: Iterable[Table], subject: str, language: str, pictures: Pictures | None = None) -> str:
+def render(tables: Iterable[Table], run: str, language: str, pictures: Pictures | None = None) -> str:
     """The document as Markdown.
 
     Args:
         tables: what was measured.
-        subject: id of the run that it is of.
+        run: id of the run that it is of.
         language: `en` or `zh`.
         pictures: figures of the runs, as they are linked.
 
@@ -204,7 +202,7 @@ def render(tables: Iterable[Table], subject: str, language: str, pictures: Pictu
     states = [each.state for each in found]
     sections = [_section(each, template, pictures or {}) for each in found]
     values = {
-        "assignment.subject": f"`{subject}`",
+        "assignment.subject": f"`{run}`",
         "assignment.date": f"{datetime.now(UTC):%Y-%m-%d}",
         "assignment.version": __version__,
         "assignment.count": len(found),

@@ -12,7 +12,6 @@ from dynbench.bench.base import Row
 from dynbench.experiment.report_facts import NUMBERS
 from dynbench.experiment.report_input import ReportInput, mean_of, whole
 from dynbench.runs.run import Run
-from dynbench.units import mb
 
 if TYPE_CHECKING:
     from dynbench.engine.rank.toy_check import Checked
@@ -21,12 +20,6 @@ CHECK = "check"
 """Name of the source of strategies checked against one process."""
 CLOSE = 0.1
 """Part by which two times may differ and count as alike."""
-WAYS = ("adamw", "zero1")
-"""Of an optimizer: its state whole on every rank, or sharded."""
-MOMENTS = {"init": "initialised", "before": "before_step", "after": "after_step"}
-"""Moments at which a rank's memory is read, to their keys in a summary."""
-ARM_PARTS = ("parameters", "gradients", "optimizer", "strategy")
-"""Parts of a rank's memory in a summary."""
 MODEL = ("workload.name", "workload.size")
 """Settings that name what an arm trains."""
 
@@ -166,13 +159,13 @@ def side(pairs: Iterable[tuple[Sequence[Row], Sequence[Row]]]) -> str:
 
     Less and more are said where mean ± standard deviation of the two do not meet.
     """
-    times = [(*_together(new), *_together(old)) for new, old in pairs]
+    times = [(*_sum_of(new), *_sum_of(old)) for new, old in pairs]
     if all(new + new_sd < old - old_sd for new, new_sd, old, old_sd in times):
         return "faster"
     return "slower" if all(old + old_sd < new - new_sd for new, new_sd, old, old_sd in times) else "both"
 
 
-def _together(rows: Sequence[Row]) -> tuple[float, float]:
+def _sum_of(rows: Sequence[Row]) -> tuple[float, float]:
     """Mean and standard deviation of a sum of independent times."""
     return sum(row.mean or 0 for row in rows), math.hypot(*(row.sd or 0 for row in rows))
 
@@ -189,33 +182,22 @@ def check_table(run: Run, checked: Sequence[Checked]) -> Table:
     return Table(CHECK, run.id, rows)
 
 
-def comparison_table(subject: ReportInput) -> Table:
-    """The arms of a comparison: a row each, and rows of what an optimizer holds and sends, as `bench optimizer` has."""
-    rows = [row for name in subject.arms for row in _arm_rows(subject, name)]
+def comparison_table(source: ReportInput) -> Table:
+    """The arms of a comparison, a row each."""
+    rows = [_arm_row(source, name) for name in source.arms]
     strategies = {column(row, "strategy") for row in rows}
-    return Table("sync" if {"naive", "flat"} & strategies else "buckets", subject.run.id, rows)
+    return Table("sync" if {"naive", "flat"} & strategies else "buckets", source.run.id, rows)
 
 
-def _arm_rows(subject: ReportInput, name: str) -> Iterator[Row]:
-    """Means over the arm's launches: of its numbers, the step time the row's own; of memory and traffic, MB."""
-    launches = subject.arms[name]
+def _arm_row(source: ReportInput, name: str) -> Row:
+    """Means over the arm's launches, of its step time the row's own."""
+    launches = source.arms[name]
     config = launches[0].config or {}
     model, strategy = " ".join(str(config[key]) for key in MODEL if config.get(key)), str(config.get("sync.name"))
+    known = {what: value for what, key in NUMBERS.items() if (value := mean_of(launches, key)) is not None}
     ranks, device = mean_of(launches, "world_size") or 1, str(config.get("launch.device") or "cpu")
-    known = {what: mean_of(launches, name) for what, name in NUMBERS.items() if what not in ARM_PARTS}
-    known["hidden"] = mean_of(launches, "overlap_fraction")
-    columns: dict[str, float | int | str] = {what: value for what, value in known.items() if value is not None}
-    columns |= {"model": model, "strategy": strategy, "ranks": ranks}
-    step, n = known["step"], len(whole(launches))
+    columns: dict[str, float | int | str] = {**known, "model": model, "strategy": strategy, "ranks": ranks}
+    step = known.get("step")
     if step is None:
-        yield Row(name, [], "", device, status="skipped", reason="no measured step", columns=columns)
-        return
-    yield Row(name, [], "", device, unit="ms", n=n, mean=step, p50=step, columns=columns)
-    keys = {(moment, part): f"memory_parts.{name}.{part}_mb" for moment, name in MOMENTS.items() for part in ARM_PARTS}
-    sizes = {("memory", *each): mean_of(launches, name) for each, name in keys.items()}
-    sent = mean_of(launches, "bytes_wire.mean")
-    sizes["traffic", "", ""] = None if sent is None else mb(sent)
-    columns = {"arm": name, "way": {"ddp": "adamw"}.get(strategy, strategy), "size": model, "processes": ranks}
-    for each, size in sizes.items():
-        of_size = dict(zip(("quantity", "moment", "part"), each, strict=True))
-        yield Row(name, [], "", device, unit="MB", n=n, mean=size, p50=size, columns=columns | of_size)
+        return Row(name, [], "", device, status="skipped", reason="no measured step", columns=columns)
+    return Row(name, [], "", device, unit="ms", n=len(whole(launches)), mean=step, p50=step, columns=columns)

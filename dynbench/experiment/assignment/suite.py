@@ -124,7 +124,7 @@ def run_suite(run: Run, store: RunStore, report: Report, *, figures: bool = True
     Args:
         run: what `start_suite` made, also one that was interrupted.
         store: registry of the stages.
-        report: told how far it is, a line at a time.
+        report: called with how far it is, a line at a time.
         figures: whether those of benchmarks are drawn.
 
     Returns:
@@ -146,7 +146,7 @@ def run_suite(run: Run, store: RunStore, report: Report, *, figures: bool = True
                 head = f"part {index} of {len(stages)}, {stage.name}"
                 report(head)
                 try:
-                    _run_stage(run, stage, store.within(run), _told(report, head), figures)
+                    _run_stage(run, stage, store.within(run), _headed(report, head), figures)
                 except (Interrupted, StorageError):
                     raise
                 except DynbenchError as error:
@@ -159,7 +159,7 @@ def run_suite(run: Run, store: RunStore, report: Report, *, figures: bool = True
     return paths
 
 
-def _told(report: Report, head: str) -> Report:
+def _headed(report: Report, head: str) -> Report:
     return lambda line: report(f"{head}: {line}")
 
 
@@ -185,7 +185,7 @@ def _run_stage(suite: Run, stage: Stage, store: RunStore, report: Report, figure
 
 
 def _benchmark(name: str, full: bool) -> Benchmark:
-    """With the sizes for a GPU where they are asked for and it has the GPUs; else small."""
+    """With the sizes for a GPU under --full where there are enough GPUs; else small."""
     entry = BENCHMARKS.find(name)
     load = entry.load()
     large: Benchmark = load(read_options(name, entry.full))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import errno
 import io
 import json
-import re
 import shlex
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -25,31 +23,29 @@ from dynbench.config.schema import Config
 from dynbench.engine.launching import run_launch
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import (
-    BugError,
     DataError,
     DynbenchError,
     Interrupted,
     NotComparable,
     NothingFits,
     RecordError,
-    StorageError,
     Terminated,
     UsageError,
     WorkerFailed,
 )
 from dynbench.experiment import launches
-from dynbench.experiment.compare import resumable, run_comparison, start_comparison
+from dynbench.experiment.compare import run_comparison, start_comparison
 from dynbench.experiment.launch_plan import read_state
 from dynbench.experiment.launches import Clock, CompareProgress
 from dynbench.experiment.offline_plans import read_solved
 from dynbench.experiment.report_input import find_report_input
-from dynbench.experiment.training import TrainingResult
+from dynbench.experiment.training import LaunchedArm, TrainingResult
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.records import StepRow, work_hash
 from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import Status
-from dynbench.runs.store import Naming, RunStore
+from dynbench.runs.store import RunStore
 
 RECIPE = """\
 description: two arms
@@ -83,17 +79,17 @@ class FakeTraining:
 
     def __call__(
         self,
-        arms: Sequence[tuple[Config, Naming]],
+        arms: Sequence[LaunchedArm],
         store: RunStore,
         *,
         on_made: Callable[[Sequence[Run]], None],
         **_: object,
     ) -> list[TrainingResult]:
-        made = [store.create("train", config.schedule.policy_name, **naming) for config, naming in arms]
+        made = [store.create("train", arm.config.schedule.policy_name, **arm.naming) for arm in arms]
         on_made(made)
         together = {"together": {"id": made[0].id}} if len(made) > 1 else {}
-        for (config, naming), run in zip(arms, made, strict=True):
-            self.train(config, run, str(naming["name"]), together)
+        for arm, run in zip(arms, made, strict=True):
+            self.train(arm.config, run, str(arm.naming["name"]), together)
         return [TrainingResult(run, {}) for run in made]
 
     def step_ms(self, config: Config) -> float:
@@ -211,11 +207,40 @@ def test_a_failed_launch_is_repeated_and_finished_ones_are_not(
     assert failed.run not in outcome.state.arms["partition"]
 
 
-def test_launches_that_cannot_be_compared_are_not_gone_on_with(store: RunStore, recipe: Callable[..., Recipe]) -> None:
-    with pytest.raises(NotComparable) as caught, resumable(start_comparison(recipe(), store, name="demo")):
-        raise NotComparable("they differ in data.fingerprint", "Train both.")
-    said = "Train both. Going on repeats no launch that is done: start anew (--replace takes the name over)."
-    assert caught.value.hint == said
+OTHER_SETTINGS = "; with other settings, start anew (--replace takes the name over)."
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "hint"),
+    [
+        (DataError("gone", "Bring it back."), DataError, f"Bring it back. GO ON{OTHER_SETTINGS}"),
+        (Terminated(signal.SIGTERM), Interrupted, "GO ON"),
+        (
+            NotComparable("unlike", "Train both."),
+            NotComparable,
+            "Train both. Going on repeats no launch that is done: start anew (--replace takes the name over).",
+        ),
+    ],
+)
+def test_whatever_ends_a_comparison_says_how_to_go_on(
+    store: RunStore,
+    recipe: Callable[..., Recipe],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    raised: type[DynbenchError],
+    hint: str,
+) -> None:
+    """Its record and exit code are those of every command, see test_endings.py."""
+
+    def ends(*_: object, **__: object) -> object:
+        raise error
+
+    monkeypatch.setattr(launches, "run_arms", ends)
+    comparison = start_comparison(recipe(), store, name="demo")
+    with pytest.raises(raised) as caught:
+        run_comparison(comparison, store)
+    going_on = f"Go on with: dynbench compare --resume demo --results {store.root}"
+    assert caught.value.hint.endswith(hint.replace("GO ON", going_on))
 
 
 def begun(store: RunStore, training: FakeTraining, recipe: Recipe) -> Run:
@@ -267,28 +292,6 @@ def test_launches_of_one_arm_have_one_configuration(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [DataError, NothingFits])
-def test_a_mistake_found_at_a_launch_says_how_to_go_on_and_how_to_start_anew(
-    store: RunStore,
-    training: FakeTraining,
-    recipe: Callable[..., Recipe],
-    monkeypatch: pytest.MonkeyPatch,
-    kind: type[DynbenchError],
-) -> None:
-    def gone(*_: object, **__: object) -> object:
-        raise kind("train.tsv: is gone", "Bring it back.")
-
-    comparison = start_comparison(recipe(), store, name="demo")
-    with monkeypatch.context() as patched, pytest.raises(kind) as caught:
-        patched.setattr(launches, "run_arms", gone)
-        run_comparison(comparison, store)
-
-    going_on = f"Bring it back. Go on with: dynbench compare --resume demo --results {store.root}"
-    assert caught.value.hint == f"{going_on}; with other settings, start anew (--replace takes the name over)."
-    assert len(run_comparison(comparison, store).state.missing) == 0
-
-
-@pytest.mark.slow
 def test_all_that_a_comparison_makes_belongs_to_it(
     store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
 ) -> None:
@@ -303,36 +306,6 @@ def test_all_that_a_comparison_makes_belongs_to_it(
     assert sorted(record.command for record in made) == ["solve", *["train"] * 9]
     assert {record.group for record in made} == {comparison.id}
     assert comparison.record().group is None
-
-
-def test_an_interrupted_comparison_says_so(
-    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
-) -> None:
-    training.fail_at, training.error = 0, Interrupted
-    comparison = start_comparison(recipe(), store)
-
-    with pytest.raises(Interrupted):
-        run_comparison(comparison, store)
-
-    assert (comparison.status, comparison.record().exit_code) == (Status.INTERRUPTED, 143)
-
-
-def test_a_bug_leaves_no_comparison_running(
-    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object, **__: object) -> object:
-        raise ZeroDivisionError("division by zero")
-
-    monkeypatch.setattr(launches, "run_arms", broken)
-    comparison = start_comparison(recipe(), store)
-
-    with pytest.raises(BugError):
-        run_comparison(comparison, store)
-
-    failure = comparison.record().failure
-    assert comparison.status is Status.FAILED
-    assert failure is not None
-    assert failure.message == "ZeroDivisionError: division by zero"
 
 
 def test_what_every_launch_warns_of_is_said_once(
@@ -418,17 +391,6 @@ def test_arms_of_equal_configuration_stay_two_arms(
 
 
 @pytest.mark.slow
-def test_the_baseline_comes_first_wherever_the_recipe_puts_it(
-    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
-) -> None:
-    outcome = run_comparison(
-        start_comparison(recipe("mode: apart}", "mode: apart}\nbaseline: partition"), store), store
-    )
-
-    assert [arm.label for arm in outcome.analysed.arms] == ["partition", "static"]
-
-
-@pytest.mark.slow
 def test_progress_counts_launches_and_estimates_what_is_left(
     store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
 ) -> None:
@@ -445,64 +407,7 @@ def test_progress_counts_launches_and_estimates_what_is_left(
 
 def test_the_estimate_counts_the_part_of_the_current_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launches.time, "monotonic", lambda: 60.0)
-    clock = Clock(launches_left=4, started_s=0.0, finished=1)
-
-    assert clock.eta_s(0.5) == pytest.approx(60.0 * 2.5 / 1.5)
-
-
-@pytest.mark.slow
-def test_a_full_disk_says_how_to_go_on(
-    store: RunStore,
-    training: FakeTraining,
-    recipe: Callable[..., Recipe],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def full(*_: object, **__: object) -> object:
-        raise OSError(errno.ENOSPC, "No space left on device", "figures/x.png")
-
-    monkeypatch.setattr("dynbench.experiment.compare.analyze_runs", full)
-    comparison = start_comparison(recipe(), store)
-    with pytest.raises(StorageError, match="No space left") as caught:
-        run_comparison(comparison, store)
-
-    record = comparison.record()
-    assert record.failure is not None
-    assert (record.exit_code, record.failure.kind) == (2, "storage")
-    assert caught.value.hint.endswith(f"compare --resume {comparison.id} --results {store.root}")
-
-
-def test_of_several_nodes_the_first_has_the_name(store: RunStore, recipe: Callable[..., Recipe]) -> None:
-    def on_node(rank: int) -> Recipe:
-        made = recipe()
-        nodes = {"nnodes": 2, "node_rank": rank, "rdzv_endpoint": "a:1"}
-        arms = {
-            name: arm.model_copy(update={"launch": arm.launch.model_copy(update=nodes)})
-            for name, arm in made.arms.items()
-        }
-        return replace(made, arms=arms)
-
-    first = start_comparison(on_node(0), store, name="both")
-    assert start_comparison(on_node(1), store, name="both").name is None
-    assert first.name == "both"
-
-
-@pytest.mark.slow
-def test_quiet_says_the_verdict_and_nothing_else(
-    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe], tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    recipe()
-    results = ("--results", str(store.root))
-    assert main(["compare", str(tmp_path / "demo.yaml"), "-q", "--name", "demo", *results]) == 0
-    (verdict,) = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"FASTER  partition \d\.\d{3}x static \[.*\], level step, 4 launches", verdict)
-    assert main(["analyze", "demo", "-q", *results]) == 0
-    assert capsys.readouterr().out.splitlines() == [verdict]
-    single = store.resolve("@latest:static")
-    assert main(["analyze", single.id, "-q", *results]) == 0
-    assert capsys.readouterr().out.splitlines() == [str(single.path)]
-    assert main(["report", "demo", "-q", *results]) == 0
-    assert capsys.readouterr().out.splitlines() == [str(store.resolve("demo").path / "report.en.md")]
+    assert Clock(started_s=0.0, finished=1).eta_s(3, 0.5) == pytest.approx(60.0 * 2.5 / 1.5)
 
 
 @pytest.mark.slow
@@ -531,83 +436,6 @@ def test_every_next_step_can_be_pasted(
     assert pasted()[:2] == ["report", comparison.id]
     assert pasted()[:2] == ["report", comparison.id]
     assert {path.name for path in comparison.path.glob("report.*")} == {"report.en.md", "report.en.html"}
-
-
-@pytest.mark.slow
-def test_strict_keeps_the_result_beside_the_error(
-    store: RunStore,
-    training: FakeTraining,
-    recipe: Callable[..., Recipe],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Two launches per arm are few, which is a finding."""
-
-    def both(*arguments: str) -> tuple[dict[str, object], dict[str, object]]:
-        """What is printed without `--strict`, and with it."""
-        assert main([*arguments, "--json", "--results", str(store.root)]) == 0
-        calm = json.loads(capsys.readouterr().out)
-        assert main([*arguments, "--json", "--strict", "--results", str(store.root)]) == 6
-        out, err = capsys.readouterr()
-        strict = json.loads(out)
-        error = strict.pop("error")
-        assert error["exit_code"] == 6 and "few_launches" in error["message"]
-        assert err.splitlines()[-2:] == [f"error: {error['message']}", f"hint: {error['hint']}"]
-        return calm, strict
-
-    recipe("count: 4", "count: 2")
-    calm, strict = both("compare", str(tmp_path / "demo.yaml"))
-    assert list(calm) == list(strict)
-    assert [item["verdict"] for item in strict["comparisons"]] == ["FASTER"]
-    assert "few_launches" in [check["id"] for check in strict["checks"]]
-    calm, strict = both("analyze", str(strict["run"]["id"]))
-    assert calm == strict
-
-
-@pytest.mark.slow
-def test_show_of_a_comparison_says_its_runs_verdicts_and_the_next_step(
-    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
-) -> None:
-    comparison = start_comparison(recipe(), store, name="demo")
-    show = ["runs", "show", "demo", "--results", str(store.root)]
-    assert main(show) == 0
-    assert f"next  dynbench compare --resume demo --results {store.root}" in capsys.readouterr().out
-    outcome = run_comparison(comparison, store)
-    assert main(show) == 0
-    text = capsys.readouterr().out
-    assert ", ".join(outcome.state.arms["partition"]) in text
-    assert "partition  FASTER: " in text
-    assert "environment: that of its runs" in text and "stopped before" not in text
-    assert "configuration of the baseline" in text
-    assert f"next  dynbench report demo --results {store.root}" in text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launches", [2, 6])
-def test_few_launches_of_a_comparison_send_to_more_of_the_same_recipe(
-    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe], launches: int
-) -> None:
-    comparison = start_comparison(recipe("count: 4", f"count: {launches}"), store)
-    findings = {finding.id: finding for finding in run_comparison(comparison, store).findings}
-    assert ("few_launches" in findings) == (launches == 2)
-    if launches == 2:
-        again = f"dynbench compare {comparison.path / 'recipe.yaml'} --results {store.root} --launches 4"
-        assert again in findings["few_launches"].hint
-        assert load_recipe(comparison.path / "recipe.yaml").launches.count == 2
-
-
-def test_a_comparison_that_was_terminated_says_so(
-    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def terminate(*_: object, **__: object) -> None:
-        raise Terminated(signal.SIGTERM)
-
-    monkeypatch.setattr(launches, "run_arms", terminate)
-    comparison = start_comparison(recipe(), store)
-    with pytest.raises(Interrupted):
-        run_comparison(comparison, store)
-    record = comparison.record()
-    assert (record.status, record.exit_code) == (Status.INTERRUPTED, 143)
 
 
 @pytest.mark.slow
@@ -663,32 +491,3 @@ def test_a_sweep_from_the_command_line_is_gone_on_with_and_ends_in_its_table(
     assert all(len(row["speedup"]) > 6 and row["interval_low"] < row["speedup"] for row in found)
     assert len(training.calls) == 10  # both arms of the launch that one ended
     assert {name.partition("-")[0] for name, _, _ in training.calls} == {"static", "part"}
-
-
-@pytest.mark.slow
-def test_the_table_of_a_comparison_is_the_result_in_every_form(
-    store: RunStore, training: FakeTraining, capsys: pytest.CaptureFixture[str]
-) -> None:
-    results = ["--results", str(store.root)]
-    assert main(["compare", *ARMS, *SMALL, "--name", "c", *results, "--format", "csv"]) == 0
-    found = table_of(capsys)
-    assert main(["analyze", "c", "--format", "csv", *results]) == 0
-    assert table_of(capsys) == found
-    report = json.loads((store.resolve("c").path / "comparison.json").read_text())
-
-    rows = {row["metric"]: row for row in found}
-    assert list(found[0]) == ["metric", "title", "unit", "static", "part", "part gains_percent"]
-    times = [run["summary"]["step_time_ms"]["mean"] for run in report["runs"]]
-    assert float(rows["step_time_ms.mean"]["static"]) == sum(times[:2]) / 2
-    assert rows["step_time_ms.mean"]["unit"] == "ms"
-    gain = report["comparison"]["improvement_percent"]["step_time_ms.mean"]
-    assert float(rows["step_time_ms.mean"]["part gains_percent"]) == gain
-
-    assert main(["analyze", "c", "--format", "md", *results]) == 0
-    said = capsys.readouterr()
-    (metrics,) = (table for table in said.out.split("\n\n") if table.startswith("|  | static | part | part gains |"))
-    assert len(metrics.splitlines()) == 2 + len(found)
-    assert "Where the step time goes" in said.out
-    assert "\nFASTER  part " in said.err and "folder   " in said.err
-    assert main(["analyze", "c", "--format", "md", "-q", *results]) == 0
-    assert capsys.readouterr() == (said.out, "")

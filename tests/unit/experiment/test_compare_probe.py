@@ -21,11 +21,11 @@ from dynbench.experiment import training as train_runs
 from dynbench.experiment.cells import start_cells
 from dynbench.experiment.compare import RECIPE_FILE, run_comparison, start_comparison
 from dynbench.experiment.launch_plan import read_state
-from dynbench.experiment.training import TrainingResult
+from dynbench.experiment.training import LaunchedArm, TrainingResult
 from dynbench.plugins import STRATEGIES
 from dynbench.runs.atomic import write_text
 from dynbench.runs.run import Run
-from dynbench.runs.store import Naming, RunStore
+from dynbench.runs.store import RunStore
 
 MACHINES = {
     "cpu": Machine(cores=4, gpus=0, bf16=False),
@@ -69,9 +69,9 @@ class Training:
     probes: dict[str, str | None] = field(default_factory=dict)
     """Arm to the name of the probe that it was launched with last."""
 
-    def __call__(self, arms: Sequence[tuple[Config, Naming]], store: RunStore, **_: object) -> list[TrainingResult]:
-        ((config, naming),) = arms
-        name = str(naming["name"])
+    def __call__(self, arms: Sequence[LaunchedArm], store: RunStore, **_: object) -> list[TrainingResult]:
+        (one,) = arms
+        config, name = one.config, str(one.naming["name"])
         if self.launches == 0:
             raise WorkerFailed("that will do")
         self.launches -= 1

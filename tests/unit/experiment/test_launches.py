@@ -14,7 +14,6 @@ from dynbench.cli import compare
 from dynbench.cli.main import main
 from dynbench.config.layers import load_config
 from dynbench.config.recipes import find_recipe
-from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Machine
 from dynbench.engine.launching.run_launch import plan_launch
 from dynbench.engine.turn_order import Turns
@@ -22,7 +21,8 @@ from dynbench.errors import WorkerFailed
 from dynbench.experiment import launches
 from dynbench.experiment.launch_plan import read_state
 from dynbench.experiment.preflight import recipe_warnings
-from dynbench.runs.store import Naming, RunStore
+from dynbench.experiment.training import LaunchedArm
+from dynbench.runs.store import RunStore
 
 EXPOSED = "train: {exposed: true}, launch: {launcher: torchrun, nproc: 2, device: cpu}"
 
@@ -72,8 +72,8 @@ def test_a_failure_of_the_like_without_communication_is_that_of_its_arm(
     """Planted: the last run of a launch fails, the like of its last arm; that arm goes apart."""
     launched: list[tuple[list[str], Turns | None]] = []
 
-    def training(arms: Sequence[tuple[Config, Naming]], *_: object, turns: Turns | None, **__: object) -> None:
-        launched.append(([str(naming.get("name")) for _, naming in arms], turns))
+    def training(arms: Sequence[LaunchedArm], *_: object, turns: Turns | None, **__: object) -> None:
+        launched.append(([str(arm.naming.get("name")) for arm in arms], turns))
         error = WorkerFailed("enough", rank=1)
         error.arm = len(arms) - 1
         raise error

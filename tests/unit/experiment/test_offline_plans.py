@@ -240,17 +240,6 @@ def test_plans_that_fail_leave_those_made_before(store: RunStore, caplog: pytest
     assert str(good.run) in caplog.text
 
 
-def test_data_that_changed_since_is_not_planned(store: RunStore, caplog: pytest.LogCaptureFixture) -> None:
-    folder, run = store.create("analyze", "comparison"), trained(store, "static")
-    write_json(run.env_file, {"data": {"fingerprint": "another"}})
-
-    solved = plan_offline(folder, {"static": run}, 2, store)
-
-    assert solved == Solved(None, reason=solved.reason)
-    assert "no longer the data that it trained on" in str(solved.reason)
-    assert "exact against greedy was not measured" in caplog.text
-
-
 def test_subsets_are_those_of_the_run(store: RunStore) -> None:
     run = trained(store, "static", workload__subset=300)
 

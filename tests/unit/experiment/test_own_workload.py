@@ -18,11 +18,8 @@ from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import RecordError, UsageError
 from dynbench.experiment.compare import start_comparison
 from dynbench.experiment.offline_plans import plan_offline
-from dynbench.experiment.report_input import find_report_input
-from dynbench.experiment.reporting import render_report
 from dynbench.experiment.trace_sources import dataset_trace, run_trace, trained_trace, training_trace
 from dynbench.plugins import WORKLOADS
-from dynbench.report import LANGUAGES
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.records import StepRow, work_hash
 from dynbench.runs.row_writer import LENGTHS_FILE, RowWriter, write_lengths
@@ -193,17 +190,6 @@ def test_all_launches_of_a_comparison_run_the_file_as_it_was_at_its_start(folder
 
     with pytest.raises(UsageError, match="it has changed since"):
         resolve(arms["static"], this_machine(), store)
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_a_report_names_the_workload_and_the_digest_of_its_file(store: RunStore, language: str) -> None:
-    run = finished(store, "static")
-    text = render_report(find_report_input(store, run.id), language, "md", run.path)
-    assert "{{" not in text
-    digest = run.config().workload.code_digest
-    assert f"`{digest}`" in text and "`mine:Mine`" in text
-    assert "DistilBERT [8]" not in text
-    assert "300" in text
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])

@@ -213,7 +213,7 @@ def test_the_best_is_called_so_of_what_it_is_the_best_of(
         question="sync",
     )
     found = conclude(find_report_input(store, None))
-    assert found.among == case and ("local" in found.untold) == (local is not None)
+    assert found.among == case and ("local" in found.undecided) == (local is not None)
 
 
 LEAK = "in flattened samples see each other (gradient 2e-02)"

@@ -1,137 +1,35 @@
-"""What a report says of the arms: how they changed, what was predicted, and the time beyond the ideal."""
+"""What a report says of the arms: predictions, the time beyond the ideal, communication, and the size of buckets."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from languages import facts
 
+from dynbench.analysis.profile import bottlenecks
+from dynbench.analysis.questions import question_named
+from dynbench.analysis.record import ComparisonRecord, PairRecord
 from dynbench.analysis.waste import PARTS
 from dynbench.experiment.offline_plans import Solved, planned_speedup
 from dynbench.experiment.report_conclusions import conclude
-from dynbench.experiment.report_facts import TOPICS, Waterfall, changes, waterfall, without_ideal
-from dynbench.experiment.report_input import ReportInput, find_report_input
-from dynbench.experiment.reporting import render_report
-from dynbench.report import LANGUAGES, load_template
+from dynbench.experiment.report_facts import (
+    Waterfall,
+    buckets_of,
+    communication_facts,
+    exposures,
+    waterfall,
+)
+from dynbench.experiment.report_input import Member, ReportInput, find_report_input
+from dynbench.experiment.reporting import NEEDED
 from dynbench.runs.atomic import write_json
-from dynbench.runs.phrase import Phrase
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
 MakeComparison = Callable[..., Run]
-
 SIZES = {"world_size": 2, "global_batch": 64, "exact": "both"}
-
-
-def metrics(spread: float, p95: float, memory: float) -> dict[str, object]:
-    return {
-        "std_over_ranks": {"padded_tokens": {"mean": spread}, "peak_mem_mb": {"mean": memory}},
-        "padded_tokens_max": {"mean": 10 * spread},
-        "step_time_ms": {"mean": p95 / 2, "p50": p95 / 2, "p95": p95, "total": 1.0},
-        "peak_mem_mb": {"max": 100 * memory},
-        "proxy": {
-            "cost_type": "tokens",
-            "padded_tokens": {"correlation": 0.9, "mape": 0.125},
-            "cost": {"correlation": None, "mape": None},
-        },
-    }
-
-
-def report(store: RunStore, language: str = "en") -> str:
-    subject = find_report_input(store, None)
-    text = render_report(subject, language, "md", subject.run.path)
-    assert "{{" not in text
-    assert "None" not in text
-    assert "\n\n\n" not in text
-    return text.replace("\N{NO-BREAK SPACE}", " ")
-
-
-def test_better_worse_and_equal_arms_are_named_as_such(store: RunStore, make_comparison: MakeComparison) -> None:
-    summaries = {
-        "static": metrics(100.0, 200.0, 10.0),
-        "better": metrics(50.0, 150.0, 20.0),
-        "worse": metrics(125.0, 250.0, 5.0),
-        "equal": metrics(100.0, 200.0, 10.0),
-    }
-    make_comparison(*({"candidate": name} for name in ("better", "worse", "equal")), summaries=summaries)
-
-    found = {name: dict(topic.groups) for name, topic in facts(find_report_input(store, None))["topics"].items()}
-    one = {"less": ["better"], "more": ["worse"], "same": ["equal"]}
-    assert found["imbalance"] == found["tail"] == one
-    assert found["memory"] == {"less": ["worse"], "more": ["better"], "same": ["equal"]}
-
-
-@pytest.mark.parametrize("key", ["launch.slowdown", "schedule.speeds"])
-def test_ranks_of_unequal_speed_are_to_have_equal_times_and_not_equal_tokens(
-    store: RunStore, make_comparison: MakeComparison, key: str
-) -> None:
-    """A plan that gives a slow rank less was told to have the larger imbalance."""
-    summaries = {"static": metrics(100.0, 200.0, 10.0), "other": metrics(300.0, 150.0, 10.0)}
-    for (name, known), ms in zip(summaries.items(), (8.0, 2.0), strict=True):
-        known["std_over_ranks"] = {
-            "compute_ms": {"mean": ms},
-            "padded_tokens": {"mean": 100.0 if name == "static" else 300.0},
-        }
-    value = {1: 2.0} if key == "launch.slowdown" else (1.0, 0.5)
-    flags = {"static": {"launch.nproc": 2}, "other": {"schedule.mode": "dynamic", "launch.nproc": 2, key: value}}
-    make_comparison({"candidate": "other"}, summaries=summaries, flags=flags)
-
-    found = changes(find_report_input(store, None), "imbalance")
-    assert (found.name, found.groups) == ("unequal", [("less", ["other"])])
-
-
-@pytest.mark.parametrize("together", [True, False])
-def test_memory_that_nobody_knows_is_said_once_and_why(
-    store: RunStore, make_comparison: MakeComparison, together: bool
-) -> None:
-    known = metrics(100.0, 200.0, 10.0)
-    known["peak_mem_mb"] = {"max": None}
-    known["std_over_ranks"] = {"padded_tokens": {"mean": 100.0}, "peak_mem_mb": {"mean": None}}
-    make_comparison({"candidate": "other"}, summaries={"static": known, "other": known})
-    for run in store.list() if together else ():
-        write_json(run.env_file, {"together": {"id": "first", "arms": ["static", "other"]}})
-
-    topics = facts(find_report_input(store, None))["topics"]
-    assert topics["memory"].known == ("shared" if together else "missing") and topics["tail"].known == "compared"
-
-
-@pytest.mark.parametrize("name", ["imbalance", "tail", "memory"])
-def test_a_change_is_that_of_the_paired_launches(store: RunStore, make_comparison: MakeComparison, name: str) -> None:
-    """As the column of gains has it; the means may be over a launch more."""
-    summaries = {"static": metrics(100.0, 200.0, 10.0), "other": metrics(50.0, 150.0, 5.0)}
-    make_comparison({"candidate": "other", "improvement_percent": {TOPICS[name]: -30.0}}, summaries=summaries)
-
-    assert changes(find_report_input(store, None), name).groups == [("more", ["other"])]
-
-
-@pytest.mark.parametrize("batch", [64, 128])
-def test_steps_of_another_batch_are_neither_better_nor_worse(
-    store: RunStore, make_comparison: MakeComparison, batch: int
-) -> None:
-    summaries = {"static": metrics(100.0, 200.0, 10.0), "other": metrics(300.0, 500.0, 5.0) | {"global_batch": batch}}
-    make_comparison({"candidate": "other", "improvement_percent": {}}, summaries=summaries)
-
-    subject = find_report_input(store, None)
-    assert changes(subject, "tail").groups == [("more" if batch == 64 else "unlike", ["other"])]
-    assert changes(subject, "memory").groups == [("less", ["other"])], "memory is compared"
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_figures_are_numbered_as_they_stand_and_referred_to(
-    store: RunStore, make_comparison: MakeComparison, language: str
-) -> None:
-    make_comparison({})
-
-    text = report(store, language)
-
-    word = {"en": "Figure", "zh": "图"}[language]
-    assert re.findall(rf"^!\[{word} (\d)", text, re.MULTILINE) == ["1", "2"]
-    assert re.search(rf"!\[{word} 1\S? ?.*\]\(figures/timeline.png\)", text)
-    body = re.sub(r"!\[.*\n.*", "", text)
-    assert f"{word} 1" in body  # the timeline is referred to
-    assert load_template(language).labels["words.not_drawn"] in body  # as are those that were not drawn
 
 
 def test_predicted_against_achieved_takes_probe_and_plans(store: RunStore, make_comparison: MakeComparison) -> None:
@@ -193,27 +91,6 @@ def test_costs_in_another_unit_predict_no_time(
     assert planned_speedup(None, "a", "b") is None
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "expected"),
-    [
-        (2.0, 1.0, "less"),
-        (2.0, 3.0, "more"),
-        (2.0, 2.0, "same"),
-        (2.0, 2.0001, "same"),
-        (0.0, 0.0, "same"),
-        (0.0, 1.0, "more"),
-        (None, 1.0, "unknown"),
-        (1.0, None, "unknown"),
-    ],
-)
-def test_a_change_has_a_word(
-    store: RunStore, make_comparison: MakeComparison, before: float | None, after: float | None, expected: str
-) -> None:
-    known = {"static": {"peak_mem_mb": {"max": before}}, "other": {"peak_mem_mb": {"max": after}}}
-    make_comparison({"candidate": "other", "improvement_percent": {}}, summaries=known)
-    assert changes(find_report_input(store, None), "peak").groups == [(expected, ["other"])]
-
-
 KNOWN = {
     "waste": {
         "s": 2.0,
@@ -227,8 +104,6 @@ KNOWN = {
     "real_tokens": 2000,
     "slowest_ranks": {"distinct": 2, "shares": [0.75, 0.25], "equal": 0.5},
 }
-WHY = Phrase.of("waste.no_fit")
-UNKNOWN = {"waste": {**dict.fromkeys(("s", *PARTS)), "reason": str(WHY), "reason_said": WHY.record()}}
 
 
 def found(store: RunStore, candidate: dict[str, object] | None = None) -> ReportInput:
@@ -276,8 +151,125 @@ def test_what_the_best_candidate_gave_back_or_took_is_told_where_verdict_and_par
     assert (fall.before, fall.after, fall.change, fall.left) == pytest.approx(told[2:])
 
 
-def test_where_no_ideal_can_be_stated_the_reason_is_given(store: RunStore, make_comparison: MakeComparison) -> None:
-    make_comparison({"candidate": "partition"}, summary=UNKNOWN)
-    subject = find_report_input(store, None)
-    assert fallen(subject) is None
-    assert without_ideal(subject, load_template("en")) == {str(WHY): ["static", "partition"]}
+RATES = {"ddp": 900.0, "by_hand": 600.0, "ps": 300.0, "ps_1w": 200.0}
+RANKS = {"ddp": (2, 2), "by_hand": (2, 2), "ps": (2, 3), "ps_1w": (1, 2)}
+
+
+def profile(comm: float, compute: float) -> dict[str, object]:
+    rows = [
+        {"phase": "backward", "operation": "all_reduce", "calls": 1.0, "ms": 100 * comm, "share": comm},
+        {"phase": "backward", "operation": "communication", "calls": 1.0, "ms": 100 * comm, "share": comm},
+        {"phase": "backward", "operation": "compute", "calls": 9.0, "ms": 100 * compute, "share": compute},
+    ]
+    phases = {"backward": 80.0}
+    return {"step_ms": 100.0, "comm_share": comm, "wire_comm_share": comm, "phase_ms": phases, "rows": rows}
+
+
+def member(name: str, rate: float, **more: object) -> Member:
+    workers, world_size = RANKS[name]
+    timed = {
+        "workers": {"push_ms": 10.0, "pull_ms": 20.0},
+        "servers": {"receive_ms": 11.0, "average_ms": 3.0, "optimizer_ms": 4.0, "send_ms": 12.0},
+    }
+    summary = {
+        "workers": workers,
+        "world_size": world_size,
+        "launcher": "torchrun",
+        "throughput_samples_per_s": {"mean": rate},
+        "step_time_ms": {"mean": 48000 / rate},
+        "comm_ms": {"mean": 20.0},
+        "bytes_wire": {"mean": 4e6},
+        "exposed_comm_ms": {"mean": 15.0},
+        "time_ms": {"compute": 30.0},
+        "timed_ms": timed if world_size != workers else {"workers": {}, "servers": {}},
+        "epochs": {"each": [{"train_s": 2.0, "eval_loss": 0.9, "eval_accuracy": 0.4}] * 2},
+        "profile": profile(0.3, 0.6),
+        **more,
+    }
+    return Member(name, name, summary, None)
+
+
+def subject(tmp_path: Path, arms: Sequence[str] = tuple(RATES), **more: dict[str, object]) -> ReportInput:
+    members = {name: [member(name, RATES[name], **more.get(name, {}))] for name in arms}
+    return ReportInput(Run(tmp_path), members)
+
+
+@pytest.mark.parametrize(("comm", "compute", "is_communication"), [(0.3, 0.6, False), (0.7, 0.2, True)])
+def test_a_bottleneck_is_what_takes_more_of_the_step(
+    tmp_path: Path, comm: float, compute: float, is_communication: bool
+) -> None:
+    found = subject(tmp_path, ("ddp",), ddp={"profile": profile(comm, compute)})
+    (one,) = bottlenecks(found.launches)
+    assert (one.share, one.is_communication) == (comm, is_communication)
+    profiled = communication_facts(found)["profiled"]
+    bound = {"communication": ["ddp"], "computing": []}
+    assert profiled == (bound if is_communication else dict(zip(bound, reversed(bound.values()), strict=True)))
+
+
+def test_a_chapter_stands_only_where_there_is_something_to_say(tmp_path: Path) -> None:
+    assert NEEDED["profile"](subject(tmp_path))
+    assert not NEEDED["profile"](subject(tmp_path, ("ddp",), ddp={"profile": None}))
+
+
+def test_a_step_is_held_against_one_without_communication_where_that_was_measured(tmp_path: Path) -> None:
+    parts = {"exposed_ms": 5.0, "sync_ms": 3.0, "compute_ms": 2.0, "optimizer_ms": 0.5, "other_ms": -0.5}
+    found = subject(tmp_path, ("ddp", "ps"), ddp={"against_null": parts})
+    assert exposures(found) == {"ddp": {"null": 5.0, "more": 3.0, "compute": 2.0, "optimizer": 0.5, "other": -0.5}}
+    assert exposures(subject(tmp_path)) == {}
+
+
+TOTAL, CALLS = 100e6, (1, 4, 10, 50, 160)
+GOOD = tuple(calls * 0.5 + TOTAL / calls / 1e6 for calls in CALLS)
+
+
+def bucketed(folder: Path, overheads: tuple[float, ...], compute: float = 50.0) -> ReportInput:
+    arms = {}
+    for calls, overhead in zip(CALLS, overheads, strict=True):
+        times = {"step_time_ms": 300 + overhead, "exposed_vs_null_ms": overhead, "exposed_comm_ms": overhead}
+        means = {"collectives": calls, "bytes_raw": TOTAL, "comm_transfer_ms": 50.0, **times}
+        summary = {
+            "workers": 2,
+            "time_ms": {"compute": compute},
+            **{key: {"mean": each} for key, each in means.items()},
+        }
+        arms[f"n{calls}"] = [Member("", "", summary, None, {"sync.name": "ddp", "sync.bucket_mb": 100 / calls})]
+    return ReportInput(Run(folder), arms, question=question_named("sync"))
+
+
+@pytest.mark.parametrize(
+    ("compute", "overheads", "case"),
+    [
+        (50.0, GOOD, "best"),
+        (50.0, (30.0, 5.0, 60.0, 4.0, 45.0), "poor"),
+        (50.0, (9.0,) * 5, "alike_overheads"),
+        (200.0, GOOD, "computing"),
+        (10.0, GOOD, "sending"),
+        (50.0, (3.0, 4.0, 5.5, 25.0, 80.0), "contradicted"),
+    ],
+)
+def test_a_best_size_is_named_only_where_the_model_explains_and_the_arms_bear_it_out(
+    tmp_path: Path, compute: float, overheads: tuple[float, ...], case: str
+) -> None:
+    """Not where computing is not as long as sending, nor where one bucket beats the four nearest to the best size."""
+    found = buckets_of(bucketed(tmp_path, overheads, compute))
+    assert found is not None and found.case == case and (found.case == "best") <= found.fit.explains
+
+
+def test_the_best_size_is_that_of_the_model(tmp_path: Path) -> None:
+    found = buckets_of(bucketed(tmp_path, GOOD))
+    assert found is not None and found.near is not None and found.fit.r_squared == pytest.approx(1)
+    assert (found.fit.total, found.fit.call_ms, found.fit.bytes_per_ms) == pytest.approx((TOTAL, 0.5, 1e6))
+    assert found.fit.best_bytes == pytest.approx((TOTAL * 0.5 * 1e6) ** 0.5)
+    assert found.near.arm == "n10" and found.near_ms == pytest.approx(found.near.overhead_ms)
+
+
+def test_arms_that_launches_do_not_tell_from_the_fastest_are_named(tmp_path: Path) -> None:
+    """Of the arms, `n10` is fastest; it is told from the baseline `n1`, and from `n160`."""
+    judged = {"reason": "", "level": "step", "speedup": 1.1, "ci95": None, "launches": 2, "same_work": True}
+    told = [
+        ComparisonRecord(baseline="n1", candidate=name, verdict=verdict, **judged)  # type: ignore[arg-type]  # as read
+        for name, verdict in (("n10", "FASTER"), ("n4", "AMBIGUOUS"))
+    ]
+    pair = PairRecord(baseline="n10", candidate="n160", verdict="SLOWER", **judged)  # type: ignore[arg-type]  # as read
+    found = buckets_of(replace(bucketed(tmp_path, GOOD), comparisons=told, pairs=[pair]))
+    assert found is not None and found.undecided == ["n4", "n50"]

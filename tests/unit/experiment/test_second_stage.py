@@ -86,12 +86,6 @@ def test_the_first_stage_says_how_many_follow_and_the_interval_keeps_its_spread(
 
 
 @pytest.mark.slow
-def test_a_quiet_machine_needs_no_second_stage(compared: Compared) -> None:
-    outcome, fake, _ = compared(0.001, "half_width: 5%, first: 4")
-    assert fake.launches == 4 and outcome.run.record().warnings == []
-
-
-@pytest.mark.slow
 def test_a_limit_is_kept_and_its_price_is_told(compared: Compared) -> None:
     outcome, fake, _ = compared(0.05, "half_width: 1%, first: 4, max_launches: 9")
     assert fake.launches == 9
