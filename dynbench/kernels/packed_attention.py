@@ -31,7 +31,7 @@ TORCH_MULTIPLE = 8
 
 
 class Form(NamedTuple):
-    """What attention is asked for beside its states.
+    """What attention is to do beside its states.
 
     Args:
         causal: tokens see earlier ones only.
@@ -77,7 +77,7 @@ def torch_kernel(query: Tensor, key: Tensor, value: Tensor, boundaries: Boundari
         window_size=sides(form.causal, form.window),
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    assert isinstance(attended, Tensor), "nothing else is asked for"
+    assert isinstance(attended, Tensor), "no other output is requested"
     return attended
 
 
@@ -211,11 +211,8 @@ def attend(
     if boundaries.checked is not None:
         boundaries.checked.add(arranged if kernel is None else getattr(kernel, "__name__", ""))
         dropout = 0.0
-    if kernel is not None:
-        return kernel(query, key, value, boundaries, Form(causal, window, scale, dropout))
-    options: dict[str, Any] = {"dropout_p": dropout, "scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
-    arrange = _by_length if arranged == "by_length" else _repadded
-    return arrange((query, key, value), boundaries, causal, window, options)
+    arrange = kernel or (_by_length if arranged == "by_length" else _repadded)
+    return arrange(query, key, value, boundaries, Form(causal, window, scale, dropout))
 
 
 def cheaper_arrangement(boundaries: Boundaries, width: int) -> Arrangement:
@@ -262,22 +259,18 @@ def _joined(longest: int, rest: int, others: int) -> tuple[int, ...]:
     return (*[each] * (others - more), *[each + 1] * more, longest)
 
 
-def _by_length(
-    states: Sequence[Tensor], boundaries: Boundaries, causal: bool, window: int | None, options: dict[str, Any]
-) -> Tensor:
+def _by_length(query: Tensor, key: Tensor, value: Tensor, boundaries: Boundaries, form: Form) -> Tensor:
     """A call for each run of equal lengths, whose states are looked at where they are; nothing is padded."""
     sizes = [count * length for count, length in boundaries.runs]
-    parts = []
-    for (count, length), *pieces in zip(boundaries.runs, *(torch.split(each, sizes) for each in states), strict=True):
-        band = None if window is None or window >= length else _band(length, causal, window, boundaries.device)
+    pieces_of, parts = (torch.split(each, sizes) for each in (query, key, value)), []
+    for (count, length), *pieces in zip(boundaries.runs, *pieces_of, strict=True):
+        band = None if form.window is None or form.window >= length else _band(length, form, boundaries.device)
         rows = [piece.view(count, length, *piece.shape[1:]) for piece in pieces]
-        parts.append(_scaled_dot_product(rows, band, causal, options))
+        parts.append(_scaled_dot_product(rows, band, form))
     return torch.cat(parts)
 
 
-def _repadded(
-    states: Sequence[Tensor], boundaries: Boundaries, causal: bool, window: int | None, options: dict[str, Any]
-) -> Tensor:
+def _repadded(query: Tensor, key: Tensor, value: Tensor, boundaries: Boundaries, form: Form) -> Tensor:
     """One call, samples padded to the longest; what pads is laid out behind a sample, so causal tokens never see it."""
     samples, longest = len(boundaries.lengths), boundaries.longest
 
@@ -286,27 +279,33 @@ def _repadded(
         return empty.index_copy(0, boundaries.slots, each).view(samples, longest, *each.shape[1:])
 
     mask = None
-    if not causal or window is not None:
+    if not form.causal or form.window is not None:
         mask = boundaries.valid[:, None, None, :]
-        if window is not None:
+        if form.window is not None:
             # What pads sees itself at least: a softmax over nothing is not a number, and spreads backward.
             itself = torch.eye(longest, dtype=torch.bool, device=boundaries.device)
-            mask = (mask & _band(longest, causal, window, boundaries.device)) | itself
-    rows = [laid_out(each) for each in states]
-    return _scaled_dot_product(rows, mask, causal, options).index_select(0, boundaries.slots)
+            mask = (mask & _band(longest, form, boundaries.device)) | itself
+    return _scaled_dot_product(list(map(laid_out, (query, key, value))), mask, form).index_select(0, boundaries.slots)
 
 
-def _scaled_dot_product(rows: Sequence[Tensor], mask: Tensor | None, causal: bool, options: dict[str, Any]) -> Tensor:
+def _scaled_dot_product(rows: Sequence[Tensor], mask: Tensor | None, form: Form) -> Tensor:
     """What torch gives for query, key and value of shape [n, L, (key) heads, channels], as [n * L, heads, channels]."""
     query, key, value = (each.transpose(1, 2) for each in rows)
-    is_causal = causal and mask is None
-    done = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal, **options)
+    done = F.scaled_dot_product_attention(
+        *(query, key, value),
+        attn_mask=mask,
+        is_causal=form.causal and mask is None,
+        dropout_p=form.dropout,
+        scale=form.scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
     return done.transpose(1, 2).flatten(0, 1)
 
 
-def _band(length: int, causal: bool, window: int, device: torch.device) -> Tensor:
+def _band(length: int, form: Form, device: torch.device) -> Tensor:
     """Which tokens of a sample are closer than the window, and not later where they are causal, bool [L, L]."""
+    assert form.window is not None
     places = torch.arange(length, device=device)
     ahead = places[:, None] - places
-    near = ahead.abs() < window
-    return near & (ahead >= 0) if causal else near
+    near = ahead.abs() < form.window
+    return near & (ahead >= 0) if form.causal else near

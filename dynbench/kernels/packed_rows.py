@@ -15,10 +15,10 @@ from dynbench.errors import UsageError
 
 CPU = torch.device("cpu")
 NO_TARGET = -100
-"""Label of a token that is nothing to be told: transformers' losses leave it out."""
+"""Label of a token that is not to be predicted: transformers' losses leave it out."""
 Arrangement = Literal["by_length", "repadded"]
-"""How attention that knows no boundaries is given the samples: those of equal length together, a call for each length,
-or all together, padded to the longest."""
+"""How attention that knows no boundaries is given the samples: those of equal length at once, a call for each length,
+or all at once, padded to the longest."""
 
 
 @dataclass(frozen=True)

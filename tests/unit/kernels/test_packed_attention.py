@@ -91,21 +91,6 @@ def test_the_cheaper_arrangement_is_the_one_that_the_rule_says() -> None:
     assert cheaper_arrangement(Boundaries((1, 1, 200), meta), width) == "by_length"
 
 
-def test_it_is_taken_where_nothing_else_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[str] = []
-    for name in ARRANGEMENTS:
-        arrange = getattr(packed_attention, f"_{name}")
-        monkeypatch.setattr(
-            packed_attention,
-            f"_{name}",
-            lambda *given, name=name, arrange=arrange: called.append(name) or arrange(*given),
-        )
-    for lengths in ((3, 3), tuple(range(1, 17))):
-        boundaries = Boundaries(lengths)
-        attend(*states(boundaries.tokens), boundaries, causal=False)
-    assert called == ["by_length", "repadded"]
-
-
 @pytest.mark.parametrize(
     ("causal", "window", "expected"),
     [(False, None, (-1, -1)), (True, None, (-1, 0)), (False, 5, (4, 4)), (True, 5, (4, 0))],
