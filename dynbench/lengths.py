@@ -15,9 +15,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tokenize import TokenError
 from typing import TYPE_CHECKING
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -201,19 +199,12 @@ def _bad_row(source: str, row: int, value: object, wanted: Wanted) -> DataError:
     )
 
 
-_NOT_ARRAYS = (
-    *(OSError, ValueError, EOFError, TypeError, KeyError, SyntaxError, MemoryError, OverflowError),
-    *(BadZipFile, TokenError),
-)
-"""What numpy raises for files that hold none, or say that they hold more than fits."""
-
-
 def _read_npy(path: Path, wanted: Wanted) -> IntArray:
     if not wanted.least:
         raise DataError(f"{path}: an array has no column {wanted.column!r}", "Store both columns as CSV or Parquet.")
     try:
         values = np.load(path, allow_pickle=False)
-    except _NOT_ARRAYS as error:
+    except Exception as error:  # what numpy raises for files that hold none, or say that they hold more than fits
         raise DataError(f"{path}: not a readable .npy array of numbers", "Save it with numpy.save.") from error
     if not isinstance(values, np.ndarray):
         raise DataError(f"{path}: holds several arrays", "Save one array with numpy.save.")

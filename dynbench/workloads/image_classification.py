@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
-from transformers import PretrainedConfig, ResNetConfig
+from transformers import ResNetConfig
 
 from dynbench.config.paths import TORCH_WEIGHTS
 from dynbench.config.schema import Config, Workload
@@ -36,14 +35,12 @@ from dynbench.workloads.models import (
     BuildsModel,
     ModelSource,
     facts_of,
-    freeze_unused,
-    holds_nothing,
+    fit_for_training,
     make_model,
     name_classes,
     save_model,
     shortened,
     stored_model,
-    trying,
 )
 from dynbench.workloads.samples import decision
 from dynbench.workloads.token_loss import grade
@@ -177,37 +174,28 @@ def image_model(settings: Workload, num_labels: int, side: int) -> ModelSource:
         UsageError: a model that is no image classifier; of weights, when it is made.
     """
     quiet_libraries()
-    if settings.weights == "pretrained" and settings.model.endswith(TORCH_WEIGHTS):
-        return _torchvision_model(Path(settings.model).expanduser(), num_labels)
-    if not settings.reads_model:
-        config = ResNetConfig(**(SMALL_SHAPE if settings.shape == "small" else {}))
-        config.num_labels = num_labels
-        phrase = Phrase.of("model.language", architecture=config.model_type, size=settings.shape)
-        return _source(config, facts_of(phrase, config), partial(_new_model, config, settings.shape))
-    stored = stored_model(settings, IMAGE_CLASSIFIER, WAYS_OUT)
-    stored.config.num_labels = num_labels
-    return _source(stored.config, stored.facts(), lambda: fitted(stored.make(), stored.name, side, num_labels))
-
-
-def _source(config: PretrainedConfig, facts: dict[str, object], make: Callable[[], nn.Module]) -> ModelSource:
-    return ModelSource(config, ONE_TOKEN, {**facts, "positions": ONE_TOKEN}, make)
-
-
-def _new_model(config: PretrainedConfig, name: str) -> nn.Module:
-    return make_model(config, name, WAYS_OUT, IMAGE_CLASSIFIER)
-
-
-def _torchvision_model(path: Path, num_labels: int) -> ModelSource:
-    config = ResNetConfig()
+    file = Path(settings.model).expanduser()
+    of_torchvision = settings.weights == "pretrained" and settings.model.endswith(TORCH_WEIGHTS)
+    if settings.reads_model and not of_torchvision:
+        stored = stored_model(settings, IMAGE_CLASSIFIER, WAYS_OUT)
+        stored.config.num_labels = num_labels
+        facts = {**stored.facts(), "positions": ONE_TOKEN}
+        return ModelSource(
+            stored.config, ONE_TOKEN, facts, lambda: fitted(stored.make(), stored.name, side, num_labels)
+        )
+    config = ResNetConfig(**(SMALL_SHAPE if settings.shape == "small" and not of_torchvision else {}))
     config.num_labels = num_labels
+    phrase = Phrase.of("model.language", architecture=config.model_type, size=settings.shape)
+    if of_torchvision:
+        phrase = Phrase.of("model.pretrained", name=file.name)
 
     def make() -> nn.Module:
-        model = _new_model(config, path.name)
-        if not holds_nothing(model):
-            load_torchvision(model, read_torchvision(path), path.name)
+        model = make_model(config, file.name if of_torchvision else settings.shape, WAYS_OUT, IMAGE_CLASSIFIER)
+        if of_torchvision and not next(model.parameters()).is_meta:
+            load_torchvision(model, read_torchvision(file), file.name)
         return model
 
-    return _source(config, facts_of(Phrase.of("model.pretrained", name=path.name), config), make)
+    return ModelSource(config, ONE_TOKEN, {**facts_of(phrase, config), "positions": ONE_TOKEN}, make)
 
 
 def fitted(model: nn.Module, name: str, side: int, num_labels: int) -> nn.Module:
@@ -222,18 +210,19 @@ def fitted(model: nn.Module, name: str, side: int, num_labels: int) -> nn.Module
     Raises:
         UsageError: it does not classify them.
     """
-    if holds_nothing(model):
-        return model
     before = {key: buffer.clone() for key, buffer in model.named_buffers()}
-    with trying(f"{name} cannot classify images of {side} by {side} pixels", WAYS_OUT):
+
+    def loss() -> Tensor:
         logits = model.train()(pixel_values=torch.randn(TRIED_IMAGES, 3, side, side)).logits
-        torch.autograd.backward(F.cross_entropy(logits, torch.zeros(TRIED_IMAGES, dtype=torch.long)))
-    if logits.shape != (TRIED_IMAGES, num_labels):
-        raise UsageError(f"{KEY}: {name} gives logits of shape {list(logits.shape)} for {num_labels} classes", WAYS_OUT)
+        if logits.shape != (TRIED_IMAGES, num_labels):
+            shape = f"{list(logits.shape)} for {num_labels} classes"
+            raise UsageError(f"{KEY}: {name} gives logits of shape {shape}", WAYS_OUT)
+        return F.cross_entropy(logits, torch.zeros(TRIED_IMAGES, dtype=torch.long))
+
+    fit_for_training(model, name, loss, f"classify images of {side} by {side} pixels", WAYS_OUT)
     with torch.no_grad():
         for key, buffer in model.named_buffers():
             buffer.copy_(before[key])
-    freeze_unused(model, name)
     return model
 
 
@@ -261,7 +250,7 @@ def load_torchvision(model: nn.Module, found: Mapping[str, Tensor], name: str) -
         name: of the file, for messages.
 
     Returns:
-        What did not match, by its name in the file or, where that lacks it, in the model; told too.
+        What did not match, by its name in the file or, where that lacks it, in the model; logged too.
 
     Raises:
         UsageError: a parameter of the body is missing or of another shape.

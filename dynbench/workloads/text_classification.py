@@ -32,15 +32,12 @@ from dynbench.workloads.models import (
     ModelSource,
     StoredModel,
     facts_of,
-    freeze_unused,
-    holds_nothing,
+    fit_for_training,
     make_model,
     name_classes,
     save_model,
-    set_dropout,
     set_rates,
     stored_model,
-    trying,
 )
 from dynbench.workloads.samples import prepare_samples
 from dynbench.workloads.token_loss import at_least_fp32, grade
@@ -172,9 +169,7 @@ def model_source(
 
     def make() -> nn.Module:
         model = stored.make()
-        if not pretrained:
-            fit_for_training(model, f"{stored.name} ({config.model_type})", trial)
-        return model
+        return model if pretrained else trial.passed(model, f"{stored.name} ({config.model_type})")
 
     return ModelSource(config, positions, stored.facts(), make)
 
@@ -276,46 +271,42 @@ class Trial:
             "attention_mask": (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long(),
         }
 
+    def passed(self, model: nn.Module, name: str) -> nn.Module:
+        """The model, on the CPU, with the dropout applied, once it has classified such batches.
 
-def fit_for_training(model: nn.Module, name: str, trial: Trial) -> None:
-    """Apply the dropout, find out whether the model takes the data, and freeze what gets no gradient.
+        Raises:
+            UsageError: as `fit_for_training`.
+        """
+        longest = max(2, min(LONG, self.longest))
+        short = max(2, longest // 2)
 
-    DistributedDataParallel waits for the gradient of every parameter that requires one.
+        def loss() -> Tensor:
+            with torch.no_grad():
+                model.eval()
+                self._logits(model, self.longest)
+                alone, padded = self._logits(model, short)[0], self._logits(model, longest, short)[1]
+                model.train()
+                first, again = self._logits(model, longest, short), self._logits(model, longest, short)
+            if self.dropout == 0 and not torch.equal(first, again):
+                logger.warning(
+                    "%s: two passes differ in spite of workload.dropout 0; so will losses of the same samples", name
+                )
+            if (alone - padded).abs().max() > PADDING_TOLERANCE * alone.abs().max():
+                logger.warning(
+                    "%s: padding changes what a sample gives, so that losses depend on who pads how much", name
+                )
+            logits = self._logits(model, longest, short)
+            return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
 
-    Args:
-        model: on the CPU, changed in place.
-        name: for messages.
-        trial: the data's shape.
+        cannot = f"classify samples of {short} to {self.longest} token ids"
+        return fit_for_training(model, name, loss, cannot, OTHER_ARCHITECTURE, self.dropout)
 
-    Raises:
-        UsageError: it cannot classify token ids, or which parameters get a gradient depends on the data.
-    """
-    set_dropout(model, trial.dropout)
-    if holds_nothing(model):
-        return
-    long, short = max(2, min(LONG, trial.longest)), max(2, min(LONG, trial.longest) // 2)
-    with trying(f"{name} cannot classify samples of {short} to {trial.longest} token ids", OTHER_ARCHITECTURE):
-        with torch.no_grad():
-            model.eval()
-            _tried_logits(model, trial, trial.longest)
-            alone, padded = _tried_logits(model, trial, short)[0], _tried_logits(model, trial, long, short)[1]
-            model.train()
-            first, again = _tried_logits(model, trial, long, short), _tried_logits(model, trial, long, short)
-        logits = _tried_logits(model, trial, long, short)
-        torch.autograd.backward(F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long)))
-    if trial.dropout == 0 and not torch.equal(first, again):
-        logger.warning("%s: two passes differ in spite of workload.dropout 0; so will losses of the same samples", name)
-    if (alone - padded).abs().max() > PADDING_TOLERANCE * alone.abs().max():
-        logger.warning("%s: padding changes what a sample gives, so that losses depend on who pads how much", name)
-    freeze_unused(model, name)
-
-
-def _tried_logits(model: nn.Module, trial: Trial, *lengths: int) -> Tensor:
-    logits = getattr(model(**trial.batch(*lengths)), "logits", None)
-    expected = (len(lengths), trial.num_labels)
-    if not isinstance(logits, Tensor) or logits.shape != expected:
-        shape = "none" if logits is None else f"of shape {list(logits.shape)}"
-        raise UsageError(
-            f"{KEY}: {type(model).__name__} gives logits {shape}; expected {list(expected)}", OTHER_ARCHITECTURE
-        )
-    return logits
+    def _logits(self, model: nn.Module, *lengths: int) -> Tensor:
+        logits = getattr(model(**self.batch(*lengths)), "logits", None)
+        expected = (len(lengths), self.num_labels)
+        if not isinstance(logits, Tensor) or logits.shape != expected:
+            shape = "none" if logits is None else f"of shape {list(logits.shape)}"
+            raise UsageError(
+                f"{KEY}: {type(model).__name__} gives logits {shape}; expected {list(expected)}", OTHER_ARCHITECTURE
+            )
+        return logits

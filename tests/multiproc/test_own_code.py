@@ -51,14 +51,6 @@ def test_an_error_in_its_step_is_one_line_and_its_traceback_is_in_the_log(tmp_pa
     assert "Traceback" in (run.logs_dir / "rank_0.log").read_text(encoding="utf-8")
 
 
-@pytest.mark.matrix
-def test_a_probe_tells_the_line_too_and_tries_no_further(tmp_path: Path) -> None:
-    write_own(tmp_path, "    def loss(self, model, batch):\n        return model(batch['words'])\n")
-    code, shown = forked(tmp_path, "probe", "--workload", "mine:Mine")
-    assert (code, shown["error"]["kind"]) == (3, "worker")
-    assert "mine.py:6: KeyError: 'words'" in shown["error"]["message"]
-
-
 def test_a_parameter_that_fsdp_cannot_divide_is_named_before_the_first_step(tmp_path: Path) -> None:
     """Not before the launch: what a model of the user's own has is known once their code has run, in the ranks."""
     scalar = "        model.scale = __import__('torch').nn.Parameter(__import__('torch').tensor(1.0))\n"

@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.summary import summary_of
-from dynbench.analysis.verdict import weights_difference
 from dynbench.cli.main import main
 from dynbench.config.layers import load_config
 from dynbench.engine.launching.progress import Progress
@@ -169,17 +168,6 @@ def test_the_kept_model_is_evaluated_as_in_training(run: tuple[Run, list[Progres
     assert any(
         name.endswith("running_var") and not torch.allclose(value, torch.ones(1)) for name, value in state.items()
     )
-
-
-def test_two_ranks_end_with_the_weights_of_one(store: RunStore) -> None:
-    adam = ("workload.name=mlp", "train.optimizer=adam", "train.learning_rate=0.001", "train.weight_decay=0")
-    one, two = (launched(store, *adam, f"launch.nproc={ranks}") for ranks in (1, 2))
-    merged = [merge_run(each) for each in (one, two)]
-    difference = weights_difference([(merged[0], merged[1])])
-    assert difference is not None and 0 < difference < 1e-5
-    other = merge_run(launched(store, *adam, "launch.nproc=1", "train.seed=1"))
-    assert weights_difference([(merged[0], other)]) > 0.1
-    assert weights_difference([]) is None
 
 
 STEPS = (

@@ -18,7 +18,7 @@ import numpy as np
 from dynbench.errors import DataError
 from dynbench.plugins import DATASETS, WORKLOADS
 from dynbench.workloads.data import IntArray, TokenisedData, digest_of
-from dynbench.workloads.datasets.lines import is_unicode, listed, quoted
+from dynbench.workloads.datasets.lines import excerpt, is_unicode, listed
 
 if TYPE_CHECKING:  # a plug-in may import this while settings are still being defined
     from PIL import Image
@@ -201,7 +201,7 @@ def read_label(where: str, value: object) -> Label:
                 return text
         case None | str():
             raise DataError(f"{where}: no label; {EXPECTED}", "Leave out the samples without a label.")
-    raise DataError(f"{where}: label {quoted(value)}; {EXPECTED}", NO_CLASS)
+    raise DataError(f"{where}: label {excerpt(value)}; {EXPECTED}", NO_CLASS)
 
 
 def classes_of(labels: Sequence[Label], where: Where) -> list[Label]:
@@ -218,13 +218,13 @@ def classes_of(labels: Sequence[Label], where: Where) -> list[Label]:
     for index, label in enumerate(labels):
         if isinstance(label, str) != isinstance(labels[0], str):
             raise DataError(
-                f"{where(index)}: label {quoted(label)} beside {quoted(labels[0])} of {where(0)}; expected integers "
+                f"{where(index)}: label {excerpt(label)} beside {excerpt(labels[0])} of {where(0)}; expected integers "
                 "only, or words only"
             )
         found.add(label)
         if len(found) > MOST_CLASSES:
             many = f"makes {len(found):,} different ones; expected at most {MOST_CLASSES:,} classes"
-            raise DataError(f"{where(index)}: label {quoted(label)} {many}", NO_CLASS)
+            raise DataError(f"{where(index)}: label {excerpt(label)} {many}", NO_CLASS)
     return sorted(found, key=lambda label: (0, label) if isinstance(label, str) else (label, ""))
 
 
@@ -243,7 +243,7 @@ def class_indices(labels: Sequence[Label], where: Where, classes: Sequence[Label
     index = {label: position for position, label in enumerate(classes)}
     for position, label in enumerate(labels):
         if label not in index:
-            raise DataError(f"{where(position)}: label {quoted(label)}; expected one of {source}: {listed(classes)}")
+            raise DataError(f"{where(position)}: label {excerpt(label)}; expected one of {source}: {listed(classes)}")
     return np.fromiter((index[label] for label in labels), np.int64, len(labels))
 
 
@@ -276,7 +276,7 @@ def numbered_as(splits: Splits, names: Sequence[str], model: str) -> Splits:
         unknown = [own[label] for label in np.unique(split.labels) if own[label] not in numbers]
         if unknown:
             raise DataError(
-                f"{split.source}: class {quoted(unknown[0])}; expected one of {model}: {listed(names)}",
+                f"{split.source}: class {excerpt(unknown[0])}; expected one of {model}: {listed(names)}",
                 "Name data of the classes that it was trained for (--dataset, --data-path).",
             )
         of_model = np.array([numbers.get(name, -1) for name in own], dtype=np.int64)

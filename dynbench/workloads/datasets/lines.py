@@ -31,15 +31,15 @@ def why_no_text(content: bytes, path: Path, unknown: str = "Save it as UTF-8.") 
     return unknown
 
 
-def looks_like(line: str, asked: str) -> str:
-    """What the first line of a file looks like, with the data set that reads it; empty where it is the one asked for.
+def looks_like(line: str, reader: str) -> str:
+    """What the first line of a file looks like, with the data set that reads it; empty where that is the reader.
 
     Args:
         line: the first line that holds something.
-        asked: the data set that was asked to read it.
+        reader: the data set that is to read it.
     """
     start = line.strip()
-    if start.startswith("{") and asked != "jsonl":
+    if start.startswith("{") and reader != "jsonl":
         return "It looks like JSON Lines: use --dataset jsonl."
     if start.startswith("[") or start == "{":
         return (
@@ -48,13 +48,13 @@ def looks_like(line: str, asked: str) -> str:
         )
     for delimiter, (words, dataset) in _DELIMITERS.items():
         if delimiter in line:
-            return "" if dataset == asked else f"It looks {words}: use --dataset {dataset}."
+            return "" if dataset == reader else f"It looks {words}: use --dataset {dataset}."
     return ""
 
 
 @contextmanager
-def reading(key: str, path: Path) -> Iterator[None]:
-    """Inside it a file is read: an `OSError` names it and the dotted configuration key that named it.
+def reading(key: str, path: Path | str) -> Iterator[None]:
+    """Inside it a file or another source is read: an `OSError` names it and the dotted key that chose it.
 
     Raises:
         DataError: there was one.
@@ -117,15 +117,15 @@ def numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
     return ((number, line) for number, line in enumerate(lines, 1) if line.strip(" "))
 
 
-def quoted(text: object) -> str:
-    """A piece of a file as a message quotes it, on one line and not too long."""
+def excerpt(text: object) -> str:
+    """A piece of a file as a message shows it, on one line and not too long."""
     shown = repr(text)
     return shown if len(shown) <= SHOWN else f"{shown[: SHOWN - 3]}..."
 
 
 def listed(names: Sequence[object]) -> str:
     """The first of some names, quoted."""
-    return ", ".join(map(quoted, names[:SHOWN_NAMES])) + (", …" if len(names) > SHOWN_NAMES else "")
+    return ", ".join(map(excerpt, names[:SHOWN_NAMES])) + (", …" if len(names) > SHOWN_NAMES else "")
 
 
 def text_of(where: str, key: str, value: object) -> str:

@@ -23,12 +23,7 @@ from dynbench.workloads.inputs import check_inputs
 from dynbench.workloads.own_code import find_own_code, own_code_settings
 from dynbench.workloads.registry import build_workload
 
-METHODS = """\
-class Whole:
-    def build_model(self, seed): ...
-    def collate(self, data, ids, width): ...
-    loss = None
-"""
+WHOLE = "class Whole: ...\n"
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +51,7 @@ def write(path: Path, text: str) -> Path:
 def test_it_is_found_from_the_folder_of_the_command_and_later_from_where_it_was(
     name: str, file: str, folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(folder / file, METHODS)
+    write(folder / file, WHOLE)
     found = find_own_code(Workload(name=name))
     assert (found.file, found.folder) == (folder / file, folder)
 
@@ -67,7 +62,7 @@ def test_it_is_found_from_the_folder_of_the_command_and_later_from_where_it_was(
 
 
 def test_absolute_paths_installed_packages_and_the_shipped_example_are_found(folder: Path) -> None:
-    path = write(folder / "there/mine.py", METHODS)
+    path = write(folder / "there/mine.py", WHOLE)
     assert find_own_code(Workload(name=f"{path}:Whole")).file == path
     assert find_own_code(Workload(name=NAME)).file == EXAMPLE
     with pytest.raises(UsageError, match=r"json/__init__\.py has no class Whole"):
@@ -77,17 +72,11 @@ def test_absolute_paths_installed_packages_and_the_shipped_example_are_found(fol
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("mime:Whole", METHODS, ["no module mime in", "Did you mean 'mine'?", "import_from"]),
-        ("mime.py:Whole", METHODS, ["no file mime.py in", "Did you mean 'mine.py'?"]),
-        ("mine:Hole", METHODS, ["mine.py has no class Hole", "Did you mean 'Whole'?", "Classes there: Whole."]),
+        ("mime:Whole", WHOLE, ["no module mime in", "Did you mean 'mine'?", "import_from"]),
+        ("mime.py:Whole", WHOLE, ["no file mime.py in", "Did you mean 'mine.py'?"]),
+        ("mine:Hole", WHOLE, ["mine.py has no class Hole", "Did you mean 'Whole'?", "Classes there: Whole."]),
         ("mine:Whole", "import os\n", ["mine.py has no class Whole", "It has no class."]),
         ("mine:Whole", "x = 1\ndef f(:\n", ["mine.py:2: no valid Python: ", "Mend that line."]),
-        (
-            "mine:Whole",
-            "class Whole: ...\n",
-            ["lacks build_model(self, seed), collate(self, data, ids", "loss(self, mo"],
-        ),
-        ("mine:Whole", METHODS.replace("loss", "los"), ["mine:Whole lacks loss(self, model, batch)", "base.py"]),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_is_there(name: str, text: str, told: list[str], folder: Path) -> None:
@@ -105,13 +94,9 @@ def test_a_mistake_is_one_line_that_says_what_is_there(name: str, text: str, tol
 @pytest.mark.parametrize(
     "text",
     [
-        "from elsewhere import Whole\n",
         "from elsewhere import *\n",
-        "Whole = make()\n",
         "try:\n    from a import Whole\nexcept ImportError:\n    pass\n",
-        "def Whole(config): ...\n",
-        "class Whole(Base): ...\n",
-        "@decorated\nclass Whole: ...\n",
+        "def __getattr__(name): ...\n",
     ],
 )
 def test_what_only_running_it_can_tell_is_left_to_that(text: str, folder: Path) -> None:
@@ -121,9 +106,9 @@ def test_what_only_running_it_can_tell_is_left_to_that(text: str, folder: Path) 
 
 
 def test_a_file_that_changed_is_refused_unless_the_digest_is_let_go(folder: Path) -> None:
-    path = write(folder / "mine.py", METHODS)
+    path = write(folder / "mine.py", WHOLE)
     kept = Workload(name="mine:Whole", **own_code_settings(Workload(name="mine:Whole")))
-    path.write_text(METHODS + "# changed\n", encoding="utf-8")
+    path.write_text(WHOLE + "# changed\n", encoding="utf-8")
 
     with pytest.raises(UsageError, match=r"workload\.code_digest: .* has changed") as caught:
         find_own_code(kept)
@@ -241,11 +226,6 @@ def test_what_cannot_be_judged_or_depends_on_padding_is_warned_of(
     assert all(told in message for message in messages)
 
 
-def test_weights_of_nothing_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="train has a weight of 0 for every sample"):
-        build(tmp_path, WEIGHED.replace("data.lengths % 3", "data.lengths * 0"))
-
-
 def test_equal_seeds_give_equal_weights_also_where_the_class_ignores_them(tmp_path: Path) -> None:
     workload, state = build(tmp_path), torch.random.get_rng_state()
     first, again, other = (workload.build_model(seed).out.weight for seed in (1, 1, 2))
@@ -261,6 +241,7 @@ def test_equal_seeds_give_equal_weights_also_where_the_class_ignores_them(tmp_pa
         ("    loss = None\n", "lacks loss(self, model, batch)"),
         ("    eval_sums = None\n", "lacks eval_sums(self, model, batch)"),
         ("    def loss(self, model): ...\n", "loss(model); expected loss(model, batch)"),
+        (WEIGHED.replace("data.lengths % 3", "data.lengths * 0"), "train has a weight of 0 for every sample"),
         ("    positions = 8\n", "beyond its positions, 8"),
         ("    positions = 'all'\n", "positions is a str"),
         (

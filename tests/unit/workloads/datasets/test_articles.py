@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import subprocess
 import sys
@@ -143,19 +142,6 @@ def test_damage_that_polars_panics_at_is_no_parquet(tmp_path, monkeypatch, where
     pl.DataFrame({"text": ["a"]}).write_parquet(path)
     monkeypatch.setattr(pl.LazyFrame, where, panics)
     assert "expected a Parquet file" in error(path, path.read_bytes(), "parquet").message
-
-
-@pytest.mark.parametrize(
-    ("content", "hint"),
-    [
-        (f"{an(0)}\n{an(1)}\n", "use --dataset jsonl"),
-        ("id,title,text\n", "use --dataset csv"),
-        (gzip.compress(b"[]", mtime=0), "gunzip -k"),
-        (b"PAR1....", "use --dataset parquet"),
-    ],
-)
-def test_a_file_of_another_kind_says_what_to_do(tmp_path, content, hint) -> None:
-    assert hint in error(tmp_path / "file", content).hint
 
 
 READ_WHOLE = """
