@@ -243,15 +243,13 @@ def _read_jsonl(path: Path, wanted: Wanted) -> IntArray:
     row, name = 0, wanted.column
     try:
         with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                if not line.strip():
-                    continue
-                row += 1
-                record = json.loads(line)
-                value = record
-                if isinstance(record, dict):
-                    name = name or _pick_column(list(record), path, wanted)
-                    value = _field(record, name, f"{path}: row {row}", wanted)
+            for row, line in enumerate(filter(str.strip, lines), 1):
+                value = json.loads(line)
+                if isinstance(value, dict):
+                    name = name or _pick_column(list(value), path, wanted)
+                    if name not in value:
+                        raise DataError(f"{path}: row {row}: no field {name!r}; it has {', '.join(value)}", wanted.hint)
+                    value = value[name]
                 elif not wanted.least:
                     raise DataError(f"{path}: row {row}: no field {name!r} of a bare number", wanted.hint)
                 if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > LONGEST_LENGTH:
@@ -262,13 +260,7 @@ def _read_jsonl(path: Path, wanted: Wanted) -> IntArray:
     except (ValueError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply, or a number too long"
         raise DataError(f"{path}: row {row}: not JSON ({reason})", "One JSON object a line.") from error
-    return check_lengths(np.asarray(values), str(path), wanted) if values else np.empty(0, dtype=np.int64)
-
-
-def _field(record: dict[str, object], name: str, where: str, wanted: Wanted) -> object:
-    if name not in record:
-        raise DataError(f"{where}: no field {name!r}; it has {', '.join(record)}", wanted.hint)
-    return record[name]
+    return check_lengths(np.asarray(values), str(path), wanted)
 
 
 def _from_frame(frame: pl.DataFrame, path: Path, wanted: Wanted) -> IntArray:

@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
 from dynbench.errors import UsageError
-from dynbench.kernels.packed_rows import Boundaries
+from dynbench.kernels.packed_attention import Boundaries
 from dynbench.plugins import POLICIES
 from dynbench.plugins.policies import Layout, named_plan
 from dynbench.plugins.strategies import Objective
@@ -74,7 +74,7 @@ def cost_model(given: CostModel | CostType) -> CostModel:
     return given if isinstance(given, CostModel) else CostModel(given)
 
 
-def capacity_of(given: Capacity | int | Sequence[int] | None, policy: str, layout: Layout) -> Capacity:
+def given_capacity(given: Capacity | int | Sequence[int] | None, policy: str, layout: Layout) -> Capacity:
     """Capacities as given or by numbers, in the unit of the layout; refused for a policy that obeys none."""
     kind = Capacity if layout == "padded" else PackedCapacity
     if given is None or isinstance(given, Capacity):
@@ -158,7 +158,7 @@ class PlannedBatchSampler(Sampler[list[int]]):
             workers=world_size,
             global_batch=whole("global_batch", global_batch, 1),
             cost=cost_model(cost),
-            capacity=capacity_of(capacity, policy, layout),
+            capacity=given_capacity(capacity, policy, layout),
             speeds=None if speeds is None else np.asarray(speeds, dtype=np.float64),
             seed=whole("seed", seed, 0),
             window=whole("window", window, 1),

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dynbench.errors import UsageError
-from dynbench.kernels.packed_rows import Boundaries
+from dynbench.kernels.packed_attention import Boundaries
 
 MASKED = -1e30
 """Score of a key that a query must not see: its weight is zero, and a tile of such scores is no NaN."""

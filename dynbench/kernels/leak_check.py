@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from dynbench.errors import LeakFound, UsageError
+from dynbench.kernels.packed_attention import Arrangement, Boundaries
 from dynbench.kernels.packed_models import (
     architecture_of,
     as_any,
@@ -31,7 +32,6 @@ from dynbench.kernels.packed_models import (
     use_flattened_rows,
     use_packed_rows,
 )
-from dynbench.kernels.packed_rows import Arrangement, Boundaries
 
 TOLERANCE = 1e-5
 """Of outputs and gradients, of the largest of them: in another order, fp32 sums are off by about 1e-7."""

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from dynbench.errors import UsageError
-from dynbench.kernels.packed_attention import ATTENTION, register
-from dynbench.kernels.packed_rows import Boundaries
+from dynbench.kernels.packed_attention import ATTENTION, Boundaries, register
 
 Model = TypeVar("Model", bound=nn.Module)
 Arguments = tuple[Any, ...]

@@ -21,8 +21,7 @@ from typing import Any
 
 from dynbench.config.schema import Workload
 from dynbench.runs.atomic import locked, write_json
-from dynbench.workloads.datasets.base import CorpusSplit, TextSplit
-from dynbench.workloads.datasets.lines import reading
+from dynbench.workloads.datasets.base import CorpusSplit, TextSplit, reading
 
 logger = logging.getLogger(__name__)
 

@@ -21,28 +21,16 @@ from transformers import GPT2Config, LlamaConfig, PretrainedConfig
 
 from dynbench.config.schema import Config, Workload
 from dynbench.errors import DataError, UsageError
-from dynbench.kernels.packed_rows import NO_TARGET
+from dynbench.kernels.packed_attention import NO_TARGET
 from dynbench.plugins import WORKLOADS, options_of
 from dynbench.plugins.workloads import LanguageOptions
 from dynbench.runs.phrase import Phrase
+from dynbench.workloads import models
 from dynbench.workloads.batches import rows_of
 from dynbench.workloads.data import IntArray, TokenisedData, evaluated_ids
 from dynbench.workloads.datasets.base import load_dataset
 from dynbench.workloads.datasets.generated import language_of
 from dynbench.workloads.hub import quiet_libraries
-from dynbench.workloads.models import (
-    KEY,
-    LANGUAGE_MODEL,
-    BuildsModel,
-    ModelSource,
-    StoredModel,
-    facts_of,
-    fit_for_training,
-    make_model,
-    save_model,
-    set_rates,
-    stored_model,
-)
 from dynbench.workloads.samples import prepare_samples
 from dynbench.workloads.token_loss import at_least_fp32, summed_cross_entropy
 from dynbench.workloads.tokenizer import load_tokenizer
@@ -70,7 +58,7 @@ COUNTED_AT_ONCE = 1024
 """Samples whose tokens are counted at a time: all of them may not fit in memory."""
 
 
-class CausalLanguageModel(BuildsModel):
+class CausalLanguageModel(models.BuildsModel):
     """The texts of `workload.dataset`, or generated tokens, and the model of `workload.model` or `.size`.
 
     A sample weighs its target tokens: all but its first. What pads is known by its position alone, behind a sample's
@@ -111,7 +99,7 @@ class CausalLanguageModel(BuildsModel):
     def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         """Write the model of a state, and the tokenizer of its texts, as transformers saves them."""
         tokenizer = load_tokenizer(self._settings, ends=True) if self._has_texts else None
-        save_model(folder, self._source, LANGUAGE_MODEL, state, tokenizer)
+        models.save_model(folder, self._source, models.LANGUAGE_MODEL, state, tokenizer)
 
     def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Any]:
         """What the model takes of the samples `ids`, int64 on the CPU, and the `labels` that positions are to predict.
@@ -185,9 +173,9 @@ class LanguageModel:
     settings: Workload
     config: PretrainedConfig
     positions: int | None
-    stored: StoredModel | None
+    stored: models.StoredModel | None
 
-    def source(self, vocab_size: int) -> ModelSource:
+    def source(self, vocab_size: int) -> models.ModelSource:
         """The model for data whose token ids are below `vocab_size`.
 
         Raises:
@@ -203,13 +191,13 @@ class LanguageModel:
 
         def make() -> nn.Module:
             if stored is None:
-                return make_model(self.config, settings.shape, WAYS_OUT, LANGUAGE_MODEL)
+                return models.make_model(self.config, settings.shape, WAYS_OUT, models.LANGUAGE_MODEL)
             return causal(stored.make(), stored.name, settings.dropout)
 
         phrase = Phrase.of("model.language", architecture=self.config.model_type, size=settings.shape)
-        facts = facts_of(phrase, self.config) if stored is None else stored.facts()
+        facts = models.facts_of(phrase, self.config) if stored is None else stored.facts()
         del facts["classes"]
-        return ModelSource(self.config, self.positions, facts, make)
+        return models.ModelSource(self.config, self.positions, facts, make)
 
 
 def language_model(settings: Workload) -> LanguageModel:
@@ -220,14 +208,14 @@ def language_model(settings: Workload) -> LanguageModel:
         HubError: a hub name that is neither cached nor reachable.
     """
     quiet_libraries()
-    stored = stored_model(settings, LANGUAGE_MODEL, WAYS_OUT) if settings.reads_model else None
+    stored = models.stored_model(settings, models.LANGUAGE_MODEL, WAYS_OUT) if settings.reads_model else None
     if stored is None:
         config = shape_config(settings.shape, int(WORKLOADS[settings.name].sizes[settings.shape].positions or 0))
     else:
         config = stored.config
     # Padding comes last, where nothing looks at it: no token means it, and the end of a text is one like any other.
     config.get_text_config().pad_token_id = None
-    set_rates(config, settings.dropout)
+    models.set_rates(config, settings.dropout)
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     return LanguageModel(settings, config, positions if isinstance(positions, int) and positions > 0 else None, stored)
 
@@ -275,11 +263,12 @@ def causal(model: nn.Module, name: str, dropout: float | None) -> nn.Module:
             whole, half = logits_of(model, tokens), logits_of(model, tokens[:, : TRIED_TOKENS // 2])
         if (whole[:, : half.shape[1]] - half).abs().max() > CAUSAL_TOLERANCE * half.abs().max():
             raise UsageError(
-                f"{KEY}: {name} looks at later tokens to predict the next one: no causal language model", WAYS_OUT
+                f"{models.KEY}: {name} looks at later tokens to predict the next one: no causal language model",
+                WAYS_OUT,
             )
         return F.cross_entropy(logits_of(model.train(), tokens).flatten(0, 1), tokens.flatten())
 
-    return fit_for_training(model, name, loss, "be trained on token ids alone", WAYS_OUT, dropout)
+    return models.fit_for_training(model, name, loss, "be trained on token ids alone", WAYS_OUT, dropout)
 
 
 def logits_of(model: nn.Module, input_ids: Tensor, **more: Any) -> Tensor:

@@ -22,9 +22,8 @@ from dynbench.plugins.workloads import ImageOptions
 from dynbench.runs.provenance import usable_cores
 from dynbench.workloads.cache import Progress, cache_folder, load_or_make
 from dynbench.workloads.data import TokenisedData, digest_of
-from dynbench.workloads.datasets.base import ImageSplit, Splits, load_dataset
+from dynbench.workloads.datasets.base import ImageSplit, Splits, load_dataset, reading
 from dynbench.workloads.datasets.images import eight_bits, read_image
-from dynbench.workloads.datasets.lines import reading
 from dynbench.workloads.samples import Samples, prepare_samples
 
 logger = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ import logging
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -227,10 +228,9 @@ def _tokenised(
     """
     length = None if settings.blocks else settings.max_length
     contents = contents_of(cache_folder(settings), split)
-    everything = ids is None or len(ids) == contents.texts
     ids = np.arange(contents.texts) if ids is None else ids
     texts = Texts(
-        lambda: texts_of(split) if everything else _chosen(texts_of(split), ids),
+        lambda: _chosen(texts_of(split), ids),
         tokenizer.encoder(length),
         np.uint16 if tokenizer.vocab_size <= LARGEST_SMALL_ID else np.uint32,
         round(contents.characters * len(ids) / contents.texts),
@@ -265,14 +265,8 @@ def _not_cached(facts: dict[str, object], texts: Texts, place: str | None) -> Sh
 
 def _chosen(texts: Iterator[str], ids: IntArray) -> Iterator[str]:
     """The texts of these numbers, ascending; what is behind the last of them is not read."""
-    wanted = iter(ids.tolist())
-    following = next(wanted, None)
-    for number, text in enumerate(texts):
-        if following is None:
-            return
-        if number == following:
-            yield text
-            following = next(wanted, None)
+    for skipped in (np.diff(ids, prepend=-1) - 1).tolist():
+        yield from islice(texts, skipped, skipped + 1)
 
 
 def _of_tokens(splits: Splits, settings: Workload) -> Samples:

@@ -20,25 +20,11 @@ from transformers import DistilBertConfig, PretrainedConfig
 from dynbench.config.schema import Config, Workload
 from dynbench.errors import UsageError
 from dynbench.runs.phrase import Phrase
+from dynbench.workloads import models
 from dynbench.workloads.batches import rows_of
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.base import TextSplit, load_dataset
 from dynbench.workloads.hub import quiet_libraries
-from dynbench.workloads.models import (
-    CLASSIFIER,
-    KEY,
-    OTHER_ARCHITECTURE,
-    BuildsModel,
-    ModelSource,
-    StoredModel,
-    facts_of,
-    fit_for_training,
-    make_model,
-    name_classes,
-    save_model,
-    set_rates,
-    stored_model,
-)
 from dynbench.workloads.samples import prepare_samples
 from dynbench.workloads.token_loss import at_least_fp32, grade
 from dynbench.workloads.tokenizer import load_tokenizer
@@ -55,7 +41,7 @@ PADDING_TOLERANCE = 1e-3
 """Of the logits."""
 
 
-class TextClassification(BuildsModel):
+class TextClassification(models.BuildsModel):
     """The samples of `workload.dataset` and the model of `workload.model`, saved with the names of its classes.
 
     Args:
@@ -76,7 +62,7 @@ class TextClassification(BuildsModel):
             settings, samples.vocab_size, samples.pad_id, samples.num_labels, _end(samples.train)
         )
         if isinstance(splits.train, TextSplit):
-            name_classes(self._source.config, splits.train.classes or [*map(str, range(samples.num_labels))])
+            models.name_classes(self._source.config, splits.train.classes or [*map(str, range(samples.num_labels))])
         self.positions: int | None = self._source.positions
         samples.limit_length(settings.max_length, self.positions)
         self._pad_id = samples.pad_id
@@ -90,7 +76,7 @@ class TextClassification(BuildsModel):
     def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         """Write the model of a state, and the tokenizer of its texts, as transformers saves them."""
         tokenizer = load_tokenizer(self._settings) if self._has_texts else None
-        save_model(folder, self._source, CLASSIFIER, state, tokenizer)
+        models.save_model(folder, self._source, models.CLASSIFIER, state, tokenizer)
 
     def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Any]:
         """What the model takes of the samples `ids`, int64 on the CPU, and their `labels`, [n].
@@ -132,7 +118,7 @@ def _end(data: TokenisedData) -> int | None:
 
 def model_source(
     settings: Workload, vocab_size: int, pad_id: int, num_labels: int, end_id: int | None = None
-) -> ModelSource:
+) -> models.ModelSource:
     """The model that `workload.weights`, `.model` and `.size` mean, with `workload.dropout` applied.
 
     Args:
@@ -152,11 +138,11 @@ def model_source(
     if not settings.reads_model:
         return _random_model(size, vocab_size, pad_id, num_labels, settings.dropout)
     pretrained = settings.weights == "pretrained"
-    stored = stored_model(settings, CLASSIFIER, WEIGHTS_HINT if pretrained else CONFIG_HINT)
+    stored = models.stored_model(settings, models.CLASSIFIER, WEIGHTS_HINT if pretrained else CONFIG_HINT)
     config, text = stored.config, stored.config.get_text_config()
     if pretrained:
         if not hasattr(config, "vocab_size") or not hasattr(config, "max_position_embeddings"):
-            raise UsageError(f"{KEY}: {settings.model} ({config.model_type}) is no text encoder", WEIGHTS_HINT)
+            raise UsageError(f"{models.KEY}: {settings.model} ({config.model_type}) is no text encoder", WEIGHTS_HINT)
         stored.check_vocabulary(config.vocab_size, vocab_size)
         end_id = None
     elif getattr(text, "vocab_size", vocab_size) < vocab_size:
@@ -171,10 +157,12 @@ def model_source(
         model = stored.make()
         return model if pretrained else trial.passed(model, f"{stored.name} ({config.model_type})")
 
-    return ModelSource(config, positions, stored.facts(), make)
+    return models.ModelSource(config, positions, stored.facts(), make)
 
 
-def _random_model(size: str, vocab_size: int, pad_id: int, num_labels: int, dropout: float | None) -> ModelSource:
+def _random_model(
+    size: str, vocab_size: int, pad_id: int, num_labels: int, dropout: float | None
+) -> models.ModelSource:
     """DistilBERT (Sanh et al., 2019, arXiv:1910.01108) in the shape of `workload.size`.
 
     `base` keeps distilbert-base-uncased's vocabulary unless the data need more.
@@ -189,8 +177,8 @@ def _random_model(size: str, vocab_size: int, pad_id: int, num_labels: int, drop
 
         return DistilBertForSequenceClassification(config)
 
-    facts = facts_of(Phrase.of("model.random", size=size), config)
-    return ModelSource(config, config.max_position_embeddings, facts, make)
+    facts = models.facts_of(Phrase.of("model.random", size=size), config)
+    return models.ModelSource(config, config.max_position_embeddings, facts, make)
 
 
 def _fit_to_data(
@@ -213,10 +201,10 @@ def _fit_to_data(
         config.eos_token_id = config.eos_token_id if end_id is None else end_id
         if getattr(config, "decoder_start_token_id", None) is None:
             config.decoder_start_token_id = pad_id
-    set_rates(config, dropout)
+    models.set_rates(config, dropout)
 
 
-def _usable_positions(stored: StoredModel) -> int | None:
+def _usable_positions(stored: models.StoredModel) -> int | None:
     """Longest padded sample that a model of this configuration takes, tokens; None for any.
 
     RoBERTa's kin number positions from behind that of the padding, so that as many of the table's rows are lost.
@@ -225,7 +213,7 @@ def _usable_positions(stored: StoredModel) -> int | None:
         UsageError: as `make_model`.
     """
     with torch.device("meta"):
-        shell = make_model(stored.config, stored.settings.model, stored.ways_out)
+        shell = models.make_model(stored.config, stored.settings.model, stored.ways_out)
     positions = getattr(stored.config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(positions, int) or positions < 1:
         return None
@@ -299,7 +287,7 @@ class Trial:
             return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
 
         cannot = f"classify samples of {short} to {self.longest} token ids"
-        return fit_for_training(model, name, loss, cannot, OTHER_ARCHITECTURE, self.dropout)
+        return models.fit_for_training(model, name, loss, cannot, models.OTHER_ARCHITECTURE, self.dropout)
 
     def _logits(self, model: nn.Module, *lengths: int) -> Tensor:
         logits = getattr(model(**self.batch(*lengths)), "logits", None)
@@ -307,6 +295,7 @@ class Trial:
         if not isinstance(logits, Tensor) or logits.shape != expected:
             shape = "none" if logits is None else f"of shape {list(logits.shape)}"
             raise UsageError(
-                f"{KEY}: {type(model).__name__} gives logits {shape}; expected {list(expected)}", OTHER_ARCHITECTURE
+                f"{models.KEY}: {type(model).__name__} gives logits {shape}; expected {list(expected)}",
+                models.OTHER_ARCHITECTURE,
             )
         return logits

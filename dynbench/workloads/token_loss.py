@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dynbench.errors import UsageError
-from dynbench.kernels.packed_rows import NO_TARGET
+from dynbench.kernels.packed_attention import NO_TARGET
 from dynbench.workloads.base import Workload
 from dynbench.workloads.batches import make_micro_batch
 from dynbench.workloads.data import IntArray, TokenisedData

@@ -26,7 +26,7 @@ from dynbench.errors import DataError
 from dynbench.runs.atomic import locked, replacing, write_json
 from dynbench.workloads.cache import RECORD, Progress, shards_lock
 from dynbench.workloads.data import IntArray, digest_of, offsets_of
-from dynbench.workloads.datasets.lines import excerpt
+from dynbench.workloads.datasets.base import excerpt
 
 logger = logging.getLogger(__name__)
 

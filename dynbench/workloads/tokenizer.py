@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from dynbench.config.paths import BPE_VOCABULARY, BYTES, VOCABULARY
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError, UsageError
-from dynbench.workloads.datasets.lines import read_lines, reading
+from dynbench.workloads.datasets.base import read_lines, reading
 
 KEY = "workload.tokenizer"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")

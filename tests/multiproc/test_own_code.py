@@ -34,10 +34,10 @@ def test_a_module_of_the_current_folder_trains_on_real_ranks(tmp_path: Path) -> 
     assert shown["summary"]["rows"] == 2 * (1 + 4)
     assert shown["summary"]["eval"]["accuracy"] is None and shown["summary"]["eval"]["loss"] > 0
     run = RunStore(tmp_path / "results").resolve("@latest")
-    kept = run.config().workload
-    assert (kept.name, kept.import_from, len(kept.code_digest)) == ("mine:Mine", str(tmp_path), 16)
+    stored = run.config().workload
+    assert (stored.name, stored.import_from, len(stored.code_digest)) == ("mine:Mine", str(tmp_path), 16)
     data = run.env()["data"]
-    assert data["workload"]["digest"] == kept.code_digest and list(data["workload"]["beside"]) == [
+    assert data["workload"]["digest"] == stored.code_digest and list(data["workload"]["beside"]) == [
         "length_regression.py"
     ]
 

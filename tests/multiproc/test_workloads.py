@@ -114,12 +114,12 @@ def answer(results: Path, *arguments: str) -> dict[str, object]:
 SMALL_IMAGES = ("workload.name=image_classification", "workload.size=small", "workload.image_size=16")
 
 
-def launched(store: RunStore, *given: str, told: list[Progress] | None = None) -> Run:
+def launched(store: RunStore, *given: str, shown: list[Progress] | None = None) -> Run:
     """A run in epochs of the tiny settings."""
     tiny = [each for each in TINY if not each.startswith(("train.steps", "workload.dropout", "train.warmup"))]
     settings = [*tiny, "train.warmup_steps=1", "train.epochs=2", "train.save_model=true", *given]
     with forked_ranks():
-        return launch_training(load_config(None, settings), store, on_progress=None if told is None else told.append)
+        return launch_training(load_config(None, settings), store, on_progress=None if shown is None else shown.append)
 
 
 @pytest.fixture(scope="module")
@@ -134,13 +134,13 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(store: RunStore, photographs: Path) -> tuple[Run, list[Progress]]:
     """Two epochs of a ResNet, its images decoded ahead."""
-    told: list[Progress] = []
+    shown: list[Progress] = []
     data = ("dataset=image_folder", f"data_path={photographs / 'data'}", f"cache_dir={photographs}", "workers=1")
-    return launched(store, *SMALL_IMAGES, *(f"workload.{each}" for each in data), told=told), told
+    return launched(store, *SMALL_IMAGES, *(f"workload.{each}" for each in data), shown=shown), shown
 
 
 def test_epochs_on_a_folder_of_photographs(run: tuple[Run, list[Progress]]) -> None:
-    made, told = run
+    made, shown = run
     rows, summary = rows_of(made), summary_of(merge_run(made))
     epochs = summary["epochs"]
     assert isinstance(epochs, dict) and epochs["steps_per_epoch"] == 3, "47 images, 12 in a step"
@@ -148,12 +148,12 @@ def test_epochs_on_a_folder_of_photographs(run: tuple[Run, list[Progress]]) -> N
     assert all(one["eval_accuracy"] is not None and one["comm_ms"]["comm_ms"] > 0 for one in epochs["each"])
     per_epoch = rows.group_by(pl.col("step") // 3).agg(pl.col("correct").sum()).sort("step")["correct"]
     assert [one["train_accuracy"] for one in epochs["each"]] == [correct / 36 for correct in per_epoch]
-    [lines] = told[-1].epochs
+    [lines] = shown[-1].epochs
     assert [line.split(":")[0] for line in lines] == ["epoch 1 of 2", "epoch 2 of 2"]
     for line, one in zip(lines, epochs["each"], strict=True):
         assert f"training loss {one['train_loss']:.4f}, accuracy {one['train_accuracy']:.1%};" in line
         assert f"evaluation loss {one['eval_loss']:.4f}, accuracy {one['eval_accuracy']:.1%};" in line
-    assert told[-1].unit == "samples"
+    assert shown[-1].unit == "samples"
     assert any("1 of 48 images" in warning and "cat/07.jpg" in warning for warning in made.record().warnings)
 
 

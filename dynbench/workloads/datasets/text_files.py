@@ -33,15 +33,13 @@ from dynbench.workloads.datasets.base import (
     class_indices,
     class_names,
     classes_of,
-    has_classes,
-    read_label,
-)
-from dynbench.workloads.datasets.lines import (
     decoded,
     excerpt,
+    has_classes,
     listed,
     looks_like,
     numbered,
+    read_label,
     read_lines,
     read_text,
     reading,

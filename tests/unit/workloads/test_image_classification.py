@@ -69,8 +69,8 @@ def test_classes_are_named_in_what_is_saved(tmp_path: Path) -> None:
     again = ImageClassification(
         configured("image_size=16", *more, "weights=pretrained", f"model={tmp_path / 'last'}")
     ).build_model(9)
-    state, kept = model.state_dict(), again.state_dict()
-    assert all(torch.equal(state[name], kept[name]) for name in state)
+    state, read = model.state_dict(), again.state_dict()
+    assert all(torch.equal(state[name], read[name]) for name in state)
 
 
 def test_one_image_alone_is_trained_on_too(workload: ImageClassification) -> None:
@@ -243,8 +243,8 @@ def test_a_model_that_is_tried_keeps_its_statistics(tmp_path: Path) -> None:
     model(torch.randn(4, 3, 48, 48) * 3 + 1)
     model.save_pretrained(tmp_path)
     again = image_model(settings("weights=pretrained", f"model={tmp_path}"), 4, 32).build(0)
-    for (name, kept), found in zip(model.named_buffers(), again.buffers(), strict=True):
-        assert torch.equal(kept, found), name
+    for (name, before), found in zip(model.named_buffers(), again.buffers(), strict=True):
+        assert torch.equal(before, found), name
 
 
 def test_other_architectures_are_tried_on_images_of_the_size(tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ def numbers(text: str) -> list[int]:
 
 
 def test_every_text_is_trained_on_or_held_out(tokenizer):
-    train, held, decisions = made(Source(NUMBERS), tokenizer)
-    assert (len(train), len(held), decisions["workload.eval"][0]) == (180, 20, 20)
-    assert sorted(rows(train) + rows(held)) == sorted(map(numbers, NUMBERS))
+    train, held_out, decisions = made(Source(NUMBERS), tokenizer)
+    assert (len(train), len(held_out), decisions["workload.eval"][0]) == (180, 20, 20)
+    assert sorted(rows(train) + rows(held_out)) == sorted(map(numbers, NUMBERS))
     few = made(Source(NUMBERS[:9], state=1), tokenizer)
     assert (len(few[0]), few[1], few[2]["workload.eval"][0]) == (9, None, 0)
 
@@ -80,22 +80,24 @@ def test_every_text_is_trained_on_or_held_out(tokenizer):
 @pytest.mark.parametrize("change", [{"max_length": 5}, {"subset": 50}, {"blocks": True}])
 def test_the_split_stays_whatever_is_trained_on(tokenizer, change):
     whole = made(Source(NUMBERS), tokenizer)[1]
-    held = made(Source(NUMBERS), tokenizer, seed=3, **({"max_length": 7} | change))[1]
-    joined = [number for row in rows(held) for number in row]
+    held_out = made(Source(NUMBERS), tokenizer, seed=3, **({"max_length": 7} | change))[1]
+    joined = [number for row in rows(held_out) for number in row]
     assert len(joined) > 20
     if "blocks" not in change:
-        assert {tuple(row[: change.get("max_length", 7)]) for row in rows(whole)} == {tuple(row) for row in rows(held)}
+        assert {tuple(row[: change.get("max_length", 7)]) for row in rows(whole)} == {
+            tuple(row) for row in rows(held_out)
+        }
     else:
         assert joined == [number for row in rows(whole) for number in row][: len(joined)]
 
 
 def test_blocks_are_the_joined_texts_and_the_last_tokens_are_left_out(tokenizer):
-    train, held, decisions = made(Source(NUMBERS), tokenizer, Source(NUMBERS[:20]), max_length=16, blocks=True)
+    train, held_out, decisions = made(Source(NUMBERS), tokenizer, Source(NUMBERS[:20]), max_length=16, blocks=True)
     joined = [number for text in NUMBERS for number in numbers(text)]
     assert rows(train) == [joined[begin : begin + 16] for begin in range(0, len(joined) - 15, 16)]
     value, reason = decisions["workload.blocks.train"]
     assert value == len(train) == len(joined) // 16 and f"the last {len(joined) % 16} tokens" in reason
-    assert set(held.lengths.tolist()) == {16}
+    assert set(held_out.lengths.tolist()) == {16}
     with pytest.raises(DataError, match=r"fill no block of workload.max_length 4000"):
         made(Source(NUMBERS), tokenizer, Source(NUMBERS), max_length=4000, blocks=True)
 
@@ -136,9 +138,9 @@ def test_what_is_cached_is_of_use_while_the_source_stays(tokenizer, caplog, monk
     assert made(touched, tokenizer)[0].fingerprint == first and touched.read == [200]
     assert "tokenising again" not in caplog.text
     changed = ["1 2 3", *NUMBERS[1:]]
-    train, held, _ = made(Source(changed, state=2), tokenizer)
+    train, held_out, _ = made(Source(changed, state=2), tokenizer)
     assert "texts differ); tokenising again" in caplog.text and train.fingerprint != first
-    assert sorted(rows(train) + rows(held)) == sorted(map(numbers, changed))
+    assert sorted(rows(train) + rows(held_out)) == sorted(map(numbers, changed))
 
 
 @pytest.mark.parametrize(
@@ -156,9 +158,9 @@ def test_a_broken_count_is_made_again_with_a_warning(tokenizer, content, tmp_pat
 def test_a_cache_that_cannot_be_written_only_warns(tokenizer, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(data, "MOST_IN_MEMORY", 0)
     (tmp_path / "file").write_text("")
-    train, held, _ = made(Source(NUMBERS), tokenizer, cache_dir=str(tmp_path / "file"))
+    train, held_out, _ = made(Source(NUMBERS), tokenizer, cache_dir=str(tmp_path / "file"))
     assert "name a writable folder in workload.cache_dir" in caplog.text
-    assert sorted(rows(train) + rows(held)) == sorted(map(numbers, NUMBERS))
+    assert sorted(rows(train) + rows(held_out)) == sorted(map(numbers, NUMBERS))
 
 
 @pytest.mark.parametrize("fails", ["counted", "tokenised"])

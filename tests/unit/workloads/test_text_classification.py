@@ -17,9 +17,7 @@ from batches import batch_of
 
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config, Workload
-from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.errors import DataError, UsageError
-from dynbench.runs.store import RunStore
 from dynbench.workloads.models import ModelSource
 from dynbench.workloads.registry import build_workload
 from dynbench.workloads.text_classification import SMALL_SHAPE, Trial, model_source
@@ -115,11 +113,11 @@ def test_every_parameter_left_to_train_gets_a_gradient_and_padding_changes_nothi
     model = made.build_model(3)
     assert model.training and not caplog.text.count("padding changes")
     short, long = (int(pick(made.train.lengths)) for pick in (np.argmin, np.argmax))
-    together = made.loss(model, batch_of(made, np.array([short, long])))
-    together.backward()
+    jointly = made.loss(model, batch_of(made, np.array([short, long])))
+    jointly.backward()
     assert all(part.grad is not None for part in model.parameters() if part.requires_grad)
     apart = [made.loss(model, batch_of(made, np.array([i]))).item() for i in (short, long)]
-    assert together.item() == pytest.approx(sum(apart), rel=1e-4)
+    assert jointly.item() == pytest.approx(sum(apart), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -209,20 +207,12 @@ def test_code_that_a_folder_brings_along_is_never_run(tmp_path, monkeypatch):
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "shape"),
-    [((), "model"), (("workload.size=base",), "base"), (("workload.size=small",), "small")],
-)
-def test_size_decides_over_the_folder_and_the_decision_is_recorded(overrides, shape, tmp_path):
+def test_of_a_folder_whose_shape_is_taken_the_digest_is_recorded(tmp_path):
     folder = write_config(tmp_path / "m", "bert")
-    config = load_config(None, [f"workload.model={folder}", "launch.nproc=2", *overrides])
-    resolved = resolve(config, Machine(cores=2, gpus=0, bf16=False), RunStore(tmp_path))
-    assert resolved.config.workload.size == shape
-    assert ("workload.size" in resolved.decisions) is (not overrides)
-    first = model_source(resolved.config.workload, 300, 0, 2).facts
+    first = random_model(300, model=str(folder)).facts
     write_config(folder, "bert", hidden_act="relu")
-    again = model_source(resolved.config.workload, 300, 0, 2).facts
-    assert (first.get("digest") != again.get("digest")) is ("digest" in first) is (shape == "model")
+    assert first["digest"] != random_model(300, model=str(folder)).facts["digest"]
+    assert "digest" not in random_model(300, model=str(folder), size="small").facts
 
 
 def pretrained(name: object, num_labels: int = 2, vocab_size: int = 15, **more) -> ModelSource:
