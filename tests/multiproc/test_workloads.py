@@ -205,19 +205,12 @@ def test_ranks_on_exported_lengths_run_the_steps_of_the_texts(
     assert run.env()["data"]["train_source"] == str(trace)
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [pytest.param(("partition",), marks=pytest.mark.matrix), ("prefix", "schedule.exchange=gather")],
-    ids=["partition", "prefix"],
-)
-def test_ranks_on_a_trace_of_two_columns_run_what_both_were_planned_for(
-    launch: Launch, tmp_path: Path, policy: tuple[str, ...]
-) -> None:
+def test_ranks_on_a_trace_of_two_columns_run_what_both_were_planned_for(launch: Launch, tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     lengths, patches = rng.integers(2, 60, 60), rng.choice([0, 0, 30, 200], 60)
     pl.DataFrame({"length": lengths, "patches": patches}).write_csv(tmp_path / "two.csv")
     wanted = (
-        *(*STEPS[:-1], f"schedule.policy={policy[0]}", *policy[1:], "schedule.second_weight=0.5"),
+        *(*STEPS[:-1], "schedule.policy=prefix", "schedule.exchange=gather", "schedule.second_weight=0.5"),
         *("workload.dataset=lengths", f"workload.data_path={tmp_path / 'two.csv'}", "workload.second_column=patches"),
     )
     run = launch(*wanted)
@@ -225,7 +218,7 @@ def test_ranks_on_a_trace_of_two_columns_run_what_both_were_planned_for(
     problem = build_problem(load_config(None, list(wanted)), lengths, 2, 1, second=patches)
     found = rows_of(run)["local_batch"].to_list()
     knows, blind = (
-        [count for step in range(3) for count in Planner(policy[0], each).plan(step).local_batches]
+        [count for step in range(3) for count in Planner("prefix", each).plan(step).local_batches]
         for each in (problem, replace(problem, second=None))
     )
     assert found == knows != blind

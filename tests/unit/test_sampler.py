@@ -161,6 +161,7 @@ def test_loader_workers_read_ahead_and_the_loop_says_how_far_it_came(policy):
     [
         *({"seed": 1}, {"policy": "static"}, {"capacity": 9}, {"cost": "attention"}, {"speeds": [1.0, 1.0, 2.0]}),
         {"layout": "packed"},
+        {"accumulate": 2},
     ],
     ids=str,
 )
@@ -303,18 +304,6 @@ def test_the_ranks_together_accumulate_the_plan(policy, parts, objective):
                 ranks[0].weight(ids) / parts for number in range(step, step + parts) for ids in batches[number]
             ]
             assert sum(accumulated) == pytest.approx(RANKS), "the mean over ranks is that over the global batch"
-
-
-def test_a_state_in_the_middle_of_a_step_counts_batches():
-    one = _advance(sampler(accumulate=4), 6)
-    assert one.state_dict()["done"] == 6
-    resumed = sampler(accumulate=4)
-    resumed.load_state_dict(one.state_dict())
-    assert list(resumed) == list(sampler(accumulate=4))[6:]
-    for other in ({"accumulate": 2}, {"accumulate": 4, "objective": "slots"}, {}):
-        with pytest.raises(UsageError, match="other lengths, ranks, batch, policy or seed"):
-            sampler(**other).load_state_dict(one.state_dict())
-    assert sampler(objective="slots").state_dict() == sampler().state_dict(), "of one batch per step it says nothing"
 
 
 def test_ranks_of_unequal_speed_run_as_many_batches_in_slots_and_where_batches_are_packed():
