@@ -137,7 +137,7 @@ class WorkerFailed(DynbenchError):
 
 
 class NothingFits(DynbenchError):
-    """Out of memory, or capacities that cannot hold the work asked for."""
+    """Out of memory, or capacities that cannot hold the work requested."""
 
     kind = "memory"
     exit_code = EXIT_MEMORY
@@ -180,7 +180,7 @@ class GateFailed(ChecksFailed):
 
 
 class LeakFound(DynbenchError):
-    """Samples of a packed row see each other: what would be trained is not what was asked for."""
+    """Samples of a packed row see each other: what would be trained is not what was requested."""
 
     kind = "leak"
     exit_code = EXIT_CHECKS
@@ -213,7 +213,7 @@ class Terminated(KeyboardInterrupt):
         self.signum = signum
 
 
-def told(error: BaseException) -> DynbenchError:
+def user_error(error: BaseException) -> DynbenchError:
     """What an exception means to the user; one of these classes means itself."""
     if isinstance(error, DynbenchError):
         return error
@@ -222,7 +222,7 @@ def told(error: BaseException) -> DynbenchError:
     if isinstance(error, KeyboardInterrupt):
         return Interrupted("interrupted", signum=signal.SIGINT)
     if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > _SIGNALLED:
-        return told(Terminated(error.code - _SIGNALLED))
+        return user_error(Terminated(error.code - _SIGNALLED))
     if isinstance(error, BrokenPipeError):
         return Interrupted("nobody reads the output any more", signum=signal.SIGPIPE)
     if isinstance(error, OSError) and (number := _errno(error)) in STORAGE_ERRORS:

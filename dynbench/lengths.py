@@ -15,9 +15,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tokenize import TokenError
 from typing import TYPE_CHECKING
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -201,19 +199,12 @@ def _bad_row(source: str, row: int, value: object, wanted: Wanted) -> DataError:
     )
 
 
-_NOT_ARRAYS = (
-    *(OSError, ValueError, EOFError, TypeError, KeyError, SyntaxError, MemoryError, OverflowError),
-    *(BadZipFile, TokenError),
-)
-"""What numpy raises for files that hold none, or say that they hold more than fits."""
-
-
 def _read_npy(path: Path, wanted: Wanted) -> IntArray:
     if not wanted.least:
         raise DataError(f"{path}: an array has no column {wanted.column!r}", "Store both columns as CSV or Parquet.")
     try:
         values = np.load(path, allow_pickle=False)
-    except _NOT_ARRAYS as error:
+    except Exception as error:  # what numpy raises for files that hold none, or say that they hold more than fits
         raise DataError(f"{path}: not a readable .npy array of numbers", "Save it with numpy.save.") from error
     if not isinstance(values, np.ndarray):
         raise DataError(f"{path}: holds several arrays", "Save one array with numpy.save.")
@@ -252,15 +243,13 @@ def _read_jsonl(path: Path, wanted: Wanted) -> IntArray:
     row, name = 0, wanted.column
     try:
         with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                if not line.strip():
-                    continue
-                row += 1
-                record = json.loads(line)
-                value = record
-                if isinstance(record, dict):
-                    name = name or _pick_column(list(record), path, wanted)
-                    value = _field(record, name, f"{path}: row {row}", wanted)
+            for row, line in enumerate(filter(str.strip, lines), 1):
+                value = json.loads(line)
+                if isinstance(value, dict):
+                    name = name or _pick_column(list(value), path, wanted)
+                    if name not in value:
+                        raise DataError(f"{path}: row {row}: no field {name!r}; it has {', '.join(value)}", wanted.hint)
+                    value = value[name]
                 elif not wanted.least:
                     raise DataError(f"{path}: row {row}: no field {name!r} of a bare number", wanted.hint)
                 if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > LONGEST_LENGTH:
@@ -271,13 +260,7 @@ def _read_jsonl(path: Path, wanted: Wanted) -> IntArray:
     except (ValueError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply, or a number too long"
         raise DataError(f"{path}: row {row}: not JSON ({reason})", "One JSON object a line.") from error
-    return check_lengths(np.asarray(values), str(path), wanted) if values else np.empty(0, dtype=np.int64)
-
-
-def _field(record: dict[str, object], name: str, where: str, wanted: Wanted) -> object:
-    if name not in record:
-        raise DataError(f"{where}: no field {name!r}; it has {', '.join(record)}", wanted.hint)
-    return record[name]
+    return check_lengths(np.asarray(values), str(path), wanted)
 
 
 def _from_frame(frame: pl.DataFrame, path: Path, wanted: Wanted) -> IntArray:

@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
 from dynbench.errors import UsageError
-from dynbench.kernels.packed_rows import Boundaries
+from dynbench.kernels.packed_attention import Boundaries
 from dynbench.plugins import POLICIES
 from dynbench.plugins.policies import Layout, named_plan
 from dynbench.plugins.strategies import Objective
@@ -59,7 +59,7 @@ def whole(name: str, given: object, least: int, most: int | None = None) -> int:
 
 
 def known_policies(*, capped: bool = False) -> list[str]:
-    """Policies that a sampler takes; those that keep to capacities, if asked."""
+    """Policies that a sampler takes; those that keep to capacities, if `capped`."""
     names = [name for name, entry in POLICIES.items() if entry.in_train and (entry.capped or not capped)]
     return [name for name in names if policy_class(name).fixed_batch]
 
@@ -74,7 +74,7 @@ def cost_model(given: CostModel | CostType) -> CostModel:
     return given if isinstance(given, CostModel) else CostModel(given)
 
 
-def asked_capacity(given: Capacity | int | Sequence[int] | None, policy: str, layout: Layout) -> Capacity:
+def given_capacity(given: Capacity | int | Sequence[int] | None, policy: str, layout: Layout) -> Capacity:
     """Capacities as given or by numbers, in the unit of the layout; refused for a policy that obeys none."""
     kind = Capacity if layout == "padded" else PackedCapacity
     if given is None or isinstance(given, Capacity):
@@ -109,7 +109,7 @@ class PlannedBatchSampler(Sampler[list[int]]):
             it counts tokens: numbers, or a `PackedCapacity`.
         seed: data order; the same on every rank.
         window: global batches planned together (W).
-        buffer: for `prefix`, samples held per rank (K).
+        buffer: for `prefix`, samples buffered per rank (K).
         speeds: relative speed of each rank, shape [G]; None for equal ranks.
         layout: `padded`, or `packed`: a batch is to be run as one row of real tokens, whose samples attend to
             themselves alone, and is planned by its real tokens.
@@ -158,7 +158,7 @@ class PlannedBatchSampler(Sampler[list[int]]):
             workers=world_size,
             global_batch=whole("global_batch", global_batch, 1),
             cost=cost_model(cost),
-            capacity=asked_capacity(capacity, policy, layout),
+            capacity=given_capacity(capacity, policy, layout),
             speeds=None if speeds is None else np.asarray(speeds, dtype=np.float64),
             seed=whole("seed", seed, 0),
             window=whole("window", window, 1),
@@ -240,7 +240,7 @@ class PlannedBatchSampler(Sampler[list[int]]):
             group: the data-parallel ranks; all ranks by default.
 
         Raises:
-            UsageError: counts that are no whole numbers, none on any rank, or ranks that cannot be asked.
+            UsageError: counts that are no whole numbers, none on any rank, or ranks that cannot be reached.
         """
         counts = [whole("targets", count, 0) for count in targets]
         total = _sum_over_ranks(sum(counts), self._problem.workers, group)
@@ -349,10 +349,10 @@ def _samples(batch: Any, packed: bool) -> object:
 def _sum_over_ranks(count: int, world_size: int, group: dist.ProcessGroup | None) -> int:
     if world_size == 1:
         return count
-    asked = dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
-    if asked != world_size:
+    reached = dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+    if reached != world_size:
         raise UsageError(
-            f"targets: {asked} of the sampler's {world_size} ranks can be asked",
+            f"targets: {reached} of the sampler's {world_size} ranks can be asked",
             "Call torch.distributed.init_process_group before the loop; give the data-parallel ranks as group.",
         )
     devices = [device.partition(":")[0] for device in dist.get_backend_config(group).split(",")]

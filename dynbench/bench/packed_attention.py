@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from dynbench.bench.base import Benchmark, Case, Columns, Measured, Row, titled
 from dynbench.bench.measuring import time_calls
 from dynbench.kernels import Boundaries
-from dynbench.kernels.packed_attention import attend
-from dynbench.kernels.packed_rows import Arrangement
+from dynbench.kernels.packed_attention import Arrangement, attend
 from dynbench.plugins.benchmarks import PackedAttentionOptions
 
 if TYPE_CHECKING:

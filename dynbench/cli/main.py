@@ -22,7 +22,7 @@ from dynbench.errors import (
     UsageError,
     did_you_mean,
     nearest,
-    told,
+    user_error,
 )
 from dynbench.signals import handle, terminate
 
@@ -105,7 +105,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
-            raise told(error) from error
+            raise user_error(error) from error
 
 
 @click.group(
@@ -143,9 +143,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         return _fail_usage(given, error)
     except click.Abort as stopped:  # what click makes of a KeyboardInterrupt
-        return _fail(given, told(stopped.__cause__ or KeyboardInterrupt()))
+        return _fail(given, user_error(stopped.__cause__ or KeyboardInterrupt()))
     except (Exception, KeyboardInterrupt) as error:  # the last resort of the command line
-        return _fail(given, _of_plugin(given, error) or told(error))
+        return _fail(given, _of_plugin(given, error) or user_error(error))
     return result if isinstance(result, int) else EXIT_OK
 
 
@@ -217,7 +217,7 @@ def _of_plugin(given: Sequence[str], error: BaseException) -> DynbenchError | No
     """What an unforeseen error means where the code of a plug-in from outside raised it; None where none did."""
     from dynbench.plugins import outside
 
-    meaning = told(error)
+    meaning = user_error(error)
     place = outside.where(error) if isinstance(meaning, BugError) else None
     if place is None:
         return None

@@ -33,7 +33,7 @@ from dynbench.errors import (
     StorageError,
     UsageError,
     WorkerFailed,
-    told,
+    user_error,
 )
 from dynbench.plugins import outside
 from dynbench.runs.atomic import release, write_json
@@ -300,7 +300,7 @@ def _described(error: BaseException, own: OwnCode | None) -> tuple[str, str, str
     if is_aftermath(error):
         hint = "Another rank ended first; where it ran on another node, that node's part of the run says why."
         return "waited" if has_waited(error) else "aftermath", message, hint
-    meaning = told(error)
+    meaning = user_error(error)
     if isinstance(meaning, StorageError) and outside.where(error) is None:  # else the line of code matters more
         hint = "Free some space, or name another --results folder; the rows until then are kept."
         return StorageError.kind, meaning.message if own is None else message, hint

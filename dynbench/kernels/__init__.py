@@ -11,8 +11,8 @@ For a training loop of your own, with `PlannedBatchSampler(…, layout="packed")
 from dynbench.kernels.flash_torch import FlashAttentionTorch
 from dynbench.kernels.flash_triton import FlashAttentionTriton
 from dynbench.kernels.leak_check import check_packed_rows
+from dynbench.kernels.packed_attention import Boundaries, PackedCollator
 from dynbench.kernels.packed_models import use_packed_rows
-from dynbench.kernels.packed_rows import Boundaries, PackedCollator
 
 __all__ = [
     "Boundaries",

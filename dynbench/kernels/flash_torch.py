@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dynbench.errors import UsageError
-from dynbench.kernels.packed_rows import Boundaries
+from dynbench.kernels.packed_attention import Boundaries
 
 MASKED = -1e30
 """Score of a key that a query must not see: its weight is zero, and a tile of such scores is no NaN."""
@@ -155,10 +155,10 @@ def stacks_of(batch: int, queries: int, tiles: Tiles) -> Iterator[tuple[slice, S
         queries: of each.
         tiles: the most of each.
     """
-    together = batch // tiles.stacked * tiles.stacked
-    for start in range(0, together, tiles.stacked):
+    stacked = batch // tiles.stacked * tiles.stacked
+    for start in range(0, stacked, tiles.stacked):
         yield slice(start, start + tiles.stacked), _stacks(tiles.stacked, 1, queries, tiles)
-    for row in range(together, batch):
+    for row in range(stacked, batch):
         yield slice(row, row + 1), _stacks(1, min(tiles.stacked, MOST_THREADS), queries, tiles)
 
 
@@ -269,10 +269,10 @@ def forward_tiles(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) ->
                 if later is not None:
                     hide_later(scores, later, first, seen)
                 before, largest = largest, torch.maximum(largest, scores.amax(-1, keepdim=True))
-                kept = before.sub_(largest).exp2_()
+                rescale = before.sub_(largest).exp2_()
                 weights = scores.sub_(largest).exp2_()
-                weight.mul_(kept).add_(weights.sum(-1, keepdim=True))
-                total.mul_(kept).baddbmm_(weights, v[:, seen])
+                weight.mul_(rescale).add_(weights.sum(-1, keepdim=True))
+                total.mul_(rescale).baddbmm_(weights, v[:, seen])
             total.div_(weight)
             logsum.copy_(weight.log2_().add_(largest).div_(LOG2E))
         result[some] = stacks.join(totals, n_queries)

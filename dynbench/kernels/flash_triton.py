@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from dynbench.errors import UsageError
 from dynbench.kernels.flash_torch import prepared
-from dynbench.kernels.packed_rows import Boundaries
+from dynbench.kernels.packed_attention import Boundaries
 
 if TYPE_CHECKING:
     from types import ModuleType

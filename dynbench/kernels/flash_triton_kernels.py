@@ -75,10 +75,10 @@ def _sum_tiles(
         if MASK:
             scores = tl.where(_seen(queries, keys, n_k, begin, end, CAUSAL, PACKED), scores, HIDDEN)
         ahead = tl.maximum(largest, tl.max(scores, 1))
-        kept = tl.exp2(largest - ahead)
+        rescale = tl.exp2(largest - ahead)
         weights = tl.exp2(scores - ahead[:, None])
-        weight = weight * kept + tl.sum(weights, 1)
-        total = total * kept[:, None] + _product(weights.to(v.dtype), v, UPCAST)
+        weight = weight * rescale + tl.sum(weights, 1)
+        total = total * rescale[:, None] + _product(weights.to(v.dtype), v, UPCAST)
         largest = ahead
     return total, largest, weight
 

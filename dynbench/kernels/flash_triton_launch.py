@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dynbench.kernels import flash_triton_kernels as kernels
 from dynbench.kernels.flash_triton import ALL_TILES, tiles_of
-from dynbench.kernels.packed_rows import Boundaries
+from dynbench.kernels.packed_attention import Boundaries
 
 INTERPRETED = not isinstance(kernels.forward, triton.JITFunction)
 """Whether the kernels run in Triton's interpreter."""

@@ -1,4 +1,6 @@
-"""Attention over a packed row: every token sees the tokens of its own sample, and no other.
+"""A packed row: where its samples are, how one is made, and attention over it that keeps samples apart.
+
+Every token sees the tokens of its own sample, and no other.
 
 Registered with transformers' attention interface under a name of ours, without a mask function, so that transformers
 builds no mask. Boundaries come as a keyword argument through the model's forward pass; nothing is read from position
@@ -9,17 +11,152 @@ is. Elsewhere `torch.nn.functional.scaled_dot_product_attention` gets the real t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from itertools import groupby
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dynbench.errors import UsageError
-from dynbench.kernels.packed_rows import Arrangement, Boundaries
+
+CPU = torch.device("cpu")
+NO_TARGET = -100
+"""Label of a token that is not to be predicted: transformers' losses leave it out."""
+Arrangement = Literal["by_length", "repadded"]
+"""How attention that knows no boundaries is given the samples: those of equal length at once, a call for each length,
+or all at once, padded to the longest."""
+
+
+@dataclass(frozen=True)
+class Boundaries:
+    """Where the samples of a packed row are; known to the host, so that nothing waits for a device.
+
+    Args:
+        lengths: tokens of each sample in the order of the row, n of them, each at least 1. Attention is cheapest where
+            equal lengths follow each other.
+        device: where the row is.
+        arrangement: for attention that knows no boundaries; None is whichever is cheaper.
+        checked: of a check, for whose sake attention drops nothing of what it would: the names of all that ran. None
+            in training.
+
+    Raises:
+        ValueError: no sample, or an empty one.
+    """
+
+    lengths: tuple[int, ...]
+    device: torch.device = CPU
+    arrangement: Arrangement | None = None
+    checked: set[str] | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.lengths or min(self.lengths) < 1:
+            raise ValueError(f"a packed row of samples of {list(self.lengths)} tokens")
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Boundaries:
+        """The same for a row on another device, which nothing has to be sent to later."""
+        if torch.device(device) == self.device:
+            return self
+        moved = replace(self, device=torch.device(device))
+        moved.__dict__["offsets"] = self.offsets.to(device, non_blocking=non_blocking)
+        return moved
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sample."""
+        return max(self.lengths)
+
+    @cached_property
+    def tokens(self) -> int:
+        """Of all samples (T)."""
+        return sum(self.lengths)
+
+    @cached_property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """How many samples of which length follow each other, in the order of the row."""
+        return tuple((len(list(same)), length) for length, same in groupby(self.lengths))
+
+    @cached_property
+    def offsets(self) -> Tensor:
+        """Where the samples begin, and where the last one ends, int32 [n + 1]."""
+        ends = torch.tensor(self.lengths).cumsum(0)
+        return torch.nn.functional.pad(ends, (1, 0)).to(self.device, torch.int32)
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """Where the samples begin, int64 [n]."""
+        return self.offsets[:-1].long()
+
+    @cached_property
+    def sample(self) -> Tensor:
+        """The sample of each token, from 0, int64 [T]."""
+        samples = torch.arange(len(self.lengths), device=self.device)
+        return torch.repeat_interleave(samples, self.offsets.diff(), output_size=self.tokens)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """Each token's place in its sample, from 0, int64 [T]."""
+        return torch.arange(self.tokens, device=self.device) - self.starts[self.sample]
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """Each token's place where the samples are padded to the longest, all in one, int64 [T]."""
+        return self.sample * self.longest + self.positions
+
+    @cached_property
+    def valid(self) -> Tensor:
+        """Which of these places hold a token, bool [n, longest]."""
+        return torch.arange(self.longest, device=self.device) < self.offsets.diff()[:, None]
+
+
+class PackedCollator:
+    """Makes one packed row of the samples of a batch, for a model that `use_packed_rows` prepared.
+
+    Takes what transformers' collators take: mappings with `input_ids` and, where the model is to learn, `labels`, a
+    class or one label per token, and `token_type_ids` where tokenizers give them. Samples come in order of their
+    lengths, shortest first, and so do the labels.
+    """
+
+    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The row of at least one sample.
+
+        Returns:
+            `input_ids`, int64 [1, T]; `boundaries`; and `labels`: classes, int64 [n], or of each token, int64 [1, T],
+            the first of every sample `NO_TARGET`, because a causal model would tell it from another sample. Where
+            samples have them, `token_type_ids`, int64 [1, T].
+
+        Raises:
+            UsageError: samples that are padded.
+        """
+        if any(not all(sample.get("attention_mask", ())) for sample in samples):
+            raise UsageError(
+                "a packed row of samples whose attention_mask leaves tokens out", "Tokenise without padding."
+            )
+        ordered = sorted(samples, key=lambda sample: len(sample["input_ids"]))
+        tokens = [torch.as_tensor(sample["input_ids"]) for sample in ordered]
+        batch: dict[str, Any] = {
+            "input_ids": torch.cat(tokens).long()[None],
+            "boundaries": Boundaries(tuple(map(len, tokens))),
+        }
+        if "token_type_ids" in ordered[0]:
+            kinds = [torch.as_tensor(sample["token_type_ids"]) for sample in ordered]
+            batch["token_type_ids"] = torch.cat(kinds).long()[None]
+        if "labels" in ordered[0]:
+            labels = [torch.as_tensor(sample["labels"]) for sample in ordered]
+            batch["labels"] = torch.stack(labels) if labels[0].ndim == 0 else _targets(labels, batch["boundaries"])
+        return batch
+
+
+def _targets(labels: Sequence[Tensor], boundaries: Boundaries) -> Tensor:
+    """Labels of all tokens, int64 [1, T], without those that another sample's last token would have to tell."""
+    joined = torch.cat(list(labels)).long()
+    joined[boundaries.starts] = NO_TARGET
+    return joined[None]
+
 
 HALF = (torch.float16, torch.bfloat16)
 MOST_CHANNELS = 256
@@ -31,7 +168,7 @@ TORCH_MULTIPLE = 8
 
 
 class Form(NamedTuple):
-    """What attention is asked for beside its states.
+    """What attention is to do beside its states.
 
     Args:
         causal: tokens see earlier ones only.
@@ -77,7 +214,7 @@ def torch_kernel(query: Tensor, key: Tensor, value: Tensor, boundaries: Boundari
         window_size=sides(form.causal, form.window),
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    assert isinstance(attended, Tensor), "nothing else is asked for"
+    assert isinstance(attended, Tensor), "no other output is requested"
     return attended
 
 
@@ -211,11 +348,8 @@ def attend(
     if boundaries.checked is not None:
         boundaries.checked.add(arranged if kernel is None else getattr(kernel, "__name__", ""))
         dropout = 0.0
-    if kernel is not None:
-        return kernel(query, key, value, boundaries, Form(causal, window, scale, dropout))
-    options: dict[str, Any] = {"dropout_p": dropout, "scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
-    arrange = _by_length if arranged == "by_length" else _repadded
-    return arrange((query, key, value), boundaries, causal, window, options)
+    arrange = kernel or (_by_length if arranged == "by_length" else _repadded)
+    return arrange(query, key, value, boundaries, Form(causal, window, scale, dropout))
 
 
 def cheaper_arrangement(boundaries: Boundaries, width: int) -> Arrangement:
@@ -262,22 +396,18 @@ def _joined(longest: int, rest: int, others: int) -> tuple[int, ...]:
     return (*[each] * (others - more), *[each + 1] * more, longest)
 
 
-def _by_length(
-    states: Sequence[Tensor], boundaries: Boundaries, causal: bool, window: int | None, options: dict[str, Any]
-) -> Tensor:
+def _by_length(query: Tensor, key: Tensor, value: Tensor, boundaries: Boundaries, form: Form) -> Tensor:
     """A call for each run of equal lengths, whose states are looked at where they are; nothing is padded."""
     sizes = [count * length for count, length in boundaries.runs]
-    parts = []
-    for (count, length), *pieces in zip(boundaries.runs, *(torch.split(each, sizes) for each in states), strict=True):
-        band = None if window is None or window >= length else _band(length, causal, window, boundaries.device)
+    pieces_of, parts = (torch.split(each, sizes) for each in (query, key, value)), []
+    for (count, length), *pieces in zip(boundaries.runs, *pieces_of, strict=True):
+        band = None if form.window is None or form.window >= length else _band(length, form, boundaries.device)
         rows = [piece.view(count, length, *piece.shape[1:]) for piece in pieces]
-        parts.append(_scaled_dot_product(rows, band, causal, options))
+        parts.append(_scaled_dot_product(rows, band, form))
     return torch.cat(parts)
 
 
-def _repadded(
-    states: Sequence[Tensor], boundaries: Boundaries, causal: bool, window: int | None, options: dict[str, Any]
-) -> Tensor:
+def _repadded(query: Tensor, key: Tensor, value: Tensor, boundaries: Boundaries, form: Form) -> Tensor:
     """One call, samples padded to the longest; what pads is laid out behind a sample, so causal tokens never see it."""
     samples, longest = len(boundaries.lengths), boundaries.longest
 
@@ -286,27 +416,33 @@ def _repadded(
         return empty.index_copy(0, boundaries.slots, each).view(samples, longest, *each.shape[1:])
 
     mask = None
-    if not causal or window is not None:
+    if not form.causal or form.window is not None:
         mask = boundaries.valid[:, None, None, :]
-        if window is not None:
+        if form.window is not None:
             # What pads sees itself at least: a softmax over nothing is not a number, and spreads backward.
             itself = torch.eye(longest, dtype=torch.bool, device=boundaries.device)
-            mask = (mask & _band(longest, causal, window, boundaries.device)) | itself
-    rows = [laid_out(each) for each in states]
-    return _scaled_dot_product(rows, mask, causal, options).index_select(0, boundaries.slots)
+            mask = (mask & _band(longest, form, boundaries.device)) | itself
+    return _scaled_dot_product(list(map(laid_out, (query, key, value))), mask, form).index_select(0, boundaries.slots)
 
 
-def _scaled_dot_product(rows: Sequence[Tensor], mask: Tensor | None, causal: bool, options: dict[str, Any]) -> Tensor:
+def _scaled_dot_product(rows: Sequence[Tensor], mask: Tensor | None, form: Form) -> Tensor:
     """What torch gives for query, key and value of shape [n, L, (key) heads, channels], as [n * L, heads, channels]."""
     query, key, value = (each.transpose(1, 2) for each in rows)
-    is_causal = causal and mask is None
-    done = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal, **options)
+    done = F.scaled_dot_product_attention(
+        *(query, key, value),
+        attn_mask=mask,
+        is_causal=form.causal and mask is None,
+        dropout_p=form.dropout,
+        scale=form.scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
     return done.transpose(1, 2).flatten(0, 1)
 
 
-def _band(length: int, causal: bool, window: int, device: torch.device) -> Tensor:
+def _band(length: int, form: Form, device: torch.device) -> Tensor:
     """Which tokens of a sample are closer than the window, and not later where they are causal, bool [L, L]."""
+    assert form.window is not None
     places = torch.arange(length, device=device)
     ahead = places[:, None] - places
-    near = ahead.abs() < window
-    return near & (ahead >= 0) if causal else near
+    near = ahead.abs() < form.window
+    return near & (ahead >= 0) if form.causal else near

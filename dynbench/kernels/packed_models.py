@@ -1,17 +1,22 @@
-"""The models that are known to be right on packed rows, and what is changed in one so that it takes them."""
+"""The models that are known to be right on packed rows, and what is changed in one so that it takes rows.
+
+Rows are ours, with attention that keeps samples apart, or those of transformers' flattening collator, as a peer:
+`DataCollatorWithFlattening` puts samples side by side and begins positions anew with each. Attention stays
+transformers' own then, which by default finds the boundaries by these positions alone: encoders do not look at them,
+and causal models only where there is neither a mask nor a cache.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from dynbench.errors import UsageError
-from dynbench.kernels.packed_attention import ATTENTION, register
-from dynbench.kernels.packed_rows import Boundaries
+from dynbench.kernels.packed_attention import ATTENTION, Boundaries, register
 
 Model = TypeVar("Model", bound=nn.Module)
 Arguments = tuple[Any, ...]
@@ -105,9 +110,55 @@ def use_packed_rows(model: Model) -> Model:
     prepared.set_attn_implementation(ATTENTION)
     before = _of_a_row(type(model).__name__, known, prepared.config.pad_token_id)
     prepared.base_model.register_forward_pre_hook(before, with_kwargs=True)
-    if known.encoder is not None:
-        mean = getattr(prepared.config, "classifier_pooling", "cls") == "mean"
-        model.get_submodule(known.encoder).register_forward_hook(_pooled(mean), with_kwargs=True)
+    _pool_samples(model, known, lambda keywords: keywords["boundaries"])
+    return model
+
+
+def flattened_row(samples: Sequence[Sequence[int]], first_position: int = 0) -> dict[str, Tensor]:
+    """What the collator gives of the token ids of some samples: `input_ids`, `position_ids`, `labels`, int64 [1, T].
+
+    Args:
+        samples: at least one, in the order of the row.
+        first_position: of every sample, as the model numbers positions.
+    """
+    from transformers import DataCollatorWithFlattening
+
+    more = {"position_ids_start": first_position} if first_position else {}  # not known to earlier versions
+    make: Any = DataCollatorWithFlattening  # untyped
+    collator = make(return_tensors="pt", **more)
+    return dict(collator([{"input_ids": list(sample)} for sample in samples]))
+
+
+def first_position(config: Any) -> int:
+    """The number of a sample's first position in the model of a known configuration: RoBERTa's follow its padding's."""
+    behind = any(known.behind_padding for known in KNOWN.values() if known.name == config.model_type)
+    return int(config.pad_token_id) + 1 if behind else 0
+
+
+def use_flattened_rows(model: Model, *, use_cache: bool = False) -> Model:
+    """Make a classifier's head read each sample of a flattened row; attention stays transformers' own.
+
+    The head would read the row's first token alone. It is given each sample's own, by the `boundaries` that come with
+    the row, which only the head sees. Changed in place.
+
+    Args:
+        model: of transformers, with the head that it is trained with.
+        use_cache: a language model makes its cache of keys and values, as its configuration has it where nobody
+            switches that off; transformers' Trainer does.
+
+    Raises:
+        UsageError: a model whose head is not known.
+    """
+    known = architecture_of(model)
+    current: list[Boundaries] = []
+
+    def before(_: nn.Module, arguments: Arguments, keywords: Keywords) -> tuple[Arguments, Keywords]:
+        others = dict(keywords)
+        current[:] = [others.pop("boundaries")] if "boundaries" in others else []
+        return arguments, {**others, "use_cache": use_cache} if known.causal else others
+
+    as_any(model).base_model.register_forward_pre_hook(before, with_kwargs=True)
+    _pool_samples(model, known, lambda _: current[0])
     return model
 
 
@@ -157,30 +208,33 @@ def _of_a_row(name: str, known: Architecture, pad_id: int | None) -> Callable[[n
     return before
 
 
-def _counted(told: Tensor, boundaries: Boundaries) -> Tensor:
-    """How many tokens of its sample are told up to each one, 0 for those that are not, int64 [T], of bool [T]."""
-    counted = told.long().cumsum(0)
-    before = (counted - told.long())[boundaries.starts]
-    return (counted - before[boundaries.sample]) * told
+def _counted(counts: Tensor, boundaries: Boundaries) -> Tensor:
+    """How many tokens of its sample count up to each one, 0 for those that do not, int64 [T], of bool [T]."""
+    total = counts.long().cumsum(0)
+    before = (total - counts.long())[boundaries.starts]
+    return (total - before[boundaries.sample]) * counts
 
 
-def _pooled(mean: bool) -> Callable[[nn.Module, Arguments, Keywords, Any], Any]:
-    """After the encoder: of each sample one state."""
+def _pool_samples(model: nn.Module, known: Architecture, boundaries_of: Callable[[Keywords], Boundaries]) -> None:
+    """Give a classifier's head one state of each sample: what its encoder gives of a row, as if of n rows.
 
-    def after(_: nn.Module, arguments: Arguments, keywords: Keywords, output: Any) -> Any:
-        return pooled(output, keywords["boundaries"], mean=mean)
+    Args:
+        model: changed in place; nothing is done to a language model.
+        known: its architecture.
+        boundaries_of: those of the row, given the keyword arguments of the encoder.
+    """
+    if known.encoder is None:
+        return
+    mean = getattr(model.config, "classifier_pooling", "cls") == "mean"
 
-    return after
+    def after(_: nn.Module, __: Arguments, keywords: Keywords, output: Any) -> Any:
+        boundaries, states = boundaries_of(keywords), output.last_hidden_state[0]
+        if mean:
+            sums = states.new_zeros(len(boundaries.lengths), states.shape[1]).index_add(0, boundaries.sample, states)
+            pooled = sums / boundaries.offsets.diff()[:, None]
+        else:
+            pooled = states[boundaries.starts]
+        output.last_hidden_state = pooled[:, None]
+        return output
 
-
-def pooled(output: Any, boundaries: Boundaries, *, mean: bool) -> Any:
-    """What an encoder gave of a row, with one state of each sample, as if it were a row of its own."""
-    states = output.last_hidden_state[0]
-    output.last_hidden_state = (_means(states, boundaries) if mean else states[boundaries.starts])[:, None]
-    return output
-
-
-def _means(states: Tensor, boundaries: Boundaries) -> Tensor:
-    """Mean over the tokens of each sample, [n, channels], of states [T, channels]."""
-    sums = states.new_zeros(len(boundaries.lengths), states.shape[1]).index_add(0, boundaries.sample, states)
-    return sums / boundaries.offsets.diff()[:, None]
+    model.get_submodule(known.encoder).register_forward_hook(after, with_kwargs=True)

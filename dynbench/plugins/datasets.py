@@ -131,7 +131,7 @@ DATASETS: Registry[DatasetEntry] = Registry(
             classes=False,
             repository=WIKIPEDIA,
         ),
-        _ours("json", "articles of a JSON array, without labels", "articles:load_json", FileOptions, classes=False),
+        _ours("json", "articles of a JSON array, without labels", "text_files:load", FileOptions, classes=False),
         _ours(
             "lengths",
             "a trace of lengths, all trained on, with generated tokens",

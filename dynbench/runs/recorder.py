@@ -34,7 +34,7 @@ from dynbench.errors import (
     RecordError,
     UsageError,
     WorkerFailed,
-    told,
+    user_error,
 )
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.provenance import collect
@@ -141,7 +141,7 @@ def named(run: Run) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        _raise_for(run, error, told(error))
+        _raise_for(run, error, user_error(error))
 
 
 @contextmanager
@@ -149,7 +149,7 @@ def _bad_end_recorded(recording: Recording) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        meaning = told(error)
+        meaning = user_error(error)
         if recording.at_its_end and isinstance(meaning, Interrupted):
             meaning.hint = meaning.hint or "What it had found is not kept: started again, it begins anew."
         with handled(signal.SIG_IGN):

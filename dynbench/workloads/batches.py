@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from dynbench.kernels import Boundaries, check_packed_rows, use_packed_rows
-from dynbench.kernels.flattened_rows import first_position, flattened_row, look_at_flattened_rows, use_flattened_rows
+from dynbench.kernels.leak_check import look_at_flattened_rows
+from dynbench.kernels.packed_models import first_position, flattened_row, use_flattened_rows
 from dynbench.lengths import padded_width
 from dynbench.plugins.policies import Layout
 from dynbench.workloads.base import PacksRows, Rows, Workload, packs
@@ -135,7 +136,7 @@ class MicroBatch:
     n: int
     """Samples."""
     weight: float
-    """What they count in the loss together."""
+    """What they count in the loss jointly."""
     width: int
     """Tokens of the longest, as it is padded."""
     tokens: int
@@ -150,7 +151,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class LossPart:
-    """What is kept of a micro-batch that was run."""
+    """What is recorded of a micro-batch that was run."""
 
     n: int
     weight: float

@@ -14,13 +14,14 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dynbench.config.schema import Workload
 from dynbench.runs.atomic import locked, write_json
-from dynbench.workloads.datasets.base import CorpusSplit, TextSplit
+from dynbench.workloads.datasets.base import CorpusSplit, TextSplit, reading
 
 logger = logging.getLogger(__name__)
 
@@ -103,20 +104,25 @@ def load_or_make(path: Path, state: object, what: str, make: Callable[[], dict[s
         path: of the file.
         state: changes whenever the source does; ready for JSON.
         what: is cached, for messages.
-        make: makes it, ready for JSON; `load_cached` takes it back as keyword arguments.
+        make: makes it, ready for JSON; `load_cached` takes it back as keyword arguments. What it raises is raised.
     """
     if (found := load_cached(path, state, what)) is not None:
         return found
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.with_suffix(".lock")):
-            found = load_cached(path, state, what)
-            if found is None:
-                found = make()
+    with ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(path.with_suffix(".lock")))
+        except OSError as error:
+            warn_not_cached(what, path.parent, error)
+            return make()
+        found = load_cached(path, state, what)
+        if found is None:
+            found = make()
+            try:
                 write_json(path, {"state": state, "contents": found})
-    except OSError as error:
-        warn_not_cached(what, path.parent, error)
-    return make() if found is None else found
+            except OSError as error:
+                warn_not_cached(what, path.parent, error)
+    return found
 
 
 def load_cached(path: Path, state: object, what: str) -> dict[str, Any] | None:
@@ -139,7 +145,7 @@ class Contents:
 
     Args:
         texts: their number.
-        characters: of all together.
+        characters: of all texts.
         digest: of all, in their order.
     """
 
@@ -168,6 +174,16 @@ def cached_contents(folder: Path, split: TextSplit | CorpusSplit) -> Contents | 
     return None if cached is None else Contents(**cached)
 
 
+def texts_of(split: TextSplit | CorpusSplit) -> Iterator[str]:
+    """The texts in order.
+
+    Raises:
+        DataError: what reading them raises; an `OSError` as one that names the source.
+    """
+    with reading("workload.dataset", split.source):
+        yield from split.read()
+
+
 def stem(split: TextSplit | CorpusSplit) -> str:
     """A name for the source: the readable part of it, and a digest of the whole."""
     name = re.sub(r"[^A-Za-z0-9_.]+", "_", Path(split.source).stem)[:40]
@@ -182,7 +198,7 @@ def _read_through(split: TextSplit | CorpusSplit) -> dict[str, Any]:
     digest = hashlib.blake2b(digest_size=16)
     number = characters = 0
     progress = Progress(f"reading {split.source}", None, "characters")
-    for text in split.read():
+    for text in texts_of(split):
         content = text.encode("utf-8", "surrogatepass")
         digest.update(len(content).to_bytes(8, "little"))
         digest.update(content)

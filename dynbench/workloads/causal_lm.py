@@ -21,31 +21,16 @@ from transformers import GPT2Config, LlamaConfig, PretrainedConfig
 
 from dynbench.config.schema import Config, Workload
 from dynbench.errors import DataError, UsageError
-from dynbench.kernels.packed_rows import NO_TARGET
+from dynbench.kernels.packed_attention import NO_TARGET
 from dynbench.plugins import WORKLOADS, options_of
 from dynbench.plugins.workloads import LanguageOptions
 from dynbench.runs.phrase import Phrase
+from dynbench.workloads import models
 from dynbench.workloads.batches import rows_of
 from dynbench.workloads.data import IntArray, TokenisedData, evaluated_ids
 from dynbench.workloads.datasets.base import load_dataset
 from dynbench.workloads.datasets.generated import language_of
 from dynbench.workloads.hub import quiet_libraries
-from dynbench.workloads.models import (
-    KEY,
-    LANGUAGE_MODEL,
-    BuildsModel,
-    ModelSource,
-    StoredModel,
-    facts_of,
-    freeze_unused,
-    holds_nothing,
-    make_model,
-    save_model,
-    set_dropout,
-    set_rates,
-    stored_model,
-    trying,
-)
 from dynbench.workloads.samples import prepare_samples
 from dynbench.workloads.token_loss import at_least_fp32, summed_cross_entropy
 from dynbench.workloads.tokenizer import load_tokenizer
@@ -73,10 +58,10 @@ COUNTED_AT_ONCE = 1024
 """Samples whose tokens are counted at a time: all of them may not fit in memory."""
 
 
-class CausalLanguageModel(BuildsModel):
+class CausalLanguageModel(models.BuildsModel):
     """The texts of `workload.dataset`, or generated tokens, and the model of `workload.model` or `.size`.
 
-    A sample weighs its target tokens: all but its first one. What pads is told by position alone, behind a sample's
+    A sample weighs its target tokens: all but its first. What pads is known by its position alone, behind a sample's
     last token, where causal attention never looks back from a target; so no token has to stand for padding.
 
     Raises:
@@ -86,18 +71,18 @@ class CausalLanguageModel(BuildsModel):
     """
 
     def __init__(self, config: Config) -> None:
-        asked = config.workload
-        model = language_model(asked)
+        given = config.workload
+        model = language_model(given)
         self.positions: int | None = model.positions
-        settings = asked.model_copy(update={"max_length": min(asked.max_length, self.positions or asked.max_length)})
+        settings = given.model_copy(update={"max_length": min(given.max_length, self.positions or given.max_length)})
         samples = prepare_samples(language_of(load_dataset(settings)), settings, config.train.seed, classes=False)
-        samples.limit_length(asked.max_length, self.positions)
+        samples.limit_length(given.max_length, self.positions)
         self.train: TokenisedData = _weighed(samples.train, samples.sources["train_source"])
         self.eval: TokenisedData | None = None if samples.eval is None else _weighed(samples.eval, "evaluation")
         self._source = model.source(samples.vocab_size)
-        use_cache = options_of(asked, LanguageOptions).use_cache
-        self.rows = rows_of(asked.layout, self._source.config, use_cache=use_cache)
-        self._settings, self._has_texts = asked, samples.has_texts
+        use_cache = options_of(given, LanguageOptions).use_cache
+        self.rows = rows_of(given.layout, self._source.config, use_cache=use_cache)
+        self._settings, self._has_texts = given, samples.has_texts
         samples.train, samples.eval = self.train, self.eval
         self.facts: dict[str, object] = samples.facts(
             self._source.facts,
@@ -114,10 +99,10 @@ class CausalLanguageModel(BuildsModel):
     def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         """Write the model of a state, and the tokenizer of its texts, as transformers saves them."""
         tokenizer = load_tokenizer(self._settings, ends=True) if self._has_texts else None
-        save_model(folder, self._source, LANGUAGE_MODEL, state, tokenizer)
+        models.save_model(folder, self._source, models.LANGUAGE_MODEL, state, tokenizer)
 
     def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Any]:
-        """What the model takes of the samples `ids`, int64 on the CPU, and the `labels` that positions are to tell.
+        """What the model takes of the samples `ids`, int64 on the CPU, and the `labels` that positions are to predict.
 
         Padded, both are [n, width]; else the row of `Rows.row` and as many labels. A last token of a text, and
         what pads, is labelled `NO_TARGET`.
@@ -150,7 +135,7 @@ def _weighed(data: TokenisedData, source: object) -> TokenisedData:
     """The samples with a weight of their target tokens."""
     targets = data.lengths - 1
     if not targets.any():
-        raise DataError(f"{source}: no sample has a second token: there is nothing to tell from the first")
+        raise DataError(f"{source}: no sample has a second token: there is nothing to predict from the first")
     return data.weighed(targets)
 
 
@@ -188,9 +173,9 @@ class LanguageModel:
     settings: Workload
     config: PretrainedConfig
     positions: int | None
-    stored: StoredModel | None
+    stored: models.StoredModel | None
 
-    def source(self, vocab_size: int) -> ModelSource:
+    def source(self, vocab_size: int) -> models.ModelSource:
         """The model for data whose token ids are below `vocab_size`.
 
         Raises:
@@ -206,16 +191,13 @@ class LanguageModel:
 
         def make() -> nn.Module:
             if stored is None:
-                return make_model(self.config, settings.shape, WAYS_OUT, LANGUAGE_MODEL)
-            model = stored.make()
-            fit_for_training(model, stored.name, settings.dropout)
-            return model
+                return models.make_model(self.config, settings.shape, WAYS_OUT, models.LANGUAGE_MODEL)
+            return causal(stored.make(), stored.name, settings.dropout)
 
-        if stored is None:
-            phrase = Phrase.of("model.language", architecture=self.config.model_type, size=settings.shape)
-        facts = facts_of(phrase, self.config) if stored is None else stored.facts()
+        phrase = Phrase.of("model.language", architecture=self.config.model_type, size=settings.shape)
+        facts = models.facts_of(phrase, self.config) if stored is None else stored.facts()
         del facts["classes"]
-        return ModelSource(self.config, self.positions, facts, make)
+        return models.ModelSource(self.config, self.positions, facts, make)
 
 
 def language_model(settings: Workload) -> LanguageModel:
@@ -226,14 +208,14 @@ def language_model(settings: Workload) -> LanguageModel:
         HubError: a hub name that is neither cached nor reachable.
     """
     quiet_libraries()
-    stored = stored_model(settings, LANGUAGE_MODEL, WAYS_OUT) if settings.reads_model else None
+    stored = models.stored_model(settings, models.LANGUAGE_MODEL, WAYS_OUT) if settings.reads_model else None
     if stored is None:
         config = shape_config(settings.shape, int(WORKLOADS[settings.name].sizes[settings.shape].positions or 0))
     else:
         config = stored.config
     # Padding comes last, where nothing looks at it: no token means it, and the end of a text is one like any other.
     config.get_text_config().pad_token_id = None
-    set_rates(config, settings.dropout)
+    models.set_rates(config, settings.dropout)
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     return LanguageModel(settings, config, positions if isinstance(positions, int) and positions > 0 else None, stored)
 
@@ -262,8 +244,8 @@ def shape_config(shape: str, positions: int) -> PretrainedConfig:
     )
 
 
-def fit_for_training(model: nn.Module, name: str, dropout: float | None) -> None:
-    """Apply the dropout, try the model on a few tokens, and freeze what gets no gradient.
+def causal(model: nn.Module, name: str, dropout: float | None) -> nn.Module:
+    """The model with the dropout applied, once it has been tried on a few tokens.
 
     Args:
         model: on the CPU, changed in place.
@@ -271,24 +253,22 @@ def fit_for_training(model: nn.Module, name: str, dropout: float | None) -> None
         dropout: `workload.dropout`.
 
     Raises:
-        UsageError: it takes no token ids alone, or its logits depend on later tokens.
+        UsageError: as `models.fit_for_training`; or its logits depend on later tokens.
     """
-    set_dropout(model, dropout)
-    if holds_nothing(model):
-        return
-    tokens = torch.arange(TRIED_TOKENS)[None] % int(getattr(model.config, "vocab_size", TRIED_TOKENS))
-    with trying(f"{name} cannot be trained on token ids alone", WAYS_OUT):
+
+    def loss() -> Tensor:
+        tokens = torch.arange(TRIED_TOKENS)[None] % int(getattr(model.config, "vocab_size", TRIED_TOKENS))
         with torch.no_grad():
             model.eval()
             whole, half = logits_of(model, tokens), logits_of(model, tokens[:, : TRIED_TOKENS // 2])
-        model.train()
-        logits = logits_of(model, tokens)
-        torch.autograd.backward(F.cross_entropy(logits.flatten(0, 1), tokens.flatten()))
-    if (whole[:, : half.shape[1]] - half).abs().max() > CAUSAL_TOLERANCE * half.abs().max():
-        raise UsageError(
-            f"{KEY}: {name} looks at later tokens to tell the next one: no causal language model", WAYS_OUT
-        )
-    freeze_unused(model, name)
+        if (whole[:, : half.shape[1]] - half).abs().max() > CAUSAL_TOLERANCE * half.abs().max():
+            raise UsageError(
+                f"{models.KEY}: {name} looks at later tokens to predict the next one: no causal language model",
+                WAYS_OUT,
+            )
+        return F.cross_entropy(logits_of(model.train(), tokens).flatten(0, 1), tokens.flatten())
+
+    return models.fit_for_training(model, name, loss, "be trained on token ids alone", WAYS_OUT, dropout)
 
 
 def logits_of(model: nn.Module, input_ids: Tensor, **more: Any) -> Tensor:

@@ -166,7 +166,7 @@ class TokenisedData:
         return np.diff(self.offsets)
 
     def weight(self, ids: IntArray) -> float:
-        """What the samples `ids`, shape [n], count in the loss together; n where each counts 1."""
+        """What the samples `ids`, shape [n], count in the loss jointly; n where each counts 1."""
         return float(len(ids) if self.weights is None else self.weights[ids].sum())
 
     @cached_property
@@ -178,14 +178,14 @@ class TokenisedData:
         """The samples `ids`, shape [n], renumbered from 0 in that order."""
         if self.second is not None:
             return replace(self, second=None).take(ids).with_second(self.second[ids])
-        lengths = self.lengths[ids]
+        lengths, begins = self.lengths[ids], self.begins[ids]
         removed = None if self.removed is None else self.removed[ids]
         weights = None if self.weights is None else self.weights[ids]
         if isinstance(self.tokens, StoredTokens):
-            found = self.from_stored(self.tokens, self.begins[ids], lengths, self.fingerprint, removed)
+            found = self.from_stored(self.tokens, begins, lengths, self.fingerprint, removed)
             return found if weights is None else found.weighed(weights)
         offsets = offsets_of(lengths)
-        tokens = self.tokens[_positions(self.begins[ids], offsets)]
+        tokens = self.tokens[_positions(begins, offsets)]
         return TokenisedData.from_arrays(tokens, offsets, self.labels[ids], removed, weights)
 
     def truncate(self, max_length: int) -> TokenisedData:

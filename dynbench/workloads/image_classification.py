@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
-from transformers import PretrainedConfig, ResNetConfig
+from transformers import ResNetConfig
 
 from dynbench.config.paths import TORCH_WEIGHTS
 from dynbench.config.schema import Config, Workload
@@ -26,25 +25,11 @@ from dynbench.errors import DataError, UsageError, first_line
 from dynbench.plugins import options_of
 from dynbench.plugins.workloads import ImageOptions
 from dynbench.runs.phrase import Phrase
+from dynbench.workloads import models
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.images import image_side
 from dynbench.workloads.hub import quiet_libraries
 from dynbench.workloads.images import RESIZED, Decoder, Pixels, image_samples, square
-from dynbench.workloads.models import (
-    IMAGE_CLASSIFIER,
-    KEY,
-    BuildsModel,
-    ModelSource,
-    facts_of,
-    freeze_unused,
-    holds_nothing,
-    make_model,
-    name_classes,
-    save_model,
-    shortened,
-    stored_model,
-    trying,
-)
 from dynbench.workloads.samples import decision
 from dynbench.workloads.token_loss import grade
 
@@ -77,7 +62,7 @@ _OF_TORCHVISION = (
 """Names of torchvision's parameters to those of transformers; stages and convolutions are counted from 1 and from 0."""
 
 
-class ImageClassification(BuildsModel):
+class ImageClassification(models.BuildsModel):
     """The images of `workload.dataset` and the ResNet of `workload.model` or `.size`.
 
     An image counts as one token: all cost the same. Batch normalisation sees the samples that a rank runs together,
@@ -99,7 +84,7 @@ class ImageClassification(BuildsModel):
         samples, self._image, (self._side, reason) = found.samples, found.image, image_side(settings)
         self._source = image_model(settings, samples.num_labels, self._side)
         if found.classes:
-            name_classes(self._source.config, found.classes)
+            models.name_classes(self._source.config, found.classes)
         self._decoder = Decoder(self._pixels, options_of(settings, ImageOptions).workers)
         self.positions: int | None = self._source.positions
         self.train: TokenisedData = samples.train
@@ -127,7 +112,7 @@ class ImageClassification(BuildsModel):
             "image_mean": MEAN,
             "image_std": DEVIATION,
         }
-        save_model(folder, self._source, IMAGE_CLASSIFIER, state, None, images)
+        models.save_model(folder, self._source, models.IMAGE_CLASSIFIER, state, None, images)
 
     def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Tensor]:
         """`pixels` of the samples `ids`, between 0 and 255, uint8 [n, 3, side, side], and `labels`, int64 [n]."""
@@ -163,7 +148,7 @@ class ImageClassification(BuildsModel):
         return numbers
 
 
-def image_model(settings: Workload, num_labels: int, side: int) -> ModelSource:
+def image_model(settings: Workload, num_labels: int, side: int) -> models.ModelSource:
     """The model that `workload.weights`, `.model` and `.size` mean, with a head for so many classes.
 
     Args:
@@ -177,37 +162,30 @@ def image_model(settings: Workload, num_labels: int, side: int) -> ModelSource:
         UsageError: a model that is no image classifier; of weights, when it is made.
     """
     quiet_libraries()
-    if settings.weights == "pretrained" and settings.model.endswith(TORCH_WEIGHTS):
-        return _torchvision_model(Path(settings.model).expanduser(), num_labels)
-    if not settings.reads_model:
-        config = ResNetConfig(**(SMALL_SHAPE if settings.shape == "small" else {}))
-        config.num_labels = num_labels
-        phrase = Phrase.of("model.language", architecture=config.model_type, size=settings.shape)
-        return _source(config, facts_of(phrase, config), partial(_new_model, config, settings.shape))
-    stored = stored_model(settings, IMAGE_CLASSIFIER, WAYS_OUT)
-    stored.config.num_labels = num_labels
-    return _source(stored.config, stored.facts(), lambda: fitted(stored.make(), stored.name, side, num_labels))
-
-
-def _source(config: PretrainedConfig, facts: dict[str, object], make: Callable[[], nn.Module]) -> ModelSource:
-    return ModelSource(config, ONE_TOKEN, {**facts, "positions": ONE_TOKEN}, make)
-
-
-def _new_model(config: PretrainedConfig, name: str) -> nn.Module:
-    return make_model(config, name, WAYS_OUT, IMAGE_CLASSIFIER)
-
-
-def _torchvision_model(path: Path, num_labels: int) -> ModelSource:
-    config = ResNetConfig()
+    file = Path(settings.model).expanduser()
+    of_torchvision = settings.weights == "pretrained" and settings.model.endswith(TORCH_WEIGHTS)
+    if settings.reads_model and not of_torchvision:
+        stored = models.stored_model(settings, models.IMAGE_CLASSIFIER, WAYS_OUT)
+        stored.config.num_labels = num_labels
+        facts = {**stored.facts(), "positions": ONE_TOKEN}
+        return models.ModelSource(
+            stored.config, ONE_TOKEN, facts, lambda: fitted(stored.make(), stored.name, side, num_labels)
+        )
+    config = ResNetConfig(**(SMALL_SHAPE if settings.shape == "small" and not of_torchvision else {}))
     config.num_labels = num_labels
+    phrase = Phrase.of("model.language", architecture=config.model_type, size=settings.shape)
+    if of_torchvision:
+        phrase = Phrase.of("model.pretrained", name=file.name)
 
     def make() -> nn.Module:
-        model = _new_model(config, path.name)
-        if not holds_nothing(model):
-            load_torchvision(model, read_torchvision(path), path.name)
+        model = models.make_model(
+            config, file.name if of_torchvision else settings.shape, WAYS_OUT, models.IMAGE_CLASSIFIER
+        )
+        if of_torchvision and not next(model.parameters()).is_meta:
+            load_torchvision(model, read_torchvision(file), file.name)
         return model
 
-    return _source(config, facts_of(Phrase.of("model.pretrained", name=path.name), config), make)
+    return models.ModelSource(config, ONE_TOKEN, {**models.facts_of(phrase, config), "positions": ONE_TOKEN}, make)
 
 
 def fitted(model: nn.Module, name: str, side: int, num_labels: int) -> nn.Module:
@@ -222,18 +200,19 @@ def fitted(model: nn.Module, name: str, side: int, num_labels: int) -> nn.Module
     Raises:
         UsageError: it does not classify them.
     """
-    if holds_nothing(model):
-        return model
     before = {key: buffer.clone() for key, buffer in model.named_buffers()}
-    with trying(f"{name} cannot classify images of {side} by {side} pixels", WAYS_OUT):
+
+    def loss() -> Tensor:
         logits = model.train()(pixel_values=torch.randn(TRIED_IMAGES, 3, side, side)).logits
-        torch.autograd.backward(F.cross_entropy(logits, torch.zeros(TRIED_IMAGES, dtype=torch.long)))
-    if logits.shape != (TRIED_IMAGES, num_labels):
-        raise UsageError(f"{KEY}: {name} gives logits of shape {list(logits.shape)} for {num_labels} classes", WAYS_OUT)
+        if logits.shape != (TRIED_IMAGES, num_labels):
+            shape = f"{list(logits.shape)} for {num_labels} classes"
+            raise UsageError(f"{models.KEY}: {name} gives logits of shape {shape}", WAYS_OUT)
+        return F.cross_entropy(logits, torch.zeros(TRIED_IMAGES, dtype=torch.long))
+
+    models.fit_for_training(model, name, loss, f"classify images of {side} by {side} pixels", WAYS_OUT)
     with torch.no_grad():
         for key, buffer in model.named_buffers():
             buffer.copy_(before[key])
-    freeze_unused(model, name)
     return model
 
 
@@ -246,9 +225,11 @@ def read_torchvision(path: Path) -> dict[str, Tensor]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, UnpicklingError) as error:
-        raise DataError(f"{KEY}: {path}: expected weights of a ResNet-50: {first_line(error)}", WAYS_OUT) from error
+        raise DataError(
+            f"{models.KEY}: {path}: expected weights of a ResNet-50: {first_line(error)}", WAYS_OUT
+        ) from error
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise DataError(f"{KEY}: {path}: expected parameters by name, as torchvision publishes them", WAYS_OUT)
+        raise DataError(f"{models.KEY}: {path}: expected parameters by name, as torchvision publishes them", WAYS_OUT)
     return dict(found)
 
 
@@ -261,7 +242,7 @@ def load_torchvision(model: nn.Module, found: Mapping[str, Tensor], name: str) -
         name: of the file, for messages.
 
     Returns:
-        What did not match, by its name in the file or, where that lacks it, in the model; told too.
+        What did not match, by its name in the file or, where that lacks it, in the model; logged too.
 
     Raises:
         UsageError: a parameter of the body is missing or of another shape.
@@ -273,11 +254,11 @@ def load_torchvision(model: nn.Module, found: Mapping[str, Tensor], name: str) -
         if ours in wanted and wanted[ours].shape == found[theirs].shape
     }
     lacking = [key for key in wanted if key not in fitting and not key.endswith("num_batches_tracked")]
-    body = [key for key in lacking if not key.startswith(IMAGE_CLASSIFIER.heads)]
+    body = [key for key in lacking if not key.startswith(models.IMAGE_CLASSIFIER.heads)]
     if body:
         raise UsageError(
-            f"{KEY}: {name} is no ResNet-50 of torchvision: {len(body)} parameters are missing or of another shape, "
-            f"{body[0]} first",
+            f"{models.KEY}: {name} is no ResNet-50 of torchvision: {len(body)} parameters are missing or of another "
+            f"shape, {body[0]} first",
             WAYS_OUT,
         )
     model.load_state_dict({**wanted, **fitting})
@@ -285,7 +266,7 @@ def load_torchvision(model: nn.Module, found: Mapping[str, Tensor], name: str) -
     left = unmatched + [key for key in lacking if key not in renamed.values()]
     if left:
         logger.warning(
-            "%s: %d parameters did not match and start from random weights: %s", name, len(left), shortened(left)
+            "%s: %d parameters did not match and start from random weights: %s", name, len(left), models.shortened(left)
         )
     return left
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from dynbench.plugins.workloads import ImageOptions
 from dynbench.runs.provenance import usable_cores
 from dynbench.workloads.cache import Progress, cache_folder, load_or_make
 from dynbench.workloads.data import TokenisedData, digest_of
-from dynbench.workloads.datasets.base import ImageSplit, Splits, load_dataset
-from dynbench.workloads.datasets.images import Files, eight_bits
+from dynbench.workloads.datasets.base import ImageSplit, Splits, load_dataset, reading
+from dynbench.workloads.datasets.images import eight_bits, read_image
 from dynbench.workloads.samples import Samples, prepare_samples
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Decoder:
 
     Args:
         decode: the array of an image; raises what is wrong with it.
-        threads: how many work ahead, and share what is asked for at once; 0 for none.
+        threads: how many work ahead, and share what is wanted at once; 0 for none.
     """
 
     def __init__(self, decode: Callable[[int], Pixels], threads: int) -> None:
@@ -70,7 +71,7 @@ class Decoder:
         self._expected: dict[int, Future[Pixels]] = {}
 
     def expect(self, numbers: Iterable[int]) -> None:
-        """Begin with images that will be asked for next; what was expected before and not asked for is dropped."""
+        """Begin with images that will be needed next; what was expected before and not needed is dropped."""
         if self._pool is None:
             return
         before, self._expected = self._expected, {}
@@ -124,17 +125,17 @@ def image_samples(settings: Workload, seed: int, classes: Sequence[str] = ()) ->
     assert isinstance(splits.train, ImageSplit), "rules ask for images"
     assert splits.eval is None or isinstance(splits.eval, ImageSplit)
     train, unreadable = without_unreadable(splits.train, settings)
-    held, more = (None, []) if splits.eval is None else without_unreadable(splits.eval, settings)
-    samples = prepare_samples(Splits(train, held), settings, seed)
-    digest = f"{train.digest} {'' if held is None else held.digest}"
+    evaluation, more = (None, []) if splits.eval is None else without_unreadable(splits.eval, settings)
+    samples = prepare_samples(Splits(train, evaluation), settings, seed)
+    digest = f"{train.digest} {'' if evaluation is None else evaluation.digest}"
     samples.train = _fingerprinted(samples.train, digest)
     samples.eval = None if samples.eval is None else _fingerprinted(samples.eval, digest)
 
     def image(number: int) -> Image.Image:
         if number < len(train):
             return train.images(number)
-        assert held is not None
-        return held.images(number - len(train))
+        assert evaluation is not None
+        return evaluation.images(number - len(train))
 
     return ImageSamples(samples, image, train.classes, unreadable + more)
 
@@ -178,13 +179,14 @@ def without_unreadable(split: ImageSplit, settings: Workload) -> tuple[ImageSpli
     rest = np.setdiff1d(np.arange(len(split)), list(broken))
     files = tuple(split.files[index] for index in rest)
     digest = f"{split.digest} without {sorted(broken)}"
-    left = replace(split, images=Files(files), labels=split.labels[rest], files=files, digest=digest)
+    left = replace(split, images=partial(read_image, files), labels=split.labels[rest], files=files, digest=digest)
     return left, [split.files[index] for index in broken]
 
 
 def _look_through(split: ImageSplit) -> dict[str, Any]:
     """Number of each unreadable file to why, and a digest of what is in all files, in their order."""
-    sizes = [Path(file).stat().st_size for file in split.files]
+    with reading("workload.data_path", split.source):
+        sizes = [Path(file).stat().st_size for file in split.files]
     progress, digests, unreadable = Progress(f"looking through {split.source}", sum(sizes), "bytes"), [], {}
     with ThreadPoolExecutor(usable_cores(), "looking") as pool:
         for index, (digest, why) in enumerate(pool.map(looked_at, split.files)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dynbench.config.paths import BPE_VOCABULARY, BYTES, TORCH_WEIGHTS, VOCABULARY, path_problems
+from dynbench.config.paths import TORCH_WEIGHTS, path_problems
 from dynbench.config.schema import Config, Workload
 from dynbench.errors import ConfigError, DataError, UsageError
 from dynbench.kernels.packed_models import unknown_architecture
@@ -15,7 +15,7 @@ from dynbench.units import BYTES_PER_MB
 from dynbench.workloads.cache import cache_folder, cached_contents
 from dynbench.workloads.data import held_out_of
 from dynbench.workloads.datasets.base import CorpusSplit, Split, Splits, load_dataset
-from dynbench.workloads.tokenizer import read_byte_level, read_vocabulary
+from dynbench.workloads.tokenizer import load_tokenizer, padding_of
 
 PADDED = "Take another model, or keep the padded layout (workload.layout=padded)."
 WAYS_OUT = "Name a folder that transformers saved a model in (--model FOLDER), or use --weights random."
@@ -43,7 +43,9 @@ def check_inputs(config: Config) -> Splits | None:
     if workload.reads_model and not (workload.runs_own_code and workload.layout == "padded"):
         _check_model(workload)
     if not workload.runs_own_code and DATASETS[workload.dataset].of_texts:
-        _check_tokenizer(workload)
+        tokenizer = load_tokenizer(workload)
+        if WORKLOADS[workload.name].classes:
+            padding_of(tokenizer)
     return splits
 
 
@@ -75,27 +77,6 @@ def _read(split: Split, workload: Workload) -> Split:
         return split
     cached = cached_contents(cache_folder(workload), split)
     return replace(split, texts=len(split) if cached is None else cached.texts)
-
-
-def _check_tokenizer(workload: Workload) -> None:
-    """Refuse what cannot tokenise the texts; a vocabulary is read without importing transformers.
-
-    Raises:
-        DataError, HubError, UsageError: as `load_tokenizer`.
-    """
-    name = workload.tokenizer_name
-    if name == BYTES:
-        return
-    if Path(name).suffix == VOCABULARY:
-        read_vocabulary(Path(name).expanduser())
-    elif name.endswith(BPE_VOCABULARY):
-        read_byte_level(Path(name).expanduser())
-    else:
-        from dynbench.workloads.tokenizer import load_tokenizer, padding_of
-
-        tokenizer = load_tokenizer(workload)
-        if WORKLOADS[workload.name].classes:
-            padding_of(tokenizer)
 
 
 def _check_model(workload: Workload) -> None:
@@ -145,11 +126,11 @@ def check_batch(config: Config, splits: Splits | None) -> None:
     left = min(rows - held_out, config.workload.subset or rows)
     if batch <= left:
         return
-    kept = f", {held_out:,} of which are held out for evaluation" if held_out else ""
+    eval_part = f", {held_out:,} of which are held out for evaluation" if held_out else ""
     chosen = f", workload.subset {config.workload.subset} of which are chosen" if left < rows - held_out else ""
     each = "" if worker is None else f" (train.batch_per_worker {worker})"
     raise UsageError(
         f"train.global_batch: {batch}{each} is more than there is to train on: {splits.train.source} has "
-        f"{rows:,} samples{kept}{chosen}",
+        f"{rows:,} samples{eval_part}{chosen}",
         f"Use at most {left} over all workers" + (" or name an evaluation file (--eval-path)." if held_out else "."),
     )

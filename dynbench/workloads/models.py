@@ -311,17 +311,12 @@ def _rates(config: PretrainedConfig, *, layers: bool) -> dict[str, float | None]
     }
 
 
-def holds_nothing(model: nn.Module) -> bool:
-    """Whether it is on the meta device, where there is nothing to try."""
-    return next(model.parameters()).is_meta
-
-
 @contextmanager
-def trying(said: str, ways_out: str) -> Iterator[None]:
+def trying(problem: str, ways_out: str) -> Iterator[None]:
     """Inside it a model is tried; whatever it raises but for want of memory is a mistake of the user's.
 
     Args:
-        said: that it cannot do this.
+        problem: that it cannot do this.
         ways_out: the next step.
 
     Raises:
@@ -334,22 +329,35 @@ def trying(said: str, ways_out: str) -> Iterator[None]:
     except Exception as error:  # what an architecture does not take, it says in ways of its own
         if "memory" in str(error).lower():
             raise
-        raise UsageError(f"{KEY}: {said}: {type(error).__name__}: {first_line(error)}", ways_out) from error
+        raise UsageError(f"{KEY}: {problem}: {type(error).__name__}: {first_line(error)}", ways_out) from error
 
 
-def set_dropout(model: nn.Module, rate: float | None) -> None:
-    """Set every dropout that the model makes itself, unless `rate` is None."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout) and rate is not None:
-            module.p = rate
+def fit_for_training(
+    model: nn.Module, name: str, loss: Callable[[], Tensor], cannot: str, ways_out: str, dropout: float | None = None
+) -> nn.Module:
+    """The model, once a backward pass has worked; what got no gradient in it is frozen.
 
+    DistributedDataParallel waits for the gradient of every parameter that requires one. On the meta device, where there
+    is nothing to try, only the dropout is set.
 
-def freeze_unused(model: nn.Module, name: str) -> None:
-    """Freeze what got no gradient in a backward pass, and clear the gradients.
+    Args:
+        model: on the CPU, changed in place.
+        name: for messages.
+        loss: of a few samples, from the model in training mode; checks what else is wanted of it on the way.
+        cannot: what it cannot do where that fails, for messages.
+        ways_out: the hint of the error.
+        dropout: of every dropout that the model makes itself; None leaves them.
 
     Raises:
-        UsageError: which parameters get one depends on the data.
+        UsageError: it cannot be trained so, or which parameters get a gradient depends on the data.
     """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout) and dropout is not None:
+            module.p = dropout
+    if next(model.parameters()).is_meta:
+        return model
+    with trying(f"{name} cannot {cannot}", ways_out):
+        torch.autograd.backward(loss())
     unused = {key: part for key, part in model.named_parameters() if part.requires_grad and part.grad is None}
     if any("expert" in key for key in unused):
         raise UsageError(
@@ -362,6 +370,7 @@ def freeze_unused(model: nn.Module, name: str) -> None:
     if unused:
         logger.info("%s: %d parameters get no gradient and are not trained: %s", name, len(unused), ", ".join(unused))
     model.zero_grad(set_to_none=True)
+    return model
 
 
 def save_model(

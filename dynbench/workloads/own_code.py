@@ -10,7 +10,8 @@ import ast
 import inspect
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +24,6 @@ FILE = "own_code.jsonl"
 logger = logging.getLogger(__name__)
 KEY = "workload.name"
 PROTOCOL = "dynbench/workloads/base.py documents the protocol, recipes/length_regression.py is an example."
-METHODS = {
-    "build_model": "build_model(self, seed)",
-    "collate": "collate(self, data, ids, width)",
-    "loss": "loss(self, model, batch)",
-}
-"""Methods that every workload has, and how they are called."""
 
 
 def remember_run(run_id: str, settings: Workload) -> None:
@@ -87,8 +82,8 @@ def find_own_code(settings: Workload) -> OwnCode:
     """The class that `workload.name` means.
 
     Raises:
-        UsageError: no such module, file or class, a file that is no Python, a class without the protocol's methods, or
-            a file that has changed since `workload.code_digest` was written.
+        UsageError: no such module, file or class, a file that is no Python, or one that has changed since
+            `workload.code_digest` was written.
     """
     where, _, attribute = settings.name.rpartition(":")
     anywhere = settings.import_from is None
@@ -127,54 +122,17 @@ def own_code_settings(settings: Workload) -> dict[str, object]:
     return {"import_from": str(code.folder), "code_digest": code.digest}
 
 
-def missing_methods(name: str, missing: Sequence[str]) -> UsageError:
-    """What to say of a class without some of the protocol."""
-    return UsageError(f"{KEY}: {name} lacks {', '.join(missing)}", PROTOCOL)
-
-
 def _check_class(code: OwnCode, content: bytes) -> None:
-    """What the file's text alone tells of the class: names that it imports or makes are left to the import."""
+    """What the file's text alone tells of the class: a name that it mentions anywhere is left to the import."""
     try:
         tree = ast.parse(content, str(code.file))
     except (SyntaxError, ValueError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         raise UsageError(f"{KEY}: {code.file}{line}: no valid Python: {reason}", "Mend that line.") from None
-    classes, others = {}, set[str]()
-    for node in _statements(tree):
-        if isinstance(node, ast.ClassDef):
-            classes[node.name] = node
-        else:
-            others |= _bound(node)
-    found = classes.get(code.attribute)
-    if found is None:
-        if {code.attribute, "*", "__getattr__"} & others:
-            return
-        nearest = did_you_mean(code.attribute, classes)
-        listed = f"Classes there: {', '.join(classes)}." if classes else "It has no class."
-        raise UsageError(f"{KEY}: {code.file} has no class {code.attribute}. {nearest}".rstrip(), listed)
-    if not (found.bases or found.decorator_list or found.keywords):
-        named = {name for node in found.body for name in _bound(node)}
-        missing = [call for method, call in METHODS.items() if method not in named]
-        if missing:
-            raise missing_methods(code.name, missing)
-
-
-def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """The statements of a module, also those in its top-level `if`, `try` and `with`."""
-    pending: list[ast.AST] = list(tree.body)
-    while pending:
-        node = pending.pop(0)
-        if isinstance(node, ast.If | ast.Try | ast.With):
-            pending[:0] = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
-        elif isinstance(node, ast.stmt):
-            yield node
-
-
-def _bound(node: ast.stmt) -> set[str]:
-    """Names that a statement binds."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return {node.name}
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+    if re.search(rb"\b(%s|__getattr__)\b|import \*" % re.escape(code.attribute.encode()), content):
+        return
+    classes = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    near = did_you_mean(code.attribute, classes)
+    there = f"Classes there: {', '.join(classes)}." if classes else "It has no class."
+    raise UsageError(f"{KEY}: {code.file} has no class {code.attribute}. {near}".rstrip(), there)

@@ -25,10 +25,16 @@ from dynbench.plugins.code import content_digest
 from dynbench.runs.phrase import Phrase
 from dynbench.workloads.base import Workload
 from dynbench.workloads.data import IntArray, TokenisedData
-from dynbench.workloads.own_code import KEY, METHODS, PROTOCOL, OwnCode, find_own_code, missing_methods, registered_code
+from dynbench.workloads.own_code import KEY, PROTOCOL, OwnCode, find_own_code, registered_code
 from dynbench.workloads.token_loss import check_sums
 
-EVAL_SUMS = "eval_sums(self, model, batch)"
+METHODS = {
+    "build_model": "build_model(self, seed)",
+    "collate": "collate(self, data, ids, width)",
+    "loss": "loss(self, model, batch)",
+}
+"""Methods that every workload has, and how they are called."""
+EVAL_SUMS = {"eval_sums": "eval_sums(self, model, batch)"}
 
 
 class OwnWorkload:
@@ -50,9 +56,9 @@ class OwnWorkload:
         with _placed(code):
             factory = factory or getattr(code.load(), code.attribute, None)
         if not callable(factory):
-            raise UsageError(f"{KEY}: {self._code.file} has no class {self._code.attribute}", PROTOCOL)
+            raise UsageError(f"{KEY}: {code.file} has no class {code.attribute}", PROTOCOL)
         self._check_call(factory, "__init__(self, config)", config)
-        with _placed(self._code):
+        with _placed(code):
             self._theirs: Any = factory(config)
         self.train: TokenisedData = getattr(self._theirs, "train", None)  # type: ignore[assignment]  # checked below
         self.eval: TokenisedData | None = getattr(self._theirs, "eval", None)
@@ -74,7 +80,7 @@ class OwnWorkload:
             if not isinstance(model, nn.Module):
                 raise self._wrong("build_model", model, "a torch.nn.Module")
             if not any(parameter.requires_grad for parameter in model.parameters()):
-                raise UsageError(f"{KEY}: {self._code.name}: build_model gave a model with nothing to train", PROTOCOL)
+                raise self._error("build_model gave a model with nothing to train")
             check_sums(self, model, f"{KEY}: {self._code.name}", self._device)
         return model.train()
 
@@ -94,7 +100,7 @@ class OwnWorkload:
         if not isinstance(loss, Tensor) or loss.ndim != 0:
             raise self._wrong("loss", loss, "a scalar tensor, the sum over the batch's samples")
         if torch.is_grad_enabled() and not loss.requires_grad:
-            raise UsageError(f"{KEY}: {self._code.name}: loss has no gradient; compute it from the model", PROTOCOL)
+            raise self._error("loss has no gradient; compute it from the model")
         return loss
 
     def eval_sums(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, float]:
@@ -107,10 +113,10 @@ class OwnWorkload:
         return {key: float(value) for key, value in sums.items()}
 
     def _check_methods(self) -> None:
-        wanted = dict(METHODS) if self.eval is None else {**METHODS, "eval_sums": EVAL_SUMS}
+        wanted = METHODS if self.eval is None else METHODS | EVAL_SUMS
         missing = [call for method, call in wanted.items() if not callable(getattr(self._theirs, method, None))]
         if missing:
-            raise missing_methods(self._code.name, missing)
+            raise self._error(f"lacks {', '.join(missing)}")
         for method, call in wanted.items():
             self._check_call(getattr(self._theirs, method), call, *(None for _ in call.split(",")[1:]))
 
@@ -123,40 +129,37 @@ class OwnWorkload:
             signature.bind(*arguments)
         except TypeError:
             name, expected = call.partition("(")[0], call.replace("self, ", "")
-            raise UsageError(f"{KEY}: {self._code.name}: {name}{signature}; expected {expected}", PROTOCOL) from None
+            raise self._error(f"{name}{signature}; expected {expected}") from None
 
     def _check_values(self) -> None:
         limit: object = self.positions
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
             raise self._wrong("positions", limit, "a whole number of tokens, or None")
-        for key, data in (("train", self.train), ("eval", self.eval)):
-            if key == "eval" and data is None:
-                continue
+        for key, data in {"train": self.train, **({} if self.eval is None else {"eval": self.eval})}.items():
             if not isinstance(data, TokenisedData):
                 raise self._wrong(key, data, "a TokenisedData of dynbench.workloads.data")
             if not len(data):
-                raise UsageError(f"{KEY}: {self._code.name}: {key} holds no sample", PROTOCOL)
+                raise self._error(f"{key} holds no sample")
             if data.weights is not None and not data.weights.any():
-                raise UsageError(f"{KEY}: {self._code.name}: {key} has a weight of 0 for every sample", PROTOCOL)
+                raise self._error(f"{key} has a weight of 0 for every sample")
             if self.positions is not None and (longest := int(data.lengths.max())) > self.positions:
-                raise UsageError(
-                    f"{KEY}: {self._code.name}: {key} has a sample of {longest} tokens, beyond its positions, "
-                    f"{self.positions}",
+                raise self._error(
+                    f"{key} has a sample of {longest} tokens, beyond its positions, {self.positions}",
                     f"Cut the samples: {key}.truncate({self.positions}), before they are weighed.",
                 )
 
     def _describe(self) -> dict[str, object]:
         theirs = getattr(self._theirs, "facts", {})
         try:
-            told = json.loads(json.dumps(theirs, allow_nan=False))
+            facts = json.loads(json.dumps(theirs, allow_nan=False))
         except (TypeError, ValueError) as error:
-            raise UsageError(f"{KEY}: {self._code.name}: facts cannot be written as JSON: {error}", PROTOCOL) from None
-        if not isinstance(told, dict):
+            raise self._error(f"facts cannot be written as JSON: {error}") from None
+        if not isinstance(facts, dict):
             raise self._wrong("facts", theirs, "a dict")
         source = Phrase.of("model.own", name=self._code.name)
         return {
             "model": {"source": source, "said": source.record()},
-            **told,
+            **facts,
             "fingerprint": self.train.fingerprint,
             "train": self.train.describe(),
             "eval": None if self.eval is None else self.eval.describe(),
@@ -165,8 +168,10 @@ class OwnWorkload:
 
     def _wrong(self, what: str, value: object, expected: str, details: str = "") -> UsageError:
         shape = f" of shape {list(value.shape)} on {value.device.type}" if isinstance(value, Tensor) else details
-        found = f"a {type(value).__name__}{shape}"
-        return UsageError(f"{KEY}: {self._code.name}: {what} is {found}; expected {expected}", PROTOCOL)
+        return self._error(f"{what} is a {type(value).__name__}{shape}; expected {expected}")
+
+    def _error(self, problem: str, hint: str = PROTOCOL) -> UsageError:
+        return UsageError(f"{KEY}: {self._code.name}: {problem}", hint)
 
 
 def _beside(code: OwnCode) -> dict[str, str]:

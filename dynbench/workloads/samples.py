@@ -13,13 +13,14 @@ import logging
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError, UsageError
-from dynbench.workloads.cache import cache_folder, contents_of, stem, warn_not_cached
+from dynbench.workloads.cache import cache_folder, contents_of, stem, texts_of, warn_not_cached
 from dynbench.workloads.data import (
     HELD_OUT_SEED,
     IntArray,
@@ -96,12 +97,12 @@ class Samples:
             "decisions": self.decisions,
         }
 
-    def limit_length(self, asked: int, positions: int | None) -> None:
+    def limit_length(self, wanted: int, positions: int | None) -> None:
         """Record that `workload.max_length` is more than a model's positions, and cut the samples to these."""
-        if positions is None or positions >= asked:
+        if positions is None or positions >= wanted:
             return
         reason = f"the model has {positions} positions"
-        logger.warning("workload.max_length: %d asked for, but %s; samples are cut to %d", asked, reason, positions)
+        logger.warning("workload.max_length: %d asked for, but %s; samples are cut to %d", wanted, reason, positions)
         self.train = self.train.truncate(positions)
         self.eval = None if self.eval is None else self.eval.truncate(positions)
         self.decisions["workload.max_length"] = decision(positions, reason)
@@ -183,13 +184,13 @@ def corpus_samples(
         starts = offsets_of(shards.lengths)[:-1]
         return TokenisedData.from_stored(tokens, starts, shards.lengths, shards.digest, np.concatenate(shards.removed))
 
-    held = samples(evaluation or train, held_out, "eval") if len(held_out) else None
+    evaluation_data = samples(evaluation or train, held_out, "eval") if len(held_out) else None
     data = samples(train, rest, "train", part)
     if settings.subset is not None and settings.blocks:
         data = data.take(_subset(len(data), settings.subset, "blocks", seed, decisions))
     sources = _sources(Splits(train, evaluation), settings, tokenizer)
     # No model or loss looks at padding or labels.
-    return Samples(data, held, tokenizer.vocab_size, 0, 2, sources, decisions)
+    return Samples(data, evaluation_data, tokenizer.vocab_size, 0, 2, sources, decisions)
 
 
 def _blocks(
@@ -227,10 +228,9 @@ def _tokenised(
     """
     length = None if settings.blocks else settings.max_length
     contents = contents_of(cache_folder(settings), split)
-    everything = ids is None or len(ids) == contents.texts
     ids = np.arange(contents.texts) if ids is None else ids
     texts = Texts(
-        split.read if everything else lambda: _chosen(split.read(), ids),
+        lambda: _chosen(texts_of(split), ids),
         tokenizer.encoder(length),
         np.uint16 if tokenizer.vocab_size <= LARGEST_SMALL_ID else np.uint32,
         round(contents.characters * len(ids) / contents.texts),
@@ -253,7 +253,7 @@ def _tokenised(
     try:
         return _not_cached(facts, texts, None)
     except OSError as error:
-        logger.warning("they cannot be kept in a temporary folder either (%s); trying %s", error, _MEMORY)
+        logger.warning("they cannot be stored in a temporary folder either (%s); trying %s", error, _MEMORY)
         return _not_cached(facts, texts, _MEMORY)
 
 
@@ -265,14 +265,8 @@ def _not_cached(facts: dict[str, object], texts: Texts, place: str | None) -> Sh
 
 def _chosen(texts: Iterator[str], ids: IntArray) -> Iterator[str]:
     """The texts of these numbers, ascending; what is behind the last of them is not read."""
-    wanted = iter(ids.tolist())
-    following = next(wanted, None)
-    for number, text in enumerate(texts):
-        if following is None:
-            return
-        if number == following:
-            yield text
-            following = next(wanted, None)
+    for skipped in (np.diff(ids, prepend=-1) - 1).tolist():
+        yield from islice(texts, skipped, skipped + 1)
 
 
 def _of_tokens(splits: Splits, settings: Workload) -> Samples:
@@ -313,10 +307,10 @@ def _of_images(splits: Splits, settings: Workload) -> Samples:
     """A sample is the number of its image, those of evaluation images after all others, and one token long."""
     train, evaluation = splits.train, splits.eval
     assert isinstance(train, ImageSplit) and (evaluation is None or isinstance(evaluation, ImageSplit))
-    held = None if evaluation is None else _numbers(len(train), evaluation.labels)
+    evaluation_data = None if evaluation is None else _numbers(len(train), evaluation.labels)
     number = len(train) + (0 if evaluation is None else len(evaluation))
     num_labels = max(2, len(train.classes), int(train.labels.max()) + 1)
-    return Samples(_numbers(0, train.labels), held, number, 0, num_labels, _sources(splits, settings, None))
+    return Samples(_numbers(0, train.labels), evaluation_data, number, 0, num_labels, _sources(splits, settings, None))
 
 
 def _numbers(first: int, labels: IntArray) -> TokenisedData:

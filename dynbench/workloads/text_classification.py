@@ -20,28 +20,11 @@ from transformers import DistilBertConfig, PretrainedConfig
 from dynbench.config.schema import Config, Workload
 from dynbench.errors import UsageError
 from dynbench.runs.phrase import Phrase
+from dynbench.workloads import models
 from dynbench.workloads.batches import rows_of
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.base import TextSplit, load_dataset
 from dynbench.workloads.hub import quiet_libraries
-from dynbench.workloads.models import (
-    CLASSIFIER,
-    KEY,
-    OTHER_ARCHITECTURE,
-    BuildsModel,
-    ModelSource,
-    StoredModel,
-    facts_of,
-    freeze_unused,
-    holds_nothing,
-    make_model,
-    name_classes,
-    save_model,
-    set_dropout,
-    set_rates,
-    stored_model,
-    trying,
-)
 from dynbench.workloads.samples import prepare_samples
 from dynbench.workloads.token_loss import at_least_fp32, grade
 from dynbench.workloads.tokenizer import load_tokenizer
@@ -58,7 +41,7 @@ PADDING_TOLERANCE = 1e-3
 """Of the logits."""
 
 
-class TextClassification(BuildsModel):
+class TextClassification(models.BuildsModel):
     """The samples of `workload.dataset` and the model of `workload.model`, saved with the names of its classes.
 
     Args:
@@ -79,7 +62,7 @@ class TextClassification(BuildsModel):
             settings, samples.vocab_size, samples.pad_id, samples.num_labels, _end(samples.train)
         )
         if isinstance(splits.train, TextSplit):
-            name_classes(self._source.config, splits.train.classes or [*map(str, range(samples.num_labels))])
+            models.name_classes(self._source.config, splits.train.classes or [*map(str, range(samples.num_labels))])
         self.positions: int | None = self._source.positions
         samples.limit_length(settings.max_length, self.positions)
         self._pad_id = samples.pad_id
@@ -93,7 +76,7 @@ class TextClassification(BuildsModel):
     def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         """Write the model of a state, and the tokenizer of its texts, as transformers saves them."""
         tokenizer = load_tokenizer(self._settings) if self._has_texts else None
-        save_model(folder, self._source, CLASSIFIER, state, tokenizer)
+        models.save_model(folder, self._source, models.CLASSIFIER, state, tokenizer)
 
     def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Any]:
         """What the model takes of the samples `ids`, int64 on the CPU, and their `labels`, [n].
@@ -135,7 +118,7 @@ def _end(data: TokenisedData) -> int | None:
 
 def model_source(
     settings: Workload, vocab_size: int, pad_id: int, num_labels: int, end_id: int | None = None
-) -> ModelSource:
+) -> models.ModelSource:
     """The model that `workload.weights`, `.model` and `.size` mean, with `workload.dropout` applied.
 
     Args:
@@ -155,11 +138,11 @@ def model_source(
     if not settings.reads_model:
         return _random_model(size, vocab_size, pad_id, num_labels, settings.dropout)
     pretrained = settings.weights == "pretrained"
-    stored = stored_model(settings, CLASSIFIER, WEIGHTS_HINT if pretrained else CONFIG_HINT)
+    stored = models.stored_model(settings, models.CLASSIFIER, WEIGHTS_HINT if pretrained else CONFIG_HINT)
     config, text = stored.config, stored.config.get_text_config()
     if pretrained:
         if not hasattr(config, "vocab_size") or not hasattr(config, "max_position_embeddings"):
-            raise UsageError(f"{KEY}: {settings.model} ({config.model_type}) is no text encoder", WEIGHTS_HINT)
+            raise UsageError(f"{models.KEY}: {settings.model} ({config.model_type}) is no text encoder", WEIGHTS_HINT)
         stored.check_vocabulary(config.vocab_size, vocab_size)
         end_id = None
     elif getattr(text, "vocab_size", vocab_size) < vocab_size:
@@ -172,14 +155,14 @@ def model_source(
 
     def make() -> nn.Module:
         model = stored.make()
-        if not pretrained:
-            fit_for_training(model, f"{stored.name} ({config.model_type})", trial)
-        return model
+        return model if pretrained else trial.passed(model, f"{stored.name} ({config.model_type})")
 
-    return ModelSource(config, positions, stored.facts(), make)
+    return models.ModelSource(config, positions, stored.facts(), make)
 
 
-def _random_model(size: str, vocab_size: int, pad_id: int, num_labels: int, dropout: float | None) -> ModelSource:
+def _random_model(
+    size: str, vocab_size: int, pad_id: int, num_labels: int, dropout: float | None
+) -> models.ModelSource:
     """DistilBERT (Sanh et al., 2019, arXiv:1910.01108) in the shape of `workload.size`.
 
     `base` keeps distilbert-base-uncased's vocabulary unless the data need more.
@@ -194,8 +177,8 @@ def _random_model(size: str, vocab_size: int, pad_id: int, num_labels: int, drop
 
         return DistilBertForSequenceClassification(config)
 
-    facts = facts_of(Phrase.of("model.random", size=size), config)
-    return ModelSource(config, config.max_position_embeddings, facts, make)
+    facts = models.facts_of(Phrase.of("model.random", size=size), config)
+    return models.ModelSource(config, config.max_position_embeddings, facts, make)
 
 
 def _fit_to_data(
@@ -218,10 +201,10 @@ def _fit_to_data(
         config.eos_token_id = config.eos_token_id if end_id is None else end_id
         if getattr(config, "decoder_start_token_id", None) is None:
             config.decoder_start_token_id = pad_id
-    set_rates(config, dropout)
+    models.set_rates(config, dropout)
 
 
-def _usable_positions(stored: StoredModel) -> int | None:
+def _usable_positions(stored: models.StoredModel) -> int | None:
     """Longest padded sample that a model of this configuration takes, tokens; None for any.
 
     RoBERTa's kin number positions from behind that of the padding, so that as many of the table's rows are lost.
@@ -230,7 +213,7 @@ def _usable_positions(stored: StoredModel) -> int | None:
         UsageError: as `make_model`.
     """
     with torch.device("meta"):
-        shell = make_model(stored.config, stored.settings.model, stored.ways_out)
+        shell = models.make_model(stored.config, stored.settings.model, stored.ways_out)
     positions = getattr(stored.config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(positions, int) or positions < 1:
         return None
@@ -276,46 +259,43 @@ class Trial:
             "attention_mask": (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long(),
         }
 
+    def passed(self, model: nn.Module, name: str) -> nn.Module:
+        """The model, on the CPU, with the dropout applied, once it has classified such batches.
 
-def fit_for_training(model: nn.Module, name: str, trial: Trial) -> None:
-    """Apply the dropout, find out whether the model takes the data, and freeze what gets no gradient.
+        Raises:
+            UsageError: as `fit_for_training`.
+        """
+        longest = max(2, min(LONG, self.longest))
+        short = max(2, longest // 2)
 
-    DistributedDataParallel waits for the gradient of every parameter that requires one.
+        def loss() -> Tensor:
+            with torch.no_grad():
+                model.eval()
+                self._logits(model, self.longest)
+                alone, padded = self._logits(model, short)[0], self._logits(model, longest, short)[1]
+                model.train()
+                first, again = self._logits(model, longest, short), self._logits(model, longest, short)
+            if self.dropout == 0 and not torch.equal(first, again):
+                logger.warning(
+                    "%s: two passes differ in spite of workload.dropout 0; so will losses of the same samples", name
+                )
+            if (alone - padded).abs().max() > PADDING_TOLERANCE * alone.abs().max():
+                logger.warning(
+                    "%s: padding changes what a sample gives, so that losses depend on who pads how much", name
+                )
+            logits = self._logits(model, longest, short)
+            return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
 
-    Args:
-        model: on the CPU, changed in place.
-        name: for messages.
-        trial: the data's shape.
+        cannot = f"classify samples of {short} to {self.longest} token ids"
+        return models.fit_for_training(model, name, loss, cannot, models.OTHER_ARCHITECTURE, self.dropout)
 
-    Raises:
-        UsageError: it cannot classify token ids, or which parameters get a gradient depends on the data.
-    """
-    set_dropout(model, trial.dropout)
-    if holds_nothing(model):
-        return
-    long, short = max(2, min(LONG, trial.longest)), max(2, min(LONG, trial.longest) // 2)
-    with trying(f"{name} cannot classify samples of {short} to {trial.longest} token ids", OTHER_ARCHITECTURE):
-        with torch.no_grad():
-            model.eval()
-            _tried_logits(model, trial, trial.longest)
-            alone, padded = _tried_logits(model, trial, short)[0], _tried_logits(model, trial, long, short)[1]
-            model.train()
-            first, again = _tried_logits(model, trial, long, short), _tried_logits(model, trial, long, short)
-        logits = _tried_logits(model, trial, long, short)
-        torch.autograd.backward(F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long)))
-    if trial.dropout == 0 and not torch.equal(first, again):
-        logger.warning("%s: two passes differ in spite of workload.dropout 0; so will losses of the same samples", name)
-    if (alone - padded).abs().max() > PADDING_TOLERANCE * alone.abs().max():
-        logger.warning("%s: padding changes what a sample gives, so that losses depend on who pads how much", name)
-    freeze_unused(model, name)
-
-
-def _tried_logits(model: nn.Module, trial: Trial, *lengths: int) -> Tensor:
-    logits = getattr(model(**trial.batch(*lengths)), "logits", None)
-    expected = (len(lengths), trial.num_labels)
-    if not isinstance(logits, Tensor) or logits.shape != expected:
-        shape = "none" if logits is None else f"of shape {list(logits.shape)}"
-        raise UsageError(
-            f"{KEY}: {type(model).__name__} gives logits {shape}; expected {list(expected)}", OTHER_ARCHITECTURE
-        )
-    return logits
+    def _logits(self, model: nn.Module, *lengths: int) -> Tensor:
+        logits = getattr(model(**self.batch(*lengths)), "logits", None)
+        expected = (len(lengths), self.num_labels)
+        if not isinstance(logits, Tensor) or logits.shape != expected:
+            shape = "none" if logits is None else f"of shape {list(logits.shape)}"
+            raise UsageError(
+                f"{models.KEY}: {type(model).__name__} gives logits {shape}; expected {list(expected)}",
+                models.OTHER_ARCHITECTURE,
+            )
+        return logits

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dynbench.errors import UsageError
-from dynbench.kernels.packed_rows import NO_TARGET
+from dynbench.kernels.packed_attention import NO_TARGET
 from dynbench.workloads.base import Workload
-from dynbench.workloads.batches import MicroBatch, make_micro_batch
+from dynbench.workloads.batches import make_micro_batch
 from dynbench.workloads.data import IntArray, TokenisedData
 
 TOLERANCE = 0.01
@@ -67,16 +67,12 @@ def check_sums(workload: Workload, model: nn.Module, name: str, device: torch.de
         UsageError: they do not add up.
     """
     model.to(device).eval()
-    _check("loss", workload, workload.train, lambda batch: workload.loss(model, batch.inputs).item(), name, device)
+    _check("loss", workload, workload.train, lambda batch: workload.loss(model, batch).item(), name, device)
     if workload.eval is not None:
         with torch.no_grad():
+            sums = "eval_sums' loss_sum"
             _check(
-                "eval_sums' loss_sum",
-                workload,
-                workload.eval,
-                lambda batch: workload.eval_sums(model, batch.inputs)["loss_sum"],
-                name,
-                device,
+                sums, workload, workload.eval, lambda batch: workload.eval_sums(model, batch)["loss_sum"], name, device
             )
     if device.type != "cpu":
         model.to("cpu")
@@ -87,38 +83,38 @@ def _check(
     what: str,
     workload: Workload,
     data: TokenisedData,
-    value: Callable[[MicroBatch], float],
+    value: Callable[[dict[str, Any]], float],
     name: str,
     device: torch.device,
 ) -> None:
     ids = _some(data)
 
     def of(some: IntArray, multiple: int = 1) -> float:
-        return value(make_micro_batch(workload, data, some, multiple, device))
+        return value(make_micro_batch(workload, data, some, multiple, device).inputs)
 
-    together, again = of(ids), of(ids)
+    whole, again = of(ids), of(ids)
     longest = int(data.lengths[ids].max())
-    apart, alone = ([of(ids[i : i + 1], multiple) for i in range(len(ids))] for multiple in (longest, 1))
-    scale = TOLERANCE * sum(map(abs, apart))
-    if not math.isfinite(together) or not math.isfinite(scale):
-        return  # the rows and checks of the run tell of it
-    if abs(together - again) > scale:
+    each = [of(ids[i : i + 1], longest) for i in range(len(ids))]
+    padded, alone = sum(each), sum(of(ids[i : i + 1]) for i in range(len(ids)))
+    scale = TOLERANCE * sum(map(abs, each))
+    if not math.isfinite(whole) or not math.isfinite(scale):
+        return  # the rows and checks of the run report it
+    if abs(whole - again) > scale:
         logger.warning(
             "%s: two passes give %s of %.6g and %.6g for the same samples, so that nobody can tell whether it is a sum "
             "over samples; let it draw no random numbers where the model is evaluated",
-            *(name, what, together, again),
+            *(name, what, whole, again),
         )
-    elif abs(together - sum(apart)) > scale:
+    elif abs(whole - padded) > scale:
         raise UsageError(
-            f"{name}: {what} is {together:.6g} for {len(ids)} samples together, but {sum(apart):.6g} for each alone, "
-            "added up",
+            f"{name}: {what} is {whole:.6g} for {len(ids)} samples together, but {padded:.6g} for each alone, added up",
             HINT,
         )
-    elif abs(sum(apart) - sum(alone)) > scale:
+    elif abs(padded - alone) > scale:
         logger.warning(
             "%s: padding changes what a sample gives, so that losses depend on who pads how much: %s is %.6g for %d "
             "samples padded to %d tokens, but %.6g without padding",
-            *(name, what, sum(apart), len(ids), longest, sum(alone)),
+            *(name, what, padded, len(ids), longest, alone),
         )
 
 

@@ -26,7 +26,7 @@ from dynbench.errors import DataError
 from dynbench.runs.atomic import locked, replacing, write_json
 from dynbench.workloads.cache import RECORD, Progress, shards_lock
 from dynbench.workloads.data import IntArray, digest_of, offsets_of
-from dynbench.workloads.datasets.lines import quoted
+from dynbench.workloads.datasets.base import excerpt
 
 logger = logging.getLogger(__name__)
 
@@ -130,21 +130,19 @@ class _Folder:
         self._path, self._facts = path, facts
         self._useless: list[str] = []
         self._entries: dict[int, dict[str, object]] = {}
-        self._arrays: dict[int, dict[str, NDArray[np.integer]]] = {}
         entries, finished = self._listed()
         for number, entry in enumerate(entries):
             if entry is None:
                 continue
             try:
-                arrays = {name: _mapped(self._file(number, name)) for name in ARRAYS}
+                arrays = self._arrays(number)
                 if (len(arrays["removed"]), len(arrays["ids"])) != (entry["texts"], entry["tokens"]):
                     raise ValueError("its arrays do not have the lengths of the record")
                 if not _CHECKED.get() and self._digest_of(number) != entry["digest"]:
                     raise ValueError("its arrays do not have the digest of the record")
+                self._entries[number] = entry
             except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
                 self._useless.append(f"shard {number} cannot be used ({error})")
-            else:
-                self._entries[number], self._arrays[number] = entry, arrays
         self.complete = finished and len(self._entries) == len(entries) > 0
 
     def _listed(self) -> tuple[list[dict[str, object] | None], bool]:
@@ -181,7 +179,6 @@ class _Folder:
         def finish() -> None:
             number, characters, entry = working.popleft()
             self._entries[number] = entry.result()
-            self._arrays[number] = {name: _mapped(self._file(number, name)) for name in ARRAYS}
             self._write_record(finished=False)
             progress.add(characters)
 
@@ -205,7 +202,7 @@ class _Folder:
             if int(path.name.partition(".")[0]) >= total:  # of a source that was longer
                 path.unlink()
         for number in [number for number in self._entries if number >= total]:
-            del self._entries[number], self._arrays[number]
+            del self._entries[number]
         self._write_record(finished=True)
         progress.end()
 
@@ -218,7 +215,7 @@ class _Folder:
                 if not ids and not texts.may_be_empty:
                     text, place = group[len(parts)], first + len(parts) + 1
                     raise DataError(
-                        f"{texts.source}: the text {quoted(text)} of sample {place} has no token",
+                        f"{texts.source}: the text {excerpt(text)} of sample {place} has no token",
                         "Leave such texts out: the tokenizer adds no special tokens.",
                     )
                 parts.append(np.array(ids, dtype=texts.dtype))
@@ -241,6 +238,10 @@ class _Folder:
         """Of a shard that is read, not mapped: what is mapped and looked at stays in this process's memory."""
         return _digest({name: np.load(self._file(number, name), allow_pickle=False) for name in ARRAYS})
 
+    def _arrays(self, number: int) -> dict[str, NDArray[np.integer]]:
+        """Of a shard, mapped."""
+        return {name: np.load(self._file(number, name), mmap_mode="r", allow_pickle=False) for name in ARRAYS}
+
     def _file(self, number: int, name: str) -> Path:
         return self._path / f"{number:05d}.{name}.npy"
 
@@ -248,15 +249,10 @@ class _Folder:
         """All of them, in order."""
         with suppress(OSError):
             os.utime(self._path / RECORD)  # when they were last of use
-        found = [self._arrays[number] for number in range(len(self._arrays))]
+        found = [self._arrays(number) for number in range(len(self._entries))]
         digest = digest_of(*(str(self._entries[number]["digest"]).encode() for number in range(len(found))))
         ids, offsets, removed = ([arrays[name] for arrays in found] for name in ARRAYS)
         return Shards(ids, offsets, removed, digest)
-
-
-def _mapped(path: Path) -> NDArray[np.integer]:
-    array: NDArray[np.integer] = np.load(path, mmap_mode="r", allow_pickle=False)
-    return array
 
 
 def _digest(arrays: Mapping[str, NDArray[np.integer]]) -> str:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from dynbench.config.paths import BPE_VOCABULARY, BYTES, VOCABULARY
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError, UsageError
-from dynbench.workloads.datasets.lines import read_lines, reading
+from dynbench.workloads.datasets.base import read_lines, reading
 
 KEY = "workload.tokenizer"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
@@ -86,7 +86,7 @@ def read_byte_level(path: Path) -> tokenizers.Tokenizer:
             "Use vocab.json and merges.txt of GPT-2 or its kin, or a folder with a tokenizer.json.",
         )
     pieces = sum(len(piece) > 1 and not piece.startswith("<") for piece in backend.get_vocab())
-    if pieces and not _has_merges(merges):
+    if pieces and not json.loads(backend.to_str())["model"]["merges"]:
         raise DataError(
             f"{KEY}: {merges}: no merges, so that none of the {pieces:,} pieces of {path.name} is ever used; expected "
             "one per line, two pieces with a blank between",
@@ -115,12 +115,6 @@ def merges_beside(path: Path) -> Path:
         f"{KEY}: {path}: no merges beside it, neither {own.name} nor {MERGES}",
         "Put them there, or name a folder with a tokenizer.json.",
     )
-
-
-def _has_merges(path: Path) -> bool:
-    """Whether there is a line behind the version."""
-    with path.open(encoding="utf-8") as file:
-        return any(line.strip() and not line.startswith("#version") for line in file)
 
 
 def _byte_pairs(model: models.BPE) -> tokenizers.Tokenizer:
@@ -196,24 +190,36 @@ def load_tokenizer(settings: Workload, *, ends: bool = False) -> TextTokenizer:
         HubError: a hub name that is neither cached nor reachable.
         UsageError: no fast tokenizer.
     """
-    tokenizer, end_id = _find(settings)
+    backend, pad_id, end_id = _find(settings)
+    backend.no_truncation()
+    backend.no_padding()
+    digest, vocab_size = (
+        hashlib.sha256(backend.to_str().encode()).hexdigest()[:32],
+        max(backend.get_vocab().values()) + 1,
+    )
+    source = settings.tokenizer_name
+    if Path(source).suffix == VOCABULARY:
+        source = str(Path(source).expanduser())
     if not ends or end_id is None:
-        return tokenizer
-    return replace(tokenizer, end_id=end_id, digest=f"{tokenizer.digest}+{end_id}")
+        return TextTokenizer(backend, pad_id, vocab_size, source, digest)
+    return TextTokenizer(backend, pad_id, vocab_size, source, f"{digest}+{end_id}", end_id)
 
 
-def _find(settings: Workload) -> tuple[TextTokenizer, int | None]:
-    """A tokenizer, and its token for the end of a text."""
+def _find(settings: Workload) -> tuple[tokenizers.Tokenizer, int | None, int | None]:
+    """A tokenizer, and its tokens that pad and that end a text, where it has them."""
     name = settings.tokenizer_name
     key = KEY if settings.tokenizer is not None else "workload.model"
     if name == BYTES:
-        return _wrap(byte_tokenizer(), BYTE_PAD, name), BYTE_END
+        return byte_tokenizer(), BYTE_PAD, BYTE_END
     if Path(name).suffix == VOCABULARY:
-        return _from_vocabulary(Path(name).expanduser()), None
+        # WordPiece with BERT's lower-casing rules; token ids are line numbers from 0.
+        vocabulary = {word: index for index, word in enumerate(read_vocabulary(Path(name).expanduser()))}
+        wordpiece = tokenizers.BertWordPieceTokenizer(vocab=vocabulary, lowercase=True)
+        return tokenizers.Tokenizer.from_str(wordpiece.to_str()), vocabulary["[PAD]"], None
     if name.endswith(BPE_VOCABULARY):
         byte_pairs = read_byte_level(Path(name).expanduser())
         end = byte_pairs.token_to_id(END)
-        return _wrap(byte_pairs, end, name), end
+        return byte_pairs, end, end
     from dynbench.workloads.hub import load_stored, quiet_libraries
 
     quiet_libraries()
@@ -225,7 +231,7 @@ def _find(settings: Workload) -> tuple[TextTokenizer, int | None]:
     if pad_id is None and end_id is not None:
         logger.info("%s has no padding token; its end token %s pads", name, loaded.eos_token)
         pad_id = end_id
-    return _wrap(backend, pad_id, name), end_id
+    return backend, pad_id, end_id
 
 
 def padding_of(tokenizer: TextTokenizer) -> int:
@@ -246,18 +252,3 @@ def _load(where: str, local_only: bool) -> Any:
     import transformers
 
     return transformers.AutoTokenizer.from_pretrained(where, local_files_only=local_only, trust_remote_code=False)
-
-
-def _from_vocabulary(path: Path) -> TextTokenizer:
-    """WordPiece with BERT's lower-casing rules; token ids are line numbers from 0."""
-    vocabulary = {word: index for index, word in enumerate(read_vocabulary(path))}
-    wordpiece = tokenizers.BertWordPieceTokenizer(vocab=vocabulary, lowercase=True)
-    backend = tokenizers.Tokenizer.from_str(wordpiece.to_str())
-    return _wrap(backend, vocabulary["[PAD]"], str(path))
-
-
-def _wrap(backend: tokenizers.Tokenizer, pad_id: int | None, source: str) -> TextTokenizer:
-    backend.no_truncation()
-    backend.no_padding()
-    digest = hashlib.sha256(backend.to_str().encode()).hexdigest()[:32]
-    return TextTokenizer(backend, pad_id, max(backend.get_vocab().values()) + 1, source, digest)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from forked import ForkedPopen
-from multiproc import gradient_rank, sampler_rank, target_weight_rank
+from multiproc import sampler_rank, target_weight_rank
 from multiproc.faults import TORCHRUN
 from multiproc.launches import Launch, rows_of
 from pages import READMES, read
@@ -151,19 +151,3 @@ def test_weighted_by_targets_the_gradient_is_that_of_all_of_them_and_by_less_it_
         assert max(errors[right]) < 1e-9
     for wrong in ((1, "samples"), (3, "samples"), (3, "each batch")):
         assert min(errors[wrong]) > 1e-3
-
-
-def test_uneven_shares_weighted_by_their_samples_give_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
-    """Over 4 ranks; over 2, tests/contract/test_strategies.py says the same of every strategy."""
-    four = WarmRanks(tmp_path, 4)
-    try:
-        results, *_ = four(gradient_rank.measured, "cpu")
-    finally:
-        four.close()
-    weighted = [result for result in results if result["weighted"]]
-    assert {result["micro_batches"] for result in weighted} == {1, 2, 3}
-    for result in weighted:
-        assert f"{result['ratio']:.3f}" == "1.000" and result["relative_error"] < 1e-9
-    uneven = [result for result in results if not result["weighted"] and len(set(result["counts"])) > 1]
-    assert len(uneven) >= 6
-    assert all(result["relative_error"] > 1e-3 for result in uneven)

@@ -16,7 +16,7 @@ import pytest
 import dynbench
 from dynbench.cli import main as main_module
 from dynbench.engine.failure import read_failures, record_failure, root_cause
-from dynbench.errors import BugError, ConfigError, DynbenchError, UsageError, told
+from dynbench.errors import BugError, ConfigError, DynbenchError, UsageError, user_error
 from dynbench.runs.run import Run
 
 MESSAGE, HINT = "schedule.window: 0", "Give a whole number of at least 1."
@@ -105,5 +105,5 @@ def test_a_path_that_cannot_be_one_is_a_mistake_of_whoever_gave_it(tmp_path: Pat
     for path in (tmp_path / ("a" * 300), tmp_path / "file" / "below", tmp_path / "loop", tmp_path):
         with pytest.raises(OSError) as caught:
             path.read_text()
-        assert isinstance(told(caught.value), UsageError) and str(path) in told(caught.value).message
-    assert isinstance(told(IsADirectoryError(f"expected a file; {tmp_path} is a directory")), UsageError)
+        assert isinstance(user_error(caught.value), UsageError) and str(path) in user_error(caught.value).message
+    assert isinstance(user_error(IsADirectoryError(f"expected a file; {tmp_path} is a directory")), UsageError)

@@ -23,6 +23,9 @@ TRAINABLE = [
     if entry.in_train and policy_class(name).fixed_batch and POLICIES[name].missing is None
 ]
 
+ACCUMULATED = [(name, parts) for name in TRAINABLE for parts in ((1, 2, 4) if policy_class(name).splits else (1,))]
+"""Policies, and batches per optimizer step that they can make."""
+
 
 def sampler(rank=0, **changes) -> PlannedBatchSampler:
     return PlannedBatchSampler(LENGTHS, RANKS, rank, BATCH, **changes)
@@ -31,18 +34,6 @@ def sampler(rank=0, **changes) -> PlannedBatchSampler:
 def epoch_of(*samplers: PlannedBatchSampler) -> list[list[list[int]]]:
     """Step by step the batches of all ranks."""
     return [list(step) for step in zip(*samplers, strict=True)]
-
-
-@pytest.mark.parametrize("policy", TRAINABLE)
-def test_the_ranks_together_run_the_plan(policy):
-    ranks = [sampler(rank, policy=policy, seed=4, window=2) for rank in range(RANKS)]
-    planner = Planner(policy, Problem(LENGTHS, RANKS, BATCH, seed=4, window=2))
-    for epoch in (0, 1):
-        for one in ranks:
-            one.set_epoch(epoch)
-        for step, batches in enumerate(epoch_of(*ranks)):
-            shares = planner.plan(epoch * len(ranks[0]) + step).shares
-            assert batches == [share[0].tolist() for share in shares]
 
 
 @pytest.mark.slow
@@ -91,15 +82,16 @@ def stopped(one, stop, counted):
 
 @pytest.mark.slow
 @given(
-    policy=st.sampled_from(TRAINABLE),
+    case=st.sampled_from(ACCUMULATED),
+    objective=st.sampled_from(["sum", "slots"]),
     seed=st.integers(0, 9),
     window=st.integers(1, 6),
-    stop=st.integers(0, 2 * (len(LENGTHS) // BATCH)) | st.sampled_from([0, 16, 32]),
+    stop=st.integers(0, 2 * 4 * (len(LENGTHS) // BATCH)) | st.sampled_from([0, 16, 32]),
     counted=st.booleans(),
 )
-@settings(max_examples=80, deadline=None)
-def test_resumed_anywhere_it_repeats_and_skips_nothing(policy, seed, window, stop, counted):
-    same = {"policy": policy, "seed": seed, "window": window}
+@settings(max_examples=120, deadline=None)
+def test_resumed_anywhere_it_repeats_and_skips_nothing(case, objective, seed, window, stop, counted):
+    same = {"policy": case[0], "accumulate": case[1], "objective": objective, "seed": seed, "window": window}
     expected = list(readme_loop(sampler(1, **same), 2))
     got, state = stopped(sampler(1, **same), stop, counted)
     state = json.loads(json.dumps(state))
@@ -164,26 +156,18 @@ def test_loader_workers_read_ahead_and_the_loop_says_how_far_it_came(policy):
     assert ended == ahead.state_dict() and (ended["epoch"], ended["done"]) == (1, 0)
 
 
-def test_looking_at_one_batch_skips_nothing():
-    looked_at = sampler()
-    first = next(iter(looked_at))
-    assert next(iter(looked_at)) == first
-    assert list(looked_at) == list(sampler())
-
-
 @pytest.mark.parametrize(
     "changes",
-    [{"seed": 1}, {"policy": "static"}, {"capacity": 9}, {"cost": "attention"}, {"speeds": [1.0, 1.0, 2.0]}],
+    [
+        *({"seed": 1}, {"policy": "static"}, {"capacity": 9}, {"cost": "attention"}, {"speeds": [1.0, 1.0, 2.0]}),
+        {"layout": "packed"},
+        {"accumulate": 2},
+    ],
     ids=str,
 )
 def test_a_state_of_other_settings_is_refused(changes):
     with pytest.raises(UsageError, match="other lengths, ranks, batch, policy or seed"):
         sampler(**changes).load_state_dict(sampler().state_dict())
-
-
-def test_a_state_of_another_version_is_refused():
-    with pytest.raises(UsageError, match="not one of this version"):
-        sampler().load_state_dict({**sampler().state_dict(), "version": 0})
 
 
 def test_costs_and_capacities_may_be_given_short_or_whole():
@@ -207,11 +191,6 @@ def test_packed_batches_are_planned_by_their_real_tokens_and_limited_in_them():
     assert all(LENGTHS[ids].sum() <= 600 for ids in tight)
 
 
-def test_a_state_of_the_other_layout_is_refused():
-    with pytest.raises(UsageError, match="of other lengths, ranks, batch, policy or seed"):
-        sampler(layout="packed").load_state_dict(sampler().state_dict())
-
-
 CAPPED = [name for name in TRAINABLE if POLICIES[name].capped]
 
 
@@ -233,13 +212,6 @@ def test_the_guide_names_the_policies_that_obey_a_capacity():
     text = (Path(__file__).resolve().parents[2] / "dynbench" / "guides" / "own_code.md").read_text(encoding="utf-8")
     (line,) = [line for line in text.splitlines() if "`capacity=`" in line]
     assert {name for name in POLICIES if f"`{name}`" in line} == set(CAPPED)
-
-
-@pytest.mark.parametrize("policy", TRAINABLE)
-@pytest.mark.parametrize("window", [0, -1, 1.5, "2", None], ids=str)
-def test_a_window_of_no_batches_is_refused(policy, window):
-    with pytest.raises(UsageError, match=f"window: {window!r}\nhint: Give a whole number of at least 1"):
-        sampler(policy=policy, window=window)
 
 
 @pytest.mark.parametrize(
@@ -270,6 +242,12 @@ def test_a_window_of_no_batches_is_refused(policy, window):
         ({"lengths": [3, 0] * 20}, "length 0"),
         ({"capacity": 0}, "capacity: 0"),
         ({"capacity": 2.5}, "capacity: 2.5"),
+        *(({"window": window}, f"window: {window!r}\nhint: Give a whole number of at least 1") for window in (0, "2")),
+        ({"accumulate": 0}, "accumulate: 0\nhint: Give a whole number of at least 1"),
+        ({"accumulate": 5}, "5 on each of 3 ranks for 12 samples"),
+        ({"accumulate": 2, "policy": "prefix"}, "2 with policy 'prefix'"),
+        ({"accumulate": 2, "objective": "mean"}, "objective: 'mean'\nhint: Use sum or slots"),
+        *(({"second": second}, "second") for second in ([1, 2], [0.5] * 203, [-1] * 203)),
     ],
 )
 def test_settings_that_cannot_work_are_refused(changes, message):
@@ -277,30 +255,27 @@ def test_settings_that_cannot_work_are_refused(changes, message):
         PlannedBatchSampler(**{"lengths": LENGTHS, "world_size": 3, "rank": 0, "global_batch": 12, **changes})
 
 
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        *(({"done": done}, r"state\['done'\]") for done in (-1, 17, 2.5)),
+        *(({"epoch": epoch}, r"state\['epoch'\]") for epoch in (-1, None, 0.5)),
+        ({"version": 0}, "not one of this version"),
+    ],
+)
+def test_states_that_cannot_be_are_refused(state, message):
+    one = sampler()
+    with pytest.raises(UsageError, match=message):
+        one.load_state_dict({**one.state_dict(), **state})
+    with pytest.raises(UsageError, match="epoch: -1"):
+        one.set_epoch(-1)
+    with pytest.raises(UsageError, match="done: 17\nhint: Give a whole number from 0 to 16"):
+        one.state_dict(done=17)
+
+
 def test_what_does_not_fit_is_said_while_iterating():
     with pytest.raises(NothingFits, match="12 samples do not fit"):
         list(sampler(capacity=3))
-
-
-def test_a_negative_epoch_is_refused():
-    with pytest.raises(UsageError, match="epoch: -1"):
-        sampler().set_epoch(-1)
-
-
-@pytest.mark.parametrize("done", [-5, -1, 17, 2.5, "3"], ids=str)
-def test_more_or_less_done_than_an_epoch_has_is_refused(done):
-    one = sampler()
-    with pytest.raises(UsageError, match=f"done: {done!r}\nhint: Give a whole number from 0 to 16"):
-        one.state_dict(done=done)
-    with pytest.raises(UsageError, match=r"state\['done'\]"):
-        one.load_state_dict({**one.state_dict(), "done": done})
-
-
-@pytest.mark.parametrize("epoch", [-1, None, 0.5], ids=str)
-def test_a_state_of_no_epoch_is_refused(epoch):
-    one = sampler()
-    with pytest.raises(UsageError, match=r"state\['epoch'\]"):
-        one.load_state_dict({**one.state_dict(), "epoch": epoch})
 
 
 def _advance(one: PlannedBatchSampler, steps: int) -> PlannedBatchSampler:
@@ -308,13 +283,8 @@ def _advance(one: PlannedBatchSampler, steps: int) -> PlannedBatchSampler:
     return one
 
 
-PARTS = [1, 2, 4]
-SPLITTING = [name for name in TRAINABLE if policy_class(name).splits]
-
-
 @pytest.mark.parametrize("objective", ["sum", "slots"])
-@pytest.mark.parametrize("policy", SPLITTING)
-@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize(("policy", "parts"), ACCUMULATED)
 def test_the_ranks_together_accumulate_the_plan(policy, parts, objective):
     same = {"policy": policy, "seed": 4, "window": 2, "accumulate": parts, "objective": objective}
     ranks = [sampler(rank, **same) for rank in range(RANKS)]
@@ -336,39 +306,6 @@ def test_the_ranks_together_accumulate_the_plan(policy, parts, objective):
             assert sum(accumulated) == pytest.approx(RANKS), "the mean over ranks is that over the global batch"
 
 
-@pytest.mark.slow
-@given(
-    policy=st.sampled_from(SPLITTING),
-    objective=st.sampled_from(["sum", "slots"]),
-    parts=st.sampled_from(PARTS),
-    window=st.integers(1, 3),
-    stop=st.integers(0, 2 * 4 * (len(LENGTHS) // BATCH)),
-    counted=st.booleans(),
-)
-@settings(max_examples=60, deadline=None)
-def test_resumed_in_the_middle_of_an_accumulation_it_repeats_and_skips_nothing(
-    policy, objective, parts, window, stop, counted
-):
-    same = {"policy": policy, "window": window, "accumulate": parts, "objective": objective}
-    expected = list(readme_loop(sampler(1, **same), 2))
-    got, state = stopped(sampler(1, **same), stop, counted)
-    resumed = sampler(1, **same)
-    resumed.load_state_dict(json.loads(json.dumps(state)))
-    assert got + list(readme_loop(resumed, 2, state)) == expected
-
-
-def test_a_state_in_the_middle_of_a_step_counts_batches():
-    one = _advance(sampler(accumulate=4), 6)
-    assert one.state_dict()["done"] == 6
-    resumed = sampler(accumulate=4)
-    resumed.load_state_dict(one.state_dict())
-    assert list(resumed) == list(sampler(accumulate=4))[6:]
-    for other in ({"accumulate": 2}, {"accumulate": 4, "objective": "slots"}, {}):
-        with pytest.raises(UsageError, match="other lengths, ranks, batch, policy or seed"):
-            sampler(**other).load_state_dict(one.state_dict())
-    assert sampler(objective="slots").state_dict() == sampler().state_dict(), "of one batch per step it says nothing"
-
-
 def test_ranks_of_unequal_speed_run_as_many_batches_in_slots_and_where_batches_are_packed():
     for same in ({"objective": "slots"}, {"layout": "packed"}, {"layout": "packed", "objective": "slots"}):
         ranks = [sampler(rank, speeds=[1.0, 1.0, 2.0], accumulate=2, **same) for rank in range(RANKS)]
@@ -377,21 +314,6 @@ def test_ranks_of_unequal_speed_run_as_many_batches_in_slots_and_where_batches_a
     with pytest.raises(UsageError, match="accumulate: 2 with ranks of unequal speed"):
         sampler(speeds=[1.0, 1.0, 2.0], accumulate=2)
     assert list(sampler(speeds=[2.0, 2.0, 2.0], accumulate=2)) == list(sampler(accumulate=2))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"accumulate": 0}, "accumulate: 0\nhint: Give a whole number of at least 1"),
-        ({"accumulate": 5}, "5 on each of 3 ranks for 12 samples"),
-        ({"accumulate": 2, "policy": "prefix"}, "2 with policy 'prefix'"),
-        ({"accumulate": 2, "objective": "mean"}, "objective: 'mean'\nhint: Use sum or slots"),
-    ],
-    ids=str,
-)
-def test_accumulations_that_cannot_be_are_refused(changes, message):
-    with pytest.raises(UsageError, match=message):
-        sampler(**changes)
 
 
 def test_targets_of_one_batch_of_several_do_not_tell_its_weight():
@@ -412,9 +334,3 @@ def test_a_second_number_per_sample_is_planned_with():
         sampler(**nothing).load_state_dict(sampler().state_dict())
     with pytest.raises(UsageError, match="other lengths"):
         ranks[0].load_state_dict(sampler().state_dict())
-
-
-@pytest.mark.parametrize("second", [[1, 2], np.full(len(LENGTHS), 0.5), np.full(len(LENGTHS), -1)])
-def test_second_numbers_that_are_none_are_refused(second):
-    with pytest.raises(UsageError, match="second"):
-        sampler(second=second)

@@ -30,7 +30,7 @@ from dynbench.engine.rank.launched import settle
 from dynbench.engine.rank.rank_facts import keep_warnings, merge_facts, read_warnings, tell_failure
 from dynbench.engine.rank.rank_process import RankContext, StopFlag, process_group, set_threads
 from dynbench.engine.turn_order import Turns
-from dynbench.errors import DynbenchError, NothingFits, UsageError, WorkerFailed, told
+from dynbench.errors import DynbenchError, NothingFits, UsageError, WorkerFailed, user_error
 from dynbench.runs.atomic import release
 from dynbench.runs.recorder import Recording, new_run, recorded
 from dynbench.runs.run import Run
@@ -350,7 +350,7 @@ def _agree_on_run(
 def _reported(run: Run, context: RankContext, error: BaseException) -> BaseException:
     """What ended the run, as this rank tells it; rank 0 speaks for all of them."""
     if context.is_first:
-        return told(error) if isinstance(error, SystemExit | KeyboardInterrupt) else root_cause(run, {})
+        return user_error(error) if isinstance(error, SystemExit | KeyboardInterrupt) else root_cause(run, {})
     if is_out_of_memory(error):
         *_, reason = str(error).splitlines()[:1] or [type(error).__name__]  # a MemoryError may say nothing
         return NothingFits(f"{rank_title(run, context.rank)}: {reason}", MEMORY_HINT)

@@ -1,4 +1,4 @@
-"""What a dataset hands over, and the classes of its labels.
+"""What a dataset hands over, the classes of its labels, and how text files are read and quoted in messages.
 
 A dataset gives texts still to be tokenised, token ids, lengths to generate token ids for, or images. The classes are
 the different labels of the training file in order: integers by value, words by their characters. Every rank and every
@@ -8,9 +8,12 @@ later use of the same file comes to the same classes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +21,6 @@ import numpy as np
 from dynbench.errors import DataError
 from dynbench.plugins import DATASETS, WORKLOADS
 from dynbench.workloads.data import IntArray, TokenisedData, digest_of
-from dynbench.workloads.datasets.lines import is_unicode, listed, quoted
 
 if TYPE_CHECKING:  # a plug-in may import this while settings are still being defined
     from PIL import Image
@@ -201,7 +203,7 @@ def read_label(where: str, value: object) -> Label:
                 return text
         case None | str():
             raise DataError(f"{where}: no label; {EXPECTED}", "Leave out the samples without a label.")
-    raise DataError(f"{where}: label {quoted(value)}; {EXPECTED}", NO_CLASS)
+    raise DataError(f"{where}: label {excerpt(value)}; {EXPECTED}", NO_CLASS)
 
 
 def classes_of(labels: Sequence[Label], where: Where) -> list[Label]:
@@ -218,13 +220,13 @@ def classes_of(labels: Sequence[Label], where: Where) -> list[Label]:
     for index, label in enumerate(labels):
         if isinstance(label, str) != isinstance(labels[0], str):
             raise DataError(
-                f"{where(index)}: label {quoted(label)} beside {quoted(labels[0])} of {where(0)}; expected integers "
+                f"{where(index)}: label {excerpt(label)} beside {excerpt(labels[0])} of {where(0)}; expected integers "
                 "only, or words only"
             )
         found.add(label)
         if len(found) > MOST_CLASSES:
             many = f"makes {len(found):,} different ones; expected at most {MOST_CLASSES:,} classes"
-            raise DataError(f"{where(index)}: label {quoted(label)} {many}", NO_CLASS)
+            raise DataError(f"{where(index)}: label {excerpt(label)} {many}", NO_CLASS)
     return sorted(found, key=lambda label: (0, label) if isinstance(label, str) else (label, ""))
 
 
@@ -243,7 +245,7 @@ def class_indices(labels: Sequence[Label], where: Where, classes: Sequence[Label
     index = {label: position for position, label in enumerate(classes)}
     for position, label in enumerate(labels):
         if label not in index:
-            raise DataError(f"{where(position)}: label {quoted(label)}; expected one of {source}: {listed(classes)}")
+            raise DataError(f"{where(position)}: label {excerpt(label)}; expected one of {source}: {listed(classes)}")
     return np.fromiter((index[label] for label in labels), np.int64, len(labels))
 
 
@@ -276,7 +278,7 @@ def numbered_as(splits: Splits, names: Sequence[str], model: str) -> Splits:
         unknown = [own[label] for label in np.unique(split.labels) if own[label] not in numbers]
         if unknown:
             raise DataError(
-                f"{split.source}: class {quoted(unknown[0])}; expected one of {model}: {listed(names)}",
+                f"{split.source}: class {excerpt(unknown[0])}; expected one of {model}: {listed(names)}",
                 "Name data of the classes that it was trained for (--dataset, --data-path).",
             )
         of_model = np.array([numbers.get(name, -1) for name in own], dtype=np.int64)
@@ -303,3 +305,150 @@ def load_dataset(settings: Workload, classes: Sequence[str] = ()) -> Splits:
     """
     splits: Splits = DATASETS.find(settings.dataset).load()(settings)
     return numbered_as(splits, classes, settings.model) if classes else splits
+
+
+_MAGIC = {
+    b"PAR1": "It looks like Parquet: use --dataset parquet.",
+    b"\x1f\x8b": "It looks gzipped; unpack it: gunzip -k {file}.",
+    b"PK\x03\x04": "It looks like a zip archive or a spreadsheet; unpack it, or export it as CSV (--dataset csv).",
+    b"\xff\xfe": "It looks like UTF-16; save it as UTF-8: iconv -f UTF-16 -t UTF-8 {file}.",
+    b"\xfe\xff": "It looks like UTF-16; save it as UTF-8: iconv -f UTF-16 -t UTF-8 {file}.",
+}
+"""First bytes of a file to what to do about it."""
+_DELIMITERS = {"\t": ("tab-separated", "tsv"), ",": ("comma-separated", "csv"), ";": ("semicolon-separated", "csv")}
+SHOWN = 60
+"""Longest piece of a file in a message, characters."""
+SHOWN_NAMES = 8
+
+
+def why_no_text(content: bytes, path: Path, unknown: str = "Save it as UTF-8.") -> str:
+    """What to do about a file that is no UTF-8 text; `unknown` where nothing tells what else it is."""
+    for magic, advice in _MAGIC.items():
+        if content.startswith(magic):
+            return advice.format(file=shlex.quote(str(path)))
+    return unknown
+
+
+def looks_like(line: str, reader: str) -> str:
+    """What the first line of a file looks like, with the data set that reads it; empty where that is the reader.
+
+    Args:
+        line: the first line that holds something.
+        reader: the data set that is to read it.
+    """
+    start = line.strip()
+    if start.startswith("{") and reader != "jsonl":
+        return "It looks like JSON Lines: use --dataset jsonl."
+    if start.startswith("[") or start == "{":
+        return (
+            "It looks like one JSON document over all lines: write one object per line, like jq -c '.[]' does; an "
+            "array of articles without labels is read by --dataset json."
+        )
+    for delimiter, (words, dataset) in _DELIMITERS.items():
+        if delimiter in line:
+            return "" if dataset == reader else f"It looks {words}: use --dataset {dataset}."
+    return ""
+
+
+@contextmanager
+def reading(key: str, path: Path | str) -> Iterator[None]:
+    """Inside it a file or another source is read: an `OSError` names it and the dotted key that chose it.
+
+    Raises:
+        DataError: there was one.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{key}: {path}: {error.strerror or error}") from error
+
+
+def decoded(content: bytes, path: Path, line: int, expected: str) -> str:
+    """UTF-8 text that begins on a line of a file, counted from 1; a byte order mark on the first one is dropped.
+
+    Raises:
+        DataError: it is not UTF-8; `expected` says what the file should hold.
+    """
+    try:
+        return content.decode("utf-8-sig" if line == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        line += content.count(b"\n", 0, error.start)
+        byte = content[error.start]
+        raise DataError(
+            f"{path}:{line}: byte 0x{byte:02x} is not UTF-8 text; {expected}", why_no_text(content, path)
+        ) from error
+
+
+def read_text(path: Path, expected: str) -> str:
+    """The content of a UTF-8 file without its byte order mark.
+
+    Args:
+        path: the file.
+        expected: what the file should hold, for messages.
+
+    Raises:
+        DataError: empty, or not UTF-8.
+        OSError: it cannot be read.
+    """
+    text = decoded(path.read_bytes(), path, 1, expected)
+    if not text.strip(" \r\n"):
+        raise DataError(f"{path}:1: the file is empty; {expected}")
+    return text
+
+
+def read_lines(path: Path, expected: str) -> list[str]:
+    """The lines of a UTF-8 file without their ends; a byte order mark and empty lines at the end are dropped.
+
+    Only line feeds (with or without a carriage return) end a line: other separators belong to the text.
+
+    Raises:
+        DataError, OSError: as `read_text`.
+    """
+    lines = [line.removesuffix("\r") for line in read_text(path, expected).split("\n")]
+    while not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """The lines that hold something, each with its number from 1."""
+    return ((number, line) for number, line in enumerate(lines, 1) if line.strip(" "))
+
+
+def excerpt(text: object) -> str:
+    """A piece of a file as a message shows it, on one line and not too long."""
+    shown = repr(text)
+    return shown if len(shown) <= SHOWN else f"{shown[: SHOWN - 3]}..."
+
+
+def listed(names: Sequence[object]) -> str:
+    """The first of some names, quoted."""
+    return ", ".join(map(excerpt, names[:SHOWN_NAMES])) + (", …" if len(names) > SHOWN_NAMES else "")
+
+
+def text_of(where: str, key: str, value: object) -> str:
+    """A text as a file has it.
+
+    Args:
+        where: file and place in it, for messages.
+        key: column or key of the text, for messages.
+        value: what stands there.
+
+    Raises:
+        DataError: no string, or none that a tokenizer takes.
+    """
+    if not isinstance(value, str):
+        kind = "null" if value is None else type(value).__name__
+        raise DataError(f"{where}: {key!r} is {kind}; expected a string")
+    if not is_unicode(value):
+        raise DataError(f"{where}: {key!r} holds half a surrogate pair; expected Unicode text")
+    return value
+
+
+def is_unicode(text: str) -> bool:
+    """False for lone surrogates, which JSON can spell as escapes and no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -23,8 +23,8 @@ from dynbench.plugins.datasets import GLUE, WIKIPEDIA, WikipediaOptions
 from dynbench.runs.atomic import locked, replacing
 from dynbench.units import BYTES_PER_MB
 from dynbench.workloads.cache import Progress, cache_folder
-from dynbench.workloads.datasets.articles import KEYS, read_json, stream_file
 from dynbench.workloads.datasets.base import Splits, TextSplit
+from dynbench.workloads.datasets.text_files import KEYS, stream_file
 from dynbench.workloads.hub import LOAD_ERRORS, load_from_hub, quiet_libraries
 
 SUBSET = "sst2"
@@ -84,27 +84,27 @@ def load_wikipedia(settings: Workload) -> Splits:
         HubError: they are not there, and the hub cannot be reached.
         DataError: an edition without articles, or a cache that cannot be written.
     """
-    asked, folder = options_of(settings, WikipediaOptions), cache_folder(settings)
-    path = folder / f"wikipedia-{asked.edition}-{asked.megabytes:g}MB.json"
+    options, folder = options_of(settings, WikipediaOptions), cache_folder(settings)
+    path = folder / f"wikipedia-{options.edition}-{options.megabytes:g}MB.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(path.with_suffix(".lock")):
             if not path.exists():
-                export(path, asked)
+                export(path, options)
     except OSError as error:
         raise DataError(
             f"workload.cache_dir: {error.filename or folder}: {error.strerror or error}; articles cannot be kept there",
             "Name a writable folder in workload.cache_dir.",
         ) from error
-    return Splits(stream_file(path, KEY, settings, read_json))
+    return Splits(stream_file(path, KEY, settings, "json"))
 
 
-def export(path: Path, asked: WikipediaOptions) -> tuple[int, int]:
+def export(path: Path, options: WikipediaOptions) -> tuple[int, int]:
     """Write the first articles of an edition to a file, all or nothing.
 
     Args:
         path: the file.
-        asked: the edition, and how much of it.
+        options: the edition, and how much of it.
 
     Returns:
         How many articles, and bytes.
@@ -114,11 +114,11 @@ def export(path: Path, asked: WikipediaOptions) -> tuple[int, int]:
         DataError: there are no articles.
         OSError: the file cannot be written.
     """
-    wanted = round(asked.megabytes * BYTES_PER_MB)
-    progress = Progress(f"fetching {WIKIPEDIA} {asked.edition}", wanted, "bytes")
+    wanted = round(options.megabytes * BYTES_PER_MB)
+    progress = Progress(f"fetching {WIKIPEDIA} {options.edition}", wanted, "bytes")
     number = size = 0
     with replacing(path) as file:
-        for article in _articles(asked.edition):
+        for article in _articles(options.edition):
             content = (",\n" if number else "[").encode() + json.dumps(article, ensure_ascii=False).encode()
             file.write(content)
             number += 1
@@ -127,7 +127,7 @@ def export(path: Path, asked: WikipediaOptions) -> tuple[int, int]:
             if size >= wanted:
                 break
         if number == 0:
-            raise DataError(f"{KEY}: {WIKIPEDIA} {asked.edition} has no articles", "Name another workload.edition.")
+            raise DataError(f"{KEY}: {WIKIPEDIA} {options.edition} has no articles", "Name another workload.edition.")
         size += file.write(b"]\n")
     progress.end()
     return number, size
@@ -149,7 +149,7 @@ def _stream(edition: str, local_only: bool) -> Iterator[Mapping[str, Any]]:
     import datasets
 
     if local_only:
-        raise FileNotFoundError(f"articles of {WIKIPEDIA} are streamed, never kept in the hub's cache")
+        raise FileNotFoundError(f"articles of {WIKIPEDIA} are streamed, never stored in the hub's cache")
     quiet_libraries()
     datasets.disable_progress_bars()
     logging.getLogger("datasets").setLevel(logging.CRITICAL)  # its errors reach the user as ours

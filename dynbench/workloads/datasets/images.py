@@ -18,7 +18,7 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -44,9 +44,9 @@ def image_side(settings: Workload) -> tuple[int, str]:
     Raises:
         DataError: a pretrained model says something else than a size.
     """
-    asked = options_of(settings, ImageOptions).image_size
-    if asked != "auto":
-        return asked, ""
+    side = options_of(settings, ImageOptions).image_size
+    if side != "auto":
+        return side, ""
     file = _preprocessor_file(settings)
     if file is not None:
         return _stored_side(file), f"what {file} says"
@@ -112,19 +112,9 @@ NOISE = 40.0
 """Standard deviation, of 255."""
 
 
-@dataclass(frozen=True)
-class Pixels:
-    """Image `i` of an array.
-
-    Args:
-        values: grey, uint8 [N, height, width].
-    """
-
-    values: NDArray[np.uint8]
-
-    def __call__(self, index: int) -> Image.Image:
-        """The image."""
-        return Image.fromarray(self.values[index])
+def _image(values: NDArray[np.uint8], index: int) -> Image.Image:
+    """Image `index` of an array of grey ones, [N, height, width]."""
+    return Image.fromarray(values[index])
 
 
 def generated_digits() -> Splits:
@@ -146,7 +136,8 @@ def _digits(split: str, n_samples: int, stream: int) -> ImageSplit:
     columns = left[:, None, None] + np.arange(width)
     values[np.arange(n_samples)[:, None, None], rows, columns] += figures[labels] * ink
     pixels = values.clip(0, 255).astype(np.uint8)
-    return ImageSplit(Pixels(pixels), labels, f"generated digits, {split}, seed {GENERATOR_SEED}", digest_of(pixels))
+    source = f"generated digits, {split}, seed {GENERATOR_SEED}"
+    return ImageSplit(partial(_image, pixels), labels, source, digest_of(pixels))
 
 
 STRIPES_CLASSES = 10
@@ -156,31 +147,17 @@ STRIPES_NOISE = 0.15
 """Standard deviation, of the range from black to white."""
 
 
-@dataclass(frozen=True)
-class Stripes:
-    """Makes image `i`.
-
-    Args:
-        labels: class of each image, shape [N].
-        side: pixels.
-        stream: of the random numbers.
-    """
-
-    labels: IntArray
-    side: int
-    stream: int
-
-    def __call__(self, index: int) -> Image.Image:
-        """The image, the same whenever it is asked for."""
-        rng = np.random.default_rng([STRIPES_SEED, self.stream, index])
-        angle, waves = np.pi * self.labels[index] / STRIPES_CLASSES, rng.uniform(2, 5)
-        along = np.arange(self.side) / self.side
-        across = along * np.cos(angle) + along[:, None] * np.sin(angle)
-        stripes = np.sin(2 * np.pi * (waves * across + rng.random()))[..., None]
-        low, high = rng.uniform(0, 0.4, size=3), rng.uniform(0.6, 1, size=3)
-        values = low + (high - low) * (stripes + 1) / 2 + rng.normal(0, STRIPES_NOISE, size=(self.side, self.side, 3))
-        pixels: NDArray[np.uint8] = (values.clip(0, 1) * 255).astype(np.uint8)
-        return Image.fromarray(pixels)
+def _stripes(labels: IntArray, side: int, stream: int, index: int) -> Image.Image:
+    """Image `index`, the same at every call, of so many pixels a side; its class is that of `labels`, shape [N]."""
+    rng = np.random.default_rng([STRIPES_SEED, stream, index])
+    angle, waves = np.pi * labels[index] / STRIPES_CLASSES, rng.uniform(2, 5)
+    along = np.arange(side) / side
+    across = along * np.cos(angle) + along[:, None] * np.sin(angle)
+    stripes = np.sin(2 * np.pi * (waves * across + rng.random()))[..., None]
+    low, high = rng.uniform(0, 0.4, size=3), rng.uniform(0.6, 1, size=3)
+    values = low + (high - low) * (stripes + 1) / 2 + rng.normal(0, STRIPES_NOISE, size=(side, side, 3))
+    pixels: NDArray[np.uint8] = (values.clip(0, 1) * 255).astype(np.uint8)
+    return Image.fromarray(pixels)
 
 
 def generated_stripes(side: int) -> Splits:
@@ -191,7 +168,7 @@ def generated_stripes(side: int) -> Splits:
 def _pictures(split: str, n_samples: int, stream: int, side: int) -> ImageSplit:
     labels = np.random.default_rng([STRIPES_SEED, stream]).integers(STRIPES_CLASSES, size=n_samples)
     source = f"generated images of {side} pixels, {split}, seed {STRIPES_SEED}"
-    return ImageSplit(Stripes(labels, side, stream), labels, source, source)
+    return ImageSplit(partial(_stripes, labels, side, stream), labels, source, source)
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
@@ -214,33 +191,23 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".
 EXPECTED = f"expected {TRAIN}/CLASS/*.jpg, and {EVAL}/CLASS/*.jpg where there are images to evaluate on"
 
 
-@dataclass(frozen=True)
-class Files:
-    """Reads image `i` as red, green and blue.
+def read_image(paths: Sequence[str], index: int) -> Image.Image:
+    """The image in file `index`, decoded, as red, green and blue.
 
-    Args:
-        paths: of the images.
+    Raises:
+        DataError: it cannot be read.
     """
-
-    paths: Sequence[str]
-
-    def __call__(self, index: int) -> Image.Image:
-        """The image, decoded.
-
-        Raises:
-            DataError: it cannot be read.
-        """
-        path = self.paths[index]
-        try:
-            with Image.open(path) as image:
-                return eight_bits(image)
-        except MemoryError:
-            raise
-        except Exception as error:  # decoders of damaged files fail in ways of their own
-            raise DataError(
-                f"{path}: the image cannot be read: {first_line(error)}",
-                "It could be when the run began. Bring it back, or leave it out and start again.",
-            ) from error
+    path = paths[index]
+    try:
+        with Image.open(path) as image:
+            return eight_bits(image)
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders of damaged files fail in ways of their own
+        raise DataError(
+            f"{path}: the image cannot be read: {first_line(error)}",
+            "It could be when the run began. Bring it back, or leave it out and start again.",
+        ) from error
 
 
 def load_image_folder(settings: Workload) -> Splits:
@@ -255,17 +222,17 @@ def load_image_folder(settings: Workload) -> Splits:
         near = did_you_mean(TRAIN, sorted(path.name for path in root.iterdir()))
         raise DataError(f"{root}: there is no folder {TRAIN!r} in it; {EXPECTED}. {near}".rstrip())
     classes = tuple(sorted(entry.name for entry in os.scandir(train) if entry.is_dir()))
-    held = root / EVAL
+    held_out = root / EVAL
     evaluation = None
-    if held.is_dir():
-        unknown = sorted({entry.name for entry in os.scandir(held) if entry.is_dir()} - set(classes))
+    if held_out.is_dir():
+        unknown = sorted({entry.name for entry in os.scandir(held_out) if entry.is_dir()} - set(classes))
         if unknown:
             near = did_you_mean(unknown[0], classes)
             raise DataError(
-                f"{held / unknown[0]}: {train} has no class {unknown[0]!r}. {near}".rstrip(),
+                f"{held_out / unknown[0]}: {train} has no class {unknown[0]!r}. {near}".rstrip(),
                 "What training never shows cannot be told apart: leave the folder out, or put images of it there.",
             )
-        evaluation = _folder_split(held, classes)
+        evaluation = _folder_split(held_out, classes)
     return Splits(_folder_split(train, classes), evaluation)
 
 
@@ -281,7 +248,9 @@ def _folder_split(folder: Path, classes: tuple[str, ...]) -> ImageSplit:
     if not files:
         raise DataError(f"{folder}: no image in a folder of a class; {EXPECTED}")
     paths = tuple(files)
-    return ImageSplit(Files(paths), np.array(labels, np.int64), str(folder), digest.hexdigest(), classes, paths)
+    return ImageSplit(
+        partial(read_image, paths), np.array(labels, np.int64), str(folder), digest.hexdigest(), classes, paths
+    )
 
 
 def _images_in(folder: Path) -> Iterator[tuple[str, int]]:
@@ -328,7 +297,7 @@ def _mnist(folder: Path, begin: str) -> ImageSplit:
         raise DataError(f"{labels}: {len(classes)} labels for the {len(pixels)} images of {images}")
     if int(classes.max()) >= CLASSES:
         raise DataError(f"{labels}: label {classes.max()}; expected 0 to {CLASSES - 1}")
-    return ImageSplit(Pixels(pixels), classes.astype(np.int64), str(images), digest_of(pixels, classes))
+    return ImageSplit(partial(_image, pixels), classes.astype(np.int64), str(images), digest_of(pixels, classes))
 
 
 def _idx_file(folder: Path, name: str) -> Path | None:

@@ -1,8 +1,8 @@
-"""Texts in files, labelled or alone: tab-separated, CSV, JSON Lines, Parquet.
+"""Texts in files, labelled or alone: tab-separated, CSV, JSON Lines, Parquet, one JSON array of articles.
 
 Tab-separated: a header line, then one sample per line; quotes and backslashes are plain text. CSV: separated by commas,
-semicolons, bars or tabs, as RFC 4180 quotes them. JSON Lines and Parquet are read as a stream where no labels are
-learnt.
+semicolons, bars or tabs, as RFC 4180 quotes them. Where no labels are learnt, JSON Lines and Parquet are read as a
+stream, and articles, `{"id", "title", "text"}`, always are: a file of any size takes little memory.
 """
 
 from __future__ import annotations
@@ -11,42 +11,53 @@ import csv
 import io
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import IO, Any
+
+import ijson
+import numpy as np
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError, first_line, nearest
 from dynbench.plugins import options_of
-from dynbench.plugins.datasets import TextFileOptions
-from dynbench.workloads.datasets.articles import TITLE, article, named_files, stream_files
+from dynbench.plugins.datasets import FileOptions, TextFileOptions
 from dynbench.workloads.datasets.base import (
+    CorpusSplit,
     Label,
     Splits,
     TextSplit,
     class_indices,
     class_names,
     classes_of,
-    has_classes,
-    read_label,
-)
-from dynbench.workloads.datasets.lines import (
     decoded,
+    excerpt,
+    has_classes,
     listed,
     looks_like,
     numbered,
-    quoted,
+    read_label,
     read_lines,
     read_text,
     reading,
     text_of,
+    why_no_text,
 )
 
 EXPECTED_TSV = "expected a header line with tab-separated column names, then one sample per line"
 EXPECTED_CSV = "expected a header line with separated column names, then one sample per line, quoted where needed"
 EXPECTED_JSONL = "expected one JSON object per line"
 EXPECTED_PARQUET = "expected a Parquet file with a column of texts"
+EXPECTED_JSON = 'expected an array of objects {"id", "title", "text"}'
+TITLE = "title"
+"""Key or column of what stands above a text, on a line of its own."""
+KEYS = ("id", TITLE, "text")
+"""Of an article."""
 ODD_LINE = "The lines before it have what is missing: correct this line, or leave it out."
+USUAL_TEXT = TextFileOptions.model_fields["text_column"].default
 USUAL_NAMES = {
     "text_column": ("sentence", "text", "review", "content", "body", "comment", "document", "tweet"),
     "label_column": ("label", "labels", "sentiment", "class", "category", "target", "rating", "stars", "polarity"),
@@ -58,101 +69,139 @@ LONGEST_FIELD = 2**24
 """Characters of a field of CSV; a quote that is never closed is found there, if not at the file's end."""
 ROWS = 2048
 """Rows of Parquet in memory at a time."""
+CHUNK = 2**16
+"""Bytes of an array of articles parsed at a time."""
+MARK = b"\xef\xbb\xbf"
+"""UTF-8's byte order mark, which JSON does not know."""
 
-
-@dataclass
-class FileRows:
-    """The samples of one file as it writes them.
-
-    Args:
-        path: the file.
-        texts, labels, lines: of each sample, the last its line from 1.
-    """
-
-    path: Path
-    texts: list[str] = field(default_factory=list)
-    labels: list[Label] = field(default_factory=list)
-    lines: list[int] = field(default_factory=list)
-
-    def where(self, index: int) -> str:
-        """File and line of a sample."""
-        return f"{self.path}:{self.lines[index]}"
-
-    def add(self, line: int, text: object, label: object, text_column: str) -> None:
-        """One more sample.
-
-        Raises:
-            DataError: a text that is none, or a label that cannot be one.
-        """
-        where = f"{self.path}:{line}"
-        self.texts.append(text_of(where, text_column, text))
-        self.labels.append(read_label(where, label))
-        self.lines.append(line)
-
-    def split(self, classes: Sequence[Label], source: Path) -> TextSplit:
-        """The samples with the classes of the training file `source`."""
-        labels = class_indices(self.labels, self.where, classes, str(source))
-        return TextSplit(self.texts, labels, str(self.path), class_names(classes))
+Pick = Callable[[str, Sequence[str], str], Sequence[str]]
+"""The columns to read, given file and line, the columns there are, and what to do where one is missing."""
+Rows = Iterator[tuple[str, Sequence[object]]]
+"""File and place of each row, and its values in the columns picked."""
 
 
 def load(settings: Workload) -> Splits:
-    """The samples of `data_path` and `eval_path`, with the classes of the training file.
-
-    Without classes, JSON Lines and Parquet are texts that are still to be read.
+    """The samples of `data_path` and `eval_path`, with the classes of the training file; or texts still to be read.
 
     Raises:
-        DataError: a file that cannot be used; the message names file and line.
+        DataError: a file that cannot be used; the message names file and line. What is wrong within a stream is raised
+            where it is read.
     """
-    name = settings.dataset
-    if name in STREAMED and not has_classes(settings):
-        return stream_files(settings, STREAMED[name])
-    found = []
-    for key, path in named_files(settings):
-        if path is not None:
-            with reading(key, path):
-                found.append(PARSED[name](path, settings))
-    classes = classes_of(found[0].labels, found[0].where)
-    return Splits(*(rows.split(classes, found[0].path) for rows in found))
+    options, name = options_of(settings, FileOptions), settings.dataset
+    named = {"workload.data_path": options.data_path, "workload.eval_path": options.eval_path}
+    paths = {key: Path(path).expanduser() for key, path in named.items() if path is not None}
+    if name == "json" or (name in STREAMED and not has_classes(settings)):
+        return Splits(*(stream_file(path, key, settings, name) for key, path in paths.items()))
+    files = [(path, *_labelled(key, path, settings)) for key, path in paths.items()]
+    source, _, labels, places = files[0]
+    classes = classes_of(labels, places.__getitem__)
+    names = class_names(classes)
+    return Splits(
+        *(
+            TextSplit(texts, class_indices(labels, places.__getitem__, classes, str(source)), str(path), names)
+            for path, texts, labels, places in files
+        )
+    )
 
 
-def parse_tsv(path: Path, settings: Workload) -> FileRows:
-    """The labelled texts of a tab-separated file, in its order; empty lines are skipped.
+def _labelled(key: str, path: Path, settings: Workload) -> tuple[list[str], list[Label], list[str]]:
+    """Texts and labels of a file, and file and place of each; `key` is the setting that names the file."""
+    options, texts, labels, places = options_of(settings, TextFileOptions), list[str](), list[Label](), list[str]()
+    columns = {"text_column": options.text_column, "label_column": options.label_column}
+
+    def pick(where: str, found: Sequence[str], advice: str) -> Sequence[str]:
+        for column in columns.values():
+            if found.count(column) > 1:
+                raise DataError(f"{where}: column {column!r} occurs {found.count(column)} times; expected once")
+        if missing := {name: column for name, column in columns.items() if column not in found}:
+            raise _missing(where, missing, found, advice)
+        return list(columns.values())
+
+    with reading(key, path):
+        for where, (text, label) in READERS[settings.dataset](path, settings, pick):
+            texts.append(text_of(where, options.text_column, text))
+            labels.append(read_label(where, label))
+            places.append(where)
+    return texts, labels, places
+
+
+def stream_file(path: Path, key: str, settings: Workload, reader: str) -> CorpusSplit:
+    """The texts of one file, still to be read.
+
+    Args:
+        path: the file.
+        key: dotted configuration key that named it, for messages.
+        settings: the `workload` section.
+        reader: of `READERS`.
 
     Raises:
-        DataError: empty file, missing column, a row of the wrong width, a label that cannot be one.
+        DataError: it is not there.
+    """
+    with reading(key, path):
+        found = path.stat()
+    column = options_of(settings, TextFileOptions).text_column
+    place = f"{path.resolve()}{'' if column == USUAL_TEXT else f' {column}'}"
+    state = (place, found.st_size, found.st_mtime_ns)
+    return CorpusSplit(partial(_texts, path, key, settings, reader), str(path), state)
+
+
+def _texts(path: Path, key: str, settings: Workload, reader: str) -> Iterator[str]:
+    """The texts of a file, in its order, below their titles where its rows have them.
+
+    They are in the column that the settings name; where that is the usual one, `text` will do.
+    """
+    wanted = options_of(settings, TextFileOptions).text_column
+    accepted = [wanted, "text"] if wanted == USUAL_TEXT else [wanted]
+
+    def pick(where: str, found: Sequence[str], advice: str) -> Sequence[str]:
+        column = next((column for column in accepted if column in found), None)
+        if column is None:
+            raise _missing(where, {"text_column": accepted[0]}, found, advice)
+        accepted[:] = [column]  # of the rows that follow too
+        return [column, TITLE] if TITLE in found and column != TITLE else [column]
+
+    with reading(key, path):
+        for where, (text, *title) in READERS[reader](path, settings, pick):
+            body = text_of(where, accepted[0], text)
+            yield body if title in ([], [None]) else f"{text_of(where, TITLE, title[0])}\n{body}"
+
+
+def read_tsv(path: Path, settings: Workload, pick: Pick) -> Rows:
+    """The rows of a tab-separated file; empty lines are skipped.
+
+    Raises:
+        DataError: empty file, missing column, a row of the wrong width.
     """
     lines = numbered(read_lines(path, EXPECTED_TSV))
     number, header = next(lines)
     rows = ((line, row.split("\t")) for line, row in lines)
-    return _table(path, (number, header.split("\t")), rows, settings, looks_like(header, "tsv"))
+    return _table(path, number, header.split("\t"), rows, pick, looks_like(header, "tsv"))
 
 
-def parse_csv(path: Path, settings: Workload) -> FileRows:
-    """The labelled texts of a file with separators and quotes, in its order; empty lines are skipped.
+def read_csv(path: Path, settings: Workload, pick: Pick) -> Rows:
+    """The rows of a file with separators and quotes; empty lines are skipped.
 
-    The separator is the one that parts the header into the columns asked for, else into the most columns.
+    The separator is the one that parts the header into the columns asked for, else into the most columns. Spaces around
+    the names of columns are none of theirs.
 
     Raises:
-        DataError: as `parse_tsv`, or bad quotes.
+        DataError: as `read_tsv`, or bad quotes.
     """
-    text, asked = read_text(path, EXPECTED_CSV), options_of(settings, TextFileOptions)
+    text, options = read_text(path, EXPECTED_CSV), options_of(settings, TextFileOptions)
+
+    def header(delimiter: str) -> tuple[int, list[str]]:
+        number, columns = next(_csv_rows(path, text, delimiter), (1, []))
+        return number, [column.strip() for column in columns]
 
     def fit(delimiter: str) -> tuple[bool, int]:
-        columns = _header(path, text, delimiter)[1]
-        return {asked.text_column, asked.label_column} <= set(columns), len(columns)
+        columns = header(delimiter)[1]
+        return {options.text_column, options.label_column} <= set(columns), len(columns)
 
     delimiter = max(DELIMITERS, key=fit)
     rows = _csv_rows(path, text, delimiter)
     next(rows, None)
     line = text.lstrip().partition("\n")[0]
-    advice = looks_like(line, "csv") if line[:1] in "{[" else ""
-    return _table(path, _header(path, text, delimiter), rows, settings, advice)
-
-
-def _header(path: Path, text: str, delimiter: str) -> tuple[int, list[str]]:
-    """Line and columns of the first row; spaces around the names of columns are none of theirs."""
-    number, columns = next(_csv_rows(path, text, delimiter), (1, []))
-    return number, [column.strip() for column in columns]
+    return _table(path, *header(delimiter), rows, pick, looks_like(line, "csv") if line[:1] in "{[" else "")
 
 
 def _csv_rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -175,79 +224,52 @@ def _csv_rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list
 
 
 def _table(
-    path: Path,
-    header: tuple[int, Sequence[str]],
-    rows: Iterable[tuple[int, Sequence[str]]],
-    settings: Workload,
-    advice: str,
-) -> FileRows:
-    """The samples of a table.
+    path: Path, line: int, columns: Sequence[str], rows: Iterator[tuple[int, Sequence[str]]], pick: Pick, advice: str
+) -> Rows:
+    """The rows of a table.
 
     Args:
         path: the file.
-        header: number of the header's line, and its columns.
+        line: of the header.
+        columns: its fields.
         rows: number of each row's first line, and its fields.
-        settings: the columns to read.
-        advice: what to do where the columns are missing because the file is of another kind; may be empty.
+        pick: the columns to read.
+        advice: what to do where they are missing because the file is of another kind; may be empty.
 
     Raises:
-        DataError: missing column, a row of the wrong width, no rows, a label that cannot be one.
+        DataError: missing column, a row of the wrong width, no rows.
     """
-    line, columns = header
     unnamed = NO_HEADER if any(column.strip().isdecimal() for column in columns) else ""
-    check_columns(f"{path}:{line}", settings, columns, advice or unnamed)
-    asked = options_of(settings, TextFileOptions)
-    text_index, label_index = columns.index(asked.text_column), columns.index(asked.label_column)
-    found = FileRows(path)
-    for number, fields in rows:
+    places = [columns.index(column) for column in pick(f"{path}:{line}", columns, advice or unnamed)]
+    first = next(rows, None)
+    if first is None:
+        raise DataError(f"{path}:{line}: no rows after the header; expected one sample per line")
+    for number, fields in chain([first], rows):
         if len(fields) != len(columns):
             seen = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
             raise DataError(
                 f"{path}:{number}: {seen}; expected {len(columns)}, as in the header",
                 "A text with the separator or a line break in it must be in quotes, which --dataset csv reads.",
             )
-        found.add(number, fields[text_index], fields[label_index], asked.text_column)
-    if not found.texts:
-        raise DataError(f"{path}:{line}: no rows after the header; expected one sample per line")
-    return found
+        yield f"{path}:{number}", [fields[place] for place in places]
 
 
-def parse_jsonl(path: Path, settings: Workload) -> FileRows:
-    """The labelled texts of a JSON Lines file, in its order; empty lines are skipped.
+def read_jsonl(path: Path, settings: Workload, pick: Pick) -> Rows:
+    """The objects of a JSON Lines file, read one by one; empty lines are skipped.
 
     Raises:
-        DataError: empty file, a line that is no object, a missing key, a text or label of another type.
+        DataError: empty file, a line that is no object, a missing key.
     """
-    found, asked = FileRows(path), options_of(settings, TextFileOptions)
-    for number, row in _objects(path):
-        check_columns(f"{path}:{number}", settings, list(row), ODD_LINE if found.texts else "")
-        found.add(number, row[asked.text_column], row[asked.label_column], asked.text_column)
-    return found
-
-
-def read_jsonl(path: Path, settings: Workload) -> Iterator[str]:
-    """The texts of a JSON Lines file, in its order, below their titles where its objects have them.
-
-    Raises:
-        DataError: as `parse_jsonl`, but for labels.
-    """
-    column = ""
-    for number, row in _objects(path):
-        where = f"{path}:{number}"
-        column = text_column(where, settings, list(row), column)
-        yield article(where, row[column], row.get(TITLE) if column != TITLE else None, column)
-
-
-def _objects(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
-    """The objects of a JSON Lines file with their lines, read one by one."""
-    first = True
+    advice = ""
     with path.open("rb") as file:
         for number, content in enumerate(file, 1):
             line = decoded(content, path, number, EXPECTED_JSONL).rstrip("\r\n")
             if line.strip(" "):
-                yield number, _object(f"{path}:{number}", line, looks_like(line, "jsonl") if first else "")
-                first = False
-    if first:
+                where = f"{path}:{number}"
+                row = _object(where, line, "" if advice else looks_like(line, "jsonl"))
+                yield where, [row[column] for column in pick(where, list(row), advice)]
+                advice = ODD_LINE
+    if not advice:
         raise DataError(f"{path}:1: the file is empty; {EXPECTED_JSONL}")
 
 
@@ -257,7 +279,7 @@ def _object(where: str, line: str, advice: str) -> dict[str, object]:
     except json.JSONDecodeError as error:
         what = error.msg.removesuffix(" at")
         raise DataError(
-            f"{where}: {what} at character {error.pos + 1} of {quoted(line)}; {EXPECTED_JSONL}", advice
+            f"{where}: {what} at character {error.pos + 1} of {excerpt(line)}; {EXPECTED_JSONL}", advice
         ) from error
     except (ValueError, RecursionError) as error:  # a number of too many digits, brackets too deep
         raise DataError(f"{where}: {error}; {EXPECTED_JSONL}") from error
@@ -266,50 +288,20 @@ def _object(where: str, line: str, advice: str) -> dict[str, object]:
     return row
 
 
-def parse_parquet(path: Path, settings: Workload) -> FileRows:
-    """The labelled texts of a Parquet file, in its order.
+def read_parquet(path: Path, settings: Workload, pick: Pick) -> Rows:
+    """The rows of a Parquet file, `ROWS` in memory at a time.
 
     Raises:
-        DataError: no Parquet file, a missing column, no rows, a text or label that is none.
+        DataError: no Parquet file, a missing column, no rows.
     """
-    asked, found = options_of(settings, TextFileOptions), FileRows(path)
-
-    def chosen(columns: list[str]) -> tuple[str, str]:
-        check_columns(f"{path}:1", settings, columns)
-        return asked.text_column, asked.label_column
-
-    for row, (text, label) in enumerate(_parquet_rows(path, chosen), 1):
-        found.add(row, text, label, asked.text_column)
-    return found
-
-
-def read_parquet(path: Path, settings: Workload) -> Iterator[str]:
-    """The texts of a Parquet file, in its order, below their titles where it has a column of them.
-
-    Raises:
-        DataError: no Parquet file, a missing column, no rows, a text that is none.
-    """
-    column = ""
-
-    def chosen(columns: list[str]) -> tuple[str, ...]:
-        nonlocal column
-        column = text_column(f"{path}:1", settings, columns)
-        return (column, TITLE) if TITLE in columns and column != TITLE else (column,)
-
-    for row, (text, *title) in enumerate(_parquet_rows(path, chosen), 1):
-        yield article(f"{path}: row {row}", text, title[0] if title else None, column)
-
-
-def _parquet_rows(path: Path, chosen: Callable[[list[str]], Sequence[str]]) -> Iterator[tuple[object, ...]]:
-    """The columns that `chosen` picks of all that a file has, row by row, `ROWS` at a time."""
     import polars as pl
 
     begin = 0
     try:
         scanned = pl.scan_parquet(path, glob=False)
-        columns = chosen(scanned.collect_schema().names())
+        columns = pick(f"{path}:1", scanned.collect_schema().names(), "")
         while len(batch := scanned.select(columns).slice(begin, ROWS).collect()):
-            yield from batch.iter_rows()
+            yield from ((f"{path}: row {row}", values) for row, values in enumerate(batch.iter_rows(), begin + 1))
             begin += ROWS
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         place = f": row {begin + 1}" if begin else ""
@@ -318,68 +310,100 @@ def _parquet_rows(path: Path, chosen: Callable[[list[str]], Sequence[str]]) -> I
         raise DataError(f"{path}: no rows; {EXPECTED_PARQUET}")
 
 
-PARSED: dict[str, Callable[[Path, Workload], FileRows]] = {
-    "tsv": parse_tsv,
-    "csv": parse_csv,
-    "jsonl": parse_jsonl,
-    "parquet": parse_parquet,
+def read_json(path: Path, settings: Workload, pick: Pick) -> Rows:
+    """Text and title of the articles of an array, read one by one.
+
+    Raises:
+        DataError: no array of articles, JSON that is broken, two of one id; the message names the item.
+    """
+    number, seen, columns = 0, array("q"), pick(str(path), KEYS, "")
+    with path.open("rb") as file:
+        begin = _begin(path, file)
+        try:
+            for number, item in enumerate(ijson.items(file, "item", use_float=True, buf_size=CHUNK), 1):
+                where = f"{path}: item {number}"
+                _check_article(where, item)
+                seen.append(hash(str(item["id"])))
+                yield where, [item[column] for column in columns]
+        except ijson.JSONError as error:
+            raise DataError(f"{path}: item {number + 1}: {_reason(error)}; {EXPECTED_JSON}") from error
+    if not seen:
+        raise DataError(f"{path}: the array is empty; {EXPECTED_JSON}")
+    if len(np.unique(np.frombuffer(seen, dtype=np.int64))) < len(seen):
+        _name_repeated(path, begin)
+
+
+def _begin(path: Path, file: IO[bytes]) -> int:
+    """Where the array begins, in bytes; the file is left there."""
+    head = file.read(CHUNK)
+    begin = len(MARK) if head.startswith(MARK) else 0
+    content = head[begin:].lstrip(b" \t\r\n")
+    if not content:
+        raise DataError(f"{path}:1: the file is empty; {EXPECTED_JSON}")
+    if content[:1] != b"[":
+        line = content.partition(b"\n")[0].decode(errors="backslashreplace")
+        advice = why_no_text(head, path, unknown="") or looks_like(line, "json")
+        raise DataError(f"{path}: begins with {excerpt(line)}; {EXPECTED_JSON}", advice)
+    file.seek(begin)
+    return begin
+
+
+def _check_article(where: str, item: Any) -> None:
+    if not isinstance(item, dict):
+        raise DataError(f"{where}: {'null' if item is None else type(item).__name__}; {EXPECTED_JSON}")
+    missing = [repr(key) for key in KEYS if key not in item]
+    if missing:
+        raise DataError(
+            f"{where}: no {' and no '.join(missing)}; found {listed(list(item)) or 'no key'}; {EXPECTED_JSON}"
+        )
+    if isinstance(item["id"], bool) or not isinstance(item["id"], str | int):
+        raise DataError(f"{where}: 'id' is {excerpt(item['id'])}; expected a string or an integer")
+    if item[TITLE] is None:
+        raise DataError(f"{where}: {TITLE!r} is null; expected a string")
+
+
+def _reason(error: ijson.JSONError) -> str:
+    """The first line of what the parser says, which is bytes where the text around is no UTF-8."""
+    said = error.args[0] if error.args else ""
+    text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+    return text.partition("\n")[0].strip().removesuffix(".") or type(error).__name__
+
+
+def _name_repeated(path: Path, begin: int) -> None:
+    """Raise the first id that an earlier article has; different ids of one hash are none."""
+    places: dict[str, int] = {}
+    with path.open("rb") as file:
+        file.seek(begin)
+        for number, name in enumerate(ijson.items(file, "item.id", buf_size=CHUNK), 1):
+            first = places.setdefault(str(name), number)
+            if first != number:
+                raise DataError(
+                    f"{path}: item {number}: id {excerpt(name)} is that of item {first} too; expected each once"
+                )
+
+
+READERS: dict[str, Callable[[Path, Workload, Pick], Rows]] = {
+    "tsv": read_tsv,
+    "csv": read_csv,
+    "jsonl": read_jsonl,
+    "parquet": read_parquet,
+    "json": read_json,
 }
-"""Data set to what reads the labelled texts of a file; at least one sample."""
-STREAMED = {"jsonl": read_jsonl, "parquet": read_parquet}
-"""Data set to what reads the texts of a file as a stream."""
-
-
-def text_column(where: str, settings: Workload, found: Sequence[str], before: str = "") -> str:
-    """The column of texts to read where no labels are: the one asked for, `text` where nothing else was.
-
-    Args:
-        where: file and line, or object in it.
-        settings: the column asked for.
-        found: the columns that there are.
-        before: what was read above; empty on the first line.
-
-    Raises:
-        DataError: it is not there.
-    """
-    usual = TextFileOptions.model_fields["text_column"].default
-    asked = before or options_of(settings, TextFileOptions).text_column
-    for column in (asked,) if before or asked != usual else (asked, "text"):
-        if column in found:
-            return column
-    raise _missing(where, {"text_column": asked}, found, ODD_LINE if before else "")
-
-
-def check_columns(where: str, settings: Workload, found: Sequence[str], advice: str = "") -> None:
-    """Refuse a file, or an object in it, without the columns that are to be read.
-
-    Args:
-        where: file and line.
-        settings: the columns asked for.
-        found: the columns that there are.
-        advice: what to do, where the file looks like another kind of file.
-
-    Raises:
-        DataError: a column is missing, or there twice.
-    """
-    columns = options_of(settings, TextFileOptions)
-    asked = {"text_column": columns.text_column, "label_column": columns.label_column}
-    for column in asked.values():
-        if found.count(column) > 1:
-            raise DataError(f"{where}: column {column!r} occurs {found.count(column)} times; expected once")
-    if missing := {key: column for key, column in asked.items() if column not in found}:
-        raise _missing(where, missing, found, advice)
+"""Data set to what reads the rows of a file in its order, at least one."""
+STREAMED = ("jsonl", "parquet")
+"""Those of which texts alone are read as a stream."""
 
 
 def _missing(where: str, missing: Mapping[str, str], found: Sequence[str], advice: str) -> DataError:
     """An error for missing columns, by the setting that names them."""
-    said = " and ".join(f"no column {column!r} (workload.{key})" for key, column in missing.items())
-    return DataError(f"{where}: {said}; found {listed(found) or 'none'}", advice or _suggestion(missing, found))
+    missed = " and ".join(f"no column {column!r} (workload.{key})" for key, column in missing.items())
+    return DataError(f"{where}: {missed}; found {listed(found) or 'none'}", advice or _suggestion(missing, found))
 
 
 def _suggestion(missing: Mapping[str, str], found: Sequence[str]) -> str:
     """The flags to give; what else is usual for a text is no label, and the other way round."""
     free = list(filter(str.isprintable, found))
-    said, open_ = [], []
+    near_flags, open_ = [], []
     for key, column in missing.items():
         flag = f"--{key.replace('_', '-')}"
         other = {name for names in USUAL_NAMES if names != key for name in USUAL_NAMES[names]}
@@ -388,9 +412,9 @@ def _suggestion(missing: Mapping[str, str], found: Sequence[str]) -> str:
         near = nearest(column, own) or next(usual, "")
         if near:
             free.remove(near)
-            said.append(f"{flag} {shlex.quote(near)}")
+            near_flags.append(f"{flag} {shlex.quote(near)}")
         else:
             open_.append(flag)
-    asked = f"Did you mean {' '.join(said)}?" if said else ""
-    rest = f"Name {('the other' if said else 'it') if len(open_) == 1 else 'them'} with {' and '.join(open_)}."
-    return f"{asked} {rest if open_ else ''}".strip()
+    meant = f"Did you mean {' '.join(near_flags)}?" if near_flags else ""
+    rest = f"Name {('the other' if near_flags else 'it') if len(open_) == 1 else 'them'} with {' and '.join(open_)}."
+    return f"{meant} {rest if open_ else ''}".strip()

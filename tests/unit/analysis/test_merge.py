@@ -16,7 +16,7 @@ from dynbench.analysis.pace import _effective, _p_value
 from dynbench.analysis.rank_files import read_rank_file
 from dynbench.analysis.steps import PHASES, block_times, number_blocks
 from dynbench.analysis.verdict import p_value
-from dynbench.errors import RecordError, StorageError, told
+from dynbench.errors import RecordError, StorageError, user_error
 from dynbench.runs.columns import Column, read_columns, write_columns
 
 
@@ -148,7 +148,7 @@ def test_a_full_disk_is_told_as_what_it_is(make_run, monkeypatch):
     run = make_run("static")
     with ExitStack() as stack, pytest.raises(OSError, match="File too large") as caught:
         merge_run(run)
-    assert isinstance(told(caught.value), StorageError) and "merged_metrics.parquet" in str(caught.value)
+    assert isinstance(user_error(caught.value), StorageError) and "merged_metrics.parquet" in str(caught.value)
     monkeypatch.setattr(pl.LazyFrame, "sink_parquet", lambda self, path, **_: pl.DataFrame().select("no such column"))
     with pytest.raises(pl.exceptions.PolarsError):
         merge_run(run)

@@ -16,8 +16,7 @@ from dynbench.bench import model_step, transformer
 from dynbench.bench.model_step import ModelStep, build_model, config_of, forward_flops
 from dynbench.bench.transformer import PHASES, Transformer, peak_flops
 from dynbench.plugins.benchmarks import TransformerOptions
-from dynbench.workloads.causal_lm import LANGUAGE_MODEL
-from dynbench.workloads.models import make_model
+from dynbench.workloads.models import LANGUAGE_MODEL, make_model
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {"contexts": (8,), "precisions": ("fp32",), "iterations": 3, "warmup": 3, "device": "cpu"}

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from dynbench.bench.attention import plain_bytes
 from dynbench.errors import UsageError
 from dynbench.kernels import Boundaries, FlashAttentionTorch, FlashAttentionTriton, flash_torch
-from dynbench.kernels.flash_torch import Tiles, forward_tiles, hide_later, seen_keys, stacks_of, tiles_for
-from dynbench.kernels.flash_triton import tiles_of
+from dynbench.kernels.flash_torch import Tiles, hide_later, seen_keys, stacks_of, tiles_for
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 BOTH = [FlashAttentionTorch, pytest.param(FlashAttentionTriton, marks=[needs_triton, pytest.mark.slow])]
@@ -130,22 +127,6 @@ def test_under_autocast_as_torchs_own() -> None:
     assert all(each.dtype is torch.float32 and torch.isfinite(each).all() for each in gradients)
 
 
-def test_no_tile_is_computed_that_nobody_sees(monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = []
-    subtract = torch.Tensor.sub_
-
-    def counted(tensor: Tensor, other: Tensor) -> Tensor:
-        scores.append(tensor.shape)
-        return subtract(tensor, other)
-
-    monkeypatch.setattr(torch.Tensor, "sub_", counted)
-    monkeypatch.setattr(flash_torch, "tiles_for", lambda *_: Tiles(queries=16, keys=24, stacked=1))
-    query, key, value = (each.detach() for each in states((1,), 48, 96)[:3])
-    forward_tiles(query, key, value, True)
-    computed = sum(rows * columns for _, rows, columns in scores if columns > 1)
-    assert computed == 16 * (16 + 32 + 48)
-
-
 @pytest.mark.parametrize(
     ("fault", "is_causal"),
     [
@@ -189,12 +170,6 @@ def peak(tokens: int) -> int:
 def test_memory_is_linear_in_the_tokens() -> None:
     few, more = peak(256), peak(1024)
     assert 0 < more < 4.2 * few, (few, more)
-
-
-def test_memory_is_below_a_tenth_of_that_of_plain_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash_torch, "tiles_for", tiles_for)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert 10 * peak(4096) < plain_bytes(1, 4096, "float32")
 
 
 @pytest.mark.parametrize(("batch", "threads"), [(1, 1), (1, 2), (8, 2), (2, 4), (100, 64), (3, 100)])
@@ -261,15 +236,3 @@ def test_tiles_are_tuned_for_lengths_of_their_own(monkeypatch: pytest.MonkeyPatc
     for n in (5, 100, 128, 129, 300, 512):
         launch.forward(*(torch.zeros(1, n, 16) for _ in range(3)), False, None)
     assert tuned_for == [128, 128, 128, 256, 512, 512]
-
-
-def test_each_kernel_is_tuned_over_its_tiles() -> None:
-    launch = pytest.importorskip("dynbench.kernels.flash_triton_launch")
-    for name, kernel in launch.TUNED.items():
-        if not launch.INTERPRETED:
-            prune = kernel.early_config_prune
-            assert prune.func is launch.fitting and prune.args == (name,)
-        for channels, dtype in product((16, 64, 128), (torch.float32, torch.float16, torch.bfloat16)):
-            tried = launch.fitting(name, None, {"q_all": torch.empty(0, dtype=dtype)}, CHANNELS=channels)
-            found = [(*each.kwargs.values(), each.num_warps, each.num_stages) for each in tried]
-            assert found == list(tiles_of(name, channels, dtype))

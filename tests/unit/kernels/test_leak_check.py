@@ -1,96 +1,40 @@
-"""Models on packed rows give what they give on padded ones; what leaks, or loses something, is found."""
+"""Models on packed rows give what they give on each sample alone; what leaks is found, in flattened rows too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import transformers
 from packed import CAUSAL, CHANGES, LENGTHS, WINDOW, row_of, tiny_model, tokens
-from torch import Tensor
+from torch import Tensor, nn
 
 from dynbench.errors import LeakFound, UsageError
 from dynbench.kernels import Boundaries, check_packed_rows, packed_attention, use_packed_rows
-from dynbench.kernels.leak_check import TOLERANCE, Seen, alone_pass, compare, observe, packed_pass
-from dynbench.kernels.packed_models import KNOWN
+from dynbench.kernels.leak_check import (
+    TOLERANCE,
+    Seen,
+    alone_pass,
+    compare,
+    look_at_flattened_rows,
+    observe,
+    row_pass,
+)
+from dynbench.kernels.packed_models import KNOWN, first_position, flattened_row, use_flattened_rows
 
 SAMPLES = tokens()
 ROW, BOUNDARIES = row_of(SAMPLES)
-STATES = Callable[..., Sequence[Tensor]]
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_packed_is_what_each_sample_alone_is(name: str) -> None:
     model = tiny_model(name)
     found = check_packed_rows(model, SAMPLES[::-1], autocast=torch.bfloat16)
+    assert found["kernels"] == {each: ["by_length", "repadded"] for each in ("fp32", "bfloat16")}
     assert found["lengths"] == sorted(LENGTHS) and found["precisions"] == ["fp32", "bfloat16"]
     assert found["foreign_gradient"] == 0 and 0 < found["gradient_difference"] < TOLERANCE
     assert all(parameter.grad is None for parameter in model.parameters()) and not model.training
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_in_float64_nothing_differs_but_the_last_digits(name: str) -> None:
-    model = tiny_model(name).double()
-    alone = observe(model, alone_pass(model, ROW, BOUNDARIES))
-    use_packed_rows(model)
-    for arrangement in ("by_length", "repadded"):
-        packed = observe(model, packed_pass(model, ROW, replace(BOUNDARIES, arrangement=arrangement)))
-        assert compare(packed, alone, LENGTHS).fault(1e-12) is None
-
-
-def all_states(model: Any, row: Tensor = ROW, **given: Any) -> Sequence[Tensor]:
-    return model.base_model(input_ids=row, **given).last_hidden_state[0].split(list(LENGTHS))
-
-
-def padded_states(model: Any) -> Sequence[Tensor]:
-    tokens = torch.zeros(BOUNDARIES.valid.shape, dtype=torch.long)
-    tokens[BOUNDARIES.valid] = ROW[0]
-    first = 2 if model.config.model_type == "roberta" else 0
-    places = torch.arange(max(LENGTHS)).expand(tokens.shape) + first
-    found = model.base_model(input_ids=tokens, attention_mask=BOUNDARIES.valid.long(), position_ids=places)
-    return [states[:length] for states, length in zip(found.last_hidden_state, LENGTHS, strict=True)]
-
-
-def judged(model: Any, packed: Callable[[Any], Sequence[Tensor]]) -> Seen:
-    padded = observe(model, lambda: padded_states(model))
-    return compare(observe(model, lambda: packed(model)), padded, LENGTHS)
-
-
-def naive(model: Any, **more: Any) -> Sequence[Tensor]:
-    """What is often taken for packing: position ids that begin anew."""
-    first = 2 if model.config.model_type == "roberta" else 0
-    return all_states(model, position_ids=BOUNDARIES.positions[None] + first, **more)
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", [name for name in CHANGES if "mean" not in name])
-def test_position_ids_alone_leak(name: str, attention: str) -> None:
-    seen = judged(tiny_model(name, attention), naive)
-    assert seen.foreign_gradient > 0 and seen.output_difference > 1e-3
-    assert "another sample's embeddings" in str(seen.fault())
-
-
-@pytest.mark.parametrize("name", CAUSAL)
-def test_without_a_cache_and_without_a_mask_transformers_sees_the_samples_of_a_causal_model(name: str) -> None:
-    model = tiny_model(name)
-    assert judged(model, lambda model: naive(model, use_cache=False)).fault() is None
-    ones = torch.ones_like(ROW)
-    assert judged(model, lambda model: naive(model, use_cache=False, attention_mask=ones)).foreign_gradient > 0
-
-
-def test_a_boolean_block_mask_is_right_under_sdpa_and_wrong_under_eager() -> None:
-    blocks = (BOUNDARIES.sample[:, None] == BOUNDARIES.sample)[None, None]
-    added = torch.zeros(blocks.shape).masked_fill(~blocks, torch.finfo(torch.float32).min)
-
-    def masked(model: Any, mask: Tensor) -> Sequence[Tensor]:
-        return naive(model, attention_mask=mask)
-
-    for attention, mask, right in (("sdpa", blocks, True), ("eager", added, True), ("eager", blocks, False)):
-        seen = judged(tiny_model("distilbert", attention), lambda model, mask=mask: masked(model, mask))
-        assert (seen.fault() is None) is right, (attention, mask.dtype)
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -115,7 +59,7 @@ def test_a_head_that_reads_the_token_beside_its_own_is_found(name: str) -> None:
     alone = observe(model, alone_pass(model, ROW, BOUNDARIES))
     use_packed_rows(model)
     wrong = Boundaries((2, 2, *LENGTHS[2:]))
-    assert compare(observe(model, packed_pass(model, ROW, wrong)), alone, LENGTHS).fault() is not None
+    assert compare(observe(model, row_pass(model, wrong, input_ids=ROW)), alone, LENGTHS).fault() is not None
 
 
 @pytest.mark.parametrize("name", ["modernbert, first token", "modernbert, mean"])
@@ -168,22 +112,16 @@ def test_the_kernels_of_training_and_of_evaluation_are_both_checked(
     rates = {"distilbert": "attention_dropout", "bert": "attention_probs_dropout_prob", "gpt2": "attn_pdrop"}
     rates |= {"roberta": "attention_probs_dropout_prob", "modernbert, mean": "attention_dropout"}
     model = tiny_model(name, **{rates.get(name, "attention_dropout"): 0.3})
-    asked: set[float] = set()
+    rates_seen: set[float] = set()
 
     def chosen(query: Tensor, dropout: float) -> Any:
-        asked.add(dropout)
+        rates_seen.add(dropout)
         return leaking if query.dtype is torch.bfloat16 and bool(dropout) is dropping else None
 
     monkeypatch.setattr(packed_attention, "variable_length_kernel", chosen)
     with pytest.raises(LeakFound, match="tokens in bfloat16: the gradient of a sample's output to another"):
         check_packed_rows(model, SAMPLES, autocast=torch.bfloat16)
-    assert 0.3 in asked and not any(part.training for part in model.modules())
-
-
-def test_attention_that_parameters_do_not_reach_is_a_fault_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_attention, "attend", lambda query, key, value, boundaries, **_: value)
-    with pytest.raises(LeakFound, match="differ from those of each sample alone"):
-        check_packed_rows(tiny_model("bert"), SAMPLES)
+    assert 0.3 in rates_seen and not any(part.training for part in model.modules())
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -197,23 +135,6 @@ def test_a_text_may_hold_the_token_of_the_padding(name: str) -> None:
 def test_a_sample_alone_proves_nothing(given: list[list[int]]) -> None:
     with pytest.raises(UsageError, match="of at least 2 samples"):
         check_packed_rows(tiny_model("bert"), given)
-
-
-def test_what_ran_in_the_check_is_recorded() -> None:
-    found = check_packed_rows(tiny_model("bert", attention_probs_dropout_prob=0.3), SAMPLES, torch.bfloat16)
-    assert found["kernels"] == {each: ["by_length", "repadded"] for each in ("fp32", "bfloat16")}
-
-
-def test_attention_drops_weights_as_the_configuration_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[float] = []
-    attend = packed_attention.attend
-    monkeypatch.setattr(
-        packed_attention, "attend", lambda *given, **more: asked.append(more["dropout"]) or attend(*given, **more)
-    )
-    model = use_packed_rows(tiny_model("bert", attention_probs_dropout_prob=0.3))
-    for training in (True, False):
-        model.train(training)(input_ids=ROW, boundaries=BOUNDARIES)
-    assert asked == [0.3, 0.3, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -252,3 +173,65 @@ def test_a_layer_that_boundaries_do_not_get_to_is_no_guess() -> None:
     model = use_packed_rows(tiny_model("distilbert"))
     with pytest.raises(UsageError, match="DistilBertSelfAttention: the boundaries of the packed row did not get"):
         model.distilbert.transformer.layer[0](torch.zeros(1, 4, 16))
+
+
+ENCODERS = [name for name in CHANGES if name not in CAUSAL]
+
+
+def test_a_flattened_row_is_transformers_own() -> None:
+    collator = transformers.DataCollatorWithFlattening(return_tensors="pt", position_ids_start=2)
+    expected = collator([{"input_ids": sample} for sample in SAMPLES])
+    found = flattened_row(SAMPLES, 2)
+    assert {*found} == {*expected} and all(torch.equal(found[name], expected[name]) for name in found)
+    assert found["position_ids"][0, : len(SAMPLES[0]) + 1].tolist() == [*range(2, 2 + len(SAMPLES[0])), 2]
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_samples_of_an_encoder_see_each_other(name: str) -> None:
+    """It attends to the whole row, whatever its positions say."""
+    found = look_at_flattened_rows(tiny_model(name), SAMPLES)
+    assert found["foreign_gradient"] > TOLERANCE
+    assert "another sample's embeddings" in str(found["leak"]) and found["lengths"] == list(LENGTHS)
+    assert found["kernels"] == {"fp32": ["sdpa"]}
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_language_model_without_a_cache_keeps_samples_apart(name: str) -> None:
+    found = look_at_flattened_rows(tiny_model(name), SAMPLES, torch.bfloat16)
+    assert found["precisions"] == ["fp32", "bfloat16"]
+    assert found["leak"] is None and found["foreign_gradient"] == 0
+    assert 0 < found["gradient_difference"] < TOLERANCE
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_with_its_cache_a_language_model_does_not_notice_the_samples_of_a_row(name: str) -> None:
+    found = look_at_flattened_rows(tiny_model(name), SAMPLES, use_cache=True)
+    assert found["foreign_gradient"] > TOLERANCE and "fp32" in str(found["leak"])
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_head_reads_each_samples_own_state(name: str) -> None:
+    """What a layer without attention gives is each sample's own: then the logits are those of the samples alone."""
+    model = without_attention(tiny_model(name))
+    with torch.no_grad():
+        alone = [model(input_ids=torch.tensor([sample])).logits[0] for sample in SAMPLES]
+        use_flattened_rows(model)
+        row = flattened_row(SAMPLES, first_position(model.config))
+        del row["labels"]
+        logits = model(**row, boundaries=row_of(SAMPLES)[1]).logits
+    assert len(logits) == len(SAMPLES)
+    for one, other in zip(logits, alone, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def without_attention(model: Any) -> Any:
+    """The model with attention that gives each token its own value."""
+
+    def own_value(
+        module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, None]:
+        return value.transpose(1, 2), None
+
+    transformers.AttentionInterface.register("own_value", own_value)
+    model.set_attn_implementation("own_value")
+    return model

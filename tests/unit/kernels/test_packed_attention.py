@@ -1,9 +1,10 @@
-"""Attention over a packed row against softmax by hand, sample by sample, in float64."""
+"""Packed rows: where their samples are by brute force, how they are made, and attention against softmax by hand."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import pickle
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,13 +13,14 @@ from typing import get_args
 
 import pytest
 import torch
-from packed import LENGTHS
+from hypothesis import given
+from hypothesis import strategies as st
+from packed import LENGTHS, tiny_model
 from torch import Tensor
 
-from dynbench.kernels import Boundaries, packed_attention
-from dynbench.kernels import packed_attention as variable_length
-from dynbench.kernels.packed_attention import CALL, COPY, attend, cheaper_arrangement, sides
-from dynbench.kernels.packed_rows import Arrangement
+from dynbench.errors import UsageError
+from dynbench.kernels import Boundaries, PackedCollator, packed_attention, use_packed_rows
+from dynbench.kernels.packed_attention import CALL, COPY, NO_TARGET, Arrangement, attend, cheaper_arrangement, sides
 
 HEADS, CHANNELS = 4, 8
 ARRANGEMENTS = get_args(Arrangement)
@@ -73,9 +75,9 @@ def test_dropped_weights_are_of_the_own_sample_and_the_others_are_scaled_up(arra
     own = boundaries.sample[:, None] == boundaries.sample
     assert not weights[~own].any()
     lengths = torch.tensor(boundaries.lengths)[boundaries.sample]
-    kept = weights * lengths[:, None] * 0.75
-    assert torch.all((kept.abs() < 1e-5) | ((kept - 1).abs() < 1e-5))
-    assert 0.6 < float(kept[own].mean()) < 0.9
+    scaled = weights * lengths[:, None] * 0.75
+    assert torch.all((scaled.abs() < 1e-5) | ((scaled - 1).abs() < 1e-5))
+    assert 0.6 < float(scaled[own].mean()) < 0.9
 
 
 def test_the_cheaper_arrangement_is_the_one_that_the_rule_says() -> None:
@@ -91,21 +93,6 @@ def test_the_cheaper_arrangement_is_the_one_that_the_rule_says() -> None:
     assert cheaper_arrangement(Boundaries((1, 1, 200), meta), width) == "by_length"
 
 
-def test_it_is_taken_where_nothing_else_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[str] = []
-    for name in ARRANGEMENTS:
-        arrange = getattr(packed_attention, f"_{name}")
-        monkeypatch.setattr(
-            packed_attention,
-            f"_{name}",
-            lambda *given, name=name, arrange=arrange: called.append(name) or arrange(*given),
-        )
-    for lengths in ((3, 3), tuple(range(1, 17))):
-        boundaries = Boundaries(lengths)
-        attend(*states(boundaries.tokens), boundaries, causal=False)
-    assert called == ["by_length", "repadded"]
-
-
 @pytest.mark.parametrize(
     ("causal", "window", "expected"),
     [(False, None, (-1, -1)), (True, None, (-1, 0)), (False, 5, (4, 4)), (True, 5, (4, 0))],
@@ -115,21 +102,21 @@ def test_what_kernels_with_boundaries_are_told(causal: bool, window: int | None,
 
 
 def test_on_a_cpu_there_is_no_kernel_with_boundaries() -> None:
-    assert variable_length.variable_length_kernel(torch.zeros(3, 2, 8, dtype=torch.bfloat16), 0.0) is None
+    assert packed_attention.variable_length_kernel(torch.zeros(3, 2, 8, dtype=torch.bfloat16), 0.0) is None
 
 
 def test_heads_that_are_no_multiple_of_8_go_to_flash_attention_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which pads them; torch's kernel refuses them."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(variable_length, "_torch_has_one", lambda: True)
+    monkeypatch.setattr(packed_attention, "_torch_has_one", lambda: True)
 
     def kernel(channels: int) -> object:
         query = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.bfloat16, shape=(3, 2, channels))
-        return variable_length.variable_length_kernel(query, 0.0)
+        return packed_attention.variable_length_kernel(query, 0.0)
 
-    for there, otherwise in ((False, None), (True, variable_length.flash_attention_2)):
-        monkeypatch.setattr(variable_length, "_flash_attention_is_there", partial(bool, there))
-        assert [kernel(channels) for channels in (8, 64, 96)] == [variable_length.torch_kernel] * 3
+    for there, otherwise in ((False, None), (True, packed_attention.flash_attention_2)):
+        monkeypatch.setattr(packed_attention, "_flash_attention_is_there", partial(bool, there))
+        assert [kernel(channels) for channels in (8, 64, 96)] == [packed_attention.torch_kernel] * 3
         assert [kernel(channels) for channels in (4, 20, 100)] == [otherwise] * 3
 
 
@@ -141,17 +128,83 @@ def test_version_4_in_the_folder_of_version_2_is_not_it(
         (tmp_path / "flash_attn" / file).parent.mkdir(parents=True)
         (tmp_path / "flash_attn" / file).touch()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    variable_length._flash_attention_is_there.cache_clear()
-    assert variable_length._flash_attention_is_there() is there
-    variable_length._flash_attention_is_there.cache_clear()
+    packed_attention._flash_attention_is_there.cache_clear()
+    assert packed_attention._flash_attention_is_there() is there
+    packed_attention._flash_attention_is_there.cache_clear()
 
 
 def test_states_that_autocast_left_in_fp32_are_half_precision_for_every_kernel(monkeypatch) -> None:
     """As rotated queries and keys are beside values, which kernels that take boundaries would refuse."""
-    asked = []
-    monkeypatch.setattr(packed_attention, "variable_length_kernel", lambda query, _: asked.append(query.dtype))
+    dtypes = []
+    monkeypatch.setattr(packed_attention, "variable_length_kernel", lambda query, _: dtypes.append(query.dtype))
     query, value = torch.randn(9, 2, 8), torch.randn(9, 2, 8, dtype=torch.bfloat16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         packed_attention.attend(query, query, value, Boundaries((4, 5)), causal=True)
     packed_attention.attend(query, query, query, Boundaries((4, 5)), causal=True)
-    assert asked == [torch.bfloat16, torch.float32]
+    assert dtypes == [torch.bfloat16, torch.float32]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12))
+def test_every_token_is_where_it_is(lengths: list[int]) -> None:
+    row = Boundaries(tuple(lengths))
+    places = [(sample, position) for sample, length in enumerate(lengths) for position in range(length)]
+    assert row.tokens == len(places) and row.longest == max(lengths)
+    assert list(zip(row.sample.tolist(), row.positions.tolist(), strict=True)) == places
+    assert row.slots.tolist() == [sample * max(lengths) + position for sample, position in places]
+    assert row.valid.flatten().nonzero().flatten().tolist() == row.slots.tolist()
+    assert row.offsets.tolist() == [sum(lengths[:n]) for n in range(len(lengths) + 1)]
+    assert row.offsets.dtype == torch.int32 and row.starts.tolist() == row.offsets.tolist()[:-1]
+    assert [length for count, length in row.runs for _ in range(count)] == lengths
+    assert all(one[1] != other[1] for one, other in zip(row.runs, row.runs[1:], strict=False))
+
+
+@pytest.mark.parametrize("lengths", [(), (3, 0)])
+def test_a_row_has_samples_and_these_tokens(lengths: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="packed row"):
+        Boundaries(lengths)
+
+
+def test_boundaries_go_to_a_device_and_through_a_loader_of_other_processes() -> None:
+    row = Boundaries((2, 1), arrangement="repadded")
+    moved = row.to("meta", non_blocking=True)
+    assert (moved.positions.device.type, moved.lengths, moved.arrangement) == ("meta", (2, 1), "repadded")
+    assert row.to(torch.device("cpu")) is row
+    assert row.offsets.tolist() == [0, 2, 3] and pickle.loads(pickle.dumps(row)) == row
+
+
+def test_a_row_of_classified_samples() -> None:
+    samples = [{"input_ids": [5, 6, 7], "labels": 2}, {"input_ids": [8], "labels": 0}, {"input_ids": [9, 4, 3]}]
+    samples[2]["labels"] = torch.tensor(1)
+    batch = PackedCollator()(samples)
+    assert batch["input_ids"].tolist() == [[8, 5, 6, 7, 9, 4, 3]]
+    assert batch["boundaries"] == Boundaries((1, 3, 3))
+    assert batch["labels"].tolist() == [0, 2, 1]
+
+
+def test_no_sample_tells_the_first_token_of_the_next() -> None:
+    samples = [{"input_ids": ids, "labels": ids} for ids in ([5, 6, 7], [8, 9])]
+    assert PackedCollator()(samples)["labels"].tolist() == [[NO_TARGET, 9, NO_TARGET, 6, 7]]
+    assert "labels" not in PackedCollator()([{"input_ids": [1, 2]}])
+
+
+def test_kinds_of_tokens_stay_with_their_samples() -> None:
+    """As tokenizers of BERT give them for pairs of sentences; without them the model takes all for the first."""
+    samples = [
+        {"input_ids": [5, 6, 7, 8], "token_type_ids": [0, 0, 1, 1], "attention_mask": [1, 1, 1, 1]},
+        {"input_ids": [8, 9], "token_type_ids": torch.tensor([0, 1]), "attention_mask": torch.ones(2)},
+    ]
+    batch = PackedCollator()(samples)
+    assert batch["token_type_ids"].tolist() == [[0, 1, 0, 0, 1, 1]] and "attention_mask" not in batch
+    model = tiny_model("bert")
+    alone = [
+        model(**{name: torch.as_tensor(sample[name])[None] for name in ("input_ids", "token_type_ids")}).logits
+        for sample in reversed(samples)
+    ]
+    torch.testing.assert_close(use_packed_rows(model)(**batch).logits, torch.cat(alone))
+
+
+@pytest.mark.parametrize("mask", [[1, 1, 0], torch.tensor([1, 1, 0])], ids=["list", "tensor"])
+def test_samples_that_are_padded_are_refused(mask: object) -> None:
+    padded = {"input_ids": [5, 6, 0], "attention_mask": mask}
+    with pytest.raises(UsageError, match="attention_mask leaves tokens out"):
+        PackedCollator()([{"input_ids": [1, 2]}, padded])

@@ -370,7 +370,7 @@ for name in ('means', 'empty'):
     done = run(tmp_path, code, DYNBENCH_PLUGINS=own_files(tmp_path))
     means, empty = done.stdout.splitlines()
     assert "means: loss is" in means and "for each alone" in means, done.stderr
-    assert "empty lacks build_model(self, seed)" in empty
+    assert "empty: lacks build_model(self, seed)" in empty
 
 
 @pytest.mark.slow

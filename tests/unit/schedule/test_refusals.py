@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dynbench.errors import DynbenchError, NothingFits, UsageError
-from dynbench.sampler import asked_capacity, cost_model, known_policies, whole, whole_lengths
+from dynbench.sampler import cost_model, given_capacity, known_policies, whole, whole_lengths
 from dynbench.schedule.capacity import Capacity, PackedCapacity, capacity_of
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.plan import DataOrder
@@ -160,19 +160,19 @@ CASES: dict[str, tuple[Callable[[], object], type[DynbenchError], str, str]] = {
         "Give CostModel('measured', alpha=…, beta=…, gamma=…); dynbench probe fits them.",
     ),
     "a capacity of none": (
-        lambda: asked_capacity([3, 0], "partition", "padded"),
+        lambda: given_capacity([3, 0], "partition", "padded"),
         UsageError,
         "capacity[1]: 0",
         "Give a whole number of at least 1.",
     ),
     "a capacity that is no number": (
-        lambda: asked_capacity(2.5, "partition", "padded"),  # type: ignore[arg-type]  # what a user may write
+        lambda: given_capacity(2.5, "partition", "padded"),  # type: ignore[arg-type]  # what a user may write
         UsageError,
         "capacity: 2.5",
         "Give a whole number of at least 1.",
     ),
     "a capacity that a policy obeys not": (
-        lambda: asked_capacity(3, "lpt", "padded"),
+        lambda: given_capacity(3, "lpt", "padded"),
         UsageError,
         "capacity: policy 'lpt' obeys no capacities",
         "Leave capacity out, or use one of static, partition, window, prefix.",
@@ -205,11 +205,11 @@ def test_what_is_just_within_its_limits_is_taken() -> None:
     assert DataOrder(5, 5).steps_per_epoch == 1
     assert whole("rank", 3, 0, 3) == 3
     assert whole("rank", np.int32(0), 0) == 0
-    assert asked_capacity(3, "partition", "padded").limits(2, np.array([9])).tolist() == [[3], [3]]
-    assert asked_capacity((3, 4), "partition", "packed") == PackedCapacity.per_rank([3, 4])
-    assert asked_capacity(np.array([3, 4]), "partition", "padded") == Capacity.per_rank([3, 4])
-    assert asked_capacity(None, "lpt", "padded").unlimited
-    assert asked_capacity(Capacity.uniform(2), "static", "padded") == Capacity.uniform(2)
+    assert given_capacity(3, "partition", "padded").limits(2, np.array([9])).tolist() == [[3], [3]]
+    assert given_capacity((3, 4), "partition", "packed") == PackedCapacity.per_rank([3, 4])
+    assert given_capacity(np.array([3, 4]), "partition", "padded") == Capacity.per_rank([3, 4])
+    assert given_capacity(None, "lpt", "padded").unlimited
+    assert given_capacity(Capacity.uniform(2), "static", "padded") == Capacity.uniform(2)
     assert cost_model("attention") == CostModel("attention")
     assert cost_model(paid := CostModel("measured", alpha=2.0)) is paid
     assert Trace("t", np.array([1, 2]), "here").cut(1).lengths.tolist() == [1, 1]

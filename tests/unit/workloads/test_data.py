@@ -44,9 +44,9 @@ def test_what_truncation_took_stays_with_its_sample(samples, limits, draw):
         data = data.truncate(limit)
     ids = np.array(draw.draw(st.lists(st.integers(0, len(samples) - 1), min_size=1, max_size=8)), dtype=np.int64)
     removed = [max(0, len(samples[i]) - min(limits)) for i in ids]
-    told = data.take(ids).describe()
-    assert (told["cut_samples"], told["cut_tokens"]) == (sum(count > 0 for count in removed), sum(removed))
-    assert told["classes"] == len(set(ids.tolist()))
+    described = data.take(ids).describe()
+    assert (described["cut_samples"], described["cut_tokens"]) == (sum(count > 0 for count in removed), sum(removed))
+    assert described["classes"] == len(set(ids.tolist()))
 
 
 @pytest.mark.slow

@@ -22,12 +22,12 @@ VOCABULARY = 512
 
 
 def source(*settings: str) -> ModelSource:
-    asked = load_config(None, [f"workload.{each}" for each in settings]).workload
-    if asked.name == "image_classification":
-        return image_model(asked, 4, 32)
-    if asked.name == "causal_lm":
-        return language_model(asked).source(VOCABULARY)
-    return model_source(asked, 10, 0, 2)
+    workload = load_config(None, [f"workload.{each}" for each in settings]).workload
+    if workload.name == "image_classification":
+        return image_model(workload, 4, 32)
+    if workload.name == "causal_lm":
+        return language_model(workload).source(VOCABULARY)
+    return model_source(workload, 10, 0, 2)
 
 
 def judge(source: ModelSource, stored: Path | None = None) -> None:

@@ -90,23 +90,6 @@ def test_threads_decode_what_is_expected_before_it_is_asked_for_and_once() -> No
     assert threading.current_thread() not in {thread for _, thread in calls}
 
 
-def test_without_threads_images_are_decoded_here_and_faults_are_raised_where_they_are_asked_for() -> None:
-    callers: list[threading.Thread] = []
-    decoder = Decoder(lambda number: callers.append(threading.current_thread()) or blank(number), 0)
-    decoder.expect([1])
-    assert callers == []
-    decoder([1])
-    assert callers == [threading.current_thread()]
-
-    def broken(number: int) -> np.ndarray:
-        raise OSError(f"image {number}")
-
-    decoder = Decoder(broken, 1)
-    decoder.expect([5])
-    with pytest.raises(OSError, match="image 5"):
-        decoder([5])
-
-
 def configured(root: Path, *more: str) -> Config:
     given = ["name=image_classification", "dataset=image_folder", "size=small", "image_size=16", *more]
     places = [f"data_path={root / 'data'}", f"cache_dir={root / 'cache'}"]

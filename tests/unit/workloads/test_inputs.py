@@ -113,7 +113,7 @@ def test_what_an_earlier_run_has_read_is_not_read_again_while_it_stays(
     assert isinstance(split, CorpusSplit)
     contents_of(tmp_path / "cache", split)
     with monkeypatch.context() as patch:
-        patch.setattr("dynbench.workloads.datasets.articles.ijson.items", lambda *_, **__: pytest.fail("read again"))
+        patch.setattr("dynbench.workloads.datasets.text_files.ijson.items", lambda *_, **__: pytest.fail("read again"))
         check(path)
         with pytest.raises(UsageError, match="has 200 samples"):
             check(path, "train.global_batch=201")

@@ -23,12 +23,7 @@ from dynbench.workloads.inputs import check_inputs
 from dynbench.workloads.own_code import find_own_code, own_code_settings
 from dynbench.workloads.registry import build_workload
 
-METHODS = """\
-class Whole:
-    def build_model(self, seed): ...
-    def collate(self, data, ids, width): ...
-    loss = None
-"""
+WHOLE = "class Whole: ...\n"
 
 
 @pytest.fixture(autouse=True)
@@ -56,18 +51,18 @@ def write(path: Path, text: str) -> Path:
 def test_it_is_found_from_the_folder_of_the_command_and_later_from_where_it_was(
     name: str, file: str, folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(folder / file, METHODS)
+    write(folder / file, WHOLE)
     found = find_own_code(Workload(name=name))
     assert (found.file, found.folder) == (folder / file, folder)
 
-    kept = Workload(name=name, **own_code_settings(Workload(name=name)))
+    stored = Workload(name=name, **own_code_settings(Workload(name=name)))
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
 
-    assert find_own_code(kept) == found
+    assert find_own_code(stored) == found
 
 
 def test_absolute_paths_installed_packages_and_the_shipped_example_are_found(folder: Path) -> None:
-    path = write(folder / "there/mine.py", METHODS)
+    path = write(folder / "there/mine.py", WHOLE)
     assert find_own_code(Workload(name=f"{path}:Whole")).file == path
     assert find_own_code(Workload(name=NAME)).file == EXAMPLE
     with pytest.raises(UsageError, match=r"json/__init__\.py has no class Whole"):
@@ -75,22 +70,16 @@ def test_absolute_paths_installed_packages_and_the_shipped_example_are_found(fol
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "message"),
     [
-        ("mime:Whole", METHODS, ["no module mime in", "Did you mean 'mine'?", "import_from"]),
-        ("mime.py:Whole", METHODS, ["no file mime.py in", "Did you mean 'mine.py'?"]),
-        ("mine:Hole", METHODS, ["mine.py has no class Hole", "Did you mean 'Whole'?", "Classes there: Whole."]),
+        ("mime:Whole", WHOLE, ["no module mime in", "Did you mean 'mine'?", "import_from"]),
+        ("mime.py:Whole", WHOLE, ["no file mime.py in", "Did you mean 'mine.py'?"]),
+        ("mine:Hole", WHOLE, ["mine.py has no class Hole", "Did you mean 'Whole'?", "Classes there: Whole."]),
         ("mine:Whole", "import os\n", ["mine.py has no class Whole", "It has no class."]),
         ("mine:Whole", "x = 1\ndef f(:\n", ["mine.py:2: no valid Python: ", "Mend that line."]),
-        (
-            "mine:Whole",
-            "class Whole: ...\n",
-            ["lacks build_model(self, seed), collate(self, data, ids", "loss(self, mo"],
-        ),
-        ("mine:Whole", METHODS.replace("loss", "los"), ["mine:Whole lacks loss(self, model, batch)", "base.py"]),
     ],
 )
-def test_a_mistake_is_one_line_that_says_what_is_there(name: str, text: str, told: list[str], folder: Path) -> None:
+def test_a_mistake_is_one_line_that_says_what_is_there(name: str, text: str, message: list[str], folder: Path) -> None:
     write(folder / "mine.py", text)
 
     with pytest.raises(UsageError) as caught:
@@ -98,20 +87,16 @@ def test_a_mistake_is_one_line_that_says_what_is_there(name: str, text: str, tol
 
     assert caught.value.message.startswith("workload.name: ")
     assert "\n" not in caught.value.message
-    for part in told:
+    for part in message:
         assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "from elsewhere import Whole\n",
         "from elsewhere import *\n",
-        "Whole = make()\n",
         "try:\n    from a import Whole\nexcept ImportError:\n    pass\n",
-        "def Whole(config): ...\n",
-        "class Whole(Base): ...\n",
-        "@decorated\nclass Whole: ...\n",
+        "def __getattr__(name): ...\n",
     ],
 )
 def test_what_only_running_it_can_tell_is_left_to_that(text: str, folder: Path) -> None:
@@ -121,15 +106,15 @@ def test_what_only_running_it_can_tell_is_left_to_that(text: str, folder: Path) 
 
 
 def test_a_file_that_changed_is_refused_unless_the_digest_is_let_go(folder: Path) -> None:
-    path = write(folder / "mine.py", METHODS)
-    kept = Workload(name="mine:Whole", **own_code_settings(Workload(name="mine:Whole")))
-    path.write_text(METHODS + "# changed\n", encoding="utf-8")
+    path = write(folder / "mine.py", WHOLE)
+    stored = Workload(name="mine:Whole", **own_code_settings(Workload(name="mine:Whole")))
+    path.write_text(WHOLE + "# changed\n", encoding="utf-8")
 
     with pytest.raises(UsageError, match=r"workload\.code_digest: .* has changed") as caught:
-        find_own_code(kept)
+        find_own_code(stored)
 
     assert "code_digest null" in caught.value.hint
-    assert find_own_code(kept.model_copy(update={"code_digest": None})).digest != kept.code_digest
+    assert find_own_code(stored.model_copy(update={"code_digest": None})).digest != stored.code_digest
 
 
 def test_finding_it_runs_nothing_and_imports_no_torch(folder: Path) -> None:
@@ -224,26 +209,21 @@ def test_losses_times_weights_add_up(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         ("    def loss(self, m, batch): return super().loss(m, batch) * torch.rand(())\n", "two passes give"),
         ("    def loss(self, m, batch): return super().loss(m, batch) * batch['mask'].shape[1]\n", "padding changes"),
     ],
 )
 def test_what_cannot_be_judged_or_depends_on_padding_is_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, body: str, told: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, body: str, message: str
 ) -> None:
     workload = build(tmp_path, body)
     sys.modules[type(workload._theirs).__module__].torch = torch
     workload.build_model(0)
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 2, "loss, and what eval_sums makes of it"
-    assert all(told in message for message in messages)
-
-
-def test_weights_of_nothing_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="train has a weight of 0 for every sample"):
-        build(tmp_path, WEIGHED.replace("data.lengths % 3", "data.lengths * 0"))
+    assert all(message in each for each in messages)
 
 
 def test_equal_seeds_give_equal_weights_also_where_the_class_ignores_them(tmp_path: Path) -> None:
@@ -254,13 +234,14 @@ def test_equal_seeds_give_equal_weights_also_where_the_class_ignores_them(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         ("    def __init__(self): ...\n", "__init__(); expected __init__(config)"),
         ("    def __init__(self, config): ...\n", "train is a NoneType; expected a TokenisedData"),
         ("    loss = None\n", "lacks loss(self, model, batch)"),
         ("    eval_sums = None\n", "lacks eval_sums(self, model, batch)"),
         ("    def loss(self, model): ...\n", "loss(model); expected loss(model, batch)"),
+        (WEIGHED.replace("data.lengths % 3", "data.lengths * 0"), "train has a weight of 0 for every sample"),
         ("    positions = 8\n", "beyond its positions, 8"),
         ("    positions = 'all'\n", "positions is a str"),
         (
@@ -269,16 +250,16 @@ def test_equal_seeds_give_equal_weights_also_where_the_class_ignores_them(tmp_pa
         ),
     ],
 )
-def test_what_breaks_the_protocol_is_refused_when_it_is_made(tmp_path: Path, body: str, told: str) -> None:
+def test_what_breaks_the_protocol_is_refused_when_it_is_made(tmp_path: Path, body: str, message: str) -> None:
     with pytest.raises(UsageError, match=r"workload\.name: .*mine\.py:Mine") as caught:
         build(tmp_path, body)
-    assert told in caught.value.message
+    assert message in caught.value.message
     assert "base.py" in caught.value.hint or "truncate" in caught.value.hint
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         ("    def build_model(self, seed): return torch\n", "build_model is a module"),
         ("    def build_model(self, seed): return torch.nn.ReLU()\n", "nothing to train"),
@@ -289,7 +270,7 @@ def test_what_breaks_the_protocol_is_refused_when_it_is_made(tmp_path: Path, bod
         ("    def eval_sums(self, m, batch): return {'loss': 1}\n", "eval_sums is a dict of loss; expected"),
     ],
 )  # fmt: skip
-def test_what_breaks_the_protocol_later_is_refused_where_it_happens(tmp_path: Path, body: str, told: str) -> None:
+def test_what_breaks_the_protocol_later_is_refused_where_it_happens(tmp_path: Path, body: str, message: str) -> None:
     workload = build(tmp_path, body)
     sys.modules[type(workload._theirs).__module__].torch = torch
     with pytest.raises(UsageError, match=r"workload\.name: ") as caught:
@@ -297,11 +278,11 @@ def test_what_breaks_the_protocol_later_is_refused_where_it_happens(tmp_path: Pa
         batch = batch_of(workload, IDS)
         workload.loss(model, batch)
         workload.eval_sums(model, batch)
-    assert told in caught.value.message
+    assert message in caught.value.message
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "told"),
+    ("text", "line", "message"),
     [
         ("import nowhere_to_be_found\n", 1, "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
         ("def f():\n    return 1 / 0\nf()\n", 2, "ZeroDivisionError: division by zero"),
@@ -312,12 +293,14 @@ def test_what_breaks_the_protocol_later_is_refused_where_it_happens(tmp_path: Pa
         ),
     ],
 )
-def test_an_error_of_its_code_names_the_line_of_its_own_file(tmp_path: Path, text: str, line: int, told: str) -> None:
+def test_an_error_of_its_code_names_the_line_of_its_own_file(
+    tmp_path: Path, text: str, line: int, message: str
+) -> None:
     path = write_own(tmp_path)
     path.write_text(text + ("" if "Mine" in text else "class Mine(f): ...\n"), encoding="utf-8")
     with pytest.raises(WorkerFailed) as caught:
         build_workload(load_config(None, [f"workload.name={path}:Mine"]))
-    assert f"mine.py:{line}: {told}" in caught.value.message
+    assert f"mine.py:{line}: {message}" in caught.value.message
     assert caught.value.__cause__ is not None
 
 

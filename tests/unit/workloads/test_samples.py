@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tokenizers
 
-from dynbench.config.schema import Config, Workload
+from dynbench.config.schema import Workload
 from dynbench.errors import DataError
 from dynbench.workloads import cache, data, samples, token_shards
 from dynbench.workloads.cache import contents_of
 from dynbench.workloads.data import HELD_OUT_MOST, StoredTokens, TokenisedData
 from dynbench.workloads.datasets.base import CorpusSplit, Splits, TextSplit
-from dynbench.workloads.registry import build_workload
 from dynbench.workloads.samples import Samples, corpus_samples, prepare_samples
 from dynbench.workloads.tokenizer import TextTokenizer
 
@@ -75,9 +70,9 @@ def numbers(text: str) -> list[int]:
 
 
 def test_every_text_is_trained_on_or_held_out(tokenizer):
-    train, held, decisions = made(Source(NUMBERS), tokenizer)
-    assert (len(train), len(held), decisions["workload.eval"][0]) == (180, 20, 20)
-    assert sorted(rows(train) + rows(held)) == sorted(map(numbers, NUMBERS))
+    train, held_out, decisions = made(Source(NUMBERS), tokenizer)
+    assert (len(train), len(held_out), decisions["workload.eval"][0]) == (180, 20, 20)
+    assert sorted(rows(train) + rows(held_out)) == sorted(map(numbers, NUMBERS))
     few = made(Source(NUMBERS[:9], state=1), tokenizer)
     assert (len(few[0]), few[1], few[2]["workload.eval"][0]) == (9, None, 0)
 
@@ -85,41 +80,26 @@ def test_every_text_is_trained_on_or_held_out(tokenizer):
 @pytest.mark.parametrize("change", [{"max_length": 5}, {"subset": 50}, {"blocks": True}])
 def test_the_split_stays_whatever_is_trained_on(tokenizer, change):
     whole = made(Source(NUMBERS), tokenizer)[1]
-    held = made(Source(NUMBERS), tokenizer, seed=3, **({"max_length": 7} | change))[1]
-    joined = [number for row in rows(held) for number in row]
+    held_out = made(Source(NUMBERS), tokenizer, seed=3, **({"max_length": 7} | change))[1]
+    joined = [number for row in rows(held_out) for number in row]
     assert len(joined) > 20
     if "blocks" not in change:
-        assert {tuple(row[: change.get("max_length", 7)]) for row in rows(whole)} == {tuple(row) for row in rows(held)}
+        assert {tuple(row[: change.get("max_length", 7)]) for row in rows(whole)} == {
+            tuple(row) for row in rows(held_out)
+        }
     else:
         assert joined == [number for row in rows(whole) for number in row][: len(joined)]
 
 
 def test_blocks_are_the_joined_texts_and_the_last_tokens_are_left_out(tokenizer):
-    train, held, decisions = made(Source(NUMBERS), tokenizer, Source(NUMBERS[:20]), max_length=16, blocks=True)
+    train, held_out, decisions = made(Source(NUMBERS), tokenizer, Source(NUMBERS[:20]), max_length=16, blocks=True)
     joined = [number for text in NUMBERS for number in numbers(text)]
     assert rows(train) == [joined[begin : begin + 16] for begin in range(0, len(joined) - 15, 16)]
     value, reason = decisions["workload.blocks.train"]
     assert value == len(train) == len(joined) // 16 and f"the last {len(joined) % 16} tokens" in reason
-    assert set(held.lengths.tolist()) == {16}
+    assert set(held_out.lengths.tolist()) == {16}
     with pytest.raises(DataError, match=r"fill no block of workload.max_length 4000"):
         made(Source(NUMBERS), tokenizer, Source(NUMBERS), max_length=4000, blocks=True)
-
-
-def test_a_subset_is_all_that_is_tokenised(tokenizer, monkeypatch):
-    seen: list[str] = []
-    encoder = TextTokenizer.encoder
-
-    def watched(self: TextTokenizer, max_length: int | None):
-        encode = encoder(self, max_length)
-        return lambda texts: (seen.extend(texts), encode(texts))[1]
-
-    monkeypatch.setattr(TextTokenizer, "encoder", watched)
-    train, held, decisions = made(Source(NUMBERS), tokenizer, seed=4, subset=30)
-    assert (len(train), len(held), len(seen)) == (30, 20, 50)
-    assert decisions["workload.subset"] == (30, "drawn from 180 texts with seed 4")
-    whole = made(Source(NUMBERS), tokenizer)[0]
-    assert [row for row in rows(whole) if row in rows(train)] == rows(train)
-    assert rows(made(Source(NUMBERS), tokenizer, seed=5, subset=30)[0]) != rows(train)
 
 
 def test_a_subset_of_blocks_is_drawn_of_all_of_them(tokenizer):
@@ -158,9 +138,9 @@ def test_what_is_cached_is_of_use_while_the_source_stays(tokenizer, caplog, monk
     assert made(touched, tokenizer)[0].fingerprint == first and touched.read == [200]
     assert "tokenising again" not in caplog.text
     changed = ["1 2 3", *NUMBERS[1:]]
-    train, held, _ = made(Source(changed, state=2), tokenizer)
+    train, held_out, _ = made(Source(changed, state=2), tokenizer)
     assert "texts differ); tokenising again" in caplog.text and train.fingerprint != first
-    assert sorted(rows(train) + rows(held)) == sorted(map(numbers, changed))
+    assert sorted(rows(train) + rows(held_out)) == sorted(map(numbers, changed))
 
 
 @pytest.mark.parametrize(
@@ -178,21 +158,27 @@ def test_a_broken_count_is_made_again_with_a_warning(tokenizer, content, tmp_pat
 def test_a_cache_that_cannot_be_written_only_warns(tokenizer, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(data, "MOST_IN_MEMORY", 0)
     (tmp_path / "file").write_text("")
-    train, held, _ = made(Source(NUMBERS), tokenizer, cache_dir=str(tmp_path / "file"))
+    train, held_out, _ = made(Source(NUMBERS), tokenizer, cache_dir=str(tmp_path / "file"))
     assert "name a writable folder in workload.cache_dir" in caplog.text
-    assert sorted(rows(train) + rows(held)) == sorted(map(numbers, NUMBERS))
+    assert sorted(rows(train) + rows(held_out)) == sorted(map(numbers, NUMBERS))
 
 
-def test_folders_tell_length_subset_blocks_and_tokenizer(tokenizer, tmp_path):
-    for settings in ({}, {"max_length": 9}, {"subset": 20}, {"blocks": True, "max_length": 9}):
-        made(Source(NUMBERS), tokenizer, cache_dir=str(tmp_path), **settings)
-    large = TextTokenizer(tokenizer.backend, 0, 2**16 + 1, "numbers", "f" * 16)
-    made(Source(NUMBERS), large, cache_dir=str(tmp_path))
-    found = {path.parent.name: np.load(path).dtype for path in tmp_path.glob("*/00000.ids.npy")}
-    kinds = ("eval-256", "eval-9", "eval-blocks", "train-256", "train-9", "train-blocks", "train-subset-20-0-256")
-    names = [*(f"{kind}-01234567" for kind in kinds), "eval-256-ffffffff", "train-256-ffffffff"]
-    assert sorted(name.partition("-")[2].partition("-")[2] for name in found) == sorted(names)
-    assert all(kind == (np.uint32 if name.endswith("f") else np.uint16) for name, kind in found.items())
+@pytest.mark.parametrize("fails", ["counted", "tokenised"])
+def test_a_source_that_cannot_be_read_is_blamed_itself(tokenizer, caplog, fails):
+    """While it is counted and while it is tokenised; not the cache."""
+    source = Source(NUMBERS)
+    if fails == "tokenised":
+        made(source, tokenizer)
+        tokenizer = replace(tokenizer, digest="f" * 16)
+    whole = source.split()
+
+    def broken() -> Iterator[str]:
+        yield from NUMBERS[:5]
+        raise OSError(5, "Input/output error")
+
+    with pytest.raises(DataError, match=r"workload.dataset: somewhere/numbers.json: Input/output error"):
+        corpus_samples(replace(whole, read=broken), None, Workload(), tokenizer, 0)
+    assert "cannot be cached" not in caplog.text
 
 
 def test_what_takes_long_is_logged_with_its_rate(tokenizer, monkeypatch, caplog):
@@ -302,75 +288,3 @@ def test_labels_that_training_never_shows_are_refused_and_gaps_count(settings):
 def test_one_label_only_warns_and_still_makes_two_classes(settings, caplog, classes, label):
     assert prepared(replace(split(40, labels=(0,)), classes=classes), settings).num_labels == 2
     assert f"has the label {label}: nothing to learn" in caplog.text
-
-
-DATA = Path(__file__).parents[4] / "shared" / "data"
-ARTICLES, VOCABULARY = DATA / "gsm8k_articles.json", DATA / "gpt2-vocab.json"
-with_articles = pytest.mark.skipif(not ARTICLES.exists(), reason=f"{ARTICLES} is not there")
-
-
-def workload(folder: Path, **settings: object):
-    asked = {"tokenizer": str(VOCABULARY), "max_length": 128} | settings
-    section = Workload(
-        name="causal_lm", size="tiny", dataset="json", data_path=str(ARTICLES), cache_dir=str(folder), **asked
-    )
-    return build_workload(Config().model_copy(update={"workload": section}))
-
-
-def texts() -> list[str]:
-    return [f"{article['title']}\n{article['text']}" for article in json.loads(ARTICLES.read_text(encoding="utf-8"))]
-
-
-@with_articles
-@pytest.mark.slow
-def test_every_article_has_the_ids_that_the_tokenizers_library_gives_it(tmp_path):
-    found = workload(tmp_path)
-    assert (len(found.train), len(found.eval)) == (7473 - 747, 747)
-    merges = VOCABULARY.with_name("gpt2-merges.txt")
-    library = tokenizers.ByteLevelBPETokenizer(str(VOCABULARY), str(merges))
-    end = library.token_to_id("<|endoftext|>")
-    expected = [[*encoding.ids, end][:128] for encoding in library.encode_batch(texts())]
-    assert sorted(rows(found.train) + rows(found.eval)) == sorted(expected)
-    assert found.train.weight(np.arange(len(found.train))) == found.train.lengths.sum() - len(found.train)
-    blocks = workload(tmp_path, tokenizer="bytes", blocks=True, max_length=256)
-    whole = sum(len(text.encode()) + 2 for text in texts())  # bytes, and what begins and ends a text
-    assert 0 <= whole - 256 * (len(blocks.train) + len(blocks.eval)) < 512
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-import test_samples as t
-from dynbench.workloads import token_shards, tokenizer
-token_shards.SHARD_CHARACTERS, token_shards.CHUNK_CHARACTERS = 2**18, 2**16
-encoder = tokenizer.TextTokenizer.encoder
-
-def killed(self, max_length):
-    encode, last = encoder(self, max_length), t.texts()[-1]
-    def watched(texts):
-        if any(text == last for text in texts):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return encode(texts)
-    return watched
-
-tokenizer.TextTokenizer.encoder = killed
-t.workload(Path(sys.argv[1]))
-"""
-
-
-@with_articles
-@pytest.mark.slow
-def test_killed_in_the_middle_it_continues_and_comes_to_the_same_bytes(tmp_path, monkeypatch):
-    def files(name: str) -> dict[str, bytes]:
-        return {str(path.relative_to(tmp_path / name)): path.read_bytes() for path in (tmp_path / name).glob("*/*")}
-
-    arguments = [sys.executable, "-c", KILLED, str(tmp_path / "killed"), str(Path(__file__).parent)]
-    assert subprocess.run(arguments).returncode == -9
-    left = files("killed")
-    monkeypatch.setattr(token_shards, "SHARD_CHARACTERS", 2**18)
-    found = [workload(tmp_path / name) for name in ("killed", "whole")]
-    assert files("killed") == files("whole")
-    assert found[0].train.fingerprint == found[1].train.fingerprint
-    shards = [name for name in left if name.endswith(".ids.npy") and "train" in name]
-    assert 5 < len(shards) < len([name for name in files("whole") if "train" in name]) // 3

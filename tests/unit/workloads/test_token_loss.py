@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dynbench.kernels.packed_rows import NO_TARGET
+from dynbench.kernels.packed_attention import NO_TARGET
 from dynbench.workloads import token_loss
 from dynbench.workloads.token_loss import summed_cross_entropy
 

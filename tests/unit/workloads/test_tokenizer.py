@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynbench.config.schema import Config, Workload
-from dynbench.errors import DataError, HubError, UsageError
+from dynbench.errors import DataError, UsageError
 from dynbench.workloads.inputs import check_inputs
 from dynbench.workloads.tokenizer import BYTE_BEGIN, BYTE_END, END, TextTokenizer, load_tokenizer, padding_of
 
@@ -101,13 +101,6 @@ def test_without_a_padding_token_the_end_pads_or_nothing_does(model_folder, tmp_
     if pad_id is None:
         with pytest.raises(UsageError, match="has neither a padding token nor an end token"):
             padding_of(found)
-
-
-def test_an_unknown_hub_name_offers_local_tokenizers():
-    with pytest.raises(HubError) as caught:
-        load_tokenizer(Workload())
-    assert caught.value.message.startswith("workload.model: 'distilbert-base-uncased' is not in the hub's cache")
-    assert "vocab.txt" in caught.value.hint
 
 
 @given(st.text(st.characters(exclude_categories=("Cs",)), max_size=40))

@@ -71,16 +71,16 @@ ASKED = WikipediaOptions(megabytes=0.01)
 
 @pytest.fixture
 def on_hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
-    """A hub that answers with some articles; what it was asked for."""
-    asked: list[tuple[object, ...]] = []
+    """A hub that answers with some articles; what it was requests for."""
+    requests: list[tuple[object, ...]] = []
 
     def load(*given: object, **how: object) -> Iterator[dict[str, str]]:
-        asked.append((*given, *how.items()))
+        requests.append((*given, *how.items()))
         return iter(ROWS)
 
     monkeypatch.setattr(hub, "why_unreachable", lambda *_: "")
     monkeypatch.setattr("datasets.load_dataset", load)
-    return asked
+    return requests
 
 
 def test_articles_are_written_until_the_size_is_reached(on_hub, tmp_path):

@@ -47,11 +47,6 @@ def test_lengths_are_those_of_the_corpus_and_of_the_published_benchmark() -> Non
     assert np.abs(np.log(np.quantile(long, (0.1587, 0.5, 0.8413))) - (4, 5, 6)).max() < 0.05
 
 
-def test_every_call_gives_the_same_samples_and_splits_differ() -> None:
-    first, second = load_embedded(Workload()), load_embedded(Workload())
-    assert first.train.data.fingerprint == second.train.data.fingerprint != first.eval.data.fingerprint
-
-
 @pytest.mark.parametrize(
     "data", [load_embedded(Workload()).eval.data, generate_samples(np.array([1, 2, 3, 9]), 0)], ids=["drawn", "hashed"]
 )
@@ -123,23 +118,6 @@ def test_lengths_that_are_cut_are_counted_and_cost_no_more_than_what_is_left(tmp
     assert workload.facts["decisions"]["workload.max_length"] == {"value": 40, "reason": f"{seen}; they are cut"}
     (tmp_path / "long.txt").write_text("2147483647\n3\n")
     assert loaded(tmp_path / "long.txt", max_length=9).train.lengths.tolist() == [9, 3]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("zero.csv", "length\n3\n0\n", "zero.csv: row 2: length 0"),
-        ("hole.jsonl", '{"length": 3}\n{"length": null}\n', "hole.jsonl: row 2: length missing"),
-        ("trace.tsv", "3\n", "unknown trace format '.tsv'"),
-        (None, "", "workload.data_path: .* no such file"),
-    ],
-)
-def test_a_file_that_cannot_be_used_is_named(tmp_path, name, content, message) -> None:
-    path = tmp_path / (name or "absent.npy")
-    if name is not None:
-        path.write_text(content)
-    with pytest.raises(DataError, match=message):
-        load_lengths(settings(path))
 
 
 def test_columns_are_named_and_the_second_goes_with_the_samples(tmp_path: Path) -> None:
