@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dynbench.cli.console import stderr
-from dynbench.cli.options import Settings
-from dynbench.cli.output import Columns, next_command, print_lines, print_records, setting_words
+from dynbench.cli.output import Columns, print_lines, print_records
+from dynbench.cli.settings import Settings, next_command, setting_words
 from dynbench.config.digest import changed, value_of
 from dynbench.config.part_rules import whole_window_steps
 from dynbench.config.schema import Config, Launch, Workload

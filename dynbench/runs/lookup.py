@@ -177,12 +177,12 @@ class Removal:
     Attributes:
         runs: the runs chosen.
         members: the runs of comparisons that go with them.
-        kept: the runs of these comparisons that something else reads.
+        in_use: the runs of these comparisons that something else reads.
     """
 
     runs: Sequence[Run]
     members: Sequence[Run]
-    kept: Sequence[InUse]
+    in_use: Sequence[InUse]
 
 
 def plan_removal(root: Path, chosen: Sequence[Run], comparisons: Sequence[Run], entries: Entries) -> Removal:
@@ -202,7 +202,7 @@ def plan_removal(root: Path, chosen: Sequence[Run], comparisons: Sequence[Run], 
     made = [run_id for run in comparisons for run_id in members_of(run.id, groups)]
     members = {run_id: known[run_id][0] for run_id in made if run_id not in taken}
     reads = _reads_of(root, members)
-    kept: list[InUse] = []
+    in_use: list[InUse] = []
     while True:
         used = {
             run_id: folder
@@ -212,8 +212,8 @@ def plan_removal(root: Path, chosen: Sequence[Run], comparisons: Sequence[Run], 
             if run_id in ids
         }
         if not used:
-            return Removal(chosen, list(members.values()), kept)
-        kept += [InUse(members.pop(run_id), folder) for run_id, folder in used.items()]
+            return Removal(chosen, list(members.values()), in_use)
+        in_use += [InUse(members.pop(run_id), folder) for run_id, folder in used.items()]
 
 
 def _reads_of(root: Path, wanted: Iterable[str]) -> dict[str, set[str]]:

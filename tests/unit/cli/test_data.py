@@ -11,6 +11,7 @@ import pytest
 from dynbench.cli.main import main
 from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
+from dynbench.config.recipes import find_recipe
 from dynbench.experiment.trace_sources import training_trace
 from dynbench.lengths import READERS, read_trace
 from dynbench.runs.atomic import write_json, write_text
@@ -77,6 +78,15 @@ def test_a_file_is_overwritten_only_when_forced(store: RunStore, capsys: Output)
     assert Path("x.csv").read_text() == "mine"
     assert main(["data", "lengths", "-o", "x.csv", "--force"]) == 0
     assert len(read_trace(Path("x.csv"))) == 8192
+
+
+def test_a_recipe_is_copied_over_a_file_only_when_forced(store: RunStore, capsys: Output) -> None:
+    Path("mine.yaml").write_text("mine")
+    copy = ["recipes", "cp", "quickstart", "mine.yaml"]
+    assert main(copy) == 2
+    assert "mine.yaml: exists already" in capsys.readouterr().err and Path("mine.yaml").read_text() == "mine"
+    assert main([*copy, "--force"]) == 0
+    assert Path("mine.yaml").read_bytes() == find_recipe("quickstart").read_bytes()
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing(store: RunStore, capsys: Output) -> None:

@@ -13,8 +13,8 @@ from probes import make_probe
 
 from dynbench.cli import probe, solve_view
 from dynbench.cli.main import load_command, main
-from dynbench.cli.options import Settings, _take_settings
-from dynbench.cli.output import next_command, setting_words
+from dynbench.cli.options import settings_of
+from dynbench.cli.settings import Settings, next_command, setting_words
 from dynbench.config.describe import all_keys, allowed_words, default_of, field_of
 from dynbench.config.digest import changed, dump_config, value_of
 from dynbench.config.layers import Layers, load_config, read_document
@@ -52,7 +52,7 @@ def parsed(line: str) -> Settings:
     """The settings that a suggested command is given."""
     program, name, *words = shlex.split(line)
     assert program == "dynbench"
-    return _take_settings(dict(load_command(name).make_context(name, words).params))
+    return settings_of(dict(load_command(name).make_context(name, words).params))
 
 
 def suggested(printed: str) -> str:

@@ -94,7 +94,7 @@ SHOWN = r"\x1b[31m[/red]\u202e\r\x07"
 
 
 def test_names_set_no_colour_and_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
-    output.print_line(EVIL)
+    output.print_lines(EVIL)
     output.print_pairs(EVIL, {EVIL: EVIL})
     output.print_table((EVIL,), [(EVIL,)], EVIL)
     output.set_up_logging(0)

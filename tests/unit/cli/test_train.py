@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.cli.console import progress_display
+from dynbench.cli.console import TRAINING, display
 from dynbench.cli.main import main
 from dynbench.cli.train import _to_gain, analysis_command
 from dynbench.config.digest import dump_config
@@ -169,9 +169,9 @@ def test_the_next_step_pairs_what_differs_in_scheduling_only(tmp_path: Path) -> 
 
 
 def test_epochs_are_told_as_they_end(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_display(True) as show:
+    with display(True, "starting ranks", TRAINING) as shown:
         for lines in ((), ("epoch 1",), ("epoch 1",), ("epoch 1", "epoch 2")):
-            show(Progress(1, 20, 1.0, epochs=(lines,)))
+            shown.on_training(Progress(1, 20, 1.0, epochs=(lines,)))
     told = capsys.readouterr().err.splitlines()
     assert [line for line in told if line.startswith("epoch")] == ["epoch 1", "epoch 2"]
 
