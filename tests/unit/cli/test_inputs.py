@@ -22,7 +22,7 @@ SETTINGS = {
 RECIPE = "description: d\narms:\n  - name: static\n  - name: partition\n    set: {schedule.policy: partition}\n"
 COMMANDS = [
     ["train", "--name", "n"],
-    ["train", "--name", "n", "--dry-run"],
+    ["train", "--dry-run"],
     ["probe", "--name", "n"],
     ["compare", "own.yaml", "--name", "n"],
     ["compare", "own.yaml", "--name", "n", "--dry-run"],

@@ -118,7 +118,7 @@ def test_mistakes_are_found_before_anything_is_made(
         (["policy=partition", "cost_coefficients=[3.0, 0.0, 0.0]"], "schedule.cost_coefficients"),
     ],
 )
-@pytest.mark.parametrize("start", ["torchrun", "virtual", "dry torchrun", "dry virtual", "attached"])
+@pytest.mark.parametrize("start", ["torchrun", "dry virtual", "attached"])
 def test_what_no_plan_can_meet_is_found_before_anything_is_made(
     results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, settings: list[str], said: str, start: str
 ) -> None:
