@@ -82,7 +82,6 @@ def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
     [
         ("", "EOF"),
         ("[" * 100_000, "recursion limit"),
-        ('{"a": ' * 300 + "1" + "}" * 300, "recursion limit"),
         ('{"a": "x\\u0000y"}', "null characters"),
         ('{"a": "\\ud800"}', "hex escape"),
         ("9" * 5000, "number out of range"),
@@ -134,17 +133,14 @@ def write_in(folder: Path, text: str) -> None:
     (folder / "a").write_text(text)
 
 
-@pytest.mark.parametrize("error", [SystemExit, OSError])
 @pytest.mark.parametrize("before", [{}, {"kept/a": "old"}])
-def test_a_folder_is_the_old_one_or_the_new_one(
-    tmp_path: Path, before: dict[str, str], error: type[BaseException]
-) -> None:
+def test_a_folder_is_the_old_one_or_the_new_one(tmp_path: Path, before: dict[str, str]) -> None:
     folder = tmp_path / "kept"
     if before:
         write_in(folder, "old")
-    with pytest.raises(error), replacing_folder(folder) as partial:
+    with pytest.raises(SystemExit), replacing_folder(folder) as partial:
         write_in(partial, "new")
-        raise error
+        raise SystemExit
     assert contents(tmp_path) == before
     with replacing_folder(folder) as partial:
         write_in(partial, "new")
