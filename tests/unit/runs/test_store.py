@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -178,16 +178,9 @@ FOREIGN = ("parent", "itself", "outside", "other registry", "link", "copy", "unr
 
 def plant(store: RunStore, kind: str) -> Run:
     """A folder with somebody's precious file that is no run of the registry, by `kind`."""
-    run = finished(store, name="own")
-    outside = store.root.parent / "outside"
-    places = {
-        "parent": store.root / "..",
-        "itself": store.root / ".",
-        "outside": outside,
-        "other registry": outside / run.id,
-        "link": store.root / "20260101-000000-x-aaaa",
-    }
-    path = places.get(kind, store.root / "foreign")
+    run, outside = finished(store, name="own"), store.root.parent / "outside"
+    named = {"parent": store.root / "..", "itself": store.root / ".", "outside": outside, "link": store.root / "linked"}
+    path = outside / run.id if kind == "other registry" else named.get(kind, store.root / "foreign")
     real = outside if kind == "link" else path
     real.mkdir(parents=True, exist_ok=True)
     (real / "precious").write_text("x")
@@ -212,22 +205,19 @@ def test_what_is_no_run_of_the_registry_is_listed_and_never_removed(store: RunSt
 
 
 def write_and_look(path: Path, field: str, values: Sequence[object]) -> None:
-    run = Run(path)
     for value in values:
-        run.update(**{field: value})
-        assert getattr(run.record(), field) == value
+        Run(path).update(**{field: value})
+        assert getattr(Run(path).record(), field) == value
 
 
 @pytest.mark.slow
 def test_two_processes_write_one_record_and_nothing_is_lost(store: RunStore) -> None:
-    run = store.create("train", "static")
-    context = multiprocessing.get_context("fork")
-    work: Mapping[str, list[object]] = {"name": [f"n{i}" for i in range(150)], "exit_code": list(range(150))}
-    writers = [context.Process(target=write_and_look, args=(run.path, *item)) for item in work.items()]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(60)
+    run, context = store.create("train", "static"), multiprocessing.get_context("fork")
+    work: list[tuple[str, list[object]]] = [("name", [f"n{i}" for i in range(150)]), ("exit_code", [*range(150)])]
+    writers = [context.Process(target=write_and_look, args=(run.path, *item)) for item in work]
+    for act in (context.Process.start, lambda writer: writer.join(60)):
+        for writer in writers:
+            act(writer)
     assert [writer.exitcode for writer in writers] == [0, 0]
     assert (run.record().name, run.record().exit_code) == ("n149", 149)
 
