@@ -46,7 +46,7 @@ BAR_WIDTH = 12
 class _Console(Console):
     """A console that leaves a closed pipe on stdout to the command line's own handling.
 
-    What is told on the way must not end a run: when nobody reads stderr any more, it leads nowhere.
+    Progress must not end a run: when nobody reads stderr any more, it leads nowhere.
     """
 
     def on_broken_pipe(self) -> None:

@@ -101,7 +101,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; a closed pipe is told from other system errors."""
+        """Run the command; a closed pipe is an interruption, not a system error."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
@@ -231,7 +231,7 @@ def _keep_traceback(given: Sequence[str], bug: BugError) -> None:
 
 
 def _fail(given: Sequence[str], error: DynbenchError) -> int:
-    """Say what went wrong on stderr, and as one JSON object on stdout when that was asked for.
+    """Say what went wrong on stderr, and as one JSON object on stdout under `--json`.
 
     Where nobody reads stdout any more, as behind `head`, nothing is said.
     """
