@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,29 +20,6 @@ from dynbench.errors import EXIT_USAGE
 HEAVY = ("torch", "polars", "matplotlib", "transformers", "datasets", "numpy", "pydantic", "rich", "yaml")
 OURS_IN_HELP = {"dynbench", "dynbench.cli", "dynbench.cli.main", "dynbench.errors", "dynbench.signals"}
 """No command is imported to be listed."""
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """Put a command named `train` in the table that does what it is given."""
-
-    def install(action: Callable[[], object]) -> None:
-        @click.command()
-        @click.option("--json", is_flag=True)
-        @click.option("--debug", is_flag=True)
-        def command(json: bool, debug: bool) -> None:
-            action()
-
-        monkeypatch.setattr(main_module, "import_module", lambda name: SimpleNamespace(train=command))
-
-    return install
-
-
-def raising(error: BaseException) -> Callable[[], object]:
-    def action() -> None:
-        raise error
-
-    return action
 
 
 def dynbench_to(stdout: object, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -93,13 +69,32 @@ def test_usage_mistakes_under_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["command"] is None
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), click.Abort()])
-def test_ctrl_c_is_130(
-    error: BaseException, fake: Callable[[Callable[[], object]], None], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "code", "kind", "message"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted", "interrupted"),
+        (click.Abort(), 130, "interrupted", "interrupted"),
+        (PermissionError(errno.EACCES, "Permission denied", "x"), 2, "storage", "x: Permission denied"),
+        (OSError("No space left on device (os error 28)"), 2, "storage", "output: No space left on device"),
+    ],
+)
+def test_neither_ctrl_c_nor_a_disk_is_a_bug(
+    error: BaseException,
+    code: int,
+    kind: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    fake(raising(error))
-    assert main(["train", "--json"]) == 130
-    assert json.loads(capsys.readouterr().out)["error"]["kind"] == "interrupted"
+    @click.command()
+    @click.option("--json", is_flag=True)
+    def command(json: bool) -> None:
+        raise error
+
+    monkeypatch.setattr(main_module, "import_module", lambda name: SimpleNamespace(train=command))
+    assert main(["train", "--json"]) == code
+    shown = json.loads(capsys.readouterr().out)["error"]
+    assert (shown["kind"], shown["message"]) == (kind, message)
 
 
 @pytest.mark.slow
@@ -131,26 +126,6 @@ def test_output_that_cannot_be_written_is_one_line(more: list[str], tmp_path: Pa
     with Path("/dev/full").open("w") as full:
         done = dynbench_to(full, "runs", "ls", *more, "--results", str(tmp_path))
     assert done.returncode == 2 and "Traceback" not in done.stderr and done.stderr.startswith("error: ")
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device", "x/run.json"), "x/run.json: No space left on device"),
-        (PermissionError(errno.EACCES, "Permission denied", "x"), "x: Permission denied"),
-        (OSError("No space left on device (os error 28)"), "output: No space left on device"),
-    ],
-)
-def test_a_disk_is_not_a_bug(
-    error: OSError,
-    message: str,
-    fake: Callable[[Callable[[], object]], None],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    fake(raising(error))
-    assert main(["train", "--json"]) == 2
-    shown = json.loads(capsys.readouterr().out)["error"]
-    assert (shown["kind"], shown["message"]) == ("storage", message)
 
 
 @pytest.mark.slow

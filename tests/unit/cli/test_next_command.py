@@ -287,9 +287,7 @@ def test_solve_suggests_whole_windows(results: Path, capsys: Output) -> None:
     [
         (("train.epochs=2",), {"train.steps": 9}),
         (("train.steps=9",), {"train.epochs": 2}),
-        (("train.epochs=3",), {"train.epochs": 2}),
         (("train.batch_per_worker=8",), {"train.global_batch": 64}),
-        (("train.global_batch=8",), {"train.global_batch": 16}),
     ],
 )
 def test_settings_that_say_the_same_in_two_ways_are_said_once(

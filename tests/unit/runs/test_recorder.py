@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 
@@ -65,24 +66,20 @@ def test_a_signal_before_results_are_written_says_so(store: RunStore) -> None:
     assert "begins anew" in hints[0] and hints[1:] == ["Go on.", ""]
 
 
-def test_what_ends_the_making_of_a_run_is_recorded_too(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch, full_disk: OSError
+def test_the_making_of_a_run_and_what_ends_it_are_recorded(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, full_disk: OSError, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*_: object) -> None:
-        raise full_disk
-
-    monkeypatch.setattr(recorder, "write_text", full)
+    run = new_run(store, "solve", "solve", load_config(), decisions={}, data={"a": 1}, warnings=["look"])
+    assert run.record().warnings == ["look"] and "look" in caplog.text
+    assert run.config() == load_config() and run.env()["data"] == {"a": 1}
+    monkeypatch.setattr(recorder, "write_text", Mock(side_effect=full_disk))
     with pytest.raises(DynbenchError):
         new_run(store, "probe", "probe", load_config(), decisions={}, data={})
     with pytest.raises(BugError), made(store, "compare", "demo"):
         raise ZeroDivisionError
-    assert [(run.status, run.record().exit_code) for run in store.list()] == [(Status.FAILED, 2), (Status.FAILED, 1)]
-
-
-def test_a_new_run_says_what_it_is_warned_of(store: RunStore, caplog: pytest.LogCaptureFixture) -> None:
-    run = new_run(store, "solve", "solve", load_config(), decisions={}, data={"a": 1}, warnings=["look"])
-    assert run.record().warnings == ["look"] and "look" in caplog.text
-    assert run.config() == load_config() and run.env()["data"] == {"a": 1}
+    assert [(run.status, run.record().exit_code) for run in store.list()[1:]] == [
+        *((Status.FAILED, 2), (Status.FAILED, 1)),
+    ]
 
 
 @pytest.mark.parametrize(("place", "within"), [("logs/rank_1.err", "logs/rank_1.err"), ("../elsewhere.err", None)])
@@ -108,6 +105,9 @@ def test_the_end_of_another_nodes_run_is_left_to_it_and_the_innermost_run_is_nam
         raise WorkerFailed("a rank there")
     assert caught.value.run_path == theirs.path
     assert [run.status for run in (outer, theirs)] == [Status.FAILED, Status.CREATED]
+    with pytest.raises(Interrupted) as stopped, named(theirs):  # after its end
+        raise KeyboardInterrupt
+    assert stopped.value.run_path == theirs.path
 
 
 def test_a_run_that_another_process_began_is_left_to_it(run: Run) -> None:
@@ -170,21 +170,10 @@ def test_handlers_of_others_are_left_alone(run: Run) -> None:
 def test_an_end_that_cannot_be_written_hides_no_error(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, full_disk: OSError
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise full_disk
-
     with pytest.raises(WorkerFailed, match="rank 1"), recorded(run):
-        monkeypatch.setattr(Run, "update", full)
+        monkeypatch.setattr(Run, "update", Mock(side_effect=full_disk))
         raise WorkerFailed("rank 1 died")
     assert "cannot be recorded" in caplog.text and str(run.path) in caplog.text
-
-
-def test_what_comes_after_the_end_names_the_run(run: Run) -> None:
-    with recorded(run):
-        pass
-    with pytest.raises(Interrupted) as caught, named(run):
-        raise KeyboardInterrupt
-    assert caught.value.run_path == run.path and run.status is Status.COMPLETED
 
 
 def test_a_run_of_another_host_is_left_alone_until_it_ends(run: Run) -> None:

@@ -127,17 +127,6 @@ def test_a_name_is_given_and_passed_on_unless_it_is_taken_or_gone(
         assert (first.name, second.name) == (None, "best")
 
 
-@pytest.mark.parametrize("place", ["a file/results", pytest.param("read-only", marks=[
-    pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")])])  # fmt: skip
-def test_a_folder_that_cannot_be_written_is_said_at_once(tmp_path: Path, place: str) -> None:
-    (tmp_path / "a file").write_text("")
-    (tmp_path / "read-only").mkdir(0o500)
-    for attempt in (RunStore.check_place, lambda store: store.create("train", "static")):
-        with pytest.raises(UsageError, match="results folder cannot be written") as caught:
-            attempt(RunStore(tmp_path / place))
-        assert "--results" in caught.value.hint
-
-
 def test_a_disk_that_fills_up_leaves_no_half_made_run(
     store: RunStore, monkeypatch: pytest.MonkeyPatch, full_disk: OSError
 ) -> None:
