@@ -17,7 +17,7 @@ import pixel
 import pytest
 from golden.corpus import unpack
 from unit.bench.test_bench_run import group_of_one, launched_at_once
-from unit.cli.test_train_figures import TINY, launched
+from unit.cli.test_train import TINY, launched
 from unit.engine.rank.test_toy_check import checked_at_once
 
 from dynbench.bench import bench_run

@@ -286,7 +286,8 @@ def _read_evaluations(folders: Sequence[Run]) -> pl.DataFrame:
     path = next((path for path in paths if path.is_file() and path.stat().st_size), None)
     if path is None:
         return pl.DataFrame()
-    rows = pl.read_csv(path, ignore_errors=True, truncate_ragged_lines=True)
+    numbers = dict.fromkeys(("loss", "accuracy", "perplexity"), pl.Float64)  # a column of `nan` alone looks like text
+    rows = pl.read_csv(path, ignore_errors=True, truncate_ragged_lines=True, schema_overrides=numbers)
     return rows.drop_nulls([column for column in rows.columns if column != "accuracy"])
 
 

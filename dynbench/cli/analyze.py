@@ -8,21 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.options import (
-    Command,
-    Settings,
-    common_options,
-    config_options,
-    gate_options,
-    question_option,
-    table_option,
-)
-from dynbench.cli.output import fits, next_command, print_json, print_line, print_lines, print_results, show_table
+from dynbench.cli.options import ANY_PATH, GATE, QUESTION, command
+from dynbench.cli.output import fits, print_json, print_lines, print_results, show_table
+from dynbench.cli.settings import Settings, next_command
 from dynbench.errors import UsageError
 
 if TYPE_CHECKING:
     from dynbench.analysis.analyze import Report
-    from dynbench.analysis.comparison import Comparison
     from dynbench.analysis.questions import Question
     from dynbench.config.schema import Analysis
     from dynbench.runs.run import Run
@@ -46,15 +38,11 @@ Examples:
 """
 
 
-@click.command(cls=Command, epilog=EPILOG)
+@command(options=(QUESTION, *GATE), config=("analysis",), table=True, epilog=EPILOG)
 @click.argument("refs", nargs=-1, required=True, metavar="RUN [RUN ...]")
-@click.option(
-    "--against", type=click.Path(path_type=Path), metavar="FILE", help="Baseline: launches from `runs export`."
-)
+@click.option("--against", type=ANY_PATH, metavar="FILE", help="Baseline: launches from `runs export`.")
 @click.option("--arm", metavar="NAME", help="Arm of --against FILE, where it holds several.")
 @click.option("--baseline", metavar="ARM", help="Arm that the others are compared with.  [default: the first]")
-@question_option
-@gate_options
 @click.option(
     "--link",
     type=click.FloatRange(min=0, min_open=True),
@@ -63,10 +51,7 @@ Examples:
 )
 @click.option("--force", is_flag=True, help="Show the numbers of runs that cannot be compared.")
 @click.option("--csv", is_flag=True, help="Write merged_metrics.csv also above a million rows.")
-@config_options("analysis")
-@table_option
-@common_options
-def command(
+def analyze(
     settings: Settings,
     refs: tuple[str, ...],
     against: Path | None,
@@ -90,7 +75,6 @@ def command(
     from dynbench.analysis.links import link_sentence, over_link
     from dynbench.analysis.questions import question_named
     from dynbench.analysis.selection import select_runs
-    from dynbench.cli.console import working
 
     conditions = read_conditions(fail_on)
     if question is not None:
@@ -104,7 +88,7 @@ def command(
         )
     store = settings.store()
     with select_runs(refs, store, against, arm) as chosen:
-        with working(settings.shows_progress, "reading runs", line_every_s=LINE_EVERY_S) as show:
+        with settings.working("reading runs", line_every_s=LINE_EVERY_S) as show:
             report = analyze_runs(
                 chosen.runs,
                 store,
@@ -131,7 +115,7 @@ def command(
             predicted = over_link(report.launches, link)
             found["link"] = {"gbps": link, "predicted_ms": predicted}
             if not settings.as_json:
-                print_line(f"\n{link_sentence(predicted, link)}")
+                print_lines(f"\n{link_sentence(predicted, link)}")
         judge(conditions, strict, record.comparisons, report.findings, found)
         if settings.as_json:
             print_json(found)
@@ -145,8 +129,8 @@ def _reports_anew(report: Report, store: RunStore) -> list[Path]:
     found = report_files(report.folder.path)
     if not found:
         return []
-    subject = read_report_input(store, report.folder)
-    return [write_report(subject, language, form) for language, form in found]
+    given = read_report_input(store, report.folder)
+    return [write_report(given, language, form) for language, form in found]
 
 
 def _analysis_settings(settings: Settings, again: Run | None) -> Analysis:
@@ -181,23 +165,25 @@ def show_report(report: Report, settings: Settings, more: str, documents: Sequen
     print_lines(*(f"\n{note}" for note in rank_notes(report)))
     print_lines(*(f"\npartial: {run.label}: {'; '.join(run.lacks)}" for run in report.runs if run.partial))
     if len(report.runs) > 1 and not report.comparisons:
-        print_line(f"\nno comparison: all runs are launches of one arm, {report.arms[0].label}.")
+        print_lines(f"\nno comparison: all runs are launches of one arm, {report.arms[0].label}.")
     pairs = [pair.pair_record() for pair in report.pairs]
     if verbose and (ranked := RANKING.table(pairs)):
-        print_line("")
+        print_lines("")
         show_table(ranked)
-        print_line(held_jointly(pairs))
-    print_line("")
-    show_findings(report)
-    print_line("")
-    if first and not verbose:
-        print_line(f"more     {more}")
-    print_lines(f"figures  {report.folder.figures_dir}", f"folder   {report.folder.path}")
-    print_lines(*(f"report   {path}" for path in documents))
-    if any(path.suffix == ".html" for path in documents):
-        print_line("next     open the HTML report in a browser")
-    else:
-        print_line(f"next     {next_command('report', report.folder.label, root=report.folder.path.parent)}")
+        print_lines(held_jointly(pairs))
+    following = "open the HTML report in a browser"
+    if not any(path.suffix == ".html" for path in documents):
+        following = next_command("report", report.folder.label, root=report.folder.path.parent)
+    print_lines(
+        "",
+        *_findings(report),
+        "",
+        f"more     {more}" if first and not verbose else None,
+        f"figures  {report.folder.figures_dir}",
+        f"folder   {report.folder.path}",
+        *(f"report   {path}" for path in documents),
+        f"next     {following}",
+    )
 
 
 def _tells_apart(table: Table) -> bool:
@@ -210,20 +196,16 @@ def _show_comparisons(report: Report, question: Question) -> None:
     """A line per verdict, with what no table says of it below; then what the numbers mean."""
     from dynbench.analysis.summary import verdict_legend, verdict_lines
 
-    print_line(f"question: {question.name}, {question.description}\n")
+    print_lines(f"question: {question.name}, {question.description}\n")
     for line, comparison in zip(verdict_lines(report.comparisons), report.comparisons, strict=True):
-        print_lines(line, *(f"  {detail}" for detail in _details(comparison)))
+        apart = comparison.weights_max_diff
+        print_lines(
+            line,
+            f"  {comparison.reason}" if comparison.forbidden else None,
+            None if apart is None else f"  weights at the end: they differ by at most {apart:.1e} of the largest",
+            *(f"  left out: {reason}" for reason in comparison.pairing.left_out),
+        )
     print_lines(*(f"({line})" for line in verdict_legend(report)), "")
-
-
-def _details(comparison: Comparison) -> Iterator[str]:
-    """What there is to say of a verdict that the overview has no column for."""
-    if comparison.forbidden:
-        yield comparison.reason
-    if comparison.weights_max_diff is not None:
-        yield f"weights at the end: they differ by at most {comparison.weights_max_diff:.1e} of the largest"
-    for reason in comparison.pairing.left_out:
-        yield f"left out: {reason}"
 
 
 def show_verdicts(report: Report) -> None:
@@ -233,12 +215,13 @@ def show_verdicts(report: Report) -> None:
     print_lines(*(verdict_lines(report.comparisons) or [str(report.folder.path)]))
 
 
-def show_findings(report: Report) -> None:
+def _findings(report: Report) -> Iterator[str]:
     """Every finding of the checks: what was seen, the limit, the next step; said once where several are alike."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for item in report.findings:
         alike.setdefault((item.severity, item.id, item.limit, item.hint), []).append(item.seen)
     for (severity, check, limit, hint), (first, *others) in alike.items():
-        print_lines(f"{severity}: {check}: {first} (limit: {limit})", *(f"      {text}" for text in (*others, hint)))
+        yield f"{severity}: {check}: {first} (limit: {limit})"
+        yield from (f"      {text}" for text in (*others, hint))
     if not alike:
-        print_line("checks: nothing found")
+        yield "checks: nothing found"

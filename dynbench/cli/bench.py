@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.options import Settings, common_options, name_options, table_option
-from dynbench.cli.output import print_for_script, print_line, print_lines, print_result
+from dynbench.cli.options import command
+from dynbench.cli.output import Columns, print_lines, print_records
 from dynbench.cli.plugins import show_kinds
+from dynbench.cli.settings import Settings, next_command
 from dynbench.errors import DynbenchError, Interrupted, StorageError, UsageError, WorkerFailed
 
 if TYPE_CHECKING:
@@ -44,24 +44,13 @@ Examples:
 """
 
 
-@click.command(epilog=EPILOG)
+@command(named=True, table=True, epilog=EPILOG)
 @click.argument("benchmark", metavar="[NAME]", default="ls")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="An option of the benchmark; repeat.")
 @click.option("--full", is_flag=True, help="The sizes for a GPU; small ones are the default.")
 @click.option("--resume", metavar="RUN", help="Measure what an interrupted run of the benchmark has no row of.")
 @click.option("--no-figures", is_flag=True, help="Leave the figures out.")
-@name_options
-@table_option
-@common_options
-def command(
-    settings: Settings,
-    benchmark: str,
-    full: bool,
-    resume: str | None,
-    no_figures: bool,
-    name: str | None,
-    replace: bool,
-) -> None:
+def bench(settings: Settings, benchmark: str, full: bool, resume: str | None, no_figures: bool) -> None:
     """Measure one part of training alone, without a whole run: what collectives, attention or a model's step cost.
 
     NAME is a benchmark, small by default; without a name, or as `ls`, all of them are listed with their options.
@@ -70,21 +59,21 @@ def command(
 
     `assignment` runs all that the questions of the systems assignment are answered from, and writes the report.
     """
+    given = full or settings.overrides or any(settings.naming.values())
     if benchmark == "ls" and resume is None:
-        if full or settings.overrides or name or replace:
+        if given:
             raise click.UsageError("no benchmark is named, and options are given; `dynbench bench ls` lists them all.")
-        show_kinds(settings, "bench", ["benchmarks"], [ASSIGNMENT_LINE])
+        show_kinds(settings, ["benchmarks"], [ASSIGNMENT_LINE])
         return
     from dynbench.analysis.figures import draw_figures
     from dynbench.bench.bench_run import measure_bench
     from dynbench.bench.record import read_benchmark
-    from dynbench.cli.console import working
     from dynbench.experiment.assignment.suite import holds_assignment
     from dynbench.runs.recorder import named
 
     if resume is None:
-        run = _started(settings, benchmark, full, name, replace)
-    elif any((benchmark != "ls", full, settings.overrides, name, replace)):
+        run = _started(settings, benchmark, full)
+    elif benchmark != "ls" or given:
         raise UsageError(
             "--resume goes on with the run's own benchmark and options and takes no others",
             "Leave them out, or start a new run without --resume.",
@@ -98,55 +87,60 @@ def command(
     found = read_benchmark(run)
     ended: list[BenchResult] = []
     try:
-        with _resumable(run), working(settings.shows_progress, benchmark) as report:
+        with _resumable(run), settings.working(benchmark) as report:
             result = measure_bench(run, report=report, on_rows=ended.append)
             with named(result.run):
                 figures = [] if no_figures else draw_figures("bench", result.run, result.run.figures_dir)
     finally:  # also of what was measured until an error or a signal
-        if not settings.as_json and not settings.quiet:
-            for so_far in ended:
-                _show_rows(found.headers, [row.as_dict() for row in so_far.rows])
+        for so_far in ended if settings.for_people else ():
+            _show_rows(found.headers, [row.as_dict() for row in so_far.rows])
     pictures = [path for path in figures if path.suffix == ".png"]
-    if not print_for_script(settings, "bench", {**result.as_dict(), "figures": pictures}, str(result.run.path)):
-        print_lines("", *found.said(result.rows), f"run      {result.run.path}")
-        if pictures:
-            print_line(f"figures  {len(pictures)} in {result.run.figures_dir}")
+    if not settings.printed({**result.as_dict(), "figures": pictures}, str(result.run.path)):
+        drawn = f"figures  {len(pictures)} in {result.run.figures_dir}" if pictures else None
+        print_lines("", *found.said(result.rows), f"run      {result.run.path}", drawn)
 
 
-def _started(settings: Settings, benchmark: str, full: bool, name: str | None, replace: bool) -> Run:
-    if benchmark == ASSIGNMENT:
-        return _start_assignment(settings, full, name, replace)
+def _started(settings: Settings, benchmark: str, full: bool) -> Run:
+    """A new run of a benchmark, or of the assignment's list."""
     from dynbench.bench.bench_run import refuse_full_on_cpu, start_bench
     from dynbench.bench.record import read_options
+    from dynbench.experiment.assignment.suite import start_suite
     from dynbench.plugins import BENCHMARKS
 
+    if benchmark == ASSIGNMENT:
+        if settings.overrides:
+            raise UsageError(
+                f"bench {ASSIGNMENT} takes no --set: its benchmarks have options of their own",
+                "Run one of them by itself: dynbench bench ls lists them.",
+            )
+        return start_suite(settings.store(), full=full, **settings.naming)
     entry = BENCHMARKS.find(benchmark, beside=[ASSIGNMENT])
     options = read_options(benchmark, [*(entry.full if full else ()), *settings.overrides])
     found = entry.load()(options)
     if full and entry.full:
         refuse_full_on_cpu(benchmark, found)
-    return start_bench(benchmark, found, settings.store(), name=name, replace=replace)
+    naming = settings.naming
+    return start_bench(benchmark, found, settings.store(), name=naming["name"], replace=naming["replace"])
 
 
 @contextmanager
 def _resumable(run: Run) -> Iterator[None]:
     """What may be otherwise the next time has what goes on with the run as its hint, not what does with a part."""
-    from dynbench.runs.store import results_option
-
     try:
         yield
     except (Interrupted, StorageError, WorkerFailed) as error:
         advice = error.hint.partition("Go on with:")[0].strip()
-        command = f"dynbench bench --resume {shlex.quote(run.label)}{results_option(run.path.parent)}"
-        error.hint = f"{advice} Go on with: {command}".strip()
+        resume = next_command("bench", "--resume", run.label, root=run.path.parent)
+        error.hint = f"{advice} Go on with: {resume}".strip()
         raise
 
 
 def _show_rows(headers: Mapping[str, str], rows: Sequence[Mapping[str, object]]) -> None:
     """The table under the benchmark's headers; where a case could not be measured, with what became of each."""
-    why = {"status": "status", "reason": "reason"} if any(row["reason"] for row in rows) else {}
-    shown = {**headers, **why}
-    print_result(list(shown.values()), [[_cell(row.get(column)) for column in shown] for row in rows], rows)
+    why = ("status", "reason") if any(row["reason"] for row in rows) else ()
+    shown = {**headers, **dict.fromkeys(why)}
+    cells = [{column: _cell(row.get(column)) for column in shown} for row in rows]
+    print_records({header or column: column for column, header in shown.items()}, cells, rows)
 
 
 def _cell(value: object) -> object:
@@ -155,25 +149,8 @@ def _cell(value: object) -> object:
     return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
 
 
-def _start_assignment(settings: Settings, full: bool, name: str | None, replace: bool) -> Run:
-    """Register the list.
-
-    Raises:
-        UsageError: options of single benchmarks were given too.
-    """
-    from dynbench.experiment.assignment.suite import start_suite
-
-    if settings.overrides:
-        raise UsageError(
-            f"bench {ASSIGNMENT} takes no --set: its benchmarks have options of their own",
-            "Run one of them by itself: dynbench bench ls lists them.",
-        )
-    return start_suite(settings.store(), full=full, name=name, replace=replace)
-
-
 def _run_assignment(settings: Settings, suite: Run, *, figures: bool) -> None:
     """Measure what is missing, write the reports, and print which questions have an answer; also on Ctrl-C."""
-    from dynbench.cli.console import working
     from dynbench.experiment.assignment.questions import answers
     from dynbench.experiment.assignment.suite import run_suite, tables_of
     from dynbench.runs.run import refuse_running
@@ -182,35 +159,36 @@ def _run_assignment(settings: Settings, suite: Run, *, figures: bool) -> None:
     refuse_running(suite)
     store = RunStore.of(suite)
     try:
-        with working(settings.shows_progress, ASSIGNMENT) as report:
+        with settings.working(ASSIGNMENT) as report:
             paths = run_suite(suite, store, report, figures=figures)
     except DynbenchError as error:
         found = answers(tables_of(suite, store))
         error.result = _assignment_facts(suite, found, sorted(suite.path.glob("report.*")))
-        if not settings.as_json and not settings.quiet:
+        if settings.for_people:
             _show_answers(found)
         raise
     found = answers(tables_of(suite, store))
-    if not print_for_script(settings, "bench", _assignment_facts(suite, found, paths), [str(path) for path in paths]):
+    if not settings.printed(_assignment_facts(suite, found, paths), [str(path) for path in paths]):
         _show_answers(found)
-        print_line("")
-        for path in paths:
-            print_line(f"report   {path}")
+        print_lines("", *(f"report   {path}" for path in paths))
 
 
 def _assignment_facts(suite: Run, found: Sequence[Answer], paths: Sequence[Path]) -> dict[str, object]:
     """What `--json` prints."""
-    about = {"id": suite.id, "name": suite.name, "path": suite.path, "status": suite.status}
-    return {"name": ASSIGNMENT, "run": about, "questions": [each.as_dict() for each in found], "reports": list(paths)}
+    questions = [each.as_dict() for each in found]
+    return {"name": ASSIGNMENT, "run": suite.reference, "questions": questions, "reports": list(paths)}
 
 
 def _show_answers(found: Sequence[Answer]) -> None:
-    records = [each.as_dict() for each in found]
-    cells = [(each.question.number, each.state.replace("_", " "), _next(each)) for each in found]
-    print_result(("question", "state", "next"), cells, records)
-    counts = Counter(each.state.replace("_", " ") for each in found)
-    print_line("")
-    print_line(f"{len(found)} questions: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
+    columns: Columns = {
+        "question": lambda it: it["answer"].question.number,
+        "state": "shown_state",
+        "next": lambda it: _next(it["answer"]),
+    }
+    rows = [{"answer": each, "shown_state": each.state.replace("_", " ")} for each in found]
+    print_records(columns, rows, [each.as_dict() for each in found])
+    counts = Counter(row["shown_state"] for row in rows)
+    print_lines("", f"{len(found)} questions: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
 
 
 def _next(answer: Answer) -> str:

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.options import (
-    Command,
-    Settings,
-    common_options,
-    config_options,
-    gate_options,
-    launch_options,
-    name_options,
-    question_option,
-    table_option,
-)
-from dynbench.cli.output import next_command, print_json, print_line, show_warnings
+from dynbench.cli.options import GATE, LAUNCHES, QUESTION, command
+from dynbench.cli.output import print_json, print_lines, show_warnings
+from dynbench.cli.settings import Settings, next_command
 from dynbench.errors import RunLookupError, UsageError
 
 if TYPE_CHECKING:
@@ -41,7 +32,14 @@ Examples:
 """
 
 
-@click.command(cls=Command, epilog=EPILOG)
+@command(
+    named=True,
+    table=True,
+    options=(*LAUNCHES, QUESTION, *GATE),
+    config=("workload", "schedule", "sync", "compress", "train", "launch", "analysis"),
+    defaults=False,
+    epilog=EPILOG,
+)
 @click.argument("recipe", required=False)
 @click.option("--arm", "arms", multiple=True, metavar="NAME:KEY=VALUE,…", help="An arm and what sets it apart; repeat.")
 @click.option(
@@ -49,15 +47,8 @@ Examples:
 )
 @click.option("--save-recipe", metavar="FILE", help="Write the recipe that says the same, also under --dry-run.")
 @click.option("--resume", metavar="COMPARISON", help="Go on with an interrupted comparison.")
-@launch_options
-@question_option
-@gate_options
 @click.option("--dry-run", is_flag=True, help="Print the recipe, its launches and their time; launch nothing.")
-@name_options
-@config_options("workload", "schedule", "sync", "compress", "train", "launch", "analysis", defaults=False)
-@table_option
-@common_options
-def command(
+def compare(
     settings: Settings,
     recipe: str | None,
     arms: tuple[str, ...],
@@ -68,7 +59,6 @@ def command(
     strict: bool,
     fail_on: tuple[str, ...],
     dry_run: bool,
-    **naming: Unpack[Naming],
 ) -> None:
     """Run the experiment of a RECIPE: a file, or the name of a shipped one (default: quickstart).
 
@@ -82,7 +72,7 @@ def command(
     from dynbench.analysis.gate import judge, read_conditions
 
     conditions = read_conditions(fail_on)
-    store = settings.store()
+    store, naming = settings.store(), settings.naming
     if resume is not None:
         from dynbench.runs.store import RunStore
 
@@ -95,16 +85,14 @@ def command(
         comparison = _comparison(store, resume)
         store = RunStore.of(comparison)
     else:
-        from dynbench.cli.console import working
-
-        with working(settings.shows_progress, "checking the recipe"):
-            from dynbench.cli.compare_plan import load, save, show_plan, tell_alike  # seconds, of which the line tells
+        with settings.working("checking the recipe"):
+            from dynbench.cli.compare_plan import load, save, show_plan, warn_alike  # seconds, of which the line tells
             from dynbench.experiment.compare import on_first_node
             from dynbench.experiment.preflight import check_startable, recipe_warnings
 
             loaded, written = load(recipe, arms, over, question, settings)
             if on_first_node(loaded[0]):
-                store.check_name(naming.get("name"), naming.get("replace", False))
+                store.check_name(naming["name"], naming["replace"])
             startable = [check_startable(each, store) for each in loaded]
             warnings = recipe_warnings(loaded, store)
         show_warnings(warnings)
@@ -113,8 +101,8 @@ def command(
         if dry_run:
             show_plan(loaded, startable, written, warnings, settings)
             return
-        tell_alike(loaded, store)
-        comparison = _start(loaded, written, store, **naming)
+        warn_alike(loaded, store)
+        comparison = _start(loaded, written, store, naming)
         comparison.update(warnings=warnings)
     outcome = _run(comparison, store, settings)
     if not settings.as_json:
@@ -135,8 +123,8 @@ def _comparison(store: RunStore, reference: str) -> Run:
     from dynbench.runs.store import results_option
 
     run = store.resolve(reference)
-    command = run.record().command
-    if command == "compare":
+    made_by = run.record().command
+    if made_by == "compare":
         return run
     option = results_option(store.root)
     hint = f"dynbench compare RECIPE{option} starts one; a run is trained anew, dynbench train never goes on with one."
@@ -144,10 +132,10 @@ def _comparison(store: RunStore, reference: str) -> Run:
     if incomplete:
         resumes = ", ".join(f"--resume {shlex.quote(other.label)}{option}" for other in incomplete[-5:])
         hint = f"Not completed: {resumes}."
-    raise RunLookupError(f"--resume {reference}: {run.label} is an entry of `{command}`, not a comparison", hint)
+    raise RunLookupError(f"--resume {reference}: {run.label} is an entry of `{made_by}`, not a comparison", hint)
 
 
-def _start(recipes: Sequence[Recipe], written: Mapping[str, object], store: RunStore, **naming: Unpack[Naming]) -> Run:
+def _start(recipes: Sequence[Recipe], written: Mapping[str, object], store: RunStore, naming: Naming) -> Run:
     if len(recipes) == 1:
         from dynbench.experiment.compare import start_comparison
 
@@ -159,15 +147,15 @@ def _start(recipes: Sequence[Recipe], written: Mapping[str, object], store: RunS
 
 
 def _run(comparison: Run, store: RunStore, settings: Settings) -> Outcome | CellsOutcome:
-    from dynbench.cli.console import compare_display, stderr
+    from dynbench.cli.console import LAUNCHES, display, stderr
     from dynbench.experiment.cells import holds_cells, run_cells
     from dynbench.experiment.compare import run_comparison
 
     def run_one(run: Run, which: str = "") -> Outcome:
         if which and settings.shows_progress:
             stderr.print(f"comparison {which}", soft_wrap=True)
-        with compare_display(settings.shows_progress) as display:
-            return run_comparison(run, store, display.on_progress, display.on_stage)
+        with display(settings.shows_progress, "starting", LAUNCHES) as shown:
+            return run_comparison(run, store, shown.on_launches, shown.on_stage)
 
     return run_cells(comparison, store, run_one) if holds_cells(comparison) else run_one(comparison)
 
@@ -186,6 +174,6 @@ def _show(outcome: Outcome | CellsOutcome, settings: Settings) -> None:
             more = next_command("analyze", entry.label, "-v", root=entry.path.parent)
             show_report(outcome.analysed, settings, more, outcome.reports)
     elif settings.quiet:
-        print_line(str(outcome.run.path))
+        print_lines(str(outcome.run.path))
     else:
         show_cells(outcome)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dynbench.analysis.record import ComparisonRecord
-from dynbench.cli.options import FLAGS, Settings
-from dynbench.cli.output import next_command, print_line, print_result, printed_json, writing
+from dynbench.cli.output import Columns, print_lines, print_records, writing
+from dynbench.cli.settings import FLAGS, Settings, next_command
 from dynbench.config.recipe_file import recipe_yaml, sweep_document, written_recipe
 from dynbench.config.recipes import Recipe, dump_recipe, resolve_cells
 from dynbench.config.typed_text import short_keys
@@ -24,7 +24,7 @@ from dynbench.runs.store import RunStore
 
 _log = logging.getLogger(__name__)
 
-COLUMNS: Mapping[str, Callable[[ComparisonRecord], str | None]] = {
+NUMBERS: Mapping[str, Callable[[ComparisonRecord], str | None]] = {
     "speed-up": lambda found: ratio(found.speedup),
     "interval": lambda found: interval(found.interval),
     "predicted": lambda found: ratio(found.predicted_speedup),
@@ -50,7 +50,7 @@ def load(
         ConfigError: every mistake in a file and in the options.
         UsageError: no recipe is meant, or a file cannot be read.
     """
-    short = short_keys({flag.option.removeprefix("--"): flag.key for flag in FLAGS})
+    short = short_keys({flag.names[0].removeprefix("--"): flag.key for flag in FLAGS})
     config = None if settings.config_path is None else str(settings.config_path)
     name, document = sweep_document(reference, config, arms, over, short=short, shared=settings.sets)
     if question is not None:
@@ -71,7 +71,7 @@ def save(written: Mapping[str, object], recipe: Recipe, file: str) -> None:
         opened.write(f"# dynbench compare {shlex.quote(file)}\n{recipe_yaml(written)}")
 
 
-def tell_alike(recipes: Sequence[Recipe], store: RunStore) -> list[list[str]]:
+def warn_alike(recipes: Sequence[Recipe], store: RunStore) -> list[list[str]]:
     """Say on stderr which arms are configured alike, and return their names."""
     found = list(dict.fromkeys(tuple(names) for recipe in recipes for names in arms_alike(recipe, store)))
     for names in found:
@@ -91,7 +91,7 @@ def show_plan(
 ) -> None:
     """The recipe, with the question, launches and their time as remarks; all settings under `-v` and `--json`."""
     store = settings.store()
-    alike = tell_alike(recipes, store)
+    alike = warn_alike(recipes, store)
     expected = estimate(recipes, store)
     planned = [
         plan_state(recipe.name, recipe.baseline, one.grouping, recipe.launches.planned, dict.fromkeys(recipe.arms, 0))
@@ -113,17 +113,17 @@ def show_plan(
         ]
         content = plans[0] if len(plans) == 1 else {"cells": plans}
         about = {"estimated_s": expected.seconds, "alike": alike}
-        facts = {"dry_run": True, "recipe_file": written, **content, **about, "warnings": warnings}
-        printed_json(settings, "compare", facts)
+        settings.printed({"dry_run": True, "recipe_file": written, **content, **about, "warnings": warnings})
         return
-    print_line(recipe_yaml(written).rstrip())
-    if settings.verbosity > 0:
-        for recipe in recipes:
-            print_line("\n# in full:\n" + "\n".join(f"# {line}" for line in dump_recipe(recipe).splitlines()))
-    print_line(f"\n# question: {startable[0].question.name}, {startable[0].question.description}")
-    for launches, count in Counter(map(_launches, planned)).items():
-        print_line(f"# {launches}" if len(recipes) == 1 else f"# {count} comparisons of {launches}")
-    print_line(f"# {expected}")
+    whole = [[f"# {line}" for line in dump_recipe(recipe).splitlines()] for recipe in recipes]
+    launches = Counter(map(_launches, planned))
+    print_lines(
+        recipe_yaml(written).rstrip(),
+        *("\n".join(["\n# in full:", *lines]) for lines in (whole if settings.verbosity > 0 else ())),
+        f"\n# question: {startable[0].question.name}, {startable[0].question.description}",
+        *(f"# {text}" if len(recipes) == 1 else f"# {count} comparisons of {text}" for text, count in launches.items()),
+        f"# {expected}",
+    )
 
 
 def _launches(state: CompareState) -> str:
@@ -137,27 +137,28 @@ def show_cells(outcome: CellsOutcome) -> None:
     results = outcome.run.path.parent
     kinds = {cell.comparison: _ranks(results, cell.comparison) for cell in outcome.cells}
     lines = [(cell, found) for cell, many in zip(outcome.cells, outcome.comparisons, strict=True) for found in many]
-    columns = {title: show for title, show in COLUMNS.items() if any(show(found) is not None for _, found in lines)}
-    rows, records = [], []
+    records, rows = [], []
     for cell, found in lines:
-        ranks = kinds[cell.comparison]
+        about = {"ranks": kinds[cell.comparison], "arm": found.candidate}
         low, high = found.interval or (None, None)
-        facts = found.model_dump(include={"verdict", "level", "speedup"})
-        further = {key: getattr(found, key) for key in RECORDED}
         records.append(
-            {**cell.settings, "ranks": ranks, "arm": found.candidate, **facts}
-            | {"interval_low": low, "interval_high": high, **further, "comparison": cell.comparison}
+            {**cell.settings, **about, **found.model_dump(include={"verdict", "level", "speedup"})}
+            | {"interval_low": low, "interval_high": high, **{key: getattr(found, key) for key in RECORDED}}
+            | {"comparison": cell.comparison}
         )
-        numbers = (show(found) for show in columns.values())
-        rows.append((cell.label, ranks, found.candidate, found.verdict, *numbers))
-    print_result(("settings", "ranks", "arm", "verdict", *columns), rows, records, keys=3)
-    print_line("")
-    for cell in outcome.cells:
-        print_line(f"comparison  {results / cell.comparison}  ({cell.label})")
-    if outcome.figures:
-        print_line(f"figures     {outcome.run.figures_dir}")
-    print_line(f"folder      {outcome.run.path}")
-    print_line(f"next        {next_command('report', outcome.cells[0].comparison, root=results)}")
+        numbers = {title: show(found) for title, show in NUMBERS.items()}
+        rows.append({"settings": cell.label, **about, "verdict": found.verdict, **numbers})
+    empty = {title for title in NUMBERS if all(row[title] is None for row in rows)}
+    titles = (title for title in ("settings", "ranks", "arm", "verdict", *NUMBERS) if title not in empty)
+    columns: Columns = {title: title for title in titles}
+    print_records(columns, rows, records, keys=3)
+    print_lines(
+        "",
+        *(f"comparison  {results / cell.comparison}  ({cell.label})" for cell in outcome.cells),
+        f"figures     {outcome.run.figures_dir}" if outcome.figures else None,
+        f"folder      {outcome.run.path}",
+        f"next        {next_command('report', outcome.cells[0].comparison, root=results)}",
+    )
 
 
 def _ranks(results: Path, comparison: str) -> str:

@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from textwrap import indent
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -28,7 +29,6 @@ from dynbench.table_text import Table, numeric_columns, printable, split_columns
 from dynbench.units import format_ms
 
 if TYPE_CHECKING:
-    from dynbench.engine.launching.progress import OnProgress
     from dynbench.engine.launching.progress import Progress as TrainingProgress
     from dynbench.experiment.launches import CompareProgress
 
@@ -46,7 +46,7 @@ BAR_WIDTH = 12
 class _Console(Console):
     """A console that leaves a closed pipe on stdout to the command line's own handling.
 
-    What is told on the way must not end a run: when nobody reads stderr any more, it leads nowhere.
+    Progress must not end a run: when nobody reads stderr any more, it leads nowhere.
     """
 
     def on_broken_pipe(self) -> None:
@@ -113,6 +113,20 @@ def drawn(target: Console, table: Table, bold: Collection[int] = ()) -> Iterator
         yield ("\n" if number else "") + "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
+def print_markdown(text: str) -> None:
+    """Print Markdown laid out, at most 100 columns wide; blocks of code stand as they are."""
+    from rich.markdown import CodeBlock, Markdown  # a tenth of a second
+
+    class Code(CodeBlock):
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            yield Text(indent(f"{self.text}".rstrip(), "    "), "cyan", no_wrap=True, overflow="ignore")
+
+    class Page(Markdown):
+        elements: ClassVar = {**Markdown.elements, "fence": Code, "code_block": Code}
+
+    Console(width=min(100, Console().width), soft_wrap=False).print(Page(text), crop=False)
+
+
 # Progress -------------------------------------------------------------------------------------------------------------
 
 
@@ -129,17 +143,17 @@ def working(
         line_every_s: a line is left out that comes sooner after the one before it, or after the beginning.
     """
     status = stderr.status(Text(what))
-    begin = told = time.monotonic()
+    begin = printed = time.monotonic()
 
     def show(text: str) -> None:
-        nonlocal told
+        nonlocal printed
         now = time.monotonic()
         if stderr.is_terminal:
             if now - begin >= after_s:
                 status.update(Text(printable(text)))
                 status.start()
-        elif now - told >= line_every_s:
-            told = now
+        elif now - printed >= line_every_s:
+            printed = now
             stderr.print(text, soft_wrap=True)
 
     if wanted and what and stderr.is_terminal:
@@ -167,25 +181,64 @@ def progress_bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[..., 
         yield partial(shown.update, shown.add_task(what, total=None, facts=""))
 
 
-class _Lines:
-    """Lines of progress on stderr, each once.
+class Display:
+    """Shows on stderr how far a training or a comparison is; see `display`.
 
     Args:
-        wanted: False prints nothing.
+        wanted: False prints no lines.
+        update: of a bar, see `progress_bar`; None prints lines, each once.
     """
 
-    def __init__(self, wanted: bool = True) -> None:
-        self._wanted = wanted
+    def __init__(self, wanted: bool, update: Callable[..., None] | None = None) -> None:
+        self._wanted, self._update = wanted, update
         self._marks: dict[str, object] = {}
         self._epochs: Counter[tuple[int, int]] = Counter()
 
-    def changed(self, kind: str, mark: object, text: str) -> None:
+    def on_training(self, progress: TrainingProgress) -> None:
+        """A run began or went on."""
+        self._print_epochs(progress.epochs)
+        if self._update is None:
+            self._print_changed("preparing", progress.preparing, progress.preparing)
+            text = f"{progress.place}  {progress.elapsed_s:.0f} s  {describe(progress)}"
+            self._print_changed("steps", progress.steps_done * LINES // progress.total_steps, text.rstrip())
+            return
+        doing = progress.place if progress.steps_done < progress.warmup_steps else "training"
+        self._update(
+            description=doing if progress.steps_done else progress.preparing or "starting ranks",
+            completed=max(0, progress.steps_done - progress.warmup_steps),
+            total=progress.total_steps - progress.warmup_steps,
+            facts=describe(progress),
+        )
+
+    def on_launches(self, progress: CompareProgress) -> None:
+        """A launch of a comparison began or went on."""
+        arms, done = progress.arms, progress.done
+        self._print_epochs(progress.epochs, [f"{one.arm} #{one.block + 1}" for one in arms], done)
+        who = arms[0].arm if len(arms) == 1 else f"{len(arms)} arms in turns"
+        title = f"launch {done + 1}/{progress.total}  {who} #{arms[0].block + 1}"
+        left = "" if progress.eta_s is None else f"about {format_ms(1000 * round(progress.eta_s))} left"
+        if self._update is None:
+            self._print_changed("launch", done, f"{title}  {left}".rstrip())
+            return
+        fraction = progress.steps_done / progress.total_steps
+        doing = f"{fraction:.0%} of its steps" if progress.steps_done else "starting ranks"
+        facts = f"{doing}  {left}".rstrip()
+        self._update(description=title, completed=done + fraction, total=progress.total, facts=facts)
+
+    def on_stage(self, text: str) -> None:
+        """Something after the launches began."""
+        if self._update is None:
+            self._print_changed("stage", text.partition(" ")[0], text)
+        else:
+            self._update(description=text, completed=1, total=1, facts="")
+
+    def _print_changed(self, kind: str, mark: object, text: str) -> None:
         """Print a text whose mark is another than the last of its kind; an empty one never."""
         if text and self._marks.get(kind) != mark:
             self._marks[kind] = mark
             self._print(text)
 
-    def epochs(self, epochs: Sequence[Sequence[str]], names: Sequence[str] = (), launch: int = 0) -> None:
+    def _print_epochs(self, epochs: Sequence[Sequence[str]], names: Sequence[str] = (), launch: int = 0) -> None:
         """Print the line of every epoch that ended since the last call.
 
         Args:
@@ -204,43 +257,6 @@ class _Lines:
             stderr.print(text, soft_wrap=True)
 
 
-@contextmanager
-def progress_display(wanted: bool) -> Iterator[OnProgress | None]:
-    """What to call with the progress of a training; None when none is wanted."""
-    lines = _Lines()
-
-    def show_line(progress: TrainingProgress) -> None:
-        lines.epochs(progress.epochs)
-        lines.changed("preparing", progress.preparing, progress.preparing)
-        text = f"{progress.place}  {progress.elapsed_s:.0f} s  {describe(progress)}"
-        lines.changed("steps", progress.steps_done * LINES // progress.total_steps, text.rstrip())
-
-    if not wanted:
-        yield None
-    elif not stderr.is_terminal:
-        yield show_line
-    else:
-        columns = BarColumn(bar_width=BAR_WIDTH), MofNCompleteColumn(), TimeRemainingColumn(compact=True)
-        with progress_bar("starting ranks", *columns) as update:
-
-            def show_bar(progress: TrainingProgress) -> None:
-                lines.epochs(progress.epochs)
-                update(
-                    description=_doing(progress),
-                    completed=max(0, progress.steps_done - progress.warmup_steps),
-                    total=progress.total_steps - progress.warmup_steps,
-                    facts=describe(progress),
-                )
-
-            yield show_bar
-
-
-def _doing(progress: TrainingProgress) -> str:
-    if not progress.steps_done:
-        return progress.preparing or "starting ranks"
-    return progress.place if progress.steps_done < progress.warmup_steps else "training"
-
-
 def describe(progress: TrainingProgress) -> str:
     """Loss, throughput and imbalance (longest over mean compute of the ranks), as far as they are known."""
     parts = []
@@ -253,45 +269,22 @@ def describe(progress: TrainingProgress) -> str:
     return "  ".join(parts)
 
 
-class CompareDisplay:
-    """Shows the launches of a comparison and what follows them; see `compare_display`.
-
-    Args:
-        lines: where lines go.
-        update: of a bar, see `progress_bar`; None where there is none.
-    """
-
-    def __init__(self, lines: _Lines, update: Callable[..., None] | None = None) -> None:
-        self._lines, self._update = lines, update
-
-    def on_progress(self, progress: CompareProgress) -> None:
-        """A launch began or went on."""
-        arms, done = progress.arms, progress.done
-        self._lines.epochs(progress.epochs, [f"{one.arm} #{one.block + 1}" for one in arms], done)
-        who = arms[0].arm if len(arms) == 1 else f"{len(arms)} arms in turns"
-        title = f"launch {done + 1}/{progress.total}  {who} #{arms[0].block + 1}"
-        left = "" if progress.eta_s is None else f"about {format_ms(1000 * round(progress.eta_s))} left"
-        if self._update is None:
-            self._lines.changed("launch", done, f"{title}  {left}".rstrip())
-            return
-        fraction = progress.steps_done / progress.total_steps
-        doing = f"{fraction:.0%} of its steps" if progress.steps_done else "starting ranks"
-        facts = f"{doing}  {left}".rstrip()
-        self._update(description=title, completed=done + fraction, total=progress.total, facts=facts)
-
-    def on_stage(self, text: str) -> None:
-        """Something after the launches began."""
-        if self._update is None:
-            self._lines.changed("stage", text.partition(" ")[0], text)
-        else:
-            self._update(description=text, completed=1, total=1, facts="")
+TRAINING = (lambda: BarColumn(bar_width=BAR_WIDTH), MofNCompleteColumn, partial(TimeRemainingColumn, compact=True))
+LAUNCHES = (BarColumn, TimeElapsedColumn)
+"""Columns of the bar of a training, and of a comparison."""
 
 
 @contextmanager
-def compare_display(wanted: bool) -> Iterator[CompareDisplay]:
-    """A display for stderr as it is; one that shows nothing when none is wanted."""
+def display(wanted: bool, what: str, columns: Sequence[Callable[[], ProgressColumn]]) -> Iterator[Display]:
+    """Shows progress on stderr: a bar on a terminal, else lines; nothing when none is wanted.
+
+    Args:
+        wanted: False shows nothing.
+        what: is being done at first.
+        columns: what makes the bar and what counts beside it.
+    """
     if wanted and stderr.is_terminal:
-        with progress_bar("starting", BarColumn(), TimeElapsedColumn()) as update:
-            yield CompareDisplay(_Lines(), update)
+        with progress_bar(what, *(make() for make in columns)) as update:
+            yield Display(True, update)
     else:
-        yield CompareDisplay(_Lines(wanted))
+        yield Display(wanted)

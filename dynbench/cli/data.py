@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.options import FILE_PATH, Decorator, Duration, Settings, common_options, config_options, option_group
-from dynbench.cli.output import print_for_script, print_line, print_lines, print_table, refuse_existing, writing
+from dynbench.cli.options import ANY_PATH, FILE_PATH, Duration, Option, command
+from dynbench.cli.output import print_lines, print_table, refuse_existing, writing
+from dynbench.cli.settings import Settings
 from dynbench.errors import UsageError
 from dynbench.runs.atomic import write_bytes
 from dynbench.units import format_bytes
@@ -26,29 +27,31 @@ DATASET_KEYS = (
 )
 
 
-def _output_options(default: str, text: str) -> Decorator:
+def _output_options(default: str, text: str) -> tuple[Option, ...]:
     """`-o --force`; the callback receives `output` and `force`."""
-    return option_group(
-        click.option("-o", "--output", type=FILE_PATH, default=Path(default), show_default=True, help=text),
-        click.option("--force", is_flag=True, help="Overwrite the file."),
+    return (
+        Option(
+            ["-o", "--output"], group="Options", type=FILE_PATH, default=Path(default), show_default=True, help=text
+        ),
+        Option(["--force"], group="Options", is_flag=True, help="Overwrite the file."),
     )
 
 
 @click.group()
-def command() -> None:
+def data() -> None:
     """Take out of a data set what can be shared, or trained on elsewhere."""
 
 
-@command.command(
+@command(
     "lengths",
+    group=data,
     short_help="The lengths of the training samples, and nothing else.",
+    options=_output_options("lengths.parquet", "File to write: .parquet, .csv, .jsonl, .txt or .npy."),
+    config=(*(f"workload.{key}" for key in DATASET_KEYS), "train.seed"),
     epilog="\b\nExamples:\n  dynbench data lengths runA -o lengths.parquet\n"
     "  dynbench data lengths --dataset tsv --data-path train.tsv --tokenizer vocab.txt --max-length 512",
 )
 @click.argument("run", required=False)
-@_output_options("lengths.parquet", "File to write: .parquet, .csv, .jsonl, .txt or .npy.")
-@config_options(*(f"workload.{key}" for key in DATASET_KEYS), "train.seed")
-@common_options
 def export_lengths(settings: Settings, run: str | None, output: Path, force: bool) -> None:
     """Write the lengths that are trained on, in tokens and in the order of the data, to a file.
 
@@ -64,7 +67,7 @@ def export_lengths(settings: Settings, run: str | None, output: Path, force: boo
     save_lengths(trace.lengths, output)
     found = describe(trace.lengths)
     facts = {"path": output, "source": trace.source, "max_length": max_length, "lengths": found}
-    if not print_for_script(settings, "data lengths", facts, str(output)):
+    if not settings.printed(facts, str(output)):
         path = shlex.quote(str(output))
         print_lines(
             str(output),
@@ -74,18 +77,18 @@ def export_lengths(settings: Settings, run: str | None, output: Path, force: boo
         )
 
 
-@command.command(
+@command(
     "wikipedia",
+    group=data,
     short_help="Articles of Wikipedia, as a file for --dataset json.",
+    options=_output_options("wikipedia.json", "File to write."),
     epilog="\b\nExamples:\n  dynbench data wikipedia -o articles.json --megabytes 10\n"
     "  dynbench train --workload causal_lm --dataset json --data-path articles.json",
 )
-@_output_options("wikipedia.json", "File to write.")
 @click.option(
     "--megabytes", type=click.FloatRange(min=0, min_open=True), default=10, show_default=True, help="Size of the file."
 )
 @click.option("--edition", default="20231101.en", show_default=True, help="Date and language, as the hub names them.")
-@common_options
 def export_wikipedia(settings: Settings, output: Path, force: bool, megabytes: float, edition: str) -> None:
     """Write the first articles of wikimedia/wikipedia on the hub to a JSON array of {"id", "title", "text"}."""
     from dynbench.plugins.datasets import WIKIPEDIA, WikipediaOptions
@@ -95,7 +98,7 @@ def export_wikipedia(settings: Settings, output: Path, force: bool, megabytes: f
     with writing(output):
         articles, size = export(output, WikipediaOptions(megabytes=megabytes, edition=edition))
     facts = {"path": output, "source": f"hub:{WIKIPEDIA} {edition}", "articles": articles, "bytes": size}
-    if not print_for_script(settings, "data wikipedia", facts, str(output)):
+    if not settings.printed(facts, str(output)):
         print_lines(
             str(output),
             f"{articles:,} articles of {WIKIPEDIA} {edition}, {size:,} bytes",
@@ -103,19 +106,17 @@ def export_wikipedia(settings: Settings, output: Path, force: bool, megabytes: f
         )
 
 
-@command.command(
+@command(
     "cache",
+    group=data,
     short_help="What the cache of tokenised data holds; removes what is old.",
     epilog="\b\nExamples:\n  dynbench data cache\n  dynbench data cache --older-than 4w --remove",
 )
 @click.option("--older-than", type=Duration(), metavar="AGE", help="Only what was used so long ago, like 30d or 4w.")
 @click.option("--remove", is_flag=True, help="Remove it; what is needed again is made again.")
 @click.option(
-    "--folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="The cache; else $DYNBENCH_CACHE, else dynbench's part of the user's cache folder.",
+    "--folder", type=ANY_PATH, help="The cache; else $DYNBENCH_CACHE, else dynbench's part of the user's cache folder."
 )
-@common_options
 def show_cache(settings: Settings, older_than: float | None, remove: bool, folder: Path | None) -> None:
     """Say what tokenised data, lengths and articles are kept, how large they are and when they were last used."""
     from dynbench.config.schema import Workload
@@ -123,23 +124,22 @@ def show_cache(settings: Settings, older_than: float | None, remove: bool, folde
 
     place = cache_folder(Workload(cache_dir=None if folder is None else str(folder)))
     now = time.time()
-    chosen = [kept for kept in cache_entries(place) if now - kept.used >= (older_than or 0)]
-    if remove:
-        for kept in chosen:
-            with writing(kept.path, "Remove it by hand."):
-                kept.remove()
-    entries = [
-        {"name": kept.path.name, "bytes": kept.size, "used": datetime.fromtimestamp(kept.used, UTC).isoformat()}
-        for kept in chosen
+    entries = [entry for entry in cache_entries(place) if now - entry.used >= (older_than or 0)]
+    for entry in entries if remove else ():
+        with writing(entry.path, "Remove it by hand."):
+            entry.remove()
+    records = [
+        {"name": entry.path.name, "bytes": entry.size, "used": datetime.fromtimestamp(entry.used, UTC).isoformat()}
+        for entry in entries
     ]
-    total = sum(kept.size for kept in chosen)
-    facts = {"folder": place, "removed": remove, "bytes": total, "entries": entries}
-    if print_for_script(settings, "data cache", facts, [str(kept.path) for kept in chosen]):
+    total = sum(entry.size for entry in entries)
+    facts = {"folder": place, "removed": remove, "bytes": total, "entries": records}
+    if settings.printed(facts, [str(entry.path) for entry in entries]):
         return
-    if chosen:
-        rows = [(kept.path.name, format_bytes(kept.size), f"{(now - kept.used) / 86_400:.1f}") for kept in chosen]
-        print_table(("kept", "size", "last used, days ago"), rows)
-    print_line(f"{'removed ' if remove else ''}{format_bytes(total)} in {place}")
+    if entries:
+        ages = [(entry.path.name, format_bytes(entry.size), f"{(now - entry.used) / 86_400:.1f}") for entry in entries]
+        print_table(("kept", "size", "last used, days ago"), ages)
+    print_lines(f"{'removed ' if remove else ''}{format_bytes(total)} in {place}")
 
 
 def save_lengths(lengths: IntArray, path: Path) -> None:
@@ -157,7 +157,7 @@ def save_lengths(lengths: IntArray, path: Path) -> None:
 
 
 def _trace(settings: Settings, run: str | None) -> tuple[Trace, int]:
-    """The lengths asked for, and the `max_length` that cut them.
+    """The lengths of a run, or of the data set that is configured, and the `max_length` that cut them.
 
     Raises:
         UsageError: a run, and settings of data beside it.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.options import Settings, common_options
-from dynbench.cli.output import brief, print_for_script, print_line, print_pairs, print_table
+from dynbench.cli.options import command
+from dynbench.cli.output import brief, print_lines, print_pairs, print_table
+from dynbench.cli.settings import Settings
 from dynbench.errors import ChecksFailed
 
 if TYPE_CHECKING:
@@ -23,25 +23,24 @@ Examples:
 """
 
 
-@click.command(epilog=EPILOG)
+@command(epilog=EPILOG)
 @click.argument("recipe", required=False)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Laid over the recipe, as `compare` does.")
 @click.option("--strict", is_flag=True, help="Exit with 6 when a check warns.")
-@common_options
-def command(settings: Settings, recipe: str | None, strict: bool) -> None:
+def doctor(settings: Settings, recipe: str | None, strict: bool) -> None:
     """What this machine has, and what would go wrong; with a RECIPE, a file or the name of a shipped one, there too."""
-    from dynbench.cli.health import CHECKS, guarded
+    from dynbench.cli.health import CHECKS, run_checks
     from dynbench.runs.provenance import machine_facts
 
     if settings.overrides and recipe is None:
         raise click.UsageError("--set changes a recipe, and none is named.")
     facts, unknown = machine_facts()
-    found = {name: guarded(partial(check, settings)) for name, check in CHECKS.items()}
+    found = run_checks(CHECKS, settings)
     of_recipe: dict[str, Diagnosis] = {}
     if recipe is not None:
-        from dynbench.cli.health_recipe import recipe_checks
+        from dynbench.cli.health_recipe import check_recipe
 
-        of_recipe = recipe_checks(recipe, settings)
+        of_recipe = check_recipe(recipe, settings)
     warned = [name for name, it in found.items() if not it.ok]
     warned += [f"{name} of {recipe}" for name, it in of_recipe.items() if not it.ok]
     result = {
@@ -51,15 +50,13 @@ def command(settings: Settings, recipe: str | None, strict: bool) -> None:
         "recipe": None if recipe is None else {"name": recipe, "checks": _records(of_recipe)},
     }
     failing = strict and bool(warned)  # the error prints the result as JSON then
-    if not (failing and settings.as_json) and not print_for_script(settings, "doctor", result, warned):
+    if not (failing and settings.as_json) and not settings.printed(result, warned):
         print_pairs("environment", {key: brief(value) for key, value in facts.items() if value is not None})
         _show("", found)
         if recipe is not None:
             _show(f"recipe {recipe}", of_recipe)
-        print_line("")
-        print_line(f"{len(warned)} to look at: {', '.join(warned)}" if warned else "nothing stands in the way")
+        print_lines("", f"{len(warned)} to look at: {', '.join(warned)}" if warned else "nothing stands in the way")
     if failing:
-        result = {"schema_version": 1, "command": "doctor", **result}
         raise ChecksFailed(f"checks that warn: {', '.join(warned)}", "The next steps are in the checks.", result=result)
 
 
@@ -69,11 +66,9 @@ def _records(found: Mapping[str, Diagnosis]) -> list[dict[str, object]]:
 
 def _show(title: str, found: Mapping[str, Diagnosis]) -> None:
     """What was seen, a line a check, and below it what to do where something is."""
-    print_line("")
-    print_table(
-        ("", "check", "seen"), [("ok" if it.ok else "warn", name, it.seen) for name, it in found.items()], title
-    )
-    steps = [(name, it.hint) for name, it in found.items() if it.hint]
-    if steps:
-        print_line("")
+    rows = [("ok" if it.ok else "warn", name, it.seen) for name, it in found.items()]
+    print_lines("")
+    print_table(("", "check", "seen"), rows, title)
+    if steps := [(name, it.hint) for name, it in found.items() if it.hint]:
+        print_lines("")
         print_table(("check", "next step"), steps)

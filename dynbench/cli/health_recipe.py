@@ -1,19 +1,15 @@
-"""The checks of `dynbench doctor RECIPE`: what of this machine the recipe needs, each by itself.
-
-Adding one: a function from a `Target` to a `Diagnosis`, and one line in `RECIPE_CHECKS`.
-"""
+"""The checks of `dynbench doctor RECIPE`: what of this machine the recipe needs, each by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynbench.cli.health import Diagnosis, guarded, judged
-from dynbench.cli.options import Settings
+from dynbench.cli.health import Checks, Diagnosis, Trouble, expect, run_checks
+from dynbench.cli.settings import Settings
 from dynbench.config.layers import load_mapping
 from dynbench.config.paths import BPE_VOCABULARY, BYTES, TORCH_WEIGHTS, VOCABULARY
 from dynbench.config.recipes import find_recipe, resolve_cells
@@ -24,7 +20,6 @@ from dynbench.runs import provenance
 if TYPE_CHECKING:
     from dynbench.config.recipes import Recipe
     from dynbench.config.schema import Config
-    from dynbench.plugins.registry import Entry
 
 EXTRA = {"prtpy": "dynbench[peers]", "tensorboard": "dynbench[tensorboard]", "triton": "dynbench[triton]"}
 """Package to what installs it with the versions that dynbench knows."""
@@ -48,10 +43,7 @@ class Target:
         return [arm for recipe in self.recipes for arm in recipe.arms.items()]
 
 
-Check = Callable[[Target], Diagnosis]
-
-
-def recipe_checks(reference: str, settings: Settings) -> dict[str, Diagnosis]:
+def check_recipe(reference: str, settings: Settings) -> dict[str, Diagnosis]:
     """Name of a check to what it saw; where the recipe cannot be read, that alone.
 
     Args:
@@ -64,49 +56,36 @@ def recipe_checks(reference: str, settings: Settings) -> dict[str, Diagnosis]:
     file = find_recipe(reference)
     recipes: list[Recipe] = []
 
-    def read() -> Diagnosis:
+    def read(_: Settings) -> str:
         recipes.extend(resolve_cells(file.stem, load_mapping(file), settings.overrides, paths=True))
-        arms = {name for recipe in recipes for name in recipe.arms}
-        counts = f"{_counted(len(recipes), 'comparison')}, {_counted(len(arms), 'arm')}"
-        launches = sum(recipe.launches.planned for recipe in recipes)
-        return Diagnosis(True, f"{file}: {counts}, {launches} launches of each")
+        numbers = {"comparison": len(recipes), "arm": len({name for recipe in recipes for name in recipe.arms})}
+        counts = ", ".join(f"{count} {what}{'s' * (count != 1)}" for what, count in numbers.items())
+        return f"{file}: {counts}, {sum(recipe.launches.planned for recipe in recipes)} launches of each"
 
-    found, target = {"recipe": guarded(read, f"Mend {file}.")}, Target(recipes, settings)
-    further = RECIPE_CHECKS if recipes else {}
-    return found | {name: guarded(partial(check, target), hint) for name, (check, hint) in further.items()}
+    found = run_checks({"recipe": (read, f"Mend {file}.")}, settings)
+    return found | (run_checks(RECIPE_CHECKS, Target(recipes, settings)) if recipes else {})
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
-
-
-def weights(target: Target) -> Diagnosis:
+def weights(target: Target) -> str:
     """Models and tokenizers that are loaded are in a folder, in the hub's cache, or can be fetched."""
     from huggingface_hub import constants
 
     from dynbench.workloads.hub import CONNECT_TIMEOUT_S, why_unreachable
 
     names = dict.fromkeys(name for _, config in target.arms for name in _loaded(config))
-    data = dict.fromkeys(name for _, config in target.arms for name in _repositories(config))
+    repositories = (DATASETS[it.workload.dataset].repository for _, it in target.arms if not it.workload.runs_own_code)
+    data = dict.fromkeys(filter(None, repositories))
     if not names and not data:
-        return Diagnosis(True, "none needed: weights are drawn, no tokenizer is loaded, no data are fetched")
+        return "none needed: weights are drawn, no tokenizer is loaded, no data are fetched"
     absent = [name for name in names if not Path(name).expanduser().exists() and not _is_cached(name)]
     cache = Path(constants.HF_HUB_CACHE)
     absent += [name for name in data if not (cache / f"datasets--{name.replace('/', '--')}").is_dir()]
     if not absent:
-        return Diagnosis(True, f"here: {', '.join([*names, *data])}")
+        return f"here: {', '.join([*names, *data])}"
     offline = "HF_HUB_OFFLINE forbids the network" if constants.HF_HUB_OFFLINE else ""
-    reason = offline or why_unreachable(constants.ENDPOINT, CONNECT_TIMEOUT_S)
-    if reason:
-        hint = "Name copies of your own: --set workload.model=FOLDER, --set workload.dataset=tsv with data_path."
-        return Diagnosis(False, f"{', '.join(absent)}: neither a folder nor in the hub's cache, and {reason}", hint)
-    return Diagnosis(True, f"{', '.join(absent)}: will be fetched from {constants.ENDPOINT}")
-
-
-def _repositories(config: Config) -> Iterator[str]:
-    """Data sets of the hub."""
-    if not config.workload.runs_own_code:
-        yield from filter(None, [DATASETS[config.workload.dataset].repository])
+    if reason := offline or why_unreachable(constants.ENDPOINT, CONNECT_TIMEOUT_S):
+        raise Trouble(f"{', '.join(absent)}: neither a folder nor in the hub's cache, and {reason}")
+    return f"{', '.join(absent)}: will be fetched from {constants.ENDPOINT}"
 
 
 def _is_cached(name: str) -> bool:
@@ -131,29 +110,28 @@ def _loaded(config: Config) -> Iterator[str]:
         yield name
 
 
-def packages(target: Target) -> Diagnosis:
+def packages(target: Target) -> str:
     """Everything that the chosen plug-ins need is installed."""
     missing: dict[str, str] = {}
     for _, config in target.arms:
-        for entry in _entries(config):
-            if entry is not None and entry.missing is not None:
-                missing[str(entry.needs)] = entry.name
+        entries = (
+            WORKLOADS.get(config.workload.name),
+            DATASETS.get(config.workload.dataset),
+            POLICIES.get(config.schedule.policy_name),
+            STRATEGIES.get(config.sync.name),
+            COMPRESSORS.get(config.compress.name),
+        )
+        missing |= {
+            str(entry.needs): entry.name for entry in entries if entry is not None and entry.missing is not None
+        }
         if config.train.tensorboard and find_spec("tensorboard") is None:
             missing["tensorboard"] = "train.tensorboard"
     seen = "; ".join(f"{who} needs {package}, which is not installed" for package, who in missing.items())
     hint = f"pip install {' '.join(repr(EXTRA.get(package, package)) for package in missing)}"
-    return judged(not missing, seen or "all installed", hint)
+    return expect(not missing, seen or "all installed", hint)
 
 
-def _entries(config: Config) -> Iterator[Entry | None]:
-    yield WORKLOADS.get(config.workload.name)
-    yield DATASETS.get(config.workload.dataset)
-    yield POLICIES.get(config.schedule.policy_name)
-    yield STRATEGIES.get(config.sync.name)
-    yield COMPRESSORS.get(config.compress.name)
-
-
-def ranks(target: Target) -> Diagnosis:
+def ranks(target: Target) -> str:
     """The machine has what every arm's ranks ask for, and a core for each of their threads."""
     from dynbench.engine.launching.resolve import resolve, this_machine
 
@@ -172,28 +150,31 @@ def ranks(target: Target) -> Diagnosis:
         threads = here * (launch.threads if isinstance(launch.threads, int) else 1)
         if launch.device == "cpu" and launch.launcher != "virtual" and threads > cores:
             crowded.setdefault(f"{here} ranks compute in {threads} threads on {cores} cores", []).append(name)
-    seen = "; ".join(f"{what}: {', '.join(dict.fromkeys(arms))}" for what, arms in crowded.items())
-    hint = "They wait for a core as well as for each other, and are marked oversubscribed; use fewer (launch.nproc)."
-    return judged(not crowded, seen or ", ".join(counts), hint)
+    if crowded:
+        raise Trouble(
+            "; ".join(f"{what}: {', '.join(dict.fromkeys(arms))}" for what, arms in crowded.items()),
+            "They wait for a core as well as for each other, and are marked oversubscribed; use fewer (launch.nproc).",
+        )
+    return ", ".join(counts)
 
 
-def start(target: Target) -> Diagnosis:
+def start(target: Target) -> str:
     """A launch would begin: arms can be compared and planned, batches taken, and what they load is to be had."""
     from dynbench.experiment.preflight import check_startable
 
     store = target.settings.store()
-    questions = dict.fromkeys(check_startable(recipe, store).question.name for recipe in target.recipes)
-    asks = f"asks: {', '.join(questions)}"
-    loads = guarded(partial(weights, target))
-    if not loads.ok:
-        return Diagnosis(False, f"would end where the ranks load what is not here (weights); {asks}", loads.hint)
-    return Diagnosis(True, f"can begin; {asks}")
+    asks = f"asks: {', '.join(dict.fromkeys(check_startable(it, store).question.name for it in target.recipes))}"
+    (loads,) = run_checks({"weights": RECIPE_CHECKS["weights"]}, target).values()
+    expect(loads.ok, f"would end where the ranks load what is not here (weights); {asks}", loads.hint)
+    return f"can begin; {asks}"
 
 
-RECIPE_CHECKS: dict[str, tuple[Check, str]] = {
-    "weights": (weights, ""),
+RECIPE_CHECKS: Checks[Target] = {
+    "weights": (
+        weights,
+        "Name copies of your own: --set workload.model=FOLDER, --set workload.dataset=tsv with data_path.",
+    ),
     "packages": (packages, ""),
     "ranks": (ranks, "Choose other ranks: --nproc, --world-size, --device."),
     "start": (start, "dynbench compare RECIPE --dry-run says the same."),
 }
-"""Name to check, and the next step where an error that ends it names none."""

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import click
 
@@ -27,29 +27,29 @@ from dynbench.errors import (
 from dynbench.signals import handle, terminate
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "probe": ("dynbench.cli.probe", "What fits in memory, and what a step costs."),
-    "train": ("dynbench.cli.train", "Train, static or dynamic, and measure every step of every rank."),
-    "solve": ("dynbench.cli.solve", "Plan offline: policies, exact against greedy, bounds; no torch."),
-    "analyze": ("dynbench.cli.analyze", "Summary, checks and figures of a run; the comparison of several."),
-    "report": ("dynbench.cli.report", "Fill the report template from a run or comparison."),
-    "compare": ("dynbench.cli.compare", "A whole experiment: launches in a balanced order, analysis, report."),
-    "bench": ("dynbench.cli.bench", "Measure one part alone: collectives, attention, a model's step."),
-    "eval": ("dynbench.cli.trained:evaluate", "Loss and perplexity, or accuracy, of a saved model."),
-    "generate": ("dynbench.cli.trained:generate", "Text from a saved language model."),
-    "tensorboard": ("dynbench.cli.trained:tensorboard", "TensorBoard on the scalars that `train --tensorboard` wrote."),
-    "data": ("dynbench.cli.data", "Lengths of a data set, to share them without its text; articles."),
-    "runs": ("dynbench.cli.runs", "List, show, export and remove runs."),
-    "recipes": ("dynbench.cli.shipped:recipes", "List, show and copy the recipes of `compare`."),
-    "sync": ("dynbench.cli.plugins:sync", "List the synchronisation strategies; check them against one process."),
-    "compress": ("dynbench.cli.plugins:compress", "List the compressors of gradients: what they send, and how."),
-    "plugins": ("dynbench.cli.plugins:plugins", "What can be chosen, and with which options."),
-    "guide": ("dynbench.cli.shipped:guide", "The guides: verdicts, policies, synchronisation, own loops and more."),
-    "doctor": ("dynbench.cli.doctor", "What works on this machine, what would go wrong, what a recipe needs."),
-    "completion": ("dynbench.cli.shipped:completion", "The script that completes commands in bash, zsh or fish."),
+    "probe": ("probe", "What fits in memory, and what a step costs."),
+    "train": ("train", "Train, static or dynamic, and measure every step of every rank."),
+    "solve": ("solve", "Plan offline: policies, exact against greedy, bounds; no torch."),
+    "analyze": ("analyze", "Summary, checks and figures of a run; the comparison of several."),
+    "report": ("report", "Fill the report template from a run or comparison."),
+    "compare": ("compare", "A whole experiment: launches in a balanced order, analysis, report."),
+    "bench": ("bench", "Measure one part alone: collectives, attention, a model's step."),
+    "eval": ("trained:evaluate", "Loss and perplexity, or accuracy, of a saved model."),
+    "generate": ("trained", "Text from a saved language model."),
+    "tensorboard": ("trained", "TensorBoard on the scalars that `train --tensorboard` wrote."),
+    "data": ("data", "Lengths of a data set, to share them without its text; articles."),
+    "runs": ("runs", "List, show, export and remove runs."),
+    "recipes": ("shipped", "List, show and copy the recipes of `compare`."),
+    "sync": ("plugins", "List the synchronisation strategies; check them against one process."),
+    "compress": ("plugins", "List the compressors of gradients: what they send, and how."),
+    "plugins": ("plugins", "What can be chosen, and with which options."),
+    "guide": ("shipped", "The guides: verdicts, policies, synchronisation, own loops and more."),
+    "doctor": ("doctor", "What works on this machine, what would go wrong, what a recipe needs."),
+    "completion": ("shipped", "The script that completes commands in bash, zsh or fish."),
 }
 """Command to its place and short help: `--help` reads this table and imports no command.
 
-The place is `module` for its `command`, or `module:attribute`.
+The place is a module of `dynbench.cli` whose attribute of this name it is, or `module:attribute`.
 """
 
 GROUPS = ("data", "runs", "recipes", "sync", "compress")
@@ -71,7 +71,7 @@ Exit codes:
 def load_command(name: str) -> click.Command:
     """A command of the table, imported now."""
     module, _, attribute = COMMANDS[name][0].partition(":")
-    command: click.Command = getattr(import_module(module), attribute or "command")
+    command: click.Command = getattr(import_module(f"dynbench.cli.{module}"), attribute or name)
     return command
 
 
@@ -101,7 +101,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; a closed pipe is told from other system errors."""
+        """Run the command; a closed pipe is an interruption, not a system error."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
@@ -140,12 +140,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result = group.main(given, prog_name="dynbench", standalone_mode=False)
         sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return EXIT_USAGE
     except click.ClickException as error:
-        return _fail_usage(given, error)
+        return _fail(given, _usage(given, error))
     except click.Abort as stopped:  # what click makes of a KeyboardInterrupt
         return _fail(given, user_error(stopped.__cause__ or KeyboardInterrupt()))
     except (Exception, KeyboardInterrupt) as error:  # the last resort of the command line
-        return _fail(given, _of_plugin(given, error) or user_error(error))
+        return _fail(given, _meaning(given, error))
     return result if isinstance(result, int) else EXIT_OK
 
 
@@ -177,68 +180,64 @@ def _abandon_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail_usage(given: Sequence[str], error: click.ClickException) -> int:
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        error.show()
-        return EXIT_USAGE
+def _usage(given: Sequence[str], error: click.ClickException) -> UsageError:
+    """What click says; of an option with the nearest spelling, for which the dashes in front do not count."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else f"dynbench {_command_name(given) or ''}".rstrip()
-    return _fail(given, UsageError(_message(error), f"{path} --help lists what there is."))
+    message = error.format_message()
+    if isinstance(error, click.NoSuchOption):
+        near = nearest(error.option_name.lstrip("-"), [name.lstrip("-") for name in error.possibilities or ()])
+        message = f"{error.message} Did you mean '--{near}'?" if near else error.message
+    return UsageError(message, f"{path} --help lists what there is.")
 
 
-def _message(error: click.ClickException) -> str:
-    """What click says; of an option with the nearest spelling, for which the dashes in front do not count."""
-    if not isinstance(error, click.NoSuchOption):
-        return error.format_message()
-    near = nearest(error.option_name.lstrip("-"), [name.lstrip("-") for name in error.possibilities or ()])
-    return f"{error.message} Did you mean '--{near}'?" if near else error.message
+def _meaning(given: Sequence[str], error: BaseException) -> DynbenchError:
+    """What an exception means to the user; an unforeseen one is a bug, or a mistake in the code of a plug-in."""
+    meaning = user_error(error)
+    if isinstance(meaning, BugError):
+        from dynbench.plugins import outside
+
+        if place := outside.where(error):
+            if "--debug" in given:
+                _print_traceback(sys.stderr)
+            hint = f"The error comes from the code of a plug-in ({outside.VARIABLE}); --debug prints the traceback."
+            return UsageError(f"{place}: {meaning.message}", hint)
+        _keep_traceback(given, meaning)
+    return meaning
+
+
+def _print_traceback(file: TextIO) -> None:
+    import traceback
+
+    traceback.print_exc(file=file)
 
 
 def _keep_traceback(given: Sequence[str], bug: BugError) -> None:
     """The traceback of the exception at hand goes to stderr under `--debug`, else to a file that the hint names."""
     import tempfile
-    import traceback
 
     if "--debug" in given:
-        traceback.print_exc()
-        hint = "This is a bug in dynbench; the traceback is above."
+        _print_traceback(sys.stderr)
+        where = "the traceback is above."
     else:
         try:
             with tempfile.NamedTemporaryFile("w", prefix="dynbench-bug-", suffix=".txt", delete=False) as file:
                 file.write(f"dynbench {__version__} {' '.join(given)}\n\n")
-                traceback.print_exc(file=file)
-            hint = f"This is a bug in dynbench; the traceback is in {file.name}, --debug prints it."
+                _print_traceback(file)  # type: ignore[arg-type]  # it writes text
+            where = f"the traceback is in {file.name}, --debug prints it."
         except OSError as full:
-            hint = f"This is a bug in dynbench; its traceback cannot be kept ({full}), --debug prints it."
-    bug.hint = f"{hint} {bug.hint}".rstrip()
-
-
-def _of_plugin(given: Sequence[str], error: BaseException) -> DynbenchError | None:
-    """What an unforeseen error means where the code of a plug-in from outside raised it; None where none did."""
-    from dynbench.plugins import outside
-
-    meaning = user_error(error)
-    place = outside.where(error) if isinstance(meaning, BugError) else None
-    if place is None:
-        return None
-    if "--debug" in given:
-        import traceback
-
-        traceback.print_exc()
-    hint = f"The error comes from the code of a plug-in ({outside.VARIABLE}); --debug prints the traceback."
-    return UsageError(f"{place}: {meaning.message}", hint)
+            where = f"its traceback cannot be kept ({full}), --debug prints it."
+    bug.hint = f"This is a bug in dynbench; {where} {bug.hint}".rstrip()
 
 
 def _fail(given: Sequence[str], error: DynbenchError) -> int:
-    """Say what went wrong on stderr, and as one JSON object on stdout when that was asked for.
+    """Say what went wrong on stderr, and as one JSON object on stdout under `--json`.
 
     Where nobody reads stdout any more, as behind `head`, nothing is said.
     """
     if isinstance(error, Interrupted) and error.signum == signal.SIGPIPE:
         _abandon_stdout()
         return error.exit_code
-    if isinstance(error, BugError):
-        _keep_traceback(given, error)
     from dynbench.table_text import printable
 
     lines = printable(error.message).splitlines() or [error.kind]

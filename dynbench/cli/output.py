@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
 from dynbench.errors import UsageError
 from dynbench.runs.atomic import jsonable
 from dynbench.table_text import Table, csv_text, printable
-
-if TYPE_CHECKING:
-    from dynbench.cli.options import Settings
-    from dynbench.runs.run import Run
 
 Form = Literal["table", "md", "csv"]
 """What a result's table is printed as."""
@@ -56,29 +51,6 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(jsonable(value), allow_nan=False))
 
 
-def print_for_script(
-    settings: Settings, command: str, content: Mapping[str, object], short: str | Iterable[str] = ()
-) -> bool:
-    """Print a result for a program where that is asked for; False where it is left to be shown to people.
-
-    Args:
-        settings: which form is asked for.
-        command: as its JSON names it.
-        content: of the object under `--json`.
-        short: what is printed under `-q`, in lines.
-    """
-    if not settings.as_json and settings.quiet:
-        print_lines(*([short] if isinstance(short, str) else short))
-    return printed_json(settings, command, content) or settings.quiet
-
-
-def printed_json(settings: Settings, command: str, content: Mapping[str, object]) -> bool:
-    """Print a result as JSON where that is asked for; False where it is left to be shown otherwise."""
-    if settings.as_json:
-        print_json({"schema_version": 1, "command": command, **content})
-    return settings.as_json
-
-
 @contextmanager
 def writing(what: object, hint: str = "Name a file in an existing folder.") -> Iterator[None]:
     """While a file is written that the user named.
@@ -100,38 +72,21 @@ def refuse_existing(path: Path, force: bool) -> None:
         raise UsageError(f"{path}: exists already", "Name another file, or give --force.")
 
 
-def print_line(text: str) -> None:
-    """Print one line of the result, never wrapped, so that paths can be copied."""
-    _print(printable(text))
-
-
 def print_lines(*texts: str | None) -> None:
-    """Print lines of the result; None is left out."""
+    """Print lines of the result, never wrapped, so that paths can be copied; None is left out."""
     for text in texts:
         if text is not None:
-            print_line(text)
-
-
-def print_result(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    records: Iterable[Mapping[str, object]],
-    *,
-    keys: int = 1,
-) -> None:
-    """Print the table that is a command's result, in the form that `--format` asks for.
-
-    Args:
-        columns: the header for people, also as Markdown.
-        rows: cells for people; None is empty.
-        records: for programs, as CSV: names with their units to values in full precision.
-        keys: how many of the first columns tell the rows apart.
-    """
-    print_results([Table(columns, _texts(rows), keys=keys)], records)
+            _print(printable(text))
 
 
 def print_results(tables: Sequence[Table], records: Iterable[Mapping[str, object]], bold: Collection[int] = ()) -> None:
-    """Print the tables that together are a command's result, as `print_result` does one."""
+    """Print the tables that are a command's result, in the form that `--format` asks for.
+
+    Args:
+        tables: for people, also as Markdown.
+        records: for programs, as CSV: names with their units to values in full precision.
+        bold: positions of rows that stand out.
+    """
     if _form == "csv":
         click.echo(csv_text(records), nl=False)
     elif _form == "md":
@@ -151,23 +106,27 @@ def print_records(
     keys: int = 1,
     bold: Collection[int] = (),
 ) -> None:
-    """Print rows as `print_result` does.
+    """Print rows as the table that is a command's result, see `print_results`.
 
     Args:
-        columns: what the cells are made of.
+        columns: what the cells are made of; None is an empty cell.
         rows: what they are made from.
         records: for programs; the rows themselves when None.
         keys: how many of the first columns tell the rows apart.
         bold: positions of rows that stand out.
     """
     cells = [[row[cell] if isinstance(cell, str) else cell(row) for cell in columns.values()] for row in rows]
-    table = Table(list(columns), _texts(cells), keys=keys)
-    print_results([table], rows if records is None else records, bold)
+    print_results([_table(columns, cells, keys=keys)], rows if records is None else records, bold)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
     """Print a table under a title; None is an empty cell."""
-    show_table(Table(columns, _texts(rows), title))
+    show_table(_table(columns, rows, title))
+
+
+def _table(columns: Iterable[str], rows: Iterable[Sequence[object]], title: str = "", keys: int = 1) -> Table:
+    texts = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    return Table(list(columns), texts, title, keys=keys)
 
 
 def show_table(table: Table, bold: Collection[int] = ()) -> None:
@@ -200,16 +159,25 @@ def fits(table: Table) -> bool:
     return narrowest + sum(2 + width for width in others) <= stdout.width
 
 
-def _texts(rows: Iterable[Sequence[object]]) -> list[list[str]]:
-    return [["" if cell is None else str(cell) for cell in row] for row in rows]
-
-
 def print_pairs(title: str, pairs: Mapping[str, object]) -> None:
     """Print a title and, below it, one line per key and value; long values are not wrapped."""
-    print_line(title)
-    width = max((len(key) for key in pairs), default=0)
-    for key, value in pairs.items():
-        print_line(f"  {key:<{width}}  {value}")
+    width = max(map(len, pairs), default=0)
+    print_lines(title, *(f"  {key:<{width}}  {value}" for key, value in pairs.items()))
+
+
+def show_markdown(text: str, laid_out: str) -> None:
+    """Print Markdown: on a terminal laid out, with commands in whole lines to be pasted, else as it is.
+
+    Args:
+        text: for a file or a pipe.
+        laid_out: for a terminal.
+    """
+    if sys.stdout.isatty():
+        from dynbench.cli.console import print_markdown
+
+        print_markdown(laid_out)
+    else:
+        click.echo(text, nl=False)
 
 
 def show_warnings(warnings: Iterable[str]) -> None:
@@ -232,48 +200,6 @@ def brief(value: object) -> str:
 
 def _nested(value: object) -> str:
     return f"({brief(value)})" if isinstance(value, dict) and value else brief(value)
-
-
-def next_command(command: str, *words: str, root: Path) -> str:
-    """A command with its words; the registry is named where it is not the default one.
-
-    Args:
-        command: as typed.
-        words: arguments and options, not quoted yet.
-        root: folder of the registry.
-    """
-    from dynbench.runs.store import results_option
-
-    return f"dynbench {shlex.join([command, *words])}{results_option(root)}"
-
-
-def setting_words(command: str, run: Run, overrides: Mapping[str, object]) -> list[str]:
-    """The options that give a command the configuration of a run with other values.
-
-    Args:
-        command: one that takes `-c` and `--set`.
-        run: whose `config.yaml` is given with `-c`.
-        overrides: dotted key to value; those that the run has are left out, and the others written as flags where the
-            command has one.
-    """
-    from dynbench.cli.main import load_command
-    from dynbench.cli.options import FLAGS
-    from dynbench.config.digest import changed, differences, value_of
-    from dynbench.config.layers import replaced_by
-    from dynbench.config.typed_text import written
-
-    config = run.config()
-    wanted = changed(config, overrides)
-    differing = differences(config, wanted)
-    taken = {parameter.name for parameter in load_command(command).params}
-    flags = {flag.key: flag.option for flag in FLAGS if flag.parameter in taken}
-    words = ["-c", str(run.config_file)]
-    for key in overrides:
-        # Also where the run has the value, but says it in another way: samples per worker for the global batch.
-        if key in differing or any(value_of(config, other) is not None for other in replaced_by([key])):
-            text = written(key, value_of(wanted, key))
-            words += [flags[key], text] if key in flags else ["--set", f"{key}={text}"]
-    return words
 
 
 class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]  # the stream is looked up at every record

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynbench.cli.options import Settings, common_options, table_option
-from dynbench.cli.output import Columns, print_for_script, print_line, print_records
+from dynbench.cli.options import command
+from dynbench.cli.output import Columns, print_lines, print_records
+from dynbench.cli.settings import Settings
 
 if TYPE_CHECKING:
     from dynbench.engine.rank.toy_check import Checked
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
 LINE_EVERY_S = 2.0
 
 
-@click.command(epilog="\b\nExamples:\n  dynbench plugins\n  dynbench plugins strategies\n")
+@command(table=True, epilog="\b\nExamples:\n  dynbench plugins\n  dynbench plugins strategies\n")
 @click.argument("kind", required=False)
-@table_option
-@common_options
 def plugins(settings: Settings, kind: str | None) -> None:
     """What can be chosen, a line each, with its options, which are set by --set.
 
@@ -33,39 +32,29 @@ def plugins(settings: Settings, kind: str | None) -> None:
 
     if kind is not None and kind not in KINDS:
         raise UsageError(f"{kind!r} is no kind of plug-in. {did_you_mean(kind, KINDS)}", f"Known: {', '.join(KINDS)}.")
-    show_kinds(settings, "plugins", [kind] if kind else list(KINDS))
+    show_kinds(settings, [kind] if kind else list(KINDS))
 
 
-def show_kinds(
-    settings: Settings, command: str, kinds: Sequence[str], beside: Sequence[Mapping[str, Any]] = ()
-) -> None:
+def show_kinds(settings: Settings, kinds: Sequence[str], beside: Sequence[Mapping[str, Any]] = ()) -> None:
     """Show the plug-ins of some kinds, and lines like theirs beside them, as what a command found."""
     found = [*(line for kind in kinds for line in listed(kind)), *beside]
-    _show_listed(settings, command, found, {"kind": "kind", "name": "name", "what it is": "summary"}, keys=2)
+    _show(settings, "plugins", found, {"kind": "kind", "name": "name", "what it is": "summary"}, keys=2)
 
 
-def _show_listed(
-    settings: Settings,
-    command: str,
-    found: Sequence[Mapping[str, Any]],
-    columns: Columns,
-    *,
-    key: str = "plugins",
-    keys: int = 1,
-) -> None:
+def _show(settings: Settings, key: str, found: Sequence[Mapping[str, Any]], columns: Columns, keys: int = 1) -> None:
     """Show lines of `listed` under columns and their options; for CSV the keys of the options are one cell."""
-    if not print_for_script(settings, command, {key: found}, [line["name"] for line in found]):
+    if not settings.printed({key: found}, [line["name"] for line in found]):
         flat = [{**line, "options": " ".join(option["key"] for option in line["options"])} for line in found]
         options: Columns = {"options (--set)": lambda line: ", ".join(line["options"].split())}
         print_records({**columns, **options}, flat, keys=keys)
 
 
-def listed(kind: str, **facts: str) -> list[dict[str, Any]]:
+def listed(kind: str, *attributes: str) -> list[dict[str, Any]]:
     """The plug-ins of a kind, as `--json` prints them.
 
     Args:
         kind: of `KINDS`.
-        facts: further keys, to the attribute of the entry that each shows.
+        attributes: of the entries, that are shown too.
     """
     from dynbench.config.describe import describe
     from dynbench.plugins import KINDS
@@ -88,7 +77,7 @@ def listed(kind: str, **facts: str) -> list[dict[str, Any]]:
                 }
                 for option, info in entry.options.model_fields.items()
             ],
-            **{key: getattr(entry, attribute) for key, attribute in facts.items()},
+            **{attribute: getattr(entry, attribute) for attribute in attributes},
         }
         for name, entry in registry.items()
     ]
@@ -99,13 +88,10 @@ def compress() -> None:
     """List the compressors of `train --compress`."""
 
 
-@compress.command("ls", epilog="Example: dynbench compress ls")
-@table_option
-@common_options
+@command("ls", group=compress, table=True, epilog="Example: dynbench compress ls")
 def list_compressors(settings: Settings) -> None:
     """All compressors: what they send by which collectives, and their options, which are set by --set."""
-    same = {key: key for key in ("paper", "variant", "bias", "collectives", "extra", "indices")}
-    found = listed("compressors", **same, error_feedback="feedback")
+    found = listed("compressors", "paper", "variant", "bias", "collectives", "extra", "indices", "feedback")
     columns = {
         "name": "name",
         "what it is": "summary",
@@ -115,7 +101,9 @@ def list_compressors(settings: Settings) -> None:
         "indices": "indices",
         "paper": "paper",
     }
-    _show_listed(settings, "compress ls", found, columns, key="compressors")
+    for line in found:
+        line["error_feedback"] = line.pop("feedback")
+    _show(settings, "compressors", found, columns)
 
 
 @click.group()
@@ -123,36 +111,36 @@ def sync() -> None:
     """List the strategies of `train --sync`, and check that they train what one process does."""
 
 
-@sync.command(
-    "ls", epilog="\b\nExamples:\n  dynbench sync ls\n  dynbench train --sync bucketed --set sync.bucket_mb=10"
+@command(
+    "ls",
+    group=sync,
+    table=True,
+    epilog="\b\nExamples:\n  dynbench sync ls\n  dynbench train --sync bucketed --set sync.bucket_mb=10",
 )
-@table_option
-@common_options
 def list_strategies(settings: Settings) -> None:
     """All strategies, what they train, and their options."""
-    found = listed("strategies", trains="trains", exact="exact", servers="servers", virtual="virtual")
-    _show_listed(settings, "sync ls", found, {"strategy": "name", "what it is": "summary", "trains": _trains})
+    columns: Columns = {
+        "strategy": "name",
+        "what it is": "summary",
+        "trains": lambda it: "nothing" if not it["trains"] else "as one process" if it["exact"] else "something else",
+    }
+    _show(settings, "plugins", listed("strategies", "trains", "exact", "servers", "virtual"), columns)
 
 
-def _trains(line: Mapping[str, Any]) -> str:
-    """What becomes of the model, beside one process on the whole batch."""
-    if not line["trains"]:
-        return "nothing"
-    return "as one process" if line["exact"] else "something else"
-
-
-@sync.command("check", epilog="\b\nExamples:\n  dynbench sync check\n  dynbench sync check bucketed --ranks 4")
+@command(
+    "check",
+    group=sync,
+    table=True,
+    epilog="\b\nExamples:\n  dynbench sync check\n  dynbench sync check bucketed --ranks 4",
+)
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Ranks that train.")
-@table_option
-@common_options
 def check(settings: Settings, names: tuple[str, ...], ranks: int) -> None:
     """Train a toy on random data with the strategies NAME, or all, and compare its weights with one process's.
 
     The ranks are processes on this machine's CPU. Exact strategies differ by rounding in double precision alone; one
     that differs by more makes the command end with exit code 6.
     """
-    from dynbench.cli.console import working
     from dynbench.engine.rank.toy_check import OPTIMIZERS, check_strategies
     from dynbench.errors import ChecksFailed
     from dynbench.plugins import STRATEGIES
@@ -161,7 +149,7 @@ def check(settings: Settings, names: tuple[str, ...], ranks: int) -> None:
     chosen = list(dict.fromkeys(names)) or list(STRATEGIES)
     total = len(chosen) * len(OPTIMIZERS)
     with (
-        working(settings.shows_progress, "starting ranks", line_every_s=LINE_EVERY_S) as report,
+        settings.working("starting ranks", line_every_s=LINE_EVERY_S) as report,
         closing(check_strategies(chosen, ranks)) as checking,
     ):
         for checked in checking:
@@ -174,10 +162,10 @@ def check(settings: Settings, names: tuple[str, ...], ranks: int) -> None:
         raise ChecksFailed(
             f"sync check: {', '.join(failed)} trained other weights than one process",
             "This is a bug of the strategy.",
-            result={"schema_version": 1, "command": "sync check", "checked": rows},
+            result={"checked": rows},
         )
     short = [f"{each.strategy} {each.optimizer} {each.difference:.3g}" for each in found]
-    if not print_for_script(settings, "sync check", {"checked": rows}, short):
+    if not settings.printed({"checked": rows}, short):
         _show_checked(rows)
 
 
@@ -192,7 +180,7 @@ def _show_checked(rows: Sequence[Mapping[str, Any]]) -> None:
     }
     print_records(columns, rows)
     exact = [row for row in rows if row["exact"]]
-    print_line(
+    print_lines(
         f"\n{sum(row['passed'] for row in exact)} of {len(exact)} runs of {len({row['strategy'] for row in exact})} "
         "exact strategies train what one process does, but for rounding"
     )

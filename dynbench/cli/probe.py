@@ -3,67 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
-import click
-
-from dynbench.cli.options import Command, Settings, common_options, config_options, name_options, table_option
-from dynbench.cli.output import (
-    next_command,
-    print_for_script,
-    print_line,
-    print_lines,
-    print_records,
-    print_table,
-    setting_words,
-)
+from dynbench.cli.options import command
+from dynbench.cli.output import Columns, print_lines, print_records, print_table
+from dynbench.cli.settings import Settings, next_command, setting_words
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Config
     from dynbench.experiment.training import NextTraining
     from dynbench.runs.probe_record import ProbeRecord
     from dynbench.runs.run import Run
-    from dynbench.runs.store import Naming
 
 
-@click.command(
-    cls=Command,
+@command(
+    named=True,
+    config=("workload", "sync", "train", "launch", "probe"),
+    table=True,
     epilog="\b\nExamples:\n  dynbench probe --name small\n  dynbench probe --memory-limit 2GiB --lengths 64,128,256\n"
     "  dynbench train --mode dynamic --cost-type measured --probe small --capacity small",
 )
-@name_options
-@config_options("workload", "sync", "train", "launch", "probe")
-@table_option
-@common_options
-def command(settings: Settings, **naming: Unpack[Naming]) -> None:
+def probe(settings: Settings) -> None:
     """Find the largest micro-batch of every rank and length, and fit a cost model of the training step."""
-    from dynbench.cli.console import working
     from dynbench.experiment.training import next_training
     from dynbench.probe.prober import run_probe
     from dynbench.runs.probe_record import read_probe
     from dynbench.runs.recorder import named
 
-    with working(settings.shows_progress, "probing") as report:
+    store = settings.store()
+    with settings.working("probing") as report:
         config = settings.config(paths=True)
-        run = run_probe(config, settings.store(), report=report, asked=config, **naming)
+        run = run_probe(config, store, report=report, asked=config, **settings.naming)
         with named(run):
             report("checking the run to come")
-            coming = next_training(config, run, settings.store())
+            coming = next_training(config, run, store)
     record = read_probe(run.path)
     raw = {"schema_version", "trials", "timings", "tables", "workload"}  # they stay in `probe.json`
     facts = record.model_dump(exclude=raw) if settings.as_json else {}
-    if print_for_script(settings, "probe", {"run": run.reference, **facts, "train": coming}, str(run.path)):
-        return
-    _show(record)
-    print_lines("", f"run      {run.path}")
-    print_lines(*_next_lines(coming, config, run))
+    if not settings.printed({"run": run.reference, **facts, "train": coming}, str(run.path)):
+        show_probe(record)
+        print_lines("", f"run      {run.path}", *_next_lines(coming, config, run))
 
 
-def asked_settings(config: Config) -> dict[str, object]:
-    """The schedule and the steps as they were asked for: the probe's run has them as they were decided for probing."""
-    asked: dict[str, object] = {f"schedule.{key}": value for key, value in config.schedule}
-    asked |= {"schedule.policy": config.schedule.policy_name, "train.lr_warmup_steps": config.train.lr_warmup_steps}
-    return asked if config.train.epochs is None else {**asked, "train.epochs": config.train.epochs}
+def configured(config: Config) -> dict[str, object]:
+    """The schedule and the steps as configured: the probe's run has them as they were decided for probing."""
+    found: dict[str, object] = {f"schedule.{key}": value for key, value in config.schedule}
+    found |= {"schedule.policy": config.schedule.policy_name, "train.lr_warmup_steps": config.train.lr_warmup_steps}
+    return found if config.train.epochs is None else {**found, "train.epochs": config.train.epochs}
 
 
 def next_settings(config: Config, run: Run) -> dict[str, object]:
@@ -72,7 +58,7 @@ def next_settings(config: Config, run: Run) -> dict[str, object]:
 
     policy = None if config.schedule.policy == "static" else config.schedule.policy
     dynamic = changed(config, {"schedule.mode": "dynamic", "schedule.policy": policy})
-    return {**asked_settings(dynamic), "probe.run": run.label}
+    return {**configured(dynamic), "probe.run": run.label}
 
 
 def _next_lines(coming: NextTraining, config: Config, run: Run) -> Iterator[str]:
@@ -81,7 +67,7 @@ def _next_lines(coming: NextTraining, config: Config, run: Run) -> Iterator[str]
     if coming.stopped_by is not None:
         yield f"training with --global-batch {coming.global_batch} would stop: {coming.stopped_by}"
     if coming.instead is None:
-        again = next_command("probe", *setting_words("probe", run, asked_settings(config)), root=root)
+        again = next_command("probe", *setting_words("probe", run, configured(config)), root=root)
         yield f"next     {again} with a larger --memory-limit or a smaller --max-length"
         return
     if coming.instead:
@@ -91,33 +77,34 @@ def _next_lines(coming: NextTraining, config: Config, run: Run) -> Iterator[str]
     yield f"next     {next_command('train', *setting_words('train', run, settings), root=root)}"
 
 
-def _show(record: ProbeRecord) -> None:
+COLUMNS: Columns = {
+    "rank": "rank",
+    "tokens": "length_tokens",
+    "largest micro-batch": lambda row: (
+        "no limit found" if row["max_batch_samples"] is None else row["max_batch_samples"]
+    ),
+    "passed": "tested_ok_samples",
+    "failed": lambda row: "none" if (least := row["tested_fail_samples"]) is None else least,
+    "peak MB of what passed": lambda row: None if row["peak_mem_mb"] is None else f"{row['peak_mem_mb']:,.0f}",
+}
+
+
+def show_probe(record: ProbeRecord) -> None:
+    """The table of capacities, then what its columns are of, the fitted cost and the predictions."""
     limit = "" if record.memory_limit_mb is None else f", {record.memory_limit_mb:,.0f} MB per process"
-    print_line(f"capacity on {record.device}, {record.precision}{limit}")
-    print_records(
+    print_lines(f"capacity on {record.device}, {record.precision}{limit}")
+    rows = [
         {
-            "rank": "rank",
-            "tokens": "length_tokens",
-            "largest micro-batch": lambda row: (
-                "no limit found" if row["max_batch_samples"] is None else row["max_batch_samples"]
-            ),
-            "passed": "tested_ok_samples",
-            "failed": lambda row: "none" if (least := row["tested_fail_samples"]) is None else least,
-            "peak MB of what passed": lambda row: "" if row["peak_mem_mb"] is None else f"{row['peak_mem_mb']:,.0f}",
-        },
-        [
-            {
-                "rank": row.rank,
-                "length_tokens": row.length,
-                "max_batch_samples": None if row.tested_fail is None else row.max_batch,
-                "tested_ok_samples": row.tested_ok,
-                "tested_fail_samples": row.tested_fail,
-                "peak_mem_mb": row.peak_mem_mb,
-            }
-            for row in record.capacity
-        ],
-        keys=2,
-    )
+            "rank": row.rank,
+            "length_tokens": row.length,
+            "max_batch_samples": None if row.tested_fail is None else row.max_batch,
+            "tested_ok_samples": row.tested_ok,
+            "tested_fail_samples": row.tested_fail,
+            "peak_mem_mb": row.peak_mem_mb,
+        }
+        for row in record.capacity
+    ]
+    print_records(COLUMNS, rows, keys=2)
     print_lines(*_notes(record))
     _show_cost(record)
     print_lines(*_prediction(record))
@@ -158,13 +145,14 @@ def _show_cost(record: ProbeRecord) -> None:
     cost = record.cost_model
     if cost is None:
         return
-    print_line("")
-    print_line(
+    print_lines(
+        "",
         f"step time: {cost.alpha_ms:.3g} ms + {1e3 * cost.beta_ms_per_token:.3g} us per padded token"
-        f" + {1e6 * cost.gamma_ms_per_token2:.3g} ns per padded token and token of length"
+        f" + {1e6 * cost.gamma_ms_per_token2:.3g} ns per padded token and token of length",
+        None
+        if cost.further_ms is None
+        else f"every micro-batch of a step after its first: {cost.further_ms:.3g} ms in place of the first term",
     )
-    if cost.further_ms is not None:
-        print_line(f"every micro-batch of a step after its first: {cost.further_ms:.3g} ms in place of the first term")
     print_table(
         ("cost type", "error on unseen points", "rank correlation"),
         [
@@ -173,11 +161,11 @@ def _show_cost(record: ProbeRecord) -> None:
         ],
     )
     if record.allreduce is not None:
-        print_line(f"all-reduce of the gradient: {record.allreduce.ms:.3g} ms for {record.allreduce.megabytes:.3g} MB")
+        print_lines(f"all-reduce of the gradient: {record.allreduce.ms:.3g} ms for {record.allreduce.megabytes:.3g} MB")
     elif record.overhead_ms is not None:
-        print_line(f"virtual ranks: {record.overhead_ms:.3g} ms per step for communication (launch.comm_model)")
+        print_lines(f"virtual ranks: {record.overhead_ms:.3g} ms per step for communication (launch.comm_model)")
     if min(record.speeds) < 0.9:
-        print_line(f"relative speed of the ranks: {', '.join(f'{speed:.2f}' for speed in record.speeds)}")
+        print_lines(f"relative speed of the ranks: {', '.join(f'{speed:.2f}' for speed in record.speeds)}")
 
 
 def _prediction(record: ProbeRecord) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import webbrowser
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.options import FILE_PATH, Settings, common_options
-from dynbench.cli.output import next_command, print_for_script, print_line, writing
+from dynbench.cli.options import ANY_PATH, FILE_PATH, command
+from dynbench.cli.output import print_lines, show_markdown, writing
+from dynbench.cli.settings import Settings, next_command
 from dynbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,21 +32,20 @@ Examples:
 """
 
 
-@click.command(epilog=EPILOG)
+@command(epilog=EPILOG)
 @click.argument("ref", required=False, metavar="[RUN|COMPARISON]")
 @click.option("--lang", type=click.Choice(["en", "zh"]), default="en", help="Language.  [default: en]")
-@click.option("--format", "form", type=click.Choice(["md", "html"]), help="Else by the file's suffix, else md.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File, - for stdout; else in the run's folder.")
+@click.option("--format", "kind", type=click.Choice(["md", "html"]), help="Else by the file's suffix, else md.")
+@click.option("-o", "--output", type=ANY_PATH, help="File, - for stdout; else in the run's folder.")
 @click.option("--template", type=FILE_PATH, help="A template of your own.")
 @click.option("--short", is_flag=True, help="The first page alone; printed, unless -o or --format is given.")
 @click.option("--open", "browse", is_flag=True, help="Write HTML and open it in the browser.")
 @click.option("--solve", is_flag=True, help="First plan its own data offline: exact against greedy, costs, bounds.")
-@common_options
-def command(
+def report(
     settings: Settings,
     ref: str | None,
     lang: str,
-    form: Format | None,
+    kind: Format | None,
     output: Path | None,
     template: Path | None,
     short: bool,
@@ -60,11 +59,13 @@ def command(
     from dynbench.runs.atomic import write_text
     from dynbench.runs.store import RunStore
 
-    store = settings.store()
-    if browse and (form == "md" or str(output) == "-"):
+    store, to_stdout = settings.store(), str(output) == "-"
+    if browse and (kind == "md" or to_stdout):
         raise UsageError("--open shows an HTML page", "Leave out --format md and -o -.")
-    printed = short and not browse and form is None and output is None and not settings.as_json
-    chosen = _format("html" if browse else form, output)
+    if to_stdout and settings.as_json:
+        raise UsageError("-o -: the report and --json both want stdout", "Leave one of them out.")
+    page_only = short and not browse and kind is None and output is None and not settings.as_json
+    chosen = _format("html" if browse else kind, output)
     render: Callable[[Path], str]
     of_assignment = ref is not None and holds_assignment(store.resolve(ref))
     if of_assignment:
@@ -73,21 +74,20 @@ def command(
         run = store.resolve(str(ref))
         render = partial(chapter_text, run, RunStore.of(run), lang, chosen)
     else:
-        subject = find_report_input(store, ref)
+        found = find_report_input(store, ref)
         if solve:
             from dynbench.experiment.offline_plans import plan_report
 
-            plan_report(subject, store)
-            subject = read_report_input(store, subject.run)
-        run = subject.run
-        render = partial(render_report, subject, lang, chosen, template=template, short=short)
-    if str(output) == "-":
-        if settings.as_json:
-            raise UsageError("-o -: the report and --json both want stdout", "Leave one of them out.")
+            plan_report(found, store)
+            found = read_report_input(store, found.run)
+        run = found.run
+        render = partial(render_report, found, lang, chosen, template=template, short=short)
+    if to_stdout:
         click.echo(render(Path()), nl=False)
         return
-    if printed:
-        _show(render(Path()))
+    if page_only:
+        page = render(Path())
+        show_markdown(page, _IMAGE_LINE.sub("", page))
         return
     path = output or run.path / f"report.{'short.' * short}{lang}.{chosen}"
     with writing(output, "Name a file in an existing folder with -o."):
@@ -96,39 +96,28 @@ def command(
     if browse and not webbrowser.open(path.resolve().as_uri()):
         click.echo(f"no browser was found: open {path}", err=True)
     about = {"id": run.id, "name": run.name, "path": run.path}
-    if not print_for_script(settings, "report", {"subject": about, "path": path}, str(path)):
-        print_line(str(path))
-        if chosen == "md" and not of_assignment:
-            words = [ref or run.label, "--format", "html"]
-            words += [] if lang == "en" else ["--lang", lang]
-            words += [] if template is None else ["--template", str(template)]
-            words += [] if output is None else ["-o", str(output.with_suffix(".html"))]
-            print_line(f"next  {next_command('report', *words, root=store.root)}")
-
-
-def _show(page: str) -> None:
-    """Laid out on a terminal, without its figures; Markdown for a file or a pipe."""
-    if not sys.stdout.isatty():
-        click.echo(page, nl=False)
+    if settings.printed({"subject": about, "path": path}, str(path)):
         return
-    from rich.console import Console
-    from rich.markdown import Markdown
+    print_lines(str(path))
+    if chosen == "md" and not of_assignment:
+        page_file = None if output is None else output.with_suffix(".html")
+        given = {"--format": "html", "--lang": None if lang == "en" else lang, "--template": template, "-o": page_file}
+        words = [str(word) for option, value in given.items() if value is not None for word in (option, value)]
+        print_lines(f"next  {next_command('report', ref or run.label, *words, root=store.root)}")
 
-    Console().print(Markdown(_IMAGE_LINE.sub("", page)))
 
-
-def _format(form: Format | None, output: Path | None) -> Format:
-    """The format asked for, or that of the file's suffix; Markdown where neither says.
+def _format(kind: Format | None, output: Path | None) -> Format:
+    """The format of `--format`, or that of the file's suffix; Markdown where neither says.
 
     Raises:
         UsageError: a suffix of another format.
     """
     suffix = "" if output is None or str(output) == "-" else output.suffix.lower()
     known = SUFFIXES.get(suffix)
-    if suffix and (known is None or form not in (None, known)):
-        wanted = "a report is Markdown or HTML" if form is None else f"--format {form} writes another format"
+    if suffix and (known is None or kind not in (None, known)):
+        wanted = "a report is Markdown or HTML" if kind is None else f"--format {kind} writes another format"
         raise UsageError(
             f"-o {output}: {suffix} does not fit, {wanted}",
             f"End the name in {', '.join(SUFFIXES)}; a browser prints the HTML page as PDF.",
         )
-    return form or known or "md"
+    return kind or known or "md"

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.options import FILE_PATH, Settings, common_options, table_option
-from dynbench.cli.output import print_for_script, print_line
+from dynbench.cli.options import FILE_PATH, command
+from dynbench.cli.output import print_lines
+from dynbench.cli.settings import Settings
 from dynbench.errors import RunLookupError, UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ Examples:
 
 
 @click.group()
-def command() -> None:
+def runs() -> None:
     """List, show, export and remove runs.
 
     REF is an id, a unique prefix of one, a name, `@latest`, `@latest:WORD` (a command, or the word within the id),
@@ -43,7 +44,7 @@ def command() -> None:
     """
 
 
-@command.command("ls", epilog=LS_EPILOG)
+@command("ls", group=runs, table=True, epilog=LS_EPILOG)
 @click.option("--command", metavar="NAME,…", help="What made it: train, solve, probe, compare, analyze.")
 @click.option("--status", metavar="STATUS,…", help="Where it stands: completed, failed, running, lost, …")
 @click.option("--name", metavar="GLOB", help="Names that fit, like 'static-*'.")
@@ -52,8 +53,6 @@ def command() -> None:
 @click.option("--policy", metavar="NAME,…", help="Who got which samples; a comparison counts as its baseline.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The newest N; a comparison counts as one.")
 @click.option("--launches", is_flag=True, help="The runs of a comparison, below it.")
-@table_option
-@common_options
 def list_runs(
     settings: Settings, name: str | None, since: str | None, limit: int | None, launches: bool, **exact: str | None
 ) -> None:
@@ -67,41 +66,42 @@ def list_runs(
     store = settings.store()
     every = entry_rows(store.entries())
     rows = chosen([row for row in every if matches(row)], limit)
-    if print_for_script(settings, "runs ls", {"results": store.root, "runs": rows}, [str(row["id"]) for row in rows]):
-        pass
-    elif rows:
-        print_entries(every, rows, launches)
-    elif every:
-        print_line(f"None of the {len(every)} runs in {store.root} is so. `dynbench runs ls` lists them.")
-    else:
-        print_line(f"No runs in {store.root}. `dynbench train --name NAME` makes one.")
-    _warn_of_strangers(store)
+    if not settings.printed({"results": store.root, "runs": rows}, [str(row["id"]) for row in rows]):
+        if rows:
+            print_entries(every, rows, launches)
+        elif every:
+            print_lines(f"None of the {len(every)} runs in {store.root} is so. `dynbench runs ls` lists them.")
+        else:
+            print_lines(f"No runs in {store.root}. `dynbench train --name NAME` makes one.")
+    _log_strangers(store)
 
 
-@command.command(
-    "show", short_help="One run: record, settings, environment, files.", epilog="Example: dynbench runs show @latest"
+@command(
+    "show",
+    group=runs,
+    short_help="One run: record, settings, environment, files.",
+    epilog="Example: dynbench runs show @latest",
 )
 @click.argument("ref", default="@latest")
-@common_options
 def show_run(settings: Settings, ref: str) -> None:
     """One run: its record, where its configuration leaves the defaults, its environment, its files."""
     from dynbench.cli.runs_show import facts_of, print_facts
 
     run = settings.store().resolve(ref)
     shown = facts_of(run)
-    if not print_for_script(settings, "runs show", shown, str(run.path)):
+    if not settings.printed(shown, str(run.path)):
         print_facts(shown)
 
 
-@command.command(
+@command(
     "export",
+    group=runs,
     short_help="Runs in one file, to compare with later and elsewhere.",
     epilog="Example: dynbench runs export runA runB -o base.zip",
 )
 @click.argument("refs", nargs=-1, required=True, metavar="REF...")
 @click.option("-o", "--output", type=FILE_PATH, required=True, help="The file, a zip.")
 @click.option("--arm", metavar="NAME", help="Of a comparison: this arm alone.")
-@common_options
 def export(settings: Settings, refs: Sequence[str], output: Path, arm: str | None) -> None:
     """Put runs, or those of one comparison, into one FILE, without logs, models, figures and profilers' traces.
 
@@ -109,15 +109,17 @@ def export(settings: Settings, refs: Sequence[str], output: Path, arm: str | Non
     """
     from dynbench.analysis.selection import export_runs
 
-    runs, of_one_arm = export_runs(refs, settings.store(), output, arm)
-    if not print_for_script(settings, "runs export", {"runs": [run.id for run in runs], "path": output}, str(output)):
-        print_line(str(output))
-        if traced := [run.label for run in runs if any(run.profiler_dir.glob("*.trace.json"))]:
-            print_line(f"left out: profilers' traces of {', '.join(traced)}; they stay in their folders' profiler/")
-        print_line(f"next  dynbench analyze {'RUN... --against ' if of_one_arm else ''}{shlex.quote(str(output))}")
+    exported, of_one_arm = export_runs(refs, settings.store(), output, arm)
+    if not settings.printed({"runs": [run.id for run in exported], "path": output}, str(output)):
+        traced = ", ".join(run.label for run in exported if any(run.profiler_dir.glob("*.trace.json")))
+        print_lines(
+            str(output),
+            f"left out: profilers' traces of {traced}; they stay in their folders' profiler/" if traced else None,
+            f"next  dynbench analyze {'RUN... --against ' if of_one_arm else ''}{shlex.quote(str(output))}",
+        )
 
 
-@command.command("rm", epilog=RM_EPILOG)
+@command("rm", group=runs, epilog=RM_EPILOG)
 @click.argument("refs", nargs=-1, metavar="REF...")
 @click.option("--failed", is_flag=True, help="Every run that failed, was interrupted, ran out of memory, or is lost.")
 @click.option(
@@ -129,7 +131,6 @@ def export(settings: Settings, refs: Sequence[str], output: Path, arm: str | Non
 @click.option("--force", is_flag=True, help="Also runs that are running.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Say what would go; remove nothing.")
-@common_options
 def remove_runs(
     settings: Settings,
     refs: Sequence[str],
@@ -149,6 +150,7 @@ def remove_runs(
     from dynbench.cli.runs_show import confirm_removal, members_go_too, show_removal
     from dynbench.runs.lookup import Removal, plan_removal, size_of
     from dynbench.runs.run import current_status
+    from dynbench.runs.run_record import UNSUCCESSFUL
 
     if not refs and not failed:
         raise UsageError("runs rm: no run named", "Name runs, or give --failed.")
@@ -158,16 +160,11 @@ def remove_runs(
             f"runs rm {path!r}: is a path", f"Name runs of {store.root} by id or name; dynbench runs ls lists them."
         )
     named = [store.resolve(ref, read=False) for ref in refs]
-    runs = {run.path: run for run in named}
-    if failed:
-        strange = {path for path, _ in _warn_of_strangers(store)}
-        from dynbench.runs.run_record import UNSUCCESSFUL
-
-        ended = [run for run, record in store.entries() if current_status(record) in UNSUCCESSFUL]
-        runs |= {run.path: run for run in ended if run.path not in strange}
-    for run in runs.values():
+    strange = _log_strangers(store) if failed else ()
+    ended = [run for run, it in store.entries() if current_status(it) in UNSUCCESSFUL] if failed else []
+    wanted = list({run.path: run for run in [*named, *ended] if run in named or run.path not in strange}.values())
+    for run in wanted:
         store.check_removable(run, force)
-    wanted = list(runs.values())
     removal = plan_removal(store.root, wanted, wanted if launches else named, store.entries())
     if removal.members and launches is None:
         launches = members_go_too(named, len(removal.members), yes or dry_run)
@@ -179,14 +176,13 @@ def remove_runs(
     if going and not yes and not dry_run:
         confirm_removal(going)
     sizes = {run: size_of(run) for run in going}
-    if not dry_run:
-        for run in going:
-            store.remove(run, force=force)
+    for run in () if dry_run else going:
+        store.remove(run, force=force)
     show_removal(settings, removal, sizes, dry_run)
 
 
-def _warn_of_strangers(store: RunStore) -> list[tuple[Path, str]]:
-    """Folders of the results folder that are nobody's to touch; those that look like a run are told on stderr."""
+def _log_strangers(store: RunStore) -> set[Path]:
+    """Folders of the results folder that are no runs of it; those that look like a run are named on stderr."""
     from dynbench.runs.lookup import strangers
     from dynbench.runs.run_record import slug_of
 
@@ -194,4 +190,4 @@ def _warn_of_strangers(store: RunStore) -> list[tuple[Path, str]]:
     for path, reason in found:
         if slug_of(path.name) or (path / "run.json").exists():
             _log.info("%s: %s; `runs rm` leaves it alone", path, reason)
-    return found
+    return {path for path, _ in found}

@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
-from dynbench.cli.options import Settings
-from dynbench.cli.output import Columns, brief, next_command, print_for_script, print_line, print_pairs, print_records
+from dynbench.cli.output import Columns, brief, print_lines, print_pairs, print_records
+from dynbench.cli.settings import Settings, next_command
 from dynbench.config.digest import differences
 from dynbench.config.rules import known_world_size
 from dynbench.config.schema import Config
@@ -237,58 +237,55 @@ def _readable(key: str, error_key: str, read: Callable[[], object], otherwise: s
 
 def _comparison_facts(run: Run) -> dict[str, object]:
     """The runs by arm and the verdicts of a comparison, and what comes next; empty for any other entry."""
-    from dynbench.analysis.record import read_analysis  # with numpy
+    from dynbench.analysis.record import COMPARISON_FILE, read_analysis  # with numpy
 
-    root = run.path.parent
+    def following(*words: str) -> str:
+        return next_command(*words, root=run.path.parent)
+
+    resume = ("compare", "--resume", run.label)
     try:
         if (run.path / "cells.json").is_file():
-            return _cells_facts(run)
-        if (run.path / "comparison.json").is_file():
+            cells = _cells(run)
+            completed = all(cell["status"] == "completed" for cell in cells)
+            return {"cells": cells, "next": following(*(("report", cells[0]["comparison"]) if completed else resume))}
+        if (run.path / COMPARISON_FILE).is_file():
             found = read_analysis(run.path)
-            return {
-                "arms": {arm.name: arm.runs for arm in found.arms},
-                "verdicts": {item.candidate: f"{item.verdict}: {item.reason}" for item in found.comparisons},
-                "next": next_command("report", run.label, root=root),
-            }
+            verdicts = {item.candidate: f"{item.verdict}: {item.reason}" for item in found.comparisons}
+            arms = {arm.name: arm.runs for arm in found.arms}
+            return {"arms": arms, "verdicts": verdicts, "next": following("report", run.label)}
         if (run.path / "compare.json").is_file():
             from dynbench.experiment.launch_plan import read_state
 
-            resume = next_command("compare", "--resume", run.label, root=root)
-            return {"arms": read_state(run.path).arms, "verdicts": {}, "next": resume}
+            return {"arms": read_state(run.path).arms, "verdicts": {}, "next": following(*resume)}
     except RecordError as error:
         _log.warning("%s: the comparison cannot be read: %s", run.path, error.message)
     return {}
 
 
-def _cells_facts(run: Run) -> dict[str, object]:
-    """The comparisons that a folder is over, each with what sets it apart and how it stands."""
+def _cells(run: Run) -> list[dict[str, Any]]:
+    """The comparisons that a folder is over, each with what sets it apart and its status."""
     from dynbench.experiment.cells import read_cells  # with all of analysis
 
     store = RunStore.of(run)
 
-    def state(comparison: str) -> str:
+    def status(comparison: str) -> str:
         return store.resolve(comparison).status if (store.root / comparison).is_dir() else "removed"
 
-    cells = [
-        {"settings": cell.settings, "comparison": cell.comparison, "status": state(cell.comparison)}
+    return [
+        {"settings": cell.settings, "comparison": cell.comparison, "status": status(cell.comparison)}
         for cell in read_cells(run).cells
     ]
-    completed = all(cell["status"] == "completed" for cell in cells)
-    words = ("report", str(cells[0]["comparison"])) if completed else ("compare", "--resume", run.label)
-    return {"cells": cells, "next": next_command(*words, root=store.root)}
 
 
 def print_facts(facts: dict[str, Any]) -> None:
     """Print what `facts_of` found."""
-    run = facts["run"]
+    run, title = facts["run"], "configuration"
     failure, warnings = run.pop("failure"), run.pop("warnings")
     run |= {"argv": shlex.join(run["argv"]), "duration_s": shown_duration(run["duration_s"])}
     print_pairs("run", {key.removesuffix("_s"): value for key, value in run.items() if value not in (None, "")})
     if failure:
         print_pairs("failure", {key: value for key, value in failure.items() if value is not None})
-    for warning in warnings:
-        print_line(f"warning: {warning}")
-    title = "configuration"
+    print_lines(*(f"warning: {warning}" for warning in warnings))
     if "cells" in facts:
         texts = {item["comparison"]: f"{item['status']}  {brief(item['settings'])}" for item in facts["cells"]}
         print_pairs("comparisons", texts)
@@ -296,20 +293,18 @@ def print_facts(facts: dict[str, Any]) -> None:
         title = "configuration of the baseline"
         print_pairs("runs by arm", {name: ", ".join(ids) or "none completed" for name, ids in facts["arms"].items()})
         print_pairs("verdicts", facts["verdicts"] or {"": "not analyzed yet"})
-    changed = facts["config_differences"]
-    if changed is not None:
+    if (changed := facts["config_differences"]) is None:
+        print_lines(f"configuration: {facts['config_error']}")
+    else:
         texts = {key: f"{brief(item['value'])}  (default {brief(item['default'])})" for key, item in changed.items()}
         print_pairs(f"{title}, where it leaves the defaults", texts or {"": "nowhere"})
+    if facts["env"] is None:
+        print_lines(f"environment: {facts['env_error']}")
     else:
-        print_line(f"configuration: {facts['config_error']}")
-    if facts["env"] is not None:
         known = {key: brief(value) for key, value in facts["env"].items() if value not in (None, {}, "")}
         print_pairs("environment", known)
-    else:
-        print_line(f"environment: {facts['env_error']}")
     print_pairs("files", {item["path"]: format_bytes(item["bytes"]) for item in facts["files"]})
-    if "next" in facts:
-        print_line(f"next  {facts['next']}")
+    print_lines(f"next  {facts['next']}" if "next" in facts else None)
 
 
 # Removed --------------------------------------------------------------------------------------------------------------
@@ -356,16 +351,14 @@ def show_removal(settings: Settings, removal: Removal, sizes: Mapping[Run, int],
         "dry_run": dry_run,
         "removed": [run.id for run in sizes],
         "bytes": sum(sizes.values()),
-        "kept": [{"id": kept.run.id, "used_by": kept.used_by} for kept in removal.kept],
+        "kept": [{"id": it.run.id, "used_by": it.used_by} for it in removal.in_use],
     }
-    if print_for_script(settings, "runs rm", facts, [str(run.path) for run in sizes]):
+    if settings.printed(facts, [str(run.path) for run in sizes]):
         return
     word = "would remove" if dry_run else "removed"
-    for run, size in sizes.items():
-        print_line(f"{word} {run.path}  {format_bytes(size)}")
-    for kept in removal.kept:
-        print_line(f"kept {kept.run.path}: {kept.used_by} reads it")
-    if not sizes:
-        print_line("Nothing to remove.")
-    elif len(sizes) > 1:
-        print_line(f"{word} {len(sizes)} runs, {format_bytes(sum(sizes.values()))}")
+    print_lines(
+        *(f"{word} {run.path}  {format_bytes(size)}" for run, size in sizes.items()),
+        *(f"kept {it.run.path}: {it.used_by} reads it" for it in removal.in_use),
+        None if sizes else "Nothing to remove.",
+        f"{word} {len(sizes)} runs, {format_bytes(sum(sizes.values()))}" if len(sizes) > 1 else None,
+    )

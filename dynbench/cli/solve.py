@@ -8,26 +8,18 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynbench.cli.options import (
-    FILE_PATH,
-    Command,
-    Settings,
-    common_options,
-    config_options,
-    name_options,
-    table_option,
-)
-from dynbench.cli.output import Columns, print_for_script, print_records, writing
+from dynbench.cli.options import FILE_PATH, command
+from dynbench.cli.output import Columns, print_records, writing
+from dynbench.cli.settings import Settings
 from dynbench.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Config
     from dynbench.experiment.solve_run import Solution
-    from dynbench.runs.store import Naming
     from dynbench.schedule.traces import Trace
 
 DATASETS = ("embedded",)
@@ -60,7 +52,16 @@ def _names(context: click.Context, parameter: click.Parameter, text: str) -> tup
     return None if not names or "all" in names else names
 
 
-@click.command(cls=Command, epilog=EPILOG)
+@command(
+    named=True,
+    table=True,
+    config=(
+        *(f"workload.{key}" for key in (*DATASET_KEYS, "layout")),
+        *(f"schedule.{key}" for key in SCHEDULE_KEYS),
+        *("train.seed", "probe.run"),
+    ),
+    epilog=EPILOG,
+)
 @click.argument("traces", nargs=-1, metavar="[TRACE ...]")
 @click.option("--world-size", "world_sizes", callback=_whole_numbers, metavar="N,N", help="Ranks [4,8,32].")
 @click.option("--batch-per-rank", type=click.IntRange(1), default=8, show_default=True, help="Samples per rank.")
@@ -81,26 +82,12 @@ def _names(context: click.Context, parameter: click.Parameter, text: str) -> tup
 @click.option("--csv", "csv_path", type=FILE_PATH, help="Write the lines here too.")
 @click.option("--write-trace", type=FILE_PATH, help="Write the lengths here too.")
 @click.option("--no-figures", is_flag=True, help="Leave the figures out.")
-@config_options(
-    *(f"workload.{key}" for key in DATASET_KEYS),
-    "workload.layout",
-    *(f"schedule.{key}" for key in SCHEDULE_KEYS),
-    "train.seed",
-    "probe.run",
-)
-@name_options
-@table_option
-@common_options
-def command(
+def solve(
     settings: Settings,
     traces: Sequence[str],
     world_sizes: tuple[int, ...] | None,
-    batch_per_rank: int,
-    global_batch: int | None,
     policies: tuple[str, ...] | None,
     windows: tuple[int, ...] | None,
-    steps: int | None,
-    order: Literal["shuffle", "file"],
     max_length: int | None,
     column: str | None,
     second_column: str | None,
@@ -109,7 +96,7 @@ def command(
     csv_path: Path | None,
     write_trace: Path | None,
     no_figures: bool,
-    **naming: Unpack[Naming],
+    **sizes: Any,
 ) -> None:
     """Plan length traces offline: what static scheduling wastes, what each policy gives back, and the bound.
 
@@ -118,7 +105,8 @@ def command(
     load it.
     """
     if list_only:
-        return _list_policies(settings)
+        _list_policies(settings)
+        return
     from dynbench.config.unread import Use, unread
     from dynbench.experiment.solve_run import SolveOptions, flat, run_solve, write_csv
     from dynbench.plugins import POLICIES
@@ -141,32 +129,28 @@ def command(
         world_sizes=world_sizes or DEFAULT_WORLD_SIZES,
         policies=policies,
         windows=windows or (DEFAULT_WINDOW,),
-        batch_per_rank=batch_per_rank,
-        global_batch=global_batch,
-        steps=steps,
-        order=order,
         max_length=max_length,
+        **sizes,  # --batch-per-rank, --global-batch, --steps, --order
     )
-    from dynbench.cli.console import working
     from dynbench.cli.solve_view import PATIENCE_S, progress_on
 
     planned = tuple(plan_of(name)[0] for name in policies or POLICIES)
     warnings = unread("solve", [Use(config, config, policies=planned)])
-    with working(settings.shows_progress, after_s=PATIENCE_S, line_every_s=math.inf) as tell:
+    store = settings.store()
+    with settings.working(after_s=PATIENCE_S, line_every_s=math.inf) as tell:
         update = progress_on(tell)
-        solution = run_solve(config, options, settings.store(), on_outcome=update, warnings=warnings, **naming)
+        solution = run_solve(config, options, store, on_outcome=update, warnings=warnings, **settings.naming)
     if csv_path is not None:
         with writing(f"--csv {csv_path}", "Name a writable folder."):
             write_csv(csv_path, [flat(line.result) for line in solution.lines])
     _show(settings, config, solution, draw=not no_figures)
-    return None
 
 
 def _in_their_layout(settings: Settings, config: Config, policies: Sequence[str] | None) -> Settings:
-    """With rows of real tokens as the layout where every policy asked for means the same: capacities then count tokens.
+    """With rows of real tokens as the layout where every policy named has it: capacities then count tokens.
 
     Raises:
-        UsageError: another layout was asked for.
+        UsageError: another layout is configured.
     """
     from dynbench.plugins.policies import named_plan, plan_of
 
@@ -176,7 +160,7 @@ def _in_their_layout(settings: Settings, config: Config, policies: Sequence[str]
     given = config.workload.layout if "layout" in config.workload.model_fields_set else None
     for name in policies or ():
         named_plan(name, given)
-    return settings.with_flag("workload.layout", *layouts)
+    return settings.with_flags(dict.fromkeys(["workload.layout"], *layouts))
 
 
 def _load(
@@ -187,7 +171,7 @@ def _load(
     from_run: str | None,
     max_length: int | None,
 ) -> list[Trace]:
-    """The traces asked for, each with a name of its own, cut to `max_length`."""
+    """The traces named, each with a name of its own, cut to `max_length`."""
     from dynbench.schedule.traces import BUILT_IN, load_trace
 
     second: dict[str, object] = {} if second_column is None else {"workload.second_column": second_column}
@@ -239,7 +223,7 @@ def _names_data(settings: Settings, specs: Sequence[str], from_run: str | None) 
 
 
 def _with_window(policies: tuple[str, ...] | None, windows: tuple[int, ...] | None) -> tuple[str, ...] | None:
-    """The policies, with the one that plans windows where windows were asked for."""
+    """The policies, with the one that plans windows where windows are given."""
     if policies is None or windows is None or max(windows) == 1 or "window" in policies:
         return policies
     return (*policies, "window")
@@ -249,7 +233,7 @@ def _dataset(settings: Settings, flags: Mapping[str, object]) -> Trace:
     """A data set as `train` would load it, not cut."""
     from dynbench.experiment.trace_sources import dataset_trace
 
-    return dataset_trace(replace(settings, flags={**settings.flags, **flags}).config(paths=True, trains=False))
+    return dataset_trace(settings.with_flags(flags).config(paths=True, trains=False))
 
 
 def _write_trace(traces: Sequence[Trace], path: Path) -> None:
@@ -278,7 +262,7 @@ def _show(settings: Settings, config: Config, solution: Solution, draw: bool) ->
         "skipped": solution.skipped,
         "figures": figures,
     }
-    if not print_for_script(settings, "solve", facts, str(solution.run.path)):
+    if not settings.printed(facts, str(solution.run.path)):
         print_solution(solution, figures, next_lines(solution, config, settings))
 
 
@@ -294,5 +278,5 @@ def _list_policies(settings: Settings) -> None:
         "runs in": lambda row: "train, solve" if row["in_train"] else "solve",
         "": "missing",
     }
-    if not print_for_script(settings, "solve", {"policies": policies}, POLICIES):
+    if not settings.printed({"policies": policies}, POLICIES):
         print_records(columns, policies)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import count
 from operator import itemgetter
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dynbench.cli.console import stderr
-from dynbench.cli.options import Settings
-from dynbench.cli.output import Columns, next_command, print_lines, print_records, setting_words
+from dynbench.cli.output import Columns, print_lines, print_records
+from dynbench.cli.settings import Settings, next_command, setting_words
 from dynbench.config.digest import changed, value_of
 from dynbench.config.part_rules import whole_window_steps
 from dynbench.config.schema import Config, Launch, Workload
@@ -48,14 +48,14 @@ NO_SAMPLES = {"workload.dataset": "tsv", "workload.data_path": "FILE"}
 # The table -----------------------------------------------------------------------------------------------------------
 
 
-def progress_on(tell: Callable[[str], None]) -> Callable[[Line | Skipped], None]:
-    """What to call with every outcome; it tells how many there were, and the last."""
+def progress_on(show: Callable[[str], None]) -> Callable[[Line | Skipped], None]:
+    """What to call with every outcome; it shows how many there were, and the last."""
     numbers = count(1)
 
     def update(outcome: Line | Skipped) -> None:
-        where = "{trace} G={world_size} {policy}" if isinstance(outcome, Line) else "{trace} G={world_size}"
-        facts = outcome.result if isinstance(outcome, Line) else asdict(outcome)
-        tell(f"{next(numbers)} lines solved, last {where.format(**facts)}")
+        facts = outcome.result if isinstance(outcome, Line) else {**asdict(outcome), "policy": ""}
+        where = "{trace} G={world_size} {policy}".format(**facts).rstrip()
+        show(f"{next(numbers)} lines solved, last {where}")
 
     return update
 
@@ -71,21 +71,20 @@ def print_solution(solution: Solution, figures: Sequence[Path], following: Seque
     results: list[Mapping[str, Any]] = [line.result for line in solution.lines]
     chosen = any(result["max_length"] is not None for result in results)
     for trace in solution.traces:
-        print_lines(_describe(trace), *(f"  {note}" for note in _cut_notes(trace, chosen)))
+        print_lines(*_about(trace, chosen))
     best = [index for index, result in enumerate(results) if _is_best(result, results)]
     rows = [{**result, "mark": " *" if index in best else ""} for index, result in enumerate(results)]
     print_records(COLUMNS, rows, map(flat, results), keys=4, bold=best)
-    print_lines(*_greedy_notes(results), *_steps_notes(solution), *_notes(results))
-    for text in _left_out(solution.skipped):
-        stderr.print(text, soft_wrap=True)
+    print_lines(*_greedy_notes(results), _steps_note(solution), *_notes(results))
+    left_out: dict[tuple[str, str], list[str]] = {}
+    for item in solution.skipped:
+        left_out.setdefault((item.policy or "all policies", item.reason), []).append(
+            f"{item.trace} G={item.world_size}"
+        )
+    for (policy, reason), where in left_out.items():
+        stderr.print(f"skipped {policy} ({', '.join(where)}): {reason}", soft_wrap=True)
     count_figures = f" ({len(figures)} figure files)" if figures else ""
     print_lines(f"Results: {solution.run.path}{count_figures}", *following)
-
-
-def gives_back_nothing(results: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether policies were tried that train and leave the batches random, and none gives back anything."""
-    tried = [r for r in results if r["policy"] != "static" and _counts(r)]
-    return bool(tried) and not any(map(_gains, tried))
 
 
 def best_by_ranks(results: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any] | None]:
@@ -102,26 +101,21 @@ def best_by_ranks(results: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str
     return {ranks: found.get(ranks) for ranks in sorted(firsts)}
 
 
-def _describe(trace: Trace) -> str:
+def _about(trace: Trace, chosen: bool) -> Iterator[str]:
+    """Its statistics, how many samples were cut here, and, where no length was chosen, how many `train` would cut."""
     s = describe(trace.lengths)
-    return (
+    yield (
         f"{trace.name}: {s.samples:,} samples, mean {s.mean:.1f}, sd {s.sd:.1f}, p50 {s.p50:g}, p95 {s.p95:g}, "
         f"p99 {s.p99:g}, max {s.max} tokens ({trace.source})"
     )
-
-
-def _cut_notes(trace: Trace, chosen: bool) -> list[str]:
-    """How many samples were cut here, and, where no length was chosen, how many planned whole `train` would cut."""
-    notes = []
     if trace.cut_samples:
-        notes.append(f"cut here: {trace.cut_samples:,} samples were longer than {trace.lengths.max()} tokens")
+        yield f"  cut here: {trace.cut_samples:,} samples were longer than {s.max} tokens"
     if trace.longer_than_train and not chosen:
         most = trace.train_max_length
-        notes.append(
-            f"not cut here: {trace.longer_than_train:,} samples are longer than {most} tokens, where train cuts unless "
-            f"told otherwise (workload.max_length); --max-length {most} cuts here too"
+        yield (
+            f"  not cut here: {trace.longer_than_train:,} samples are longer than {most} tokens, where train cuts "
+            f"unless told otherwise (workload.max_length); --max-length {most} cuts here too"
         )
-    return notes
 
 
 def _is_best(result: Mapping[str, Any], results: Iterable[Mapping[str, Any]]) -> bool:
@@ -174,81 +168,65 @@ COLUMNS: Columns = {
 }
 
 
-def _greedy_notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
+def _greedy_notes(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Per trace and world size: greedy against exact, and the naive counts beside it."""
-    notes = []
     for result in results:
-        gap = result["greedy_gap"]
-        if gap is None:
+        if (gap := result["greedy_gap"]) is None:
             continue
         naive = [f"{name} +{found['mean']:.1%}" for name, found in gap["naive_max_cost"].items() if found]
         variance = "is not known at this size"
         if gap["variance"]:
             variance = f"+{gap['variance']['mean']:.2%} of the squared maximum on average"
-        notes.append(
+        yield (
             f"{result['trace']} G={result['world_size']} prefix, greedy over exact in {gap['steps']} steps: maximum "
             f"+{gap['max_cost']['max']:.2%} at worst, variance {variance}; naive maximum: {', '.join(naive)}"
         )
-    return notes
 
 
-def _steps_notes(solution: Solution) -> list[str]:
+def _steps_note(solution: Solution) -> str:
     """Over how many steps the means are taken, why these, and which lines were cut short."""
     whole: dict[int, list[str]] = {}
-    places: dict[str, list[str]] = {}
+    short: dict[str, list[str]] = {}
     for line in solution.lines:
-        result, steps = line.result, line.result["steps"]
-        assert isinstance(steps, int)
+        result = line.result
         place = f"{result['trace']} G={result['world_size']}"
         whole.setdefault(line.whole_steps, []).append(place)
-        if steps < line.whole_steps:
-            places.setdefault(place, []).append(f"{result['policy']}{_window(result)} {steps}")
+        if (steps := int(str(result["steps"]))) < line.whole_steps:
+            short.setdefault(place, []).append(f"{result['policy']}{_window(result)} {steps}")
     most = max(whole, key=lambda steps: len(whole[steps]), default=solution.steps)
     others = [f"{place} {steps}" for steps in whole if steps != most for place in dict.fromkeys(whole[steps])]
     text = f"means over {most} steps" + (f" ({', '.join(others)})" if others else "")
     if whole.keys() - {solution.steps}:
         text += f", as {solution.steps} would split a window"
-    if places:
-        cut = "; ".join(f"{place}: {', '.join(lines)}" for place, lines in places.items())
+    if short:
+        cut = "; ".join(f"{place}: {', '.join(lines)}" for place, lines in short.items())
         text += f", fewer where planning took {LINE_LIMIT_S:g} s (--steps N plans them all): {cut}"
-    return [text]
+    return text
 
 
 def _window(result: Mapping[str, Any]) -> str:
     return f" W={result['window']}" if result["window"] > 1 else ""
 
 
-def _notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    notes = ["* most given back among policies that train and leave the batches random; costs are per step"]
+def _notes(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What the columns mean, as far as it applies."""
+    yield "* most given back among policies that train and leave the batches random; costs are per step"
     if any(not _counts(r) and _trains(r) for r in results):
-        notes.append(
+        yield (
             f"spread above {SPREAD_LIMIT:g}: whole steps are sorted by length, so training itself changes "
             "(1 is random batches)"
         )
     if any(r["capacity_violations"] for r in results):
-        notes.append("over capacity: micro-batches that would not fit in memory")
+        yield "over capacity: micro-batches that would not fit in memory"
     if weight := next((r["second_weight"] for r in results if r["second_weight"] is not None), None):
-        notes.append(f"costs add {weight:g} tokens per unit of the second column, which pad and attend to nothing")
+        yield f"costs add {weight:g} tokens per unit of the second column, which pad and attend to nothing"
     if any(r["objective"] == "slots" and r["micro_batches"] != 1 for r in results):
-        notes.append("slots: ranks meet in every micro-batch, so a step costs the sum over these of the slowest rank's")
+        yield "slots: ranks meet in every micro-batch, so a step costs the sum over these of the slowest rank's"
     if estimated := [r for r in results if speedup_is_estimated(r)]:
-        fitted_on = estimated[0]["fitted_on"]
-        notes.append(
-            f"{ESTIMATE} estimated from tokens: the probe measured {fitted_on} micro-batches, and others are priced as "
-            "these; probe with --layout of their own for what they cost"
+        yield (
+            f"{ESTIMATE} estimated from tokens: the probe measured {estimated[0]['fitted_on']} micro-batches, and "
+            "others are priced as these; probe with --layout of their own for what they cost"
         )
-    return notes
-
-
-def _left_out(skipped: Sequence[Skipped]) -> list[str]:
-    """One line per reason, with everything it left out."""
-    places: dict[tuple[str | None, str], list[str]] = {}
-    for item in skipped:
-        places.setdefault((item.policy, item.reason), []).append(f"{item.trace} G={item.world_size}")
-    return [
-        f"skipped {policy or 'all policies'} ({', '.join(where)}): {reason}"
-        for (policy, reason), where in places.items()
-    ]
 
 
 # The training that follows -------------------------------------------------------------------------------------------
@@ -263,7 +241,8 @@ def next_lines(solution: Solution, config: Config, settings: Settings) -> list[s
     results: Sequence[Mapping[str, Any]] = [line.result for line in solution.lines]
     if not results:
         return []
-    if gives_back_nothing(results):
+    tried = [r for r in results if r["policy"] != "static" and _counts(r)]
+    if tried and not any(map(_gains, tried)):
         return ["Next: stay with static; on these lengths no policy that keeps the batches random gives back anything"]
     best = best_by_ranks(results)
     name = next(line["trace"] for line in best.values() if line is not None)
@@ -297,7 +276,7 @@ def next_lines(solution: Solution, config: Config, settings: Settings) -> list[s
 
 
 def _probed(config: Config, settings: Settings) -> Config | None:
-    """What the probe that is planned with was asked for; None where none is."""
+    """The configuration of the probe that is planned with; None where none is."""
     if not names_a_probe(config):
         return None
     try:
@@ -332,8 +311,8 @@ def _data(trace: Trace, config: Config, most: int) -> dict[str, object]:
     assert isinstance(known, int)
     longest = int(trace.lengths.max())
     # Where something was cut, training must cut there too; else it must not cut what was planned whole.
-    kept = longest if trace.cut_samples else max(known, longest)
-    return {**loaded, "workload.max_length": min(max(kept, SHORTEST), most)}
+    planned = longest if trace.cut_samples else max(known, longest)
+    return {**loaded, "workload.max_length": min(max(planned, SHORTEST), most)}
 
 
 def _plan(best: Mapping[str, Any], config: Config) -> dict[str, object]:

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import math
 import shlex
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.options import Command, Option, Settings, common_options, config_options, name_options, output_option
-from dynbench.cli.output import (
-    next_command,
-    print_for_script,
-    print_line,
-    print_lines,
-    print_table,
-    printed_json,
-    setting_words,
-    show_warnings,
-)
+from dynbench.cli.options import Option, command, output_option
+from dynbench.cli.output import print_lines, print_table, show_warnings
+from dynbench.cli.settings import Settings, next_command, setting_words
 from dynbench.errors import RecordError
 from dynbench.units import format_ms
 
@@ -29,47 +21,37 @@ if TYPE_CHECKING:
     from dynbench.engine.launching.run_launch import LaunchPlan
     from dynbench.experiment.training import TrainingResult
     from dynbench.runs.run import Run
-    from dynbench.runs.store import Naming, RunStore
+    from dynbench.runs.store import RunStore
 
-_SECTIONS = ("workload", "schedule", "sync", "compress", "train", "launch", "probe.run")
+_OPTIONS = (
+    output_option(["--save-model"], is_flag=True, help="Keep the best and the last model."),
+    output_option(
+        ["--tensorboard"], rare=True, is_flag=True, help="Write scalars too; `dynbench tensorboard` shows them."
+    ),
+    output_option(["--no-figures"], rare=True, is_flag=True, help="Leave the figures out."),
+    Option(
+        ["--exposed"],
+        group="Training",
+        rare=True,
+        is_flag=True,
+        help="Train in turns with the same without communication, which tells what that costs.",
+    ),
+)
 
 
-@click.command(
-    cls=Command,
+@command(
+    named=True,
+    options=_OPTIONS,
+    config=("workload", "schedule", "sync", "compress", "train", "launch", "probe.run"),
     epilog="\b\nExamples:\n  dynbench train --mode static --name runA\n  dynbench train --mode dynamic --name runB\n"
     "  dynbench train --mode dynamic --dataset tsv --data-path train.tsv --tokenizer vocab.txt --nproc 2\n"
     "  torchrun --nproc-per-node 2 -m dynbench train --mode static",
 )
-@name_options
 @click.option("--dry-run", is_flag=True, help="Print what would be run; run nothing.")
-@output_option("--save-model", is_flag=True, help="Keep the best and the last model.")
-@output_option("--tensorboard", rare=True, is_flag=True, help="Write scalars too; `dynbench tensorboard` shows them.")
-@output_option("--no-figures", rare=True, is_flag=True, help="Leave the figures out.")
-@click.option(
-    "--exposed",
-    cls=Option,
-    group="Training",
-    rare=True,
-    is_flag=True,
-    help="Train in turns with the same without communication, which tells what that costs.",
-)
-@config_options(*_SECTIONS)
-@common_options
-def command(
-    settings: Settings,
-    dry_run: bool,
-    no_figures: bool,
-    save_model: bool,
-    tensorboard: bool,
-    exposed: bool,
-    **naming: Unpack[Naming],
-) -> None:
+def train(settings: Settings, dry_run: bool, no_figures: bool, **switches: bool) -> None:
     """Train a model on several ranks and record where every step's time goes."""
-    flags = {"train.save_model": save_model, "train.tensorboard": tensorboard, "train.exposed": exposed}
-    for key, given in flags.items():
-        if given:
-            settings = settings.with_flag(key, True)
-    config, store = settings.config(paths=True), settings.store()
+    settings = settings.with_flags({f"train.{key}": True for key, given in switches.items() if given})
+    config, store, naming = settings.config(paths=True), settings.store(), settings.naming
     if dry_run:
         from dynbench.engine.launching.run_launch import plan_launch
 
@@ -82,11 +64,12 @@ def command(
         _show_plan(plan_launch(config, store, asked=config, **naming), settings)
         return
 
-    from dynbench.cli.console import progress_display
+    from dynbench.cli.console import TRAINING, display
 
-    with progress_display(settings.shows_progress) as on_progress:
+    with display(settings.shows_progress, "starting ranks", TRAINING) as shown:
         from dynbench.experiment.training import run_training  # seconds, of which the display tells
 
+        on_progress = shown.on_training if settings.shows_progress else None
         result = run_training(config, store, on_progress=on_progress, figures=not no_figures, **naming)
     if result is not None:
         _show_result(result, store, settings)
@@ -96,23 +79,26 @@ def _show_plan(plan: LaunchPlan, settings: Settings) -> None:
     from dynbench.config.digest import dump_config
 
     show_warnings(plan.warnings)
-    config = plan.resolved.config
-    environment = [f"{key}={value}" for key, value in plan.environment.items()]
+    config, decisions = plan.resolved.config, plan.resolved.decisions
     facts = {
         "dry_run": True,
         "config": config.model_dump(mode="json"),
-        "decisions": plan.resolved.decisions,
+        "decisions": decisions,
         "torchrun": list(plan.command),
         "environment": plan.environment,
         "run_path": plan.run_path,
         "warnings": plan.warnings,
     }
-    if printed_json(settings, "train", facts):
-        return
-    decided = (f"# {key}: {it['value']} ({it['reason']})" for key, it in plan.resolved.decisions.items())
-    print_lines(dump_config(config).rstrip(), *decided)
-    torchrun = f"torchrun  {' '.join(environment)} {shlex.join(plan.command)}"
-    print_lines("", torchrun, f"run       {plan.run_path}")
+    variables = " ".join(f"{key}={value}" for key, value in plan.environment.items())
+    lines = [
+        dump_config(config).rstrip(),
+        *(f"# {key}: {it['value']} ({it['reason']})" for key, it in decisions.items()),
+        "",
+        f"torchrun  {variables} {shlex.join(plan.command)}",
+        f"run       {plan.run_path}",
+    ]
+    if not settings.printed(facts, lines):
+        print_lines(*lines)
 
 
 LEAST_GAIN = 1.05
@@ -125,17 +111,20 @@ def _show_result(result: TrainingResult, store: RunStore, settings: Settings) ->
     facts: dict[str, object] = {"run": run.reference, "summary": summary, "figures": figures}
     if null is not None:
         facts["silent"] = {"id": null.run.id, "name": null.run.name, "path": null.run.path}
-    if print_for_script(settings, "train", facts, str(run.path)):
+    if settings.printed(facts, str(run.path)):
         return
     if summary is not None:
         if settings.verbosity > 0:
             _show_metrics(run, {each.run.label: each.summary for each in (result, null) if each and each.summary})
-        print_lines(f"trained   {_trained(run, summary)}", f"to gain   {_to_gain(run, summary, store)}")
-        print_lines(f"loss      {_loss(summary)}")
         warnings = len(run.record().warnings)
-        print_line(f"warnings  {f'{warnings}, above and in run.json' if warnings else 'none'}")
+        print_lines(
+            f"trained   {_trained(run, summary)}",
+            f"to gain   {_to_gain(run, summary, store)}",
+            f"loss      {_loss(summary)}",
+            f"warnings  {f'{warnings}, above and in run.json' if warnings else 'none'}",
+        )
     beside = "" if null is None else f", beside it {null.run.path} without communication"
-    print_line(f"where     {run.path}{beside}; next: {_next(run, store)}")
+    print_lines(f"where     {run.path}{beside}; next: {_next(run, store)}")
 
 
 def _show_metrics(run: Run, summaries: Mapping[str, Mapping[str, object]]) -> None:
@@ -145,7 +134,7 @@ def _show_metrics(run: Run, summaries: Mapping[str, Mapping[str, object]]) -> No
 
     for table in metric_tables(summaries, {}):
         print_table(table.columns, table.rows)
-    print_line(f"\n{LEGEND}\n")
+    print_lines(f"\n{LEGEND}\n")
     about = read_data(run.env(), run.config().workload.max_length).lines()
     print_lines(*(f"{word:<10}{sentence}" for word, sentence in about))
 
@@ -229,7 +218,7 @@ def _next(run: Run, store: RunStore) -> str:
 
 
 def analysis_command(run: Run, store: RunStore) -> str:
-    """The analysis of a run as it was asked for, against the latest run that has other scheduling only, or alone."""
+    """The analysis of a run as it was configured, against the latest run that has other scheduling only, or alone."""
     from dynbench.config.schema import Analysis
 
     config = run.config()

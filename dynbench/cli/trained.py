@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.options import Settings, common_options, config_options
-from dynbench.cli.output import print_for_script, print_line
+from dynbench.cli.options import command
+from dynbench.cli.output import print_lines
+from dynbench.cli.settings import Settings
 from dynbench.errors import Terminated, UsageError
 
 if TYPE_CHECKING:
-    from dynbench.engine.rank.saved import Writer
     from dynbench.runs.run import Run
     from dynbench.runs.store import RunStore
 
 _log = logging.getLogger(__name__)
 
 
-@click.command(
+@command(
+    config=(
+        *("workload.dataset", "workload.data_path", "workload.eval_path", "workload.text_column", "workload.tokenizer"),
+        *("workload.max_length", "launch.device"),
+    ),
     epilog="\b\nExamples:\n  dynbench eval @latest\n  dynbench eval runA --max-length 512\n"
-    "  dynbench eval FOLDER --dataset jsonl --data-path texts.jsonl"
+    "  dynbench eval FOLDER --dataset jsonl --data-path texts.jsonl",
 )
 @click.argument("source", metavar="RUN|FOLDER")
 @click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Samples at a time.")
 @click.option("--eval-samples", type=click.IntRange(min=1), help="Samples to draw. [all of a file named here]")
-@config_options(
-    *("workload.dataset", "workload.data_path", "workload.eval_path", "workload.text_column", "workload.tokenizer"),
-    *("workload.max_length", "launch.device"),
-)
-@common_options
 def evaluate(settings: Settings, source: str, batch_size: int, eval_samples: int | None) -> None:
     """Evaluate a saved model on the samples that training evaluates: the evaluation file, or those held out.
 
@@ -45,18 +45,19 @@ def evaluate(settings: Settings, source: str, batch_size: int, eval_samples: int
 
     saved = find_saved(settings.store(), source)
     if eval_samples is not None:
-        settings = settings.with_flag("train.eval_samples", eval_samples)
+        settings = settings.with_flags({"train.eval_samples": eval_samples})
     found = evaluate_saved(saved.config(settings.overrides, settings.flags), batch_size)
     result = {"source": source, **found}
     metric = "perplexity" if "perplexity" in found else "accuracy"
-    if not print_for_script(settings, "eval", result, f"{found['loss']} {found[metric]}"):
+    if not settings.printed(result, f"{found['loss']} {found[metric]}"):
         for key, value in result.items():
-            print_line(f"{key.replace('_', ' '):20}{value:,.6g}" if isinstance(value, float) else f"{key:20}{value}")
+            print_lines(f"{key.replace('_', ' '):20}{value:,.6g}" if isinstance(value, float) else f"{key:20}{value}")
 
 
-@click.command(
+@command(
+    config=("workload.tokenizer", "launch.device"),
     epilog="\b\nExamples:\n  dynbench generate @latest --prompt 'Natalia sold' --length 60\n"
-    "  dynbench generate FOLDER                     asks for prompts until the input ends"
+    "  dynbench generate FOLDER                     asks for prompts until the input ends",
 )
 @click.argument("source", metavar="RUN|FOLDER")
 @click.option("--prompt", help="Text to go on with; asked for without.")
@@ -64,18 +65,8 @@ def evaluate(settings: Settings, source: str, batch_size: int, eval_samples: int
 @click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True, help="0 draws nothing.")
 @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True,
               help="Share of probability that is drawn from.")  # fmt: skip
-@click.option("--seed", "draw_seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draws.")
-@config_options("workload.tokenizer", "launch.device")
-@common_options
-def generate(
-    settings: Settings,
-    source: str,
-    prompt: str | None,
-    length: int,
-    temperature: float,
-    top_p: float,
-    draw_seed: int,
-) -> None:
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draws.")
+def generate(settings: Settings, source: str, prompt: str | None, seed: int, **how: float) -> None:
     """Go on with a prompt, as it is: a base model knows no dialogue, and no template is put around it."""
     from dynbench.engine.rank.saved import Writer, find_saved
 
@@ -83,16 +74,16 @@ def generate(
         raise UsageError("--json without --prompt", "Name one: --prompt TEXT.")
     saved = find_saved(settings.store(), source)
     writer = Writer.of(saved.config(settings.overrides, settings.flags))
+    go_on: Callable[..., tuple[str, int]] = partial(writer.go_on, **how)  # type: ignore[arg-type]  # as click read them
     if prompt is None:
-        _converse(writer, length, temperature, top_p, draw_seed)
+        _converse(go_on, seed)
         return
-    text, tokens = writer.go_on(prompt, length=length, temperature=temperature, top_p=top_p, seed=draw_seed)
-    result = {"source": source, "prompt": prompt, "text": text, "tokens": tokens, "seed": draw_seed}
-    if not print_for_script(settings, "generate", result, text):
-        print_line(prompt + text)
+    text, tokens = go_on(prompt, seed=seed)
+    if not settings.printed({"source": source, "prompt": prompt, "text": text, "tokens": tokens, "seed": seed}, text):
+        print_lines(prompt + text)
 
 
-def _converse(writer: Writer, length: int, temperature: float, top_p: float, seed: int) -> None:
+def _converse(go_on: Callable[..., tuple[str, int]], seed: int) -> None:
     """Ask for prompts until the input ends; every one is drawn with a seed of its own."""
     _log.info("the model goes on with each prompt as it is, without a template; end the input to stop")
     while True:
@@ -101,15 +92,15 @@ def _converse(writer: Writer, length: int, temperature: float, top_p: float, see
         except click.Abort:
             return
         try:
-            text, _ = writer.go_on(prompt, length=length, temperature=temperature, top_p=top_p, seed=seed)
+            text, _ = go_on(prompt, seed=seed)
         except UsageError as error:
             _log.error("%s %s", error.message, error.hint)
             continue
-        print_line(prompt + text)
+        print_lines(prompt + text)
         seed += 1
 
 
-@click.command(
+@command(
     epilog="\b\nExamples:\n  dynbench tensorboard                         every run that has scalars\n"
     "  dynbench tensorboard runA runB --port 6010"
 )
@@ -118,13 +109,12 @@ def _converse(writer: Writer, length: int, temperature: float, top_p: float, see
     "--port", type=click.IntRange(1, 65_535), help="Port to listen on.  [default: 6006, or the next one that is free]"
 )
 @click.option("--host", default="localhost", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
-@common_options
 def tensorboard(settings: Settings, runs: tuple[str, ...], port: int | None, host: str) -> None:
     """Show the scalars that `train --tensorboard` wrote, of some runs and comparisons or of all, until Ctrl-C."""
     found = scalars_of_runs(settings.store(), runs)
     address = serve(found, host, port)
-    if not print_for_script(settings, "tensorboard", {"address": address, "runs": list(found)}, address):
-        print_line(f"{address}  {len(found)} run{'s' * (len(found) != 1)}; Ctrl-C ends it")
+    if not settings.printed({"address": address, "runs": list(found)}, address):
+        print_lines(f"{address}  {len(found)} run{'s' * (len(found) != 1)}; Ctrl-C ends it")
     try:
         wait_for_ctrl_c()
     except Terminated:

@@ -9,7 +9,6 @@ checksum for every file. Equal runs give equal bytes.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import stat
@@ -27,7 +26,7 @@ from pydantic_core import from_json
 
 from dynbench import __version__
 from dynbench.errors import RecordError, RunLookupError, UsageError
-from dynbench.runs.atomic import check_version, jsonable, replacing
+from dynbench.runs.atomic import check_version, replacing
 from dynbench.runs.columns import COLUMNS_FILE
 from dynbench.runs.probe_record import PROBE_FILE
 from dynbench.runs.run import Run
@@ -36,7 +35,7 @@ from dynbench.runs.run_record import check_spelling
 EXPORT_FILE = "stored_runs.zip"
 """The export that a comparison keeps in its folder, where its runs come from one."""
 MANIFEST = "export.json"
-KIND = "dynbench export"
+KIND: Literal["dynbench export"] = "dynbench export"
 EXPORT_SCHEMA_VERSION = 4
 RUNS = "runs"
 """Folder of the run folders within the file."""
@@ -57,6 +56,21 @@ _OF_RANKS = r"ranks/(?:rank|calls)_\d{1,9}\.csv|profiler/profile_\d{1,9}\.json"
 _MEMBER = re.compile(rf"{RUNS}/{_FOLDER}/(?:{'|'.join(map(re.escape, RECORDS))}|{_OF_RANKS})")
 _BROKEN = (BadZipFile, EOFError, NotImplementedError, RuntimeError, UnicodeError, ValueError, zlib.error)
 """What reading a zip raises where it is torn, changed, encrypted or packed in another way."""
+
+
+class _Manifest(BaseModel):
+    """What the file says of itself; see `write_export`."""
+
+    model_config = ConfigDict(strict=True)
+
+    kind: Literal["dynbench export"] = KIND
+    schema_version: int | None = EXPORT_SCHEMA_VERSION
+    dynbench: str = ""
+    runs: list[str]
+    arms: dict[str, list[str]] | None
+    stored: str | None
+    question: str | None = None
+    first_stage: int | None = None
 
 
 @dataclass(frozen=True)
@@ -109,19 +123,13 @@ def write_export(
     Raises:
         UsageError: it cannot be written, or a file of a run cannot be read.
     """
-    manifest = {
-        "kind": KIND,
-        "schema_version": EXPORT_SCHEMA_VERSION,
-        "dynbench": __version__,
-        "runs": list(runs),
-        "arms": arms,
-        "stored": stored,
-        "question": question,
-        "first_stage": first_stage,
-    }
+    launches = None if arms is None else {name: list(ids) for name, ids in arms.items()}
+    manifest = _Manifest(
+        dynbench=__version__, runs=[*runs], arms=launches, stored=stored, question=question, first_stage=first_stage
+    )
     try:
         with replacing(path) as target, ZipFile(target, "w") as file:
-            file.writestr(_entry(MANIFEST), json.dumps(jsonable(manifest), indent=2) + "\n")
+            file.writestr(_entry(MANIFEST), manifest.model_dump_json(indent=2) + "\n")
             for run_id, files in sorted({**beside, **runs}.items()):
                 for name, source in sorted(files.items()):
                     _add(file, f"{RUNS}/{run_id}/{name}", source)
@@ -148,17 +156,6 @@ def _entry(name: str) -> ZipInfo:
     entry = ZipInfo(name, _EPOCH)
     entry.compress_type, entry.external_attr = ZIP_DEFLATED, _MODE
     return entry
-
-
-class _Manifest(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    kind: Literal["dynbench export"]
-    runs: list[str]
-    arms: dict[str, list[str]] | None
-    stored: str | None
-    question: str | None = None
-    first_stage: int | None = None
 
 
 @contextmanager

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 from zipfile import BadZipFile, ZipFile
 
-from dynbench.errors import RecordError, RunLookupError, did_you_mean
+from dynbench.errors import RecordError
 from dynbench.runs.atomic import is_special
 from dynbench.runs.export import EXPORT_FILE, RUNS
-from dynbench.runs.run import Run, current_status
-from dynbench.runs.run_record import NOT_NAMES, RunRecord, ids_in, slug_of
+from dynbench.runs.run import Run
+from dynbench.runs.run_record import NOT_NAMES, RunRecord, ids_in
 
-LATEST = "@latest"
-_MATCHES_SHOWN = 5
 _MAKES = ("compare.json", "cells.json")
 """Files of a comparison that list what it launched."""
 _READS = (*_MAKES, "comparison.json", "runs.json", "solve.json", "recipe.yaml", "config.yaml")
@@ -46,75 +43,6 @@ def check_own_files(folder: Path) -> None:
 
 Runs: TypeAlias = list[Run]
 Entries: TypeAlias = list[tuple[Run, RunRecord]]
-
-
-def resolve_ref(
-    ref: str, root: Path, list_folders: Callable[[], Iterable[Run]], list_entries: Callable[[], Entries]
-) -> Run:
-    """The run that a reference means.
-
-    Args:
-        ref: as for `RunStore.resolve`.
-        root: the results folder.
-        list_folders: its run folders, also those whose record cannot be read.
-        list_entries: its runs with their records, oldest first.
-
-    Raises:
-        RunLookupError: nothing is meant, or more than one.
-    """
-    if ref.startswith("@"):
-        return _latest(ref, root, list_entries())
-    if os.sep in ref:
-        return _at_path(ref)
-    if ref not in NOT_NAMES and (root / ref / "run.json").is_file():
-        return Run(root / ref)
-    entries = list_entries()
-    for run, record in entries:
-        if record.name == ref:
-            return run
-    matches = [run for run in list_folders() if ref and run.id.startswith(ref)]
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        records = {run.path: record for run, record in entries}
-        shown = ", ".join(_shown(run, records.get(run.path)) for run in matches[:_MATCHES_SHOWN])
-        more = f" and {len(matches) - _MATCHES_SHOWN} more" if len(matches) > _MATCHES_SHOWN else ""
-        raise RunLookupError(f"run {ref!r}: {len(matches)} ids begin so: {shown}{more}", "Give more of the id.")
-    raise _unknown(f"run {ref!r}: not found in {root}", ref, entries)
-
-
-def _latest(ref: str, root: Path, entries: Entries) -> Run:
-    head, _, word = ref.partition(":")
-    if head != LATEST:
-        raise RunLookupError(f"run {ref!r}: not a reference", f"Known: {LATEST}, {LATEST}:WORD.")
-    chosen = [run for run, record in entries if not word or word in (slug_of(run.id), record.command)]
-    if chosen:
-        return chosen[-1]
-    words = {word for run, record in entries for word in (slug_of(run.id), record.command) if word}
-    if word and words:
-        raise RunLookupError(
-            f"run {ref!r}: no such run in {root}. {did_you_mean(word, words)}".rstrip(),
-            f"There are: {', '.join(sorted(words))}.",
-        )
-    raise _unknown(f"run {ref!r}: no run in {root}", ref, entries)
-
-
-def _at_path(ref: str) -> Run:
-    path = Path(ref)
-    if not (path / "run.json").is_file():
-        raise RunLookupError(f"run {ref!r}: not a run folder (no run.json in it)", "dynbench runs ls lists the runs.")
-    return Run(path.resolve())
-
-
-def _unknown(message: str, ref: str, entries: Entries) -> RunLookupError:
-    if not entries:
-        return RunLookupError(message, "There are no runs there yet; dynbench train --name NAME makes one.")
-    known = [word for run, record in entries for word in (run.id, record.name) if word]
-    return RunLookupError(f"{message}. {did_you_mean(ref, known)}".rstrip(), "dynbench runs ls lists the runs.")
-
-
-def _shown(run: Run, record: RunRecord | None) -> str:
-    return f"{run.id} ({'unreadable' if record is None else record.name or current_status(record)})"
 
 
 def groups_of(entries: Entries) -> dict[str, str]:
@@ -177,12 +105,12 @@ class Removal:
     Attributes:
         runs: the runs chosen.
         members: the runs of comparisons that go with them.
-        kept: the runs of these comparisons that something else reads.
+        in_use: the runs of these comparisons that something else reads.
     """
 
     runs: Sequence[Run]
     members: Sequence[Run]
-    kept: Sequence[InUse]
+    in_use: Sequence[InUse]
 
 
 def plan_removal(root: Path, chosen: Sequence[Run], comparisons: Sequence[Run], entries: Entries) -> Removal:
@@ -202,7 +130,7 @@ def plan_removal(root: Path, chosen: Sequence[Run], comparisons: Sequence[Run], 
     made = [run_id for run in comparisons for run_id in members_of(run.id, groups)]
     members = {run_id: known[run_id][0] for run_id in made if run_id not in taken}
     reads = _reads_of(root, members)
-    kept: list[InUse] = []
+    in_use: list[InUse] = []
     while True:
         used = {
             run_id: folder
@@ -212,8 +140,8 @@ def plan_removal(root: Path, chosen: Sequence[Run], comparisons: Sequence[Run], 
             if run_id in ids
         }
         if not used:
-            return Removal(chosen, list(members.values()), kept)
-        kept += [InUse(members.pop(run_id), folder) for run_id, folder in used.items()]
+            return Removal(chosen, list(members.values()), in_use)
+        in_use += [InUse(members.pop(run_id), folder) for run_id, folder in used.items()]
 
 
 def _reads_of(root: Path, wanted: Iterable[str]) -> dict[str, set[str]]:

@@ -1,6 +1,6 @@
 """What stands beside a run's record in its `ranks` folder: rows, the times of calls, the lengths trained on.
 
-Rows say how long a step's calls took, `calls` files when each was under way, so that waiting is told from transfer.
+Rows say how long a step's calls took, `calls` files when each was under way, which separates waiting from transfer.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class RowWriter(LineFile):
     Args:
         path: the file; rows are appended when it exists.
         extra: columns after those of `StepRow`, in order.
-        also: told every row, with its extra columns, once it is written.
+        also: called with every row and its extra columns, once it is written.
 
     Raises:
         ValueError: the file exists with other columns.
@@ -158,7 +158,7 @@ class CallWriter(LineFile):
 
     Args:
         path: the file.
-        most: calls that are kept; a step whose calls would be more, and every later one, is left out.
+        most: calls that are written; a step whose calls would be more, and every later one, is left out.
 
     Raises:
         ValueError: the file exists with other columns.
@@ -184,7 +184,7 @@ LENGTHS_FILE = "lengths.npz"
 
 
 @dataclass(frozen=True)
-class KeptLengths:
+class RunLengths:
     """What plans are made from.
 
     Args:
@@ -201,11 +201,11 @@ def write_lengths(run: Run, lengths: NDArray[np.int64], positions: int | None) -
     np.savez_compressed(run.ranks_dir / LENGTHS_FILE, lengths=lengths, positions=np.int64(positions or 0))
 
 
-def read_lengths(run: Run) -> KeptLengths:
-    """The lengths that a run kept.
+def read_lengths(run: Run) -> RunLengths:
+    """The lengths that a run trained on.
 
     Raises:
-        RecordError: it kept none, or the file cannot be read.
+        RecordError: it has none, or the file cannot be read.
     """
     path = run.ranks_dir / LENGTHS_FILE
     try:
@@ -219,4 +219,4 @@ def read_lengths(run: Run) -> KeptLengths:
         ) from None
     if lengths.ndim != 1 or not len(lengths) or lengths.min() < 1:
         raise RecordError(f"{path}: holds no lengths of at least one token", "Train again.")
-    return KeptLengths(lengths, positions or None)
+    return RunLengths(lengths, positions or None)

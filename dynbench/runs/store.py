@@ -14,13 +14,24 @@ from pathlib import Path
 from typing import TypedDict
 
 from dynbench import __version__
-from dynbench.errors import RecordError, RunLookupError, UsageError
+from dynbench.errors import RecordError, RunLookupError, UsageError, did_you_mean
 from dynbench.runs.atomic import locked, write_json
-from dynbench.runs.lookup import Entries, Runs, check_own_files, resolve_ref, why_foreign
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import RunRecord, Status, check_spelling, new_id, now, this_process
+from dynbench.runs.lookup import Entries, Runs, check_own_files, why_foreign
+from dynbench.runs.run import Run, current_status
+from dynbench.runs.run_record import (
+    NOT_NAMES,
+    RunRecord,
+    Status,
+    check_spelling,
+    new_id,
+    now,
+    slug_of,
+    this_process,
+)
 
+LATEST = "@latest"
 _LOCK = ".lock"
+_MATCHES_SHOWN = 5
 _log = logging.getLogger(__name__)
 
 
@@ -185,10 +196,57 @@ class RunStore:
             RunLookupError: nothing is meant, or more than one.
             RecordError: something in the folder leads elsewhere.
         """
-        run = resolve_ref(ref, self.root, self._folders, self.entries)
+        if os.sep in ref:
+            if not (Path(ref) / "run.json").is_file():
+                hint = "dynbench runs ls lists the runs."
+                raise RunLookupError(f"run {ref!r}: not a run folder (no run.json in it)", hint)
+            run = Run(Path(ref).resolve())
+        elif ref not in NOT_NAMES and not ref.startswith("@") and (self.root / ref / "run.json").is_file():
+            run = Run(self.root / ref)
+        else:
+            run = self._latest(ref) if ref.startswith("@") else self._called(ref)
         if read:
             check_own_files(run.path)
         return run
+
+    def _called(self, ref: str) -> Run:
+        """The run of a name, else the only one whose id begins so, its record readable or not."""
+        entries = self.entries()
+        if named := next((run for run, record in entries if record.name == ref), None):
+            return named
+        matches = [run for run in self._folders() if ref and run.id.startswith(ref)]
+        if len(matches) == 1:
+            return matches[0]
+        if not matches:
+            raise self._unknown(f"run {ref!r}: not found in {self.root}", ref, entries)
+        about = {run.path: record.name or current_status(record) for run, record in entries}
+        shown = ", ".join(f"{run.id} ({about.get(run.path, 'unreadable')})" for run in matches[:_MATCHES_SHOWN])
+        more = f" and {len(matches) - _MATCHES_SHOWN} more" if len(matches) > _MATCHES_SHOWN else ""
+        raise RunLookupError(f"run {ref!r}: {len(matches)} ids begin so: {shown}{more}", "Give more of the id.")
+
+    def _latest(self, ref: str) -> Run:
+        """The newest run, of a command or with a slug where `@latest:WORD` names one."""
+        head, _, word = ref.partition(":")
+        if head != LATEST:
+            raise RunLookupError(f"run {ref!r}: not a reference", f"Known: {LATEST}, {LATEST}:WORD.")
+        entries = self.entries()
+        words = [(run, {slug_of(run.id) or record.command, record.command}) for run, record in entries]
+        if chosen := [run for run, own in words if not word or word in own]:
+            return chosen[-1]
+        if not words:
+            raise self._unknown(f"run {ref!r}: no run in {self.root}", ref, entries)
+        known = sorted({each for _, own in words for each in own})
+        raise RunLookupError(
+            f"run {ref!r}: no such run in {self.root}. {did_you_mean(word, known)}".rstrip(),
+            f"There are: {', '.join(known)}.",
+        )
+
+    @staticmethod
+    def _unknown(message: str, ref: str, entries: Entries) -> RunLookupError:
+        if not entries:
+            return RunLookupError(message, "There are no runs there yet; dynbench train --name NAME makes one.")
+        known = [word for run, record in entries for word in (run.id, record.name) if word]
+        return RunLookupError(f"{message}. {did_you_mean(ref, known)}".rstrip(), "dynbench runs ls lists the runs.")
 
     def check_removable(self, run: Run, force: bool = False) -> None:
         """Refuse to remove what is not a run of this registry, by its own record, and what is still running.

@@ -66,7 +66,7 @@ def test_the_command_line_shows_them_apart(
     def command(json: bool) -> None:
         raise made(kind)
 
-    monkeypatch.setattr(main_module, "import_module", lambda name: SimpleNamespace(command=command))
+    monkeypatch.setattr(main_module, "import_module", lambda name: SimpleNamespace(train=command))
     code = main_module.main(["train", "--json"])
     printed = capsys.readouterr()
     hint = HINT

@@ -51,9 +51,9 @@ def test_a_run_in_two_roots_is_one_run(store, make_run, tmp_path):
 
 
 def test_help_needs_no_heavy_import():
-    from dynbench.cli.analyze import command
+    from dynbench.cli.analyze import analyze
 
-    assert "dynbench analyze runA runB" in CliRunner().invoke(command, ["--help"]).output
+    assert "dynbench analyze runA runB" in CliRunner().invoke(analyze, ["--help"]).output
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from dynbench.analysis import analyze
 from dynbench.cli import console
 from dynbench.cli.analyze import _tells_apart
 from dynbench.cli.main import main
-from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.table_text import Table
 
@@ -91,20 +90,6 @@ def test_a_line_says_what_its_number_rests_on(store: RunStore, show: Show) -> No
 
     virtual = [*launches(store, overrides=VIRTUAL), *launches(store, policy="partition", overrides=VIRTUAL)]
     assert one(store, show, *virtual).endswith(", 2 launches, virtual ranks")
-
-
-@pytest.mark.slow
-def test_arms_configured_alike_are_said_to_be(store: RunStore, show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
-    again = analyze.analyze_runs
-    first, second = launches(store), launches(store)
-
-    def named(runs: list[Run], *others: object, **options: object) -> analyze.Report:
-        found = {run.id: run for run in runs}
-        options["arms"] = {"static": [found[key] for key in first], "again": [found[key] for key in second]}
-        return again(runs, *others, **options)  # type: ignore[arg-type]  # as it was called
-
-    monkeypatch.setattr(analyze, "analyze_runs", named)
-    assert one(store, show, *first, *second).endswith(", 2 launches, configured alike")
 
 
 @pytest.mark.slow

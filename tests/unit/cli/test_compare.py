@@ -1,94 +1,297 @@
-"""`dynbench compare`: its options, without launching anything."""
+"""`dynbench compare`: its options, arms and sweeps from the command line, and what it prints; nothing is launched."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import shlex
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from compared import compared
+from recipe_files import load_cells
 
-from dynbench.cli.console import compare_display
+from dynbench.cli import output
+from dynbench.cli.compare_plan import show_cells
+from dynbench.cli.console import LAUNCHES, display
 from dynbench.cli.main import main
-from dynbench.errors import UsageError
+from dynbench.config.digest import dump_config
+from dynbench.config.layers import load_config
+from dynbench.config.recipes import RECIPE_FILE
+from dynbench.engine.launching.resolve import resolve, this_machine
+from dynbench.experiment.cells import Cell
 from dynbench.experiment.launch_plan import LaunchState
 from dynbench.experiment.launches import CompareProgress
+from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+
+Output = pytest.CaptureFixture[str]
+ARMS = ("--arm", "static:schedule.mode=static", "--arm", "part:policy=partition,window=1")
+SMALL = ("--device", "cpu", "--nproc", "2", "--set", "train.steps=4", "--set", "train.warmup_steps=0")
+SWEEP = (*ARMS, *SMALL, "--over", "train.global_batch=8,16", "--over", "seed=1,2")
+
+Compare = Callable[..., dict]
 
 
-def test_what_no_arm_reads_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for_some = ["--set", "schedule.solver=greedy", "--set", "schedule.cost_type=attention"]
-    for_none = ["--set", "schedule.replan_steps=16", "--set", "compress.ratio=0.5", "--set", "analysis.confidence=0.9"]
-    dry = ["compare", "--dry-run", "--json", "--results", str(tmp_path / "results")]
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    return RunStore(tmp_path / "results")
 
-    assert main([*dry, *for_some]) == 0
-    assert capsys.readouterr().err == ""
-    assert main([*dry, *for_some, *for_none]) == 0
 
-    printed = capsys.readouterr()
-    warnings = json.loads(printed.out)["warnings"]
-    assert [line.partition(":")[0] for line in warnings] == ["compress.ratio", "schedule.replan_steps"]
-    assert printed.err.splitlines() == [f"warning: {line}" for line in warnings]
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Run, RunStore]]:
+    """The comparisons that would be run, and among which runs, in place of running them."""
+    runs: list[tuple[Run, RunStore]] = []
+
+    def stop(run: Run, store: RunStore, _: object) -> None:
+        runs.append((run, store))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dynbench.cli.compare._run", stop)
+    return runs
+
+
+@pytest.fixture
+def compare(store: RunStore, capsys: Output, started: list[tuple[Run, RunStore]]) -> Compare:
+    def run(*words: str, code: int = 0) -> dict:
+        capsys.readouterr()
+        assert main(["compare", *words, "--json", "--results", str(store.root)]) == code
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_a_dry_run_shows_cells_and_launches_and_touches_nothing(compare: Compare, store: RunStore) -> None:
+    shown = compare(*SWEEP, "--dry-run")
+    assert [cell["settings"] for cell in shown["cells"]] == [
+        {"train.global_batch": batch, "train.seed": seed} for batch in (8, 16) for seed in (1, 2)
+    ]
+    for cell in shown["cells"]:
+        assert [launch["arm"] for launch in cell["launches"]] == ["static", "part", "static", "part"]
+        assert {name: arm["train"]["steps"] for name, arm in cell["arms"].items()} == {"static": 4, "part": 4}
+    assert (shown["estimated_s"], shown["alike"], store.root.exists()) == (None, [], False)
+
+
+@pytest.mark.parametrize("words", [(*ARMS, *SMALL), SWEEP, ("quickstart", *ARMS[2:], *SMALL)], ids=len)
+def test_what_a_dry_run_prints_is_the_recipe_that_is_saved_and_that_runs_alike(
+    compare: Compare, capsys: Output, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    file, printed = tmp_path / "mine.yaml", tmp_path / "printed.yaml"
+    words = tuple(word.replace("part:", "mine:") for word in words)
+    shown = compare(*words, "--dry-run", "--save-recipe", str(file))
+    assert main(["compare", *words, "--dry-run"]) == 0
+    printed.write_text(capsys.readouterr().out)
+    assert load_cells(printed)[0].arms == load_cells(file)[0].arms
+    again = compare(str(file), "--dry-run")
+    for facts in (shown, again):
+        for plan in facts.get("cells", [facts]):
+            plan.pop("recipe")
+    assert again == shown
+
+
+def test_the_file_is_never_overwritten_and_not_left_by_what_is_refused(compare: Compare, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+
+    def save(path: Path, *more: str, code: int = 2) -> str:
+        error = compare(*ARMS, *more, *SMALL, "--save-recipe", str(path), "--dry-run", code=code).get("error", {})
+        return str(error.get("message"))
+
+    save(file, "--arm", "bad:policy=prefix,buffer=3")
+    assert not file.exists()
+    save(file, code=0)
+    assert save(file) == f"--save-recipe {file}: exists already"
+    assert "cannot be written" in save(file / "x.yaml")
+
+
+def test_a_started_comparison_is_the_recipe_of_its_arms_and_goes_on_among_its_own_launches(
+    compare: Compare, store: RunStore, started: list[tuple[Run, RunStore]], tmp_path: Path
+) -> None:
+    compare(*ARMS, *SMALL, "--name", "mine", code=130)
+    ((run, _),) = started
+    (recipe,) = load_cells(run.path / RECIPE_FILE)
+    assert (store.resolve("mine").id, list(recipe.arms), recipe.baseline) == (run.id, ["static", "part"], "static")
+    assert "-static-part-" in run.id
+    compare("--resume", "mine", code=130)
+    there = RunStore(tmp_path / "there").create("compare", "x")
+    compare("--resume", str(there.path), code=130)
+    assert [(each.id, among.root) for each, among in started[1:]] == [
+        *((run.id, store.root), (there.id, there.path.parent)),
+    ]
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_name_in_use_is_refused_before_anything_is_written_unless_it_is_replaced(
+    compare: Compare, store: RunStore, tmp_path: Path, dry: bool
+) -> None:
+    store.create("compare", "older", name="mine")
+    words = (*SWEEP, "--name", "mine", "--save-recipe", str(tmp_path / "r.yaml"), *(["--dry-run"] if dry else []))
+    assert "in use" in compare(*words, code=2)["error"]["message"]
+    assert (len(store.list()), (tmp_path / "r.yaml").exists()) == (1, False)
+    compare(*words, "--replace", code=0 if dry else 130)
+    assert (len(store.list()), (tmp_path / "r.yaml").exists()) == (1 if dry else 6, True)
+    assert (store.resolve("mine") == store.list()[0]) == dry
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("words", "code", "said"),
     [
-        (["quikstart"], "Did you mean 'quickstart'?"),
-        (["quickstart", "--launches", "3", "--launch-mode", "apart"], "--launches: 3 launches per arm"),
-        (["quickstart", "--set", "train.stepz=3"], "train.stepz"),
-        (["quickstart", "-c", "other.yaml"], "two recipes given"),
-        (["--resume", "nothing"], "not found"),
-        (["quickstart", "--resume", "nothing"], "takes no others"),
-        (["--resume", "nothing", "--steps", "3"], "takes no others"),
+        (("--arm", "a:polcy=lpt", "--arm", "b:train.steps=x", "--over", "seed"), 2, ["polcy", "train.steps", "seed"]),
+        (("--arm", "a", "--arm", "b:global_batch=32"), 5, ["train.global_batch (64 and 32)"]),
+        (("--arm", "a", "--arm", "b:window=2", "--window", "4"), 2, ["--window sets schedule.window"]),
+        (("--arm", "a", "--arm", "b:window=2", "--set", "schedule.window=4"), 2, ["--set schedule.window sets"]),
+        (("sst2", "--arm", "static"), 2, ["'static' is the name of an earlier arm"]),
+        (("--arm", "a", "--arm", "b:capacity=[3,3]"), 4, ["64 samples do not fit into the ranks' capacities"]),
+        (("quickstart", "--launches", "3", "--launch-mode", "apart"), 2, ["--launches: 3 launches per arm"]),
+        (("quickstart", "-c", "other.yaml"), 2, ["two recipes given"]),
+        (("--resume", "nothing"), 2, ["takes no others"]),
     ],
 )
-def test_mistakes_are_usage_errors(
-    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("dry", [True, False])
+def test_mistakes_are_reported_before_anything_is_made(
+    compare: Compare, store: RunStore, words: tuple[str, ...], code: int, said: list[str], dry: bool
 ) -> None:
-    assert main(["compare", *arguments, "--results", str(tmp_path / "results")]) == 2
+    error = compare(*words, "--device", "cpu", "--nproc", "2", *(["--dry-run"] if dry else []), code=code)["error"]
+    assert [word for word in said if word not in error["message"]] == []
+    assert not store.root.exists()
 
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "results").exists()
+
+def test_what_no_arm_reads_is_said_once(compare: Compare, capsys: Output) -> None:
+    for_some = ["--set", "schedule.solver=greedy", "--set", "schedule.cost_type=attention"]
+    for_none = ["--set", "schedule.replan_steps=16", "--set", "compress.ratio=0.5", "--set", "analysis.confidence=0.9"]
+    assert compare("--dry-run", *for_some)["warnings"] == []
+    warnings = compare("--dry-run", *for_some, *for_none)["warnings"]
+    assert [line.partition(":")[0] for line in warnings] == ["compress.ratio", "schedule.replan_steps"]
 
 
-def test_a_comparison_named_by_its_path_goes_on_among_its_own_launches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arms", "alike"),
+    [
+        (("a:mode=static", "b:policy=static", "c:policy=partition", "d:mode=dynamic"), [["a", "b"], ["c", "d"]]),
+        (("a:capacity=32", "b:probe=off"), []),
+        (("a", "b:threads=1"), [["a", "b"]]),
+    ],
+)
+def test_arms_that_are_configured_alike_are_named(
+    compare: Compare, capsys: Output, arms: tuple[str, ...], alike: list[list[str]]
 ) -> None:
-    from dynbench.runs.run import Run
-    from dynbench.runs.store import RunStore
-
-    def begun(comparison: Run, store: RunStore, settings: object) -> None:
-        raise UsageError(f"{comparison.id} in {store.root}")
-
-    monkeypatch.setattr("dynbench.cli.compare._run", begun)
-    run = RunStore(tmp_path / "there").create("compare", "x")
-
-    assert main(["compare", "--resume", str(run.path), "--results", str(tmp_path / "here")]) == 2
-    assert f"{run.id} in {tmp_path / 'there'}\n" in capsys.readouterr().err
+    words = [word for arm in arms for word in ("--arm", arm)]
+    words += ["--device", "cpu", "--nproc", "2", "--set", "launch.launcher=torchrun"]
+    words += [] if "b:threads=1" in arms else ["--threads", "1"]
+    assert compare(*words, "--dry-run")["alike"] == alike
+    assert main(["compare", *words, "--dry-run"]) == 0
+    said = capsys.readouterr().err
+    assert all(f"arms {' and '.join(names)} are configured alike (A/A)" in said for names in alike)
+    assert said.count("A/A") == len(alike)
 
 
-def test_without_a_terminal_every_launch_and_stage_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    launch = [LaunchState("static", 0, 0)]
-    with compare_display(True) as display:
+@pytest.mark.parametrize("words", [(*ARMS, *SMALL), SWEEP], ids=["one", "cells"])
+def test_of_several_nodes_the_first_has_the_name_and_writes_the_file(
+    compare: Compare, started: list[tuple[Run, RunStore]], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    nodes = ("--launcher", "torchrun", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--rdzv-id", "i")
+    for rank in ("0", "1"):
+        file = tmp_path / f"{rank}.yaml"
+        compare(*words, *nodes, "--node-rank", rank, "--name", "both", "--save-recipe", str(file), code=130)
+    assert [run.name for run, _ in started] == ["both", None]
+    assert [(tmp_path / f"{rank}.yaml").exists() for rank in "01"] == [True, False]
+
+
+def test_time_is_that_of_earlier_runs_of_the_same_settings(compare: Compare, store: RunStore) -> None:
+    def ran(minutes: int, **flags: object) -> None:
+        shared = {"launch.device": "cpu", "launch.nproc": 2, "train.warmup_steps": 0}
+        run = store.create("train", "x")
+        config = resolve(load_config(flags={**shared, **flags}), this_machine(), store).config
+        write_text(run.config_file, dump_config(config))
+        run.update(status="running")
+        times = {"started": "2026-01-01T00:00:00+00:00", "ended": f"2026-01-01T00:{minutes:02}:00+00:00"}
+        run.update(status="completed", exit_code=0, **times)
+
+    def estimated(*over: str) -> object:
+        return compare(*ARMS, *SMALL, "--launches", "2", "--dry-run", *over)["estimated_s"]
+
+    ran(50, **{"train.steps": 4, "train.global_batch": 8})
+    assert estimated() is None
+    ran(2, **{"train.steps": 8, "train.seed": 5})
+    assert estimated() == pytest.approx(4 * 60)
+    ran(10, **{"train.steps": 4, "schedule.policy": "partition"})
+    assert estimated() == pytest.approx(2 * 60 + 2 * 600)
+    assert estimated("--over", "global_batch=64,8") == pytest.approx(2 * 660 + 4 * 3000)
+    assert estimated("--over", "global_batch=64,10") is None
+
+
+def test_without_a_terminal_every_launch_stage_and_epoch_is_one_line(capsys: Output) -> None:
+    first = [LaunchState("static", 0, 0)]
+    both = [*first, LaunchState("partition", 0, 0)]
+    with display(True, "starting", LAUNCHES) as shown:
         for step in (0, 1, 2):
-            display.on_progress(CompareProgress(0, 2, launch, step, 2, None if step == 0 else 61.2))
-        display.on_progress(CompareProgress(1, 2, [*launch, LaunchState("partition", 0, 0)], 0, 2, 7.0))
+            shown.on_launches(CompareProgress(0, 2, first, step, 2, None if step == 0 else 61.2))
+        for step, epochs in enumerate([(("e1",), ()), (("e1", "e2"), ("f1",)), (("e1", "e2"), ("f1",))]):
+            shown.on_launches(CompareProgress(1, 2, both, step, 2, 7.0, epochs))
         for text in ("merging a (1 of 2)", "merging b (2 of 2)", "drawing figures"):
-            display.on_stage(text)
-
+            shown.on_stage(text)
     assert capsys.readouterr().err.splitlines() == [
         "launch 1/2  static #1",
+        "static #1  e1",
         "launch 2/2  2 arms in turns #1  about 7 s left",
+        "static #1  e2",
+        "partition #1  f1",
         "merging a (1 of 2)",
         "drawing figures",
     ]
 
 
-def test_epochs_are_told_once_with_the_names_of_their_arms(capsys: pytest.CaptureFixture[str]) -> None:
-    arms = [LaunchState("static", 0, 0), LaunchState("partition", 0, 0)]
-    lines = [(("e1",), ()), (("e1", "e2"), ("f1",)), (("e1", "e2"), ("f1",))]
-    with compare_display(True) as display:
-        for launch in (0, 1):
-            for step, epochs in enumerate(lines):
-                display.on_progress(CompareProgress(launch, 2, arms, step, 2, None, epochs))
-    told = capsys.readouterr().err.splitlines()
-    assert [line for line in told if "launch" not in line] == ["static #1  e1", "static #1  e2", "partition #1  f1"] * 2
+def cells(folder: Path, *facts: dict[str, object], form: output.Form = "table") -> None:
+    """Print a comparison on real ranks and one on virtual ones; facts are laid over what each found."""
+    store, made = RunStore(folder), []
+    found = [[compared(**{"speedup": 1.25, "ci95": None, **given})] for given in facts]
+    for batch, launcher in ((8, "torchrun"), (64, "virtual")):
+        cell = store.create("compare", "cell")
+        runs = [{"id": "a", "summary": {"launcher": launcher}}]
+        content = {"runs": runs, "arms": [{"name": "static", "runs": ["a"]}], "comparisons": []}
+        write_json(cell.path / "comparison.json", content)
+        made.append(Cell({"train.global_batch": batch, "schedule.capacity": [6, 5]}, cell.id))
+    outcome = SimpleNamespace(run=store.create("compare", "both"), cells=made, comparisons=found, figures=[])
+    with output.stdout_holds(form, tells=True):
+        show_cells(outcome)
+
+
+def test_cells_are_a_table_for_people_and_for_programs(tmp_path: Path, capsys: Output) -> None:
+    cells(tmp_path, {}, {})
+    header, real, virtual, *_, last = capsys.readouterr().out.splitlines()
+    *command, _, option, results = shlex.split(last)
+    assert (command, option, results) == (["next", "dynbench", "report"], "--results", str(tmp_path))
+    assert header.split()[:3] == ["settings", "ranks", "arm"]
+    assert [" real " in real, " virtual " in virtual] == [True, True]
+
+    cells(tmp_path / "csv", {"ci95": [1.2, 1.3]}, {"speedup": 1 / 3}, form="csv")
+    printed = capsys.readouterr()
+    assert "comparison  " in printed.err
+    first, second = csv.DictReader(io.StringIO(printed.out))
+    assert [row["train.global_batch"] for row in (first, second)] == ["8", "64"]
+    assert [second[key] for key in ("speedup", "interval_low", "ranks")] == [repr(1 / 3), "", "virtual"]
+    assert (first["schedule.capacity"], first["interval_high"]) == ("[6, 5]", "1.3")
+
+
+OF_SCHEDULES = {"predicted_speedup": 1.2, "overhead_share": 0.5, "recovered_share": 0.6}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "titles"),
+    [
+        ({}, {}, "speed-up"),
+        ({"ci95": [1.2, 1.3]}, {}, "speed-up interval"),
+        ({}, {"efficiency": 0.75}, "speed-up efficiency"),
+        (OF_SCHEDULES, {}, "speed-up predicted launch overhead recovered"),
+    ],
+)
+def test_only_columns_that_a_comparison_fills_are_shown(
+    tmp_path: Path, capsys: Output, first: dict[str, object], second: dict[str, object], titles: str
+) -> None:
+    cells(tmp_path, first, second)
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert " ".join(header.split()) == f"settings ranks arm verdict {titles}"
+    assert ("75.0" in lines[1]) == ("efficiency" in titles)

@@ -11,6 +11,7 @@ import pytest
 from dynbench.cli.main import main
 from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
+from dynbench.config.recipes import find_recipe
 from dynbench.experiment.trace_sources import training_trace
 from dynbench.lengths import READERS, read_trace
 from dynbench.runs.atomic import write_json, write_text
@@ -56,19 +57,9 @@ def test_a_run_gives_the_lengths_that_it_trained_on(store: RunStore, capsys: Out
 
 def test_a_data_set_gives_the_lengths_that_would_be_trained_on(store: RunStore, capsys: Output) -> None:
     assert main(["data", "lengths", "--subset", "90", "--max-length", "12", "--seed", "4", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    written = pl.read_parquet("lengths.parquet")
-    assert written.columns == ["length"]
+    printed, written = json.loads(capsys.readouterr().out), pl.read_parquet("lengths.parquet")
+    assert written.columns == ["length"] and printed["max_length"] == printed["lengths"]["max"] == 12
     assert written["length"].to_list() == training_trace(trained(store).config()).lengths.tolist()
-    found = printed.pop("lengths")
-    assert (found["samples"], found["max"]) == (90, 12)
-    assert printed == {
-        "schema_version": 1,
-        "command": "data lengths",
-        "path": "lengths.parquet",
-        "source": "workload.dataset embedded",
-        "max_length": 12,
-    }
 
 
 def test_a_file_is_overwritten_only_when_forced(store: RunStore, capsys: Output) -> None:
@@ -77,6 +68,15 @@ def test_a_file_is_overwritten_only_when_forced(store: RunStore, capsys: Output)
     assert Path("x.csv").read_text() == "mine"
     assert main(["data", "lengths", "-o", "x.csv", "--force"]) == 0
     assert len(read_trace(Path("x.csv"))) == 8192
+
+
+def test_a_recipe_is_copied_over_a_file_only_when_forced(store: RunStore, capsys: Output) -> None:
+    Path("mine.yaml").write_text("mine")
+    copy = ["recipes", "cp", "quickstart", "mine.yaml"]
+    assert main(copy) == 2
+    assert "mine.yaml: exists already" in capsys.readouterr().err and Path("mine.yaml").read_text() == "mine"
+    assert main([*copy, "--force"]) == 0
+    assert Path("mine.yaml").read_bytes() == find_recipe("quickstart").read_bytes()
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing(store: RunStore, capsys: Output) -> None:

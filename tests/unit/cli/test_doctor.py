@@ -1,19 +1,29 @@
+"""`dynbench doctor`: every check of the machine and of a recipe, with a fault planted in each."""
+
 from __future__ import annotations
 
 import errno
 import json
 import os
 import resource
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch.distributed
 
-from dynbench.cli import health
-from dynbench.cli.health import CHECKS, Diagnosis
+from dynbench.cli import health, health_recipe
+from dynbench.cli.health import CHECKS, Trouble, expect
 from dynbench.cli.main import main
-from dynbench.cli.options import Settings
+from dynbench.cli.settings import Settings
+from dynbench.errors import HubError
 from dynbench.runs import provenance
+
+Output = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture
@@ -21,7 +31,7 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(results=tmp_path / "results")
 
 
-def test_doctor_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_leaves_nothing_behind(tmp_path: Path, capsys: Output) -> None:
     assert main(["doctor", "--results", str(tmp_path / "results"), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [check["id"] for check in shown["checks"]] == list(CHECKS)
@@ -30,55 +40,65 @@ def test_doctor_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixt
     assert list(tmp_path.iterdir()) == []
 
 
-def test_strict_turns_warnings_into_exit_6(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "CHECKS", {"poor": lambda s: Diagnosis(False, "seen", "do it")})
+def test_a_check_that_warns_or_is_denied_ends_no_other_and_strict_makes_it_exit_6(
+    capsys: Output, monkeypatch: Patch
+) -> None:
+    def denied(_: Settings) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", "/srv/hub")
+
+    fine = {"fine": (lambda _: "seen", "")}
+    poor = {"cache": (denied, ""), "poor": (lambda _: expect(False, "seen"), "do it"), **fine}
+    monkeypatch.setattr(health, "CHECKS", poor)
     assert main(["doctor", "--strict", "--json"]) == 6
     out, err = capsys.readouterr()
     shown = json.loads(out)
     assert shown["error"]["exit_code"] == 6
-    assert shown["checks"][0]["hint"] == "do it"
-    assert err == "error: checks that warn: poor\nhint: The next steps are in the checks.\n"
-    monkeypatch.setattr(health, "CHECKS", {"fine": lambda s: Diagnosis(True, "seen")})
+    assert [(check["ok"], check["seen"]) for check in shown["checks"]] == [
+        *((False, "/srv/hub: Permission denied"), (False, "seen"), (True, "seen")),
+    ]
+    assert [bool(check["hint"]) for check in shown["checks"]] == [True, True, False]
+    assert err == "error: checks that warn: cache, poor\nhint: The next steps are in the checks.\n"
+    monkeypatch.setattr(health, "CHECKS", fine)
     assert main(["doctor", "--strict"]) == 0
 
 
-def test_what_the_system_denies_a_check_ends_no_other(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+MEMORY = {"total": 9e3, "available": 8e3, "limit": None}
+PLANTED: list[tuple[str, object, str, object, bool, str]] = [
+    ("cores", provenance, "usable_cores", 1, False, "2 ranks by default"),
+    ("cores", provenance, "usable_cores", 2, True, ""),
+    ("load", os, "getloadavg", (99.0, 0.0, 0.0), False, "load average 99.00"),
+    ("load", os, "getloadavg", (0.1, 0.0, 0.0), True, ""),
+    ("memory", provenance, "memory_mb", {**MEMORY, "available": 100.0}, False, "100 MB available"),
+    ("memory", provenance, "memory_mb", {**MEMORY, "available": 0.0, "limit": 8e3}, False, "within the container's 8"),
+    ("memory", provenance, "memory_mb", MEMORY, True, ""),
+    ("packages", provenance, "package_versions", {"polars": None, "triton": None}, False, "missing: polars"),
+    ("threads", resource, "getrlimit", (64, 64), False, "64 open files (ulimit -n), 1024 wanted"),
+    ("threads", resource, "getrlimit", (resource.RLIM_INFINITY,) * 2, True, ""),
+    ("threads", provenance, "tasks_limit", 100, False, "100 processes of the container"),
+]
+
+
+@pytest.mark.parametrize(("check", "place", "name", "answer", "ok", "said"), PLANTED)
+def test_what_the_system_lacks_is_seen(
+    settings: Settings, monkeypatch: Patch, check: str, place: object, name: str, answer: object, ok: bool, said: str
 ) -> None:
-    def denied(_: Settings) -> Diagnosis:
-        raise PermissionError(errno.EACCES, "Permission denied", "/srv/hub")
-
-    monkeypatch.setattr(health, "CHECKS", {"hub cache": denied, "fine": lambda s: Diagnosis(True, "seen")})
-    assert main(["doctor", "--json"]) == 0
-    first, second = json.loads(capsys.readouterr().out)["checks"]
-    assert (first["id"], first["ok"], first["seen"]) == ("hub cache", False, "/srv/hub: Permission denied")
-    assert first["hint"] and second["ok"]
+    monkeypatch.setattr(place, name, lambda *_: answer)
+    found = health.run_checks({check: CHECKS[check]}, settings)[check]
+    assert (found.ok, bool(found.hint)) == (ok, not ok) and said in found.seen
 
 
-def test_too_few_cores_and_a_busy_machine_warn(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provenance, "usable_cores", lambda: 1)
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.6, 0.0, 0.0))
-    assert not health.cores(settings).ok
-    assert not health.load(settings).ok
-    monkeypatch.setattr(provenance, "usable_cores", lambda: 2)
-    assert health.cores(settings).ok
-    assert health.load(settings).ok
-
-
-def test_little_memory_and_disk_warn(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provenance, "memory_mb", lambda: {"total": 4000.0, "available": 100.0, "limit": None})
-    assert not health.memory(settings).ok
-    monkeypatch.setattr(provenance, "memory_mb", lambda: {"total": 9e3, "available": 0.0, "limit": 8e3})
-    full = health.memory(settings)
-    assert not full.ok and "within the container's 8" in full.seen
+def test_a_full_disk_and_a_hub_that_answers_or_must_not_be_asked(settings: Settings, monkeypatch: Patch) -> None:
     monkeypatch.setattr(health, "LEAST_DISK_BYTES", 10**18)
-    assert not health.disk(settings).ok
-
-
-def test_a_missing_package_warns(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provenance, "package_versions", lambda: {"polars": None, "triton": None, "numpy": "2"})
-    finding = health.packages(settings)
-    assert (finding.ok, finding.seen) == (False, "missing: polars")
+    with pytest.raises(Trouble, match="wanted"):
+        health.disk(settings)
+    for offline, reason, said in (
+        (False, "", "answers"),
+        (True, "", "forbids"),
+        (False, "timed out", "not answer: timed out"),
+    ):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+        monkeypatch.setattr("dynbench.workloads.hub.why_unreachable", lambda *_, reason=reason: reason)
+        assert said in health.run_checks({"hub": CHECKS["hub"]}, settings)["hub"].seen
 
 
 @pytest.mark.parametrize(
@@ -92,27 +112,27 @@ def test_a_missing_package_warns(settings: Settings, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_driver_and_build_are_named_where_they_do_not_fit(
-    driver: str | None, build: str, cuda: str | None, listed: int, said: str, monkeypatch: pytest.MonkeyPatch
+    driver: str | None, build: str, cuda: str | None, listed: int, said: str, monkeypatch: Patch
 ) -> None:
-    def known() -> str:
-        if driver is None:
-            raise provenance.UnknownFactError("no NVIDIA driver is loaded")
-        return driver
-
+    known = Mock(return_value=driver, side_effect=None if driver else provenance.UnknownFactError("no driver"))
     monkeypatch.setattr(provenance, "nvidia_driver", known)
-    found = health.without_gpus(build, cuda, listed)
-    assert said in found.seen
-    assert found.ok == (driver is None and not listed)
-    assert found.ok or ("TORCH_INDEX=" in found.hint and "13.x from driver 580" in found.hint)
+    if driver is None and not listed:
+        assert health.without_gpus(build, cuda, listed) == said
+        return
+    with pytest.raises(Trouble) as caught:
+        health.without_gpus(build, cuda, listed)
+    assert said in caught.value.message
+    assert "TORCH_INDEX=" in caught.value.hint and "13.x from driver 580" in caught.value.hint
 
 
-def test_two_ranks_meet(settings: Settings) -> None:
-    found = health.communication(settings)
-    assert found.ok and "two ranks added up a tensor over gloo in" in found.seen
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("cannot connect", "connectFullMesh failed"), ("wrong sum", r"1 \+ 1 gives 1"), ("never answers", "no answer")],
+)
+def test_ranks_that_cannot_communicate(settings: Settings, monkeypatch: Patch, fault: str, said: str) -> None:
+    assert "two ranks added up a tensor over gloo in" in health.communication(settings)
+    over = threading.Event()
 
-
-@pytest.mark.parametrize("fault", ["cannot connect", "wrong sum", "never answers"])
-def test_ranks_that_cannot_meet(settings: Settings, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     class Faulty:
         def __init__(self, *_: object) -> None:
             if fault == "cannot connect":
@@ -123,37 +143,124 @@ def test_ranks_that_cannot_meet(settings: Settings, monkeypatch: pytest.MonkeyPa
 
         def wait(self) -> None:
             if fault == "never answers":
-                threading_event.wait(5)
+                over.wait(5)
 
-    import threading
-
-    threading_event = threading.Event()
     monkeypatch.setattr(health, "PATIENCE_S", 0.01)
     monkeypatch.setattr(torch.distributed, "ProcessGroupGloo", Faulty)
-    found = health.communication(settings)
-    threading_event.set()
-    said = {"cannot connect": "connectFullMesh failed", "wrong sum": "1 + 1 gives 1", "never answers": "no answer"}
-    assert not found.ok and found.seen.endswith(said[fault]) and "GLOO_SOCKET_IFNAME" in found.hint
+    with pytest.raises(Trouble, match=said):
+        health.communication(settings)
+    over.set()
 
 
-def test_few_files_and_processes(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provenance, "tasks_limit", lambda: None)
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert health.threads(settings).ok
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, 64))
-    found = health.threads(settings)
-    assert not found.ok and "64 open files (ulimit -n), 1024 wanted" in found.seen and "ulimit" in found.hint
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (4096, 4096))
-    monkeypatch.setattr(provenance, "tasks_limit", lambda: 100)
-    assert "100 processes of the container" in health.threads(settings).seen
+RECIPE = """\
+# Goal: a test.
+# Time: a minute on 2 cores.
+# Expect: nothing.
+description: two arms
+settings:
+  workload: {{dropout: 0.0, {workload}}}
+  train: {{steps: 4, warmup_steps: 1, global_batch: 4, {train}}}
+  launch: {{launcher: torchrun, device: {device}, threads: 1, nproc: {nproc}}}
+arms:
+  - name: static
+  - name: other
+    set: {{schedule.policy: {policy}}}
+launches: 2
+"""
+DEFAULTS = {"workload": "dataset: embedded", "train": "seed: 0", "device": "cpu", "nproc": 2, "policy": "partition"}
+Checks = Callable[..., dict[str, dict[str, Any]]]
 
 
-def test_a_hub_that_does_not_answer(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("dynbench.workloads.hub.why_unreachable", lambda *_: "timed out")
-    found = health.hub(settings)
-    assert not found.ok and found.seen.endswith("does not answer: timed out") and "--model FOLDER" in found.hint
-    monkeypatch.setattr("dynbench.workloads.hub.why_unreachable", lambda *_: "")
-    assert health.hub(settings).ok
+@pytest.fixture
+def checks(tmp_path: Path, monkeypatch: Patch, capsys: Output) -> Checks:
+    """Id to check of a recipe, in a working folder; of machine and network only what a test is about."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DYNBENCH_RESULTS", str(tmp_path / "results"))
+    monkeypatch.setattr(health, "CHECKS", {})
+    monkeypatch.setattr(provenance, "usable_cores", lambda: 2)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert "forbids" in health.hub(settings).seen
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
+    (tmp_path / "train.tsv").write_text("sentence\tlabel\n" + "a b\t0\nc\t1\n" * 20)
+
+    def run(*words: str, **settings: object) -> dict[str, dict[str, Any]]:
+        Path("own.yaml").write_text(RECIPE.format(**DEFAULTS | settings))
+        assert main(["doctor", "own.yaml", "--json", *words]) in (0, 6)
+        shown = json.loads(capsys.readouterr().out)["recipe"]
+        assert shown["name"] == "own.yaml" and all(check["ok"] or check["hint"] for check in shown["checks"])
+        return {check["id"]: check for check in shown["checks"]}
+
+    return run
+
+
+def failing(found: dict[str, dict[str, Any]]) -> list[str]:
+    return [name for name, check in found.items() if not check["ok"]]
+
+
+def test_a_recipe_that_can_begin(checks: Checks) -> None:
+    found = checks()
+    assert failing(found) == [] and not Path("results").exists()
+    assert {name: check["seen"] for name, check in found.items() if name != "packages"} == {
+        "recipe": "own.yaml: 1 comparison, 2 arms, 2 launches of each",
+        "weights": "none needed: weights are drawn, no tokenizer is loaded, no data are fetched",
+        "ranks": "2 ranks on cpu",
+        "start": "can begin; asks: schedule",
+    }
+
+
+TSV = "dataset: tsv, data_path: train.tsv, tokenizer: vocab.txt"
+PRETRAINED = "weights: pretrained, model:"
+
+
+@pytest.mark.parametrize(
+    ("settings", "ids", "said"),
+    [
+        ({"workload": TSV.replace("train.tsv", "trian.tsv")}, ["recipe"], "Did you mean 'train.tsv'?"),
+        ({"workload": "datset: embedded", "train": "stepz: 3"}, ["recipe"], "stepz"),
+        ({"workload": f"dataset: embedded, {PRETRAINED} {'m' * 300}"}, ["recipe"], ""),
+        ({"workload": f"dataset: embedded, {PRETRAINED} ~nobody-of-this-name/model"}, ["recipe"], ""),
+        ({"workload": TSV.replace("train", "other")}, ["start"], "other.tsv:1: "),
+        ({"nproc": 4}, ["ranks"], "4 ranks compute in 4 threads on 2 cores: static, other"),
+        ({"device": "cuda"}, ["ranks", "start"], "torch sees no GPU"),
+    ],
+)
+def test_what_a_recipe_lacks_is_named(
+    checks: Checks, tmp_path: Path, settings: dict[str, object], ids: list[str], said: str
+) -> None:
+    (tmp_path / "other.tsv").write_text("text,label\na,0\n")
+    found = checks(**settings)
+    assert failing(found) == ids and said in found[ids[0]]["seen"]
+    assert list(found) == ["recipe"] or ids != ["recipe"], "what cannot be read is not checked further"
+
+
+def test_a_missing_package(checks: Checks, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("dynbench.plugins.registry.find_spec", lambda name: None)
+    monkeypatch.setattr(health_recipe, "find_spec", lambda name: None)
+    found = checks(train="tensorboard: true", policy="karmarkar_karp")["packages"]
+    assert not found["ok"] and "karmarkar_karp needs prtpy, which is not installed" in found["seen"]
+    assert found["hint"] == "pip install 'dynbench[tensorboard]' 'dynbench[peers]'"
+
+
+def test_weights_and_data_that_only_the_hub_has(checks: Checks, monkeypatch: Patch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("dynbench.workloads.hub.cached_revision", lambda *_: None)
+    needs = {"workload": f"dataset: sst2, {PRETRAINED} some/model"}
+    every = checks(**needs)
+    assert failing(every) == ["weights", "start"]
+    assert every["weights"]["seen"] == (
+        "some/model, nyu-mll/glue: neither a folder nor in the hub's cache, and HF_HUB_OFFLINE forbids the network"
+    )
+    monkeypatch.setattr("dynbench.workloads.hub.cached_revision", lambda *_: "abc")
+    (tmp_path / "hub" / "datasets--nyu-mll--glue").mkdir(parents=True)
+    assert checks(**needs)["weights"]["seen"] == "here: some/model, nyu-mll/glue"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("dynbench.workloads.hub.why_unreachable", lambda *_: "")
+    monkeypatch.setattr("dynbench.workloads.hub.cached_revision", lambda *_: None)
+    monkeypatch.setattr("dynbench.workloads.hub.load_from_hub", Mock(side_effect=HubError("not tried")))
+    assert "will be fetched from" in checks(workload=f"{PRETRAINED} some/model")["weights"]["seen"]
+
+
+def test_settings_over_a_recipe_and_without_one(checks: Checks, capsys: Output) -> None:
+    assert failing(checks("--set", "launch.nproc=4", "--strict")) == ["ranks"]
+    assert main(["doctor", "--set", "launch.nproc=4"]) == 2
+    assert main(["doctor", "quikstart"]) == 2
+    assert "Did you mean 'quickstart'?" in capsys.readouterr().err

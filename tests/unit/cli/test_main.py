@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,49 +15,19 @@ import pytest
 
 from dynbench.cli import main as main_module
 from dynbench.cli.main import COMMANDS, main
-from dynbench.errors import (
-    EXIT_USAGE,
-    ChecksFailed,
-    DynbenchError,
-    Interrupted,
-    NotComparable,
-    NothingFits,
-    UsageError,
-    WorkerFailed,
-)
+from dynbench.errors import EXIT_USAGE
 
 HEAVY = ("torch", "polars", "matplotlib", "transformers", "datasets", "numpy", "pydantic", "rich", "yaml")
 OURS_IN_HELP = {"dynbench", "dynbench.cli", "dynbench.cli.main", "dynbench.errors", "dynbench.signals"}
 """No command is imported to be listed."""
 
 
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """Put a command named `train` in the table that does what it is given."""
-
-    def install(action: Callable[[], object]) -> None:
-        @click.command()
-        @click.option("--json", is_flag=True)
-        @click.option("--debug", is_flag=True)
-        def command(json: bool, debug: bool) -> None:
-            action()
-
-        monkeypatch.setattr(main_module, "import_module", lambda name: SimpleNamespace(command=command))
-
-    return install
+def dynbench_to(stdout: object, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dynbench", *arguments]
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload,no-any-return]
 
 
-def raising(error: BaseException) -> Callable[[], object]:
-    def action() -> None:
-        raise error
-
-    return action
-
-
-def dynbench(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dynbench", *arguments], capture_output=True, text=True, check=False, **options
-    )  # type: ignore[call-overload,no-any-return]
+dynbench = partial(dynbench_to, subprocess.PIPE)
 
 
 def test_help_needs_click_and_little_of_ours() -> None:
@@ -83,57 +53,12 @@ def test_help_is_fast() -> None:
     assert best < 0.15, f"--help took {best * 1000:.0f} ms at best"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["trian"]])
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    code = (
-        "import sys; from dynbench.cli.main import main; main(sys.argv[1:])\n"
-        f"print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1] == "[]"
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_loading_a_command_imports_nothing_heavy(name: str) -> None:
-    code = (
-        f"import sys; from importlib import import_module; import_module({COMMANDS[name][0].partition(':')[0]!r})\n"
-        f"print([m for m in {HEAVY!r} if m in sys.modules])"
-    )
+@pytest.mark.parametrize("module", [None, *sorted({place.partition(":")[0] for place, _ in COMMANDS.values()})])
+def test_a_mistyped_command_and_loading_one_import_nothing_heavy(module: str | None) -> None:
+    load = "from dynbench.cli.main import main; main(['trian'])" if module is None else f"import dynbench.cli.{module}"
+    code = f"import sys; {load}; print([m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "kind"),
-    [
-        (UsageError("m", "h"), 2, "usage"),
-        (WorkerFailed("m", "h", rank=1), 3, "worker"),
-        (NothingFits("m", "h"), 4, "memory"),
-        (NotComparable("m", "h"), 5, "incomparable"),
-        (ChecksFailed("m", "h"), 6, "checks"),
-        (Interrupted("m", "h", signum=15), 143, "interrupted"),
-        (DynbenchError("m", "h"), 1, "error"),
-    ],
-)
-def test_our_errors_are_one_line_a_hint_and_their_code(
-    error: DynbenchError,
-    code: int,
-    kind: str,
-    fake: Callable[[Callable[[], object]], None],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    fake(raising(error))
-    assert main(["train"]) == code
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", "error: m\nhint: h\n")
-    assert main(["train", "--json"]) == code
-    out, err = capsys.readouterr()
-    assert err == "error: m\nhint: h\n"
-    assert json.loads(out) == {
-        "schema_version": 1,
-        "command": "train",
-        "error": {"kind": kind, "message": "m", "hint": "h", "exit_code": code},
-    }
 
 
 def test_usage_mistakes_under_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,42 +69,39 @@ def test_usage_mistakes_under_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["command"] is None
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), click.Abort()])
-def test_ctrl_c_is_130(
-    error: BaseException, fake: Callable[[Callable[[], object]], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    fake(raising(error))
-    assert main(["train", "--json"]) == 130
-    assert json.loads(capsys.readouterr().out)["error"]["kind"] == "interrupted"
-
-
-def test_a_bug_is_one_line_and_its_traceback_is_kept(
-    fake: Callable[[Callable[[], object]], None],
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("error", "code", "kind", "message"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted", "interrupted"),
+        (click.Abort(), 130, "interrupted", "interrupted"),
+        (PermissionError(errno.EACCES, "Permission denied", "x"), 2, "storage", "x: Permission denied"),
+        (OSError("No space left on device (os error 28)"), 2, "storage", "output: No space left on device"),
+    ],
+)
+def test_neither_ctrl_c_nor_a_disk_is_a_bug(
+    error: BaseException,
+    code: int,
+    kind: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    fake(raising(ZeroDivisionError("x\ny")))
-    assert main(["train"]) == 1
-    err = capsys.readouterr().err.splitlines()
-    assert err[0] == "error: ZeroDivisionError: x"
-    (file,) = tmp_path.iterdir()
-    assert err[1] == f"hint: This is a bug in dynbench; the traceback is in {file}, --debug prints it."
-    assert "Traceback" in file.read_text()
+    @click.command()
+    @click.option("--json", is_flag=True)
+    def command(json: bool) -> None:
+        raise error
+
+    monkeypatch.setattr(main_module, "import_module", lambda name: SimpleNamespace(train=command))
+    assert main(["train", "--json"]) == code
+    shown = json.loads(capsys.readouterr().out)["error"]
+    assert (shown["kind"], shown["message"]) == (kind, message)
 
 
 @pytest.mark.slow
 def test_a_closed_pipe_is_quiet(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
-        [sys.executable, "-m", "dynbench", "runs", "ls", "--results", str(tmp_path)],
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    done = dynbench_to(writer, "runs", "ls", "--results", str(tmp_path))
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
 
@@ -191,49 +113,19 @@ def test_underscores_are_dashes_in_option_names(capsys: pytest.CaptureFixture[st
     assert "train.warmup_steps: 'x' is not allowed" in err
 
 
-def closed(stream: int) -> Callable[[], None]:
-    def before_start() -> None:
-        os.close(stream)
-
-    return before_start
-
-
 @pytest.mark.slow
 def test_closed_streams_are_no_failure(tmp_path: Path) -> None:
-    arguments = ["runs", "ls", "--results", str(tmp_path)]
-    assert dynbench(*arguments, preexec_fn=closed(1)).returncode == 0
-    assert dynbench(*arguments, preexec_fn=closed(2)).returncode == 0
+    for stream in (1, 2):
+        ended = dynbench("runs", "ls", "--results", str(tmp_path), preexec_fn=partial(os.close, stream))
+        assert ended.returncode == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["runs", "ls"], ["runs", "ls", "--json"], ["runs", "show", "x", "--json"]])
-def test_output_that_cannot_be_written_is_one_line(arguments: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dynbench", *arguments, "--results", str(tmp_path)]
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_output_that_cannot_be_written_is_one_line(more: list[str], tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert done.stderr.startswith("error: ")
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device", "x/run.json"), "x/run.json: No space left on device"),
-        (PermissionError(errno.EACCES, "Permission denied", "x"), "x: Permission denied"),
-        (OSError("No space left on device (os error 28)"), "output: No space left on device"),
-    ],
-)
-def test_a_disk_is_not_a_bug(
-    error: OSError,
-    message: str,
-    fake: Callable[[Callable[[], object]], None],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    fake(raising(error))
-    assert main(["train", "--json"]) == 2
-    shown = json.loads(capsys.readouterr().out)["error"]
-    assert (shown["kind"], shown["message"]) == ("storage", message)
+        done = dynbench_to(full, "runs", "ls", *more, "--results", str(tmp_path))
+    assert done.returncode == 2 and "Traceback" not in done.stderr and done.stderr.startswith("error: ")
 
 
 @pytest.mark.slow

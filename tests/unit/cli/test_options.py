@@ -3,35 +3,31 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import click
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from dynbench.cli import options
 from dynbench.cli.main import group, load_command
-from dynbench.cli.options import FLAGS, GROUPS, Settings, common_options, config_options, name_options
+from dynbench.cli.options import GROUPS, command
+from dynbench.cli.settings import FLAGS, Flag, Settings
 from dynbench.config import describe
 from dynbench.errors import ConfigError
 
 
-def settings_of(*arguments: str, sections: tuple[str, ...] = ()) -> Settings:
+def settings_of(*arguments: str) -> Settings:
     seen: list[Settings] = []
 
-    @click.command()
-    @name_options
-    @config_options(*sections)
-    @common_options
-    def command(settings: Settings, name: str | None, replace: bool) -> None:
+    @command(named=True, config={flag.key for flag in FLAGS})
+    def anything(settings: Settings) -> None:
         seen.append(settings)
 
-    result = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    result = CliRunner().invoke(anything, arguments, prog_name="dynbench any thing", catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return seen[0]
 
 
-@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.option)
-def test_every_flag_sets_a_field_and_lists_its_choices(flag: options.Flag) -> None:
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.names[0])
+def test_every_flag_sets_a_field_and_lists_its_choices(flag: Flag) -> None:
     found = describe.field_of(flag.key)
     assert found is not None
     assert found[1] == ()
@@ -39,22 +35,23 @@ def test_every_flag_sets_a_field_and_lists_its_choices(flag: options.Flag) -> No
         words = set(describe.allowed_words(found[0]))
         assert set(flag.choices) == words
     assert flag.help.endswith(".")
-    assert "_" not in flag.option
+    assert "_" not in flag.names[0]
 
 
 def test_everything_is_collected() -> None:
     settings = settings_of(
         "-c", "a.yaml", "--set", "a.b=1", "--set", "c.d=2", "--steps", "5", "--capacity", "8,4", "--results", "r",
-        "--json", "-v", "--debug",
+        "--json", "-v", "--debug", "--name", "n",
     )  # fmt: skip
     assert settings == Settings(
+        command="any thing",
         config_path=Path("a.yaml"),
         overrides=("a.b=1", "c.d=2"),
         flags={"train.steps": "5", "schedule.capacity": "8,4"},
         results=Path("r"),
         as_json=True,
         verbosity=1,
-        debug=True,
+        naming={"name": "n", "replace": False},
     )
     assert not settings_of("-q").shows_progress
 

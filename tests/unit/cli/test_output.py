@@ -48,15 +48,12 @@ def test_diagnostics_go_to_stderr_by_level(
     assert err.splitlines() == seen
 
 
-def on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    monkeypatch.setattr(console, "stdout", console._Console(width=width, force_terminal=True, color_system=None))
-
-
-@pytest.mark.parametrize("width", [40, 80, 120, 300])
+@pytest.mark.parametrize("width", [40, 120, 300])
 def test_a_narrow_terminal_gets_every_cell_whole(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
 ) -> None:
-    on_a_terminal(monkeypatch, width)
+    terminal = console._Console(width=width, force_terminal=True, color_system=None)
+    monkeypatch.setattr(console, "stdout", terminal)
     columns = ["name", "G", *(f"in {'long ' * (i % 3)}{chr(97 + i)}" for i in range(12))]
     rows = [[f"run-{r}", str(r), *(f"{r}{i:02}.5 ms {'and so on' * (i % 2)}" for i in range(12))] for r in range(3)]
     output.show_table(Table(columns, rows, keys=2), [1])
@@ -94,7 +91,7 @@ SHOWN = r"\x1b[31m[/red]\u202e\r\x07"
 
 
 def test_names_set_no_colour_and_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
-    output.print_line(EVIL)
+    output.print_lines(EVIL)
     output.print_pairs(EVIL, {EVIL: EVIL})
     output.print_table((EVIL,), [(EVIL,)], EVIL)
     output.set_up_logging(0)

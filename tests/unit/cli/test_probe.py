@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from probes import make_probe
 
-from dynbench.cli.probe import _next_lines, _show
+from dynbench.cli.probe import _next_lines, show_probe
 from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
 from dynbench.engine.launching.run_launch import plan_launch
@@ -31,13 +31,13 @@ def record(**changes: object) -> ProbeRecord:
 def test_what_a_peak_and_a_lowered_capacity_are_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     row = CapacityRow(rank=0, length=64, max_batch=22, tested_ok=32, tested_fail=33, peak_mem_mb=560.0)
     passed = Soak(steps=50, ok=True, peak_mem_mb=550.0, reserved_mem_mb=550.0, allocator_retries=None, shrunk=0)
-    _show(record(memory_limit_mb=566.0, capacity=[row], soak=passed))
+    show_probe(record(memory_limit_mb=566.0, capacity=[row], soak=passed))
     plain = capsys.readouterr().out
     assert "peak: resident memory of the process, libraries included" in plain
     assert "in pieces" not in plain
     lowered = passed.model_copy(update={"shrunk": 2, "global_batch": 40})
     both = row.model_copy(update={"length": 32, "max_batch": 57, "tested_ok": 64, "tested_fail": 64})
-    _show(record(memory_limit_mb=540.0, capacity=[both, row], soak=lowered))
+    show_probe(record(memory_limit_mb=540.0, capacity=[both, row], soak=lowered))
     shown = capsys.readouterr().out
     assert "in pieces" in shown
     assert "at a global batch of 40, the largest that fits, passed" in shown

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,56 +35,40 @@ def results(tmp_path: Path) -> Path:
     return store.root
 
 
-def test_the_suffix_tells_the_format_and_folders_are_made(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "new" / "page.html"
-
-    assert main(["report", "demo", "--lang", "zh", "-o", str(output), "--json", "--results", str(results)]) == 0
-
-    assert json.loads(capsys.readouterr().out)["path"] == str(output)
-    assert output.read_text(encoding="utf-8").startswith('<!doctype html>\n<html lang="zh-CN">')
+Report = Callable[..., int]
+Output = pytest.CaptureFixture[str]
 
 
-def test_a_dash_and_json_are_too_much_for_one_stdout(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["report", "-o", "-", "--json", "--results", str(results)]) == 2
-
-    assert "both want stdout" in json.loads(capsys.readouterr().out)["error"]["message"]
-    assert not Path("-").exists()
+@pytest.fixture
+def report(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Report:
+    """`dynbench report` in an empty folder."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return lambda *words: main(["report", *words, "--results", str(results)])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("words", "said"),
     [
-        (("-o", "x.pdf"), "-o x.pdf: .pdf does not fit"),
-        (("-o", "x.docx", "--format", "md"), "-o x.docx: .docx does not fit"),
-        (("-o", "x.html", "--format", "md"), "--format md writes another format"),
-        (("-o", "x.md", "--format", "html"), "--format html writes another format"),
+        ("-o - --json", "both want stdout"),
+        ("-o x.pdf", "-o x.pdf: .pdf does not fit"),
+        ("-o x.html --format md", "--format md writes another format"),
+        ("-o x.md --format html", "--format html writes another format"),
+        ("demo --open --format md", "--open shows an HTML page"),
     ],
 )
-def test_a_suffix_of_another_format_is_refused(
-    results: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    said: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["report", *arguments, "--results", str(results)]) == 2
-
-    assert said in capsys.readouterr().err
-    assert not Path(arguments[1]).exists()
+def test_what_does_not_fit_is_refused(report: Report, capsys: Output, words: str, said: str) -> None:
+    assert report(*words.split()) == 2
+    assert said in capsys.readouterr().err and list(Path().iterdir()) == []
 
 
-@pytest.mark.parametrize(("name", "start"), [("x.md", "# "), ("x.txt", "# "), ("x", "# "), ("x.HTM", "<!doctype")])
-def test_known_suffixes_and_none_are_written(results: Path, tmp_path: Path, name: str, start: str) -> None:
-    assert main(["report", "-o", str(tmp_path / name), "--results", str(results)]) == 0
-
-    assert (tmp_path / name).read_text(encoding="utf-8").startswith(start)
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("x.md", "# "), ("x.txt", "# "), ("x", "# "), ("new/x.HTM", '<!doctype html>\n<html lang="zh-CN">')],
+)
+def test_the_suffix_decides_the_format_and_folders_are_made(report: Report, name: str, start: str) -> None:
+    assert report("demo", "--lang", "zh", "-o", name) == 0
+    assert Path(name).read_text(encoding="utf-8").startswith(start)
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
@@ -103,60 +87,45 @@ def test_the_next_step_names_what_was_named(
     assert (copy / f"report.{lang}.html").is_file()
 
 
-def test_the_next_step_keeps_what_was_asked_for(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_next_step_has_the_options_of_this_one(report: Report, results: Path, capsys: Output) -> None:
     """The comparison that was the latest, a template of one's own, and the folder that was named."""
-    template = tmp_path / "my template.md"
-    template.write_text(
-        (Path(__file__).resolve().parents[3] / "report" / "template.en.md").read_text(encoding="utf-8"),
-        encoding="utf-8",
-    )
-    output = ["-o", str(tmp_path / "there is" / "x.md")]
-    assert main(["report", *output, "--template", str(template), "--results", str(results)]) == 0
-
+    shipped = Path(__file__).resolve().parents[3] / "report" / "template.en.md"
+    shutil.copy(shipped, "my template.md")
+    assert report("-o", "there is/x.md", "--template", "my template.md") == 0
     words = shlex.split(capsys.readouterr().out.splitlines()[-1])[2:]
-    assert words[:2] == ["report", "demo"]
-    assert words[words.index("--template") + 1] == str(template)
-    assert words[-2:] == ["--results", str(results)]
+    assert words[:2] == ["report", "demo"] and words[-2:] == ["--results", str(results)]
+    assert words[words.index("--template") + 1] == "my template.md"
     RunStore(results).create("analyze", "comparison")
-    assert main(words) == 0
-    assert (tmp_path / "there is" / "x.html").is_file()
+    assert main(words) == 0 and Path("there is/x.html").is_file()
 
 
-def test_the_first_page_is_printed_or_written_where_that_is_asked_for(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["report", "demo", "--short", "--results", str(results)]) == 0
+def test_the_first_page_is_printed_or_written(report: Report, results: Path, capsys: Output) -> None:
+    assert report("demo", "--short") == 0
     page = capsys.readouterr().out
     assert page.startswith("# Waiting for the slowest rank\n") and "| other |" in page and "## " not in page
-    assert main(["report", "demo", "--short", "-o", str(tmp_path / "x.md"), "--results", str(results)]) == 0
-    assert (tmp_path / "x.md").read_text(encoding="utf-8") == page
-    assert main(["report", "demo", "--short", "--format", "html", "--results", str(results)]) == 0
+    assert report("demo", "--short", "-o", "x.md") == 0
+    assert Path("x.md").read_text(encoding="utf-8") == page
+    assert report("demo", "--short", "--format", "html") == 0
     assert (RunStore(results).resolve("demo").path / "report.short.en.html").is_file()
 
 
 @pytest.mark.parametrize("opens", [True, False])
 def test_a_page_is_opened_in_the_browser(
-    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], opens: bool
+    report: Report, results: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output, opens: bool
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or opens)
-    assert main(["report", "demo", "--open", "--results", str(results)]) == 0
+    assert report("demo", "--open") == 0
     page = RunStore(results).resolve("demo").path / "report.en.html"
     assert page.is_file() and opened == [page.resolve().as_uri()]
     assert ("no browser" in capsys.readouterr().err) == (not opens)
-    assert main(["report", "demo", "--open", "--format", "md", "--results", str(results)]) == 2
 
 
-def test_planning_needs_the_runs(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = RunStore(results)
-    for run in store.list():
+def test_planning_needs_the_runs(report: Report, results: Path, capsys: Output) -> None:
+    for run in RunStore(results).list():
         if run.record().command == "train":
             shutil.rmtree(run.path)
-
-    assert main(["report", "demo", "--solve", "--results", str(results)]) == 2
-
+    assert report("demo", "--solve") == 2
     assert "--solve: the run folders of static are not here" in capsys.readouterr().err
 
 

@@ -3,10 +3,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,6 @@ import pytest
 
 from dynbench.cli import solve_view
 from dynbench.cli.main import main
-from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 from dynbench.schedule import solve as solve_module
 
@@ -68,13 +65,13 @@ def test_a_solve_is_an_entry_of_the_registry(store, trace, capsys):
     assert main(["runs", "show", "first"]) == 0
 
 
-def test_one_step_in_file_order_is_that_of_the_file(store, tmp_path, capsys):
+def test_one_step_in_file_order_is_that_of_the_file_whose_name_may_stand_twice(store, tmp_path, capsys):
     np.save(tmp_path / "t.npy", [5, 1, 1, 1, 50, 50])
-    found = solved(
-        capsys, tmp_path / "t.npy", "--world-size", "2", "--global-batch", "4", "--steps", "1", "--order", "file",
-        "--policy", "static,partition", "--no-figures",
-    )  # fmt: skip
-    assert [r["mean_max_cost"] for r in found["results"]] == [10, 5]
+    few = ("--world-size", "2", "--global-batch", "4", "--steps", "1", "--order", "file", "--no-figures")
+    found = solved(capsys, tmp_path / "t.npy", tmp_path / "t.npy", *few, "--policy", "static,partition")["results"]
+    assert [(r["trace"], r["mean_max_cost"]) for r in found] == [("t", 10), ("t", 5), ("t#2", 10), ("t#2", 5)]
+    found = solved(capsys, tmp_path / "t.npy", *few, "--policy", "static", "--set", "workload.pad_to_multiple_of=64")
+    assert found["results"][0]["mean_max_cost"] == 128
 
 
 @pytest.mark.parametrize(
@@ -129,16 +126,6 @@ def test_settings_reach_the_problem(store, trace, capsys):
     assert by_policy["partition"]["local_batch"]["min"] < 4
 
 
-def test_padding_to_a_multiple_is_priced(store, trace, capsys):
-    padded = solved(capsys, trace, *QUICK, "--no-figures", "--set", "workload.pad_to_multiple_of=64", "--steps", "1")
-    assert all(result["mean_max_cost"] % 64 == 0 for result in padded["results"])
-
-
-def test_two_traces_of_one_name_are_told_apart(store, trace, capsys):
-    found = solved(capsys, trace, trace, "--policy", "static", "--world-size", "2", "--steps", "2", "--no-figures")
-    assert [r["trace"] for r in found["results"]] == ["some", "some#2"]
-
-
 @pytest.mark.slow
 def test_where_nothing_is_given_back_nothing_is_recommended(store, tmp_path, capsys):
     """Equal lengths: every policy plans what static plans."""
@@ -187,63 +174,42 @@ def test_a_trace_is_written_and_read_again(store, tmp_path, capsys):
     assert pl.read_csv(tmp_path / "cut.csv")["length"].max() == 100
 
 
-def test_a_data_set_is_planned_as_train_loads_it(store, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
-    found = solved(capsys, "--dataset", "embedded", "--subset", "300", *QUICK, "--no-figures")
-    named = solved(capsys, "embedded", "--subset", "300", *QUICK, "--no-figures")
-    assert [r["mean_max_cost"] for r in named["results"]] == [r["mean_max_cost"] for r in found["results"]]
-    assert {(r["trace"], r["samples"]) for r in found["results"]} == {("embedded", 300)}
-
-
 @pytest.mark.parametrize(
     ("arguments", "max_length", "cut", "train_cuts_at", "longer", "said"),
     [
-        ([], None, 0, 256, 7, ["not cut here: 7 samples are longer than 256 tokens"]),
-        (["--max-length", "256"], 256, 7, 256, 0, ["cut here: 7 samples were longer than 256 tokens"]),
-        (["--set", "workload.max_length=100"], 100, 7, 100, 0, ["cut here: 7 samples were longer than 100 tokens"]),
-        (["-c", "{file}"], 300, 3, 300, 0, ["cut here: 3 samples were longer than 300 tokens"]),
-        (
-            ["-c", "{file}", "--max-length", "350"], 350, 3, 300, 3,
-            ["cut here: 3 samples were longer than 350 tokens"],
-        ),
-        (["--max-length", "700"], 700, 0, 256, 7, []),
+        ([], None, 0, 256, 7, "not cut here: 7 samples are longer than 256 tokens"),
+        (["--set", "workload.max_length=100"], 100, 7, 100, 0, "cut here: 7 samples were longer than 100 tokens"),
+        (["-c", "max.yaml", "--max-length", "350"], 350, 3, 300, 3, "cut here: 3 samples were longer than 350 tokens"),
+        (["--max-length", "700"], 700, 0, 256, 7, ""),
     ],
-)  # fmt: skip
+)
 def test_what_train_would_cut_stands_beside_the_numbers(
-    store, tmp_path, capsys, arguments, max_length, cut, train_cuts_at, longer, said
+    store, tmp_path, capsys, monkeypatch, arguments, max_length, cut, train_cuts_at, longer, said
 ):
-    np.save(tmp_path / "t.npy", [10] * 40 + [290] * 4 + [600] * 3)
-    (tmp_path / "max.yaml").write_text("workload: {max_length: 300}\n")
-    words = [word.format(file=tmp_path / "max.yaml") for word in arguments]
-    few = (tmp_path / "t.npy", *QUICK, "--no-figures", *words)
-    out, err = run(capsys, *few)
-    notes = [line.strip() for line in out.splitlines() if "cut here" in line]
-    assert (err, len(notes)) == ("", len(said))
-    assert all(note.startswith(text) for note, text in zip(notes, said, strict=True))
-
+    monkeypatch.chdir(tmp_path)
+    np.save("t.npy", [10] * 40 + [290] * 4 + [600] * 3)
+    Path("max.yaml").write_text("workload: {max_length: 300}\n")
+    out, err = run(capsys, "t.npy", *QUICK, "--no-figures", *arguments)
+    assert err == "" and [line.strip().startswith(said) for line in out.splitlines() if "cut here" in line] == [
+        True
+    ] * bool(said)
+    found = solved(capsys, "t.npy", *QUICK, "--no-figures", *arguments)
     expected = {"cut_samples": cut, "train_max_length": train_cuts_at, "longer_than_train": longer}
-    found = solved(capsys, *few)
     for result in found["results"]:
-        assert {key: result[key] for key in expected} == expected
-        assert result["max_length"] == max_length
+        assert result.items() >= {**expected, "max_length": max_length}.items()
     folder = Path(found["run"]["path"])
-    kept = json.loads((folder / "env.json").read_text())["data"]["traces"][0]
+    assert json.loads((folder / "env.json").read_text())["data"]["traces"][0].items() >= expected.items()
     (row,) = csv.DictReader((folder / "traces.csv").open())
-    assert {key: kept[key] for key in expected} == {key: int(row[key]) for key in expected} == expected
+    assert {key: int(row[key]) for key in expected} == expected
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sst2", "--policy", "partitions"], "--policy: 'partitions' is not a policy"),
-        (["sst3"], "sst3: no such trace file or distribution"),
         (["sst2", "--world-size", "8", "--global-batch", "4"], "train.global_batch: 4 is less than the 8 ranks"),
-        (["sst2", "--capacity", "0"], "schedule.capacity: 0 is not allowed"),
         (["sst2", "--world-size", "2", "--capacity", "4,0"], "schedule.capacity"),
         (["sst2", "--world-size", "2", "--speeds", "1,1,1"], "schedule.speeds"),
         (["sst2", "--world-size", "4,x"], "'x' is not a whole number"),
-        (["sst2", "--world-size", ""], "'' is not a whole number"),
-        (["sst2", "--max-length", "0"], "--max-length"),
         (["gsm8k", "--world-size", "1024"], "8192 is more than the 7473 samples"),
         (["sst2", "--cost-type", "measured"], "schedule.cost_type: 'measured' has no coefficients"),
         (["sst2", "gsm8k", "--write-trace", "x.csv"], "2 traces for one file"),
@@ -277,35 +243,12 @@ def test_it_runs_without_torch(tmp_path):
     assert len(list(tmp_path.glob("*/figures/*.png"))) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
-def test_a_signal_ends_it_as_interrupted(tmp_path, signum, exit_code):
-    arguments = ["solve", "lognormal", "--steps", "1000000", "--policy", "partition", "--results", str(tmp_path)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dynbench", *arguments, "--json"],
-        stdout=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signum, signal.SIG_DFL),  # the tests themselves may run under nohup
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not any(run.status is Status.RUNNING for run in RunStore(tmp_path).list()):
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(signum)
-        out, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == json.loads(out)["error"]["exit_code"] == exit_code
-    (run,) = RunStore(tmp_path).list()
-    assert (run.status, run.record().exit_code) == (Status.INTERRUPTED, exit_code)
-
-
 PACKED = ("--steps", "6", "--world-size", "2", "--batch-per-rank", "4", "--no-figures")
 
 
 def test_packed_rows_alone_are_planned_under_capacities_in_tokens(store, trace, capsys):
-    for asked in (["--policy", "packed"], ["--policy", "partition", "--layout", "packed"]):
-        message = refused(capsys, trace, *PACKED, *asked, "--capacity", "40", code=4)
+    for given in (["--policy", "packed"], ["--policy", "partition", "--layout", "packed"]):
+        message = refused(capsys, trace, *PACKED, *given, "--capacity", "40", code=4)
         assert "packed tokens is longer than any rank's capacity allows (at most 40 tokens)" in message
     out, said = run(capsys, trace, *PACKED, "--policy", "packed", "--capacity", "400", "--json")
     (line,) = json.loads(out)["results"]
@@ -320,50 +263,34 @@ AS_FSDP = ("--set", "sync.name=fsdp")
 @pytest.mark.slow
 @pytest.mark.parametrize(("given", "objective"), [((), "sum"), (AS_FSDP, "slots"), (("--objective", "slots"), "slots")])
 def test_several_micro_batches_are_judged_by_when_ranks_meet(store, trace, capsys, given, objective):
-    asked = ("--steps", "6", "--policy", "static,partition", "--world-size", "2", "--micro-batches", "2")
-    asked = (*asked, "--no-figures")
-    lines = solved(capsys, trace, *asked, *given)["results"]
+    few = ("--steps", "6", "--policy", "static,partition", "--world-size", "2", "--micro-batches", "2", "--no-figures")
+    lines = solved(capsys, trace, *few, *given)["results"]
     assert [line["objective"] for line in lines] == [objective] * 2
-    out, err = run(capsys, trace, *asked, *given)
+    out, err = run(capsys, trace, *few, *given)
     assert ("slots: ranks meet in every micro-batch" in out) == (objective == "slots")
     assert "has no effect" not in err
 
 
-@pytest.fixture
-def two_columns(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(1)
-    lengths = np.clip(rng.lognormal(3, 1, 200).astype(int), 2, 120)
-    frame = pl.DataFrame({"length": lengths, "patches": rng.choice([0, 0, 196], 200)})
-    frame.write_csv(tmp_path / "two.csv")
-    return tmp_path / "two.csv"
-
-
-def costs(answer: dict) -> dict[str, float]:
-    return {result["policy"]: result["mean_max_cost"] for result in answer["results"]}
-
-
 @pytest.mark.slow
-def test_a_second_column_adds_to_the_costs(store, two_columns, capsys):
-    plain = costs(solved(capsys, two_columns, *QUICK))
-    second = (two_columns, *QUICK, "--second-column", "patches")
-    answer = solved(capsys, *second)
-    assert {result["second_weight"] for result in answer["results"]} == {1.0}
-    assert all(cost > plain[policy] for policy, cost in costs(answer).items())
-    assert costs(solved(capsys, *second, "--second-weight", "0")) == plain
-    named = ("--dataset", "lengths", "--data-path", two_columns, *QUICK, "--second-column", "patches")
-    assert costs(solved(capsys, *named)) == costs(answer)
-    printed = run(capsys, *second, "--second-weight", "2")[0]
+def test_a_second_column_adds_to_the_costs(store, trace, tmp_path, capsys):
+    def costs(*arguments: str | Path) -> dict[str, float]:
+        return {r["policy"]: r["mean_max_cost"] for r in solved(capsys, *arguments, *QUICK, "--no-figures")["results"]}
+
+    two, second = tmp_path / "two.csv", ("--second-column", "patches")
+    patches = pl.Series("patches", np.random.default_rng(1).choice([0, 0, 196], 200))
+    pl.read_parquet(trace).with_columns(patches).write_csv(two)
+    plain, both = costs(two), costs(two, *second)
+    assert all(both[policy] > cost for policy, cost in plain.items())
+    assert costs(two, *second, "--second-weight", "0") == plain
+    assert costs("--dataset", "lengths", "--data-path", two, *second) == both
+    printed = run(capsys, two, *QUICK, "--no-figures", *second, "--second-weight", "2")[0]
     assert "2 tokens per unit of the second column" in printed
-    following = " ".join(printed[printed.index("Next:") :].split())
-    assert "--second-column patches" in following
+    assert "--second-column patches" in " ".join(printed[printed.index("Next:") :].split())
     assert store.resolve("@latest").config().schedule.second_weight == 2
-
-
-def test_a_second_column_that_is_not_there_is_refused(store, trace, two_columns, capsys):
-    assert "no column 'patch'" in refused(capsys, two_columns, *QUICK, "--second-column", "patch", code=2)
-    assert "'patches'" in refused(capsys, trace, *QUICK, "--second-column", "patches")
-    assert "not read by dataset 'embedded'" in refused(capsys, "embedded", *QUICK, "--second-column", "patches")
-    assert "distribution" in refused(capsys, *QUICK, "--second-column", "patches")
+    assert "no column 'patch'" in refused(capsys, two, *QUICK, "--second-column", "patch")
+    assert "'patches'" in refused(capsys, trace, *QUICK, *second)
+    assert "not read by dataset 'embedded'" in refused(capsys, "embedded", *QUICK, *second)
+    assert "distribution" in refused(capsys, *QUICK, *second)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,6 @@ def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
     [
         ("", "EOF"),
         ("[" * 100_000, "recursion limit"),
-        ('{"a": ' * 300 + "1" + "}" * 300, "recursion limit"),
         ('{"a": "x\\u0000y"}', "null characters"),
         ('{"a": "\\ud800"}', "hex escape"),
         ("9" * 5000, "number out of range"),
@@ -93,11 +92,6 @@ def test_json_that_no_record_holds(tmp_path: Path, text: str, said: str) -> None
     path.write_text(text)
     with pytest.raises(ValueError, match=said):
         load_json(path)
-
-
-def test_text_that_only_looks_like_null_characters_is_read(tmp_path: Path) -> None:
-    write_json(tmp_path / "a.json", ["\\u0000", "\U0001f600"])
-    assert load_json(tmp_path / "a.json") == ["\\u0000", "\U0001f600"]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +114,9 @@ def test_a_record_that_cannot_be_used_says_where(tmp_path: Path, text: str | Non
     assert str(path) in caught.value.message and hint in caught.value.hint
 
 
-def test_keys_of_later_versions_are_ignored(tmp_path: Path) -> None:
-    write_json(tmp_path / "a.json", {"name": "a", "sizes": [1], "schema_version": 1, "more": 0})
-    assert read_json(tmp_path / "a.json", Content, "", 2) == Content("a", [1])
+def test_what_is_written_is_read_and_keys_of_later_versions_are_ignored(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"name": "\\u0000 \U0001f600", "sizes": [1], "schema_version": 1, "more": 0})
+    assert read_json(tmp_path / "a.json", Content, "", 2) == Content("\\u0000 \U0001f600", [1])
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -134,17 +128,14 @@ def write_in(folder: Path, text: str) -> None:
     (folder / "a").write_text(text)
 
 
-@pytest.mark.parametrize("error", [SystemExit, OSError])
 @pytest.mark.parametrize("before", [{}, {"kept/a": "old"}])
-def test_a_folder_is_the_old_one_or_the_new_one(
-    tmp_path: Path, before: dict[str, str], error: type[BaseException]
-) -> None:
+def test_a_folder_is_the_old_one_or_the_new_one(tmp_path: Path, before: dict[str, str]) -> None:
     folder = tmp_path / "kept"
     if before:
         write_in(folder, "old")
-    with pytest.raises(error), replacing_folder(folder) as partial:
+    with pytest.raises(SystemExit), replacing_folder(folder) as partial:
         write_in(partial, "new")
-        raise error
+        raise SystemExit
     assert contents(tmp_path) == before
     with replacing_folder(folder) as partial:
         write_in(partial, "new")

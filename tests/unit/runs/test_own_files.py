@@ -43,6 +43,10 @@ def run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.mark.parametrize("kind", PLANTED)
 def test_it_is_named_by_every_command_that_reads_runs(run: Run, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (run.path / "model").mkdir()
+    (run.path / "model" / "last").mkdir()
+    (run.path / "model" / "best").symlink_to("last")
+    check_own_files(run.path)  # links within the folder are its own
     PLANTED[kind](run.path)
     before = sorted(run.path.parent.parent.rglob("*"))
     with pytest.raises(RecordError, match="so the run is not read"):
@@ -65,13 +69,6 @@ def test_it_is_named_by_every_command_that_reads_runs(run: Run, kind: str, capsy
     assert sorted(run.path.parent.parent.rglob("*")) == before
     assert main(["runs", "rm", "mine", "--yes", "--force"]) == 0
     assert (run.path.parent.parent / "precious").read_text() == "{}", "what a link leads to stays"
-
-
-def test_links_within_the_folder_are_its_own(run: Run) -> None:
-    (run.path / "model").mkdir()
-    (run.path / "model" / "last").mkdir()
-    (run.path / "model" / "best").symlink_to("last")
-    check_own_files(run.path)
 
 
 def test_what_a_comparison_names_stays_below_the_results(

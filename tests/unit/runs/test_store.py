@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -71,18 +71,16 @@ def test_what_is_not_there(store: RunStore, ref: str, said: str, hint: str) -> N
 
 
 def test_an_ambiguous_prefix_lists_what_it_matches(store: RunStore) -> None:
-    runs = [finished(store, name=name) for name in ("a", "b")]
+    runs = [finished(store, name="a"), finished(store)]
     runs[1].record_file.write_text("")
     assert store.resolve(runs[1].id[:-1]) == runs[1], "which cannot be read"
-    with pytest.raises(RunLookupError) as caught:
-        store.resolve("2")
-    assert all(
-        f"{run.id} ({shown})" in caught.value.message for run, shown in zip(runs, ("a", "unreadable"), strict=True)
-    )
-    for _ in range(6):
-        finished(store)
-    with pytest.raises(RunLookupError, match="and 3 more"):
-        store.resolve("2")
+    for more in ("ids begin so", "and 3 more"):
+        with pytest.raises(RunLookupError, match=more) as caught:
+            store.resolve("2")
+        shown = {*caught.value.message.split(": ")[-1].split(", ")}
+        assert "more" in more or shown == {f"{runs[0].id} (a)", f"{runs[1].id} (unreadable)"}
+        for _ in range(6):
+            finished(store)
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "@x"])
@@ -129,23 +127,6 @@ def test_a_name_is_given_and_passed_on_unless_it_is_taken_or_gone(
         assert (first.name, second.name) == (None, "best")
 
 
-def test_an_id_in_use_is_drawn_again(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = iter(["20260101-000000-x-aaaa", "20260101-000000-x-aaaa", "20260101-000000-x-bbbb"])
-    monkeypatch.setattr(store_module, "new_id", lambda slug: next(ids))
-    assert [store.create("train", "x").id[-4:] for _ in range(2)] == ["aaaa", "bbbb"]
-
-
-@pytest.mark.parametrize("place", ["a file/results", pytest.param("read-only", marks=[
-    pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")])])  # fmt: skip
-def test_a_folder_that_cannot_be_written_is_said_at_once(tmp_path: Path, place: str) -> None:
-    (tmp_path / "a file").write_text("")
-    (tmp_path / "read-only").mkdir(0o500)
-    for attempt in (RunStore.check_place, lambda store: store.create("train", "static")):
-        with pytest.raises(UsageError, match="results folder cannot be written") as caught:
-            attempt(RunStore(tmp_path / place))
-        assert "--results" in caught.value.hint
-
-
 def test_a_disk_that_fills_up_leaves_no_half_made_run(
     store: RunStore, monkeypatch: pytest.MonkeyPatch, full_disk: OSError
 ) -> None:
@@ -181,31 +162,14 @@ def test_malformed_runs_are_warned_about_and_left_out(
     assert [store.resolve(ref) for ref in ("good", bad.id)] == [good, bad]
 
 
-def test_a_running_run_is_not_removed_unless_forced(store: RunStore) -> None:
-    run = store.create("train", "static")
-    run.update(status="running")
-    with pytest.raises(RunLookupError, match="is running") as caught:
-        store.remove(run)
-    assert "--force" in caught.value.hint
-    store.remove(run, force=True)
-    assert store.list() == []
-
-
 FOREIGN = ("parent", "itself", "outside", "other registry", "link", "copy", "unreadable", "nothing recorded")
 
 
 def plant(store: RunStore, kind: str) -> Run:
     """A folder with somebody's precious file that is no run of the registry, by `kind`."""
-    run = finished(store, name="own")
-    outside = store.root.parent / "outside"
-    places = {
-        "parent": store.root / "..",
-        "itself": store.root / ".",
-        "outside": outside,
-        "other registry": outside / run.id,
-        "link": store.root / "20260101-000000-x-aaaa",
-    }
-    path = places.get(kind, store.root / "foreign")
+    run, outside = finished(store, name="own"), store.root.parent / "outside"
+    named = {"parent": store.root / "..", "itself": store.root / ".", "outside": outside, "link": store.root / "linked"}
+    path = outside / run.id if kind == "other registry" else named.get(kind, store.root / "foreign")
     real = outside if kind == "link" else path
     real.mkdir(parents=True, exist_ok=True)
     (real / "precious").write_text("x")
@@ -230,22 +194,19 @@ def test_what_is_no_run_of_the_registry_is_listed_and_never_removed(store: RunSt
 
 
 def write_and_look(path: Path, field: str, values: Sequence[object]) -> None:
-    run = Run(path)
     for value in values:
-        run.update(**{field: value})
-        assert getattr(run.record(), field) == value
+        Run(path).update(**{field: value})
+        assert getattr(Run(path).record(), field) == value
 
 
 @pytest.mark.slow
 def test_two_processes_write_one_record_and_nothing_is_lost(store: RunStore) -> None:
-    run = store.create("train", "static")
-    context = multiprocessing.get_context("fork")
-    work: Mapping[str, list[object]] = {"name": [f"n{i}" for i in range(150)], "exit_code": list(range(150))}
-    writers = [context.Process(target=write_and_look, args=(run.path, *item)) for item in work.items()]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(60)
+    run, context = store.create("train", "static"), multiprocessing.get_context("fork")
+    work: list[tuple[str, list[object]]] = [("name", [f"n{i}" for i in range(150)]), ("exit_code", [*range(150)])]
+    writers = [context.Process(target=write_and_look, args=(run.path, *item)) for item in work]
+    for act in (context.Process.start, lambda writer: writer.join(60)):
+        for writer in writers:
+            act(writer)
     assert [writer.exitcode for writer in writers] == [0, 0]
     assert (run.record().name, run.record().exit_code) == ("n149", 149)
 
@@ -268,16 +229,3 @@ def test_the_results_folder_and_the_option_that_names_it(monkeypatch: pytest.Mon
     assert results_option(Path("my runs")) == " --results 'my runs'"
     monkeypatch.setenv("DYNBENCH_RESULTS", "my runs")
     assert default_root() == Path("my runs") and results_option(Path("my runs")) == ""
-
-
-def test_what_cannot_be_removed_is_said(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rmtree(path: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    run = finished(store)
-    monkeypatch.setattr(store_module.shutil, "rmtree", rmtree)
-    with pytest.raises(UsageError) as caught:
-        store.remove(run)
-    assert caught.value.message == f"{run.path}: cannot be removed: Permission denied"
-    assert caught.value.hint == "Check who owns it, and that nothing holds it."
-    assert run.path.is_dir()
