@@ -5,7 +5,7 @@ Whether runs may differ in a setting or fact is for a question to say.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -210,21 +210,20 @@ def group_runs(runs: Sequence[MergedRun]) -> list[Arm]:
 
     Not where runs of one seed had other data, as of a file that was changed between them.
     """
-    groups: dict[str, list[list[MergedRun]]] = defaultdict(list)
-    for merged in runs:
-        alike = groups[config_digest(merged.run.config(), NOT_IDENTITY_OF_ARM)]
-        group = next((group for group in alike if all(_of_one_data(merged, other) for other in group)), None)
+    groups: list[list[MergedRun]] = []
+    for run in runs:
+        group = next((group for group in groups if all(_are_launches(run, other) for other in group)), None)
         if group is None:
-            alike.append(group := [])
-        group.append(merged)
-    members = [group for alike in groups.values() for group in alike]
-    return [_arm(label, group) for label, group in zip(_labels(members), members, strict=True)]
+            groups.append(group := [])
+        group.append(run)
+    return [_arm(label, group) for label, group in zip(_labels(groups), groups, strict=True)]
 
 
-def _of_one_data(a: MergedRun, b: MergedRun) -> bool:
-    """Whether two runs may have had the same data: those of different seeds may be different subsets of it."""
+def _are_launches(a: MergedRun, b: MergedRun) -> bool:
+    """Whether two runs are of one configuration, and of one data, which runs of two seeds may have subsets of."""
+    one, other = (config_digest(run.facts.config, NOT_IDENTITY_OF_ARM) for run in (a, b))
     fingerprints = {fact(run.facts.env, "data.fingerprint") for run in (a, b)} - {None}
-    return a.facts.seed != b.facts.seed or len(fingerprints) < 2
+    return one == other and (a.facts.seed != b.facts.seed or len(fingerprints) < 2)
 
 
 def named_arms(arms: Mapping[str, Sequence[MergedRun]]) -> list[Arm]:
@@ -253,7 +252,11 @@ def led_by(label: str, arms: Sequence[Arm]) -> list[Arm]:
     Raises:
         UsageError: no arm has the label, or another one is stored, with which all others are compared.
     """
-    check_label(label, [arm.label for arm in arms])
+    known = [arm.label for arm in arms]
+    if label not in known:
+        raise UsageError(
+            f"--baseline {label}: no such arm. {did_you_mean(label, known)}".rstrip(), f"There are: {', '.join(known)}."
+        )
     stored = next((arm.label for arm in arms if arm.stored), label)
     if stored != label:
         raise UsageError(
@@ -261,18 +264,6 @@ def led_by(label: str, arms: Sequence[Arm]) -> list[Arm]:
             "Leave --baseline out, or analyze the runs without that file.",
         )
     return sorted(arms, key=lambda arm: arm.label != label)
-
-
-def check_label(label: str, known: Sequence[str]) -> None:
-    """Refuses a label that no arm has.
-
-    Raises:
-        UsageError: with the nearest one, and all that there are.
-    """
-    if label not in known:
-        raise UsageError(
-            f"--baseline {label}: no such arm. {did_you_mean(label, known)}".rstrip(), f"There are: {', '.join(known)}."
-        )
 
 
 def _arm(label: str, runs: Iterable[MergedRun]) -> Arm:
@@ -343,25 +334,25 @@ def pair_launches(baseline: Arm, candidate: Arm, *, partial: bool = False) -> Pa
     usable = {run.run.id for run in launches if run.measured.height and (partial or not run.partial)}
     for seed in dict.fromkeys(run.facts.seed for run in launches):
         arms = [
-            [run for run in arm.runs if run.facts.seed == seed and (not shared or run.facts.together is None)]
+            [run for run in arm.runs if run.facts.seed == seed and (not shared or run.facts.launch_id is None)]
             for arm in (baseline, candidate)
         ]
         pairs += _of_one_seed(arms[0], arms[1], usable)
     partners = {run.run.id: other for pair in pairs for run, other in (pair, pair[::-1])}
-    kept = sorted(_whole(pairs, usable), key=lambda pair: pair[0].facts.started)
-    paired = {run.run.id for pair in kept for run in pair}
+    complete = sorted(_whole(pairs, usable), key=lambda pair: pair[0].facts.started)
+    paired = {run.run.id for pair in complete for run in pair}
     left_out = [
         _reason(run, partners.get(run.run.id), run.run.id in usable)
         for run in launches
         if run.run.id not in paired and not _is_with_others(run, pairs, shared)
     ]
-    return Pairing(tuple(kept), tuple(left_out))
+    return Pairing(tuple(complete), tuple(left_out))
 
 
 def _is_with_others(run: MergedRun, pairs: Sequence[Pair], shared: Collection[str]) -> bool:
     """Whether a run is in a launch shared with other arms, and its arm has another run of its block that is paired."""
     paired = {one.facts.seed for pair in pairs for one in pair}
-    return run.facts.together is not None and run.run.id not in shared and run.facts.seed in paired
+    return run.facts.launch_id is not None and run.run.id not in shared and run.facts.seed in paired
 
 
 def _reason(run: MergedRun, partner: MergedRun | None, usable: bool) -> str:
@@ -374,8 +365,8 @@ def _reason(run: MergedRun, partner: MergedRun | None, usable: bool) -> str:
 
 def _of_one_launch(first: Sequence[MergedRun], second: Sequence[MergedRun]) -> list[Pair]:
     """Pairs of two arms' runs that shared a launch, partial ones among them."""
-    launches = dict.fromkeys(run.facts.together for run in first if run.facts.together is not None)
-    sides = [[[run for run in arm if run.facts.together == launch] for arm in (first, second)] for launch in launches]
+    launches = dict.fromkeys(run.facts.launch_id for run in first if run.facts.launch_id is not None)
+    sides = [[[run for run in arm if run.facts.launch_id == launch] for arm in (first, second)] for launch in launches]
     return [pair for one, other in sides for pair in zip(one, other, strict=False)]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Annotated, Any, NamedTuple, TypedDict, cast
 
 import polars as pl
@@ -252,8 +251,7 @@ _PARTS = {"compute_ms": ["compute_ms"], "sync_ms": ["wait_ms", "exposed_comm_ms"
 """Of a step, and the columns that each is the sum of."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgainstNull:
+class AgainstNull(TypedDict):
     """A step held against the same without communication, which took turns with it in its launch; means, ms."""
 
     run: str
@@ -275,7 +273,7 @@ class AgainstNull:
 
 
 def against_null(merged: MergedRun) -> AgainstNull | None:
-    """None where the run sends nothing itself, or nothing ran beside it."""
+    """The `against_null` object of a summary; None where the run sends nothing itself, or nothing ran beside it."""
     other = _null_of(merged)
     if other is None:
         return None
@@ -286,17 +284,14 @@ def against_null(merged: MergedRun) -> AgainstNull | None:
     with_, without = float(same["time_ms"].sum()) / steps, float(same["time_ms_null"].sum()) / steps
     more = {name: _part(merged, columns) - _part(other, columns) for name, columns in _PARTS.items()}
     rest = _part(merged, ["step_time_ms"]) - _part(other, ["step_time_ms"]) - sum(more.values())
-    return AgainstNull(other.run.id, steps, with_ - without, without, **more, other_ms=rest)
-
-
-def _record(found: AgainstNull | None) -> Any:
-    return None if found is None else asdict(found)
+    beyond = {"run": other.run.id, "steps": steps, "exposed_ms": with_ - without, "null_ms": without}
+    return cast(AgainstNull, {**beyond, **more, "other_ms": rest})
 
 
 class BesideNull:
     """Of runs that took turns with one without communication (`train.exposed`)."""
 
-    against_null: AgainstNull = measure(lambda at: _record(against_null(at.run)), optional=True)
+    against_null: AgainstNull | None = measure(lambda at: against_null(at.run), optional=True)
     """What a step takes beyond one without communication, and what of; means per step."""
     exposed_vs_null_ms: Mean = measure(
         lambda at: Mean(mean=at.of("against_null.exposed_ms")),
@@ -311,14 +306,14 @@ def _part(merged: MergedRun, columns: Sequence[str]) -> float:
 
 
 def _null_of(merged: MergedRun) -> MergedRun | None:
-    silent = silent_run(merged.run)
+    null = null_run(merged.run)
     try:
-        return None if silent is None else read_merged(silent)[0]
+        return None if null is None else read_merged(null)[0]
     except DynbenchError:  # without a row: as if it had not been
         return None
 
 
-def silent_run(run: Run) -> Run | None:
+def null_run(run: Run) -> Run | None:
     """The run of the same launch that differs in nothing but that its ranks sent nothing; None where none is there."""
     try:
         ids = fact(run.env(), "together.runs")

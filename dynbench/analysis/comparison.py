@@ -225,8 +225,8 @@ class Terms:
         Raises:
             UsageError: no question has that name.
         """
-        asked = find_question(self.differences, self.named)
-        return asked.of_samples() if all(unit_of(run) is SAMPLES for arm in self.arms for run in arm.runs) else asked
+        found = find_question(self.differences, self.named)
+        return found.of_samples() if all(unit_of(run) is SAMPLES for arm in self.arms for run in arm.runs) else found
 
     @cached_property
     def aa_noise(self) -> float | None:
@@ -262,7 +262,9 @@ class Terms:
         if one.stored != other.stored:
             return None
         pairs = pair_launches(one, other).pairs
-        if any(run.facts.together is not None and run.facts.together != beside.facts.together for run, beside in pairs):
+        if any(
+            run.facts.launch_id is not None and run.facts.launch_id != beside.facts.launch_id for run, beside in pairs
+        ):
             return None  # each took turns with others: what lies between launches is no noise of theirs
         return self.speedup(pairs).noise if pairs and alike(pairs) else None
 
@@ -277,10 +279,10 @@ def compare_candidates(terms: Terms) -> list[Comparison]:
     """
     terms.check_arms()
     baseline, *candidates = terms.arms
-    return judged_together(terms, [_compare_two(terms, baseline, arm) for arm in candidates])
+    return judge_jointly(terms, [_compare_two(terms, baseline, arm) for arm in candidates])
 
 
-def judged_together(terms: Terms, comparisons: Sequence[Comparison]) -> list[Comparison]:
+def judge_jointly(terms: Terms, comparisons: Sequence[Comparison]) -> list[Comparison]:
     """The comparisons as one family; arms of one configuration, and what has no interval, are judged by themselves."""
     confidence = terms.settings.confidence
     found = {
@@ -290,8 +292,8 @@ def judged_together(terms: Terms, comparisons: Sequence[Comparison]) -> list[Com
         and (spread := terms.spreads.of_pair(item.baseline.label, item.candidate.label, item.speedup, confidence))
     }
     joint = hold_jointly([comparisons[index].speedup for index in found], list(found.values()), confidence)
-    together = dict(zip(found, joint, strict=True))
-    return [replace(item, joint=together.get(index)) for index, item in enumerate(comparisons)]
+    jointly = dict(zip(found, joint, strict=True))
+    return [replace(item, joint=jointly.get(index)) for index, item in enumerate(comparisons)]
 
 
 def _compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
@@ -305,7 +307,7 @@ def _compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
     if terms.force and not pairing.pairs:
         pairing = pair_launches(baseline, candidate, partial=True)
     forbidden = _forbidden(terms, baseline, candidate, pairing)
-    pairs, unit, confidence = pairing.pairs, question.unit, settings.confidence
+    pairs = pairing.pairs
     level = comparison_level(pairs)
     speedup = terms.speedup(pairs)
     same = not forbidden and alike(pairs)
@@ -324,11 +326,11 @@ def _compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
         speedup=speedup,
         noise=settings.noise_threshold,
         aa_noise=None if aa else terms.aa_noise,
-        confidence=confidence,
+        confidence=settings.confidence,
         loss_max_rel_diff=loss_difference(pairs) if trained and level == "step" else None,
         loss_drift=loss_drift(pairs) if trained else None,
         weights_max_diff=weights_difference(pairs) if level == "step" else None,
-        efficiency=efficiency_of(candidate, terms.arms, unit, confidence, terms.first) if scales else None,
+        efficiency=efficiency_of(candidate, terms.arms, terms.speedup) if scales else None,
         improvement_percent=improvements(before, after, leak=leak is not None and level == "tokens"),
         predicted_speedup=predicted_speedup(*pairs[0]) if question.plans else None,
         recovery=recovery(pairs, level) if question.plans and not (same or forbidden or leak) else None,
@@ -346,8 +348,8 @@ def _unlike(arm: Arm) -> Differences:
 def _leak(*arms: Arm) -> Phrase | None:
     """Of which of the arms, and how, samples of a row see each other; None where none do."""
     leaks = ((arm.label, next(filter(None, (run.facts.leak for run in arm.runs)), None)) for arm in arms)
-    told = [Phrase.of("leak.of", arm=label, leak=leak) for label, leak in leaks if leak is not None]
-    return Phrase("; ".join(told), "list", items=told) if told else None
+    leaking = [Phrase.of("leak.of", arm=label, leak=leak) for label, leak in leaks if leak is not None]
+    return Phrase("; ".join(leaking), "list", items=leaking) if leaking else None
 
 
 def _forbidden(terms: Terms, baseline: Arm, candidate: Arm, pairing: Pairing) -> Differences:
@@ -395,4 +397,4 @@ def compare_pairs(terms: Terms, comparisons: Sequence[Comparison]) -> list[Compa
         for other in terms.arms[index + 1 :]
         if pair_launches(one, other, partial=True).pairs
     ]
-    return [*comparisons, *judged_together(terms, others)]
+    return [*comparisons, *judge_jointly(terms, others)]

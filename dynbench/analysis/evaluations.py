@@ -83,22 +83,22 @@ def targets_of(merged: MergedRun) -> Targets | None:
     The target is reached with the first evaluation at or below it; at the time budget stands the last evaluation that
     it has time for. What was not reached, and what a run that ended before its budget would have reached, is None.
     """
-    asked = merged.facts.config.analysis
-    if asked.target_perplexity is None and asked.time_budget_s is None:
+    wanted = merged.facts.config.analysis
+    if wanted.target_perplexity is None and wanted.time_budget_s is None:
         return None
     evaluated = reached(merged)
-    by_target, by_time = pl.lit(asked.target_perplexity), pl.lit(asked.time_budget_s)
+    by_target, by_time = pl.lit(wanted.target_perplexity), pl.lit(wanted.time_budget_s)
     target = evaluated.filter(pl.col("perplexity") <= by_target).head(1).to_dicts()
     spent = float(merged.steps["step_time_max_ms"].sum()) / _MS_PER_S
-    whole = asked.time_budget_s is not None and spent >= asked.time_budget_s
+    whole = wanted.time_budget_s is not None and spent >= wanted.time_budget_s
     in_time = evaluated.filter(pl.col("time_s") <= by_time).tail(1).to_dicts() if whole else []
     first = target[0] if target else {}
     return {
-        "target_perplexity": asked.target_perplexity,
+        "target_perplexity": wanted.target_perplexity,
         "time_to_target_s": first.get("time_s"),
         "steps_to_target": first.get("steps"),
         "bytes_to_target": first.get("bytes"),
-        "time_budget_s": asked.time_budget_s,
+        "time_budget_s": wanted.time_budget_s,
         "perplexity_at_budget": in_time[0]["perplexity"] if in_time else None,
     }
 

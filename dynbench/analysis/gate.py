@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from dynbench.analysis.checks import require_clean
-from dynbench.analysis.questions import question_named
 from dynbench.analysis.record import ComparisonRecord, Finding
 from dynbench.analysis.verdict import Verdict
 from dynbench.errors import ChecksFailed, GateFailed, UsageError, did_you_mean
@@ -47,7 +45,7 @@ def judge(
     findings: Sequence[Finding],
     result: Mapping[str, object],
 ) -> None:
-    """Ends the command where a condition is met; one that could not be judged is warned about.
+    """Ends the command where a condition is met.
 
     Args:
         conditions: of `CONDITIONS`.
@@ -61,33 +59,36 @@ def judge(
         GateFailed: naming every condition that is met, the arm, and its verdict with the interval.
         ChecksFailed: under `strict`, naming the checks.
     """
-    asked = [condition for condition in conditions if condition != _FINDINGS]
-    if asked and not comparisons:
+    of_comparisons = [condition for condition in conditions if condition != _FINDINGS]
+    if of_comparisons and not comparisons:
         raise UsageError(
-            f"--fail-on {','.join(asked)}: nothing was compared, there is one arm only",
+            f"--fail-on {','.join(of_comparisons)}: nothing was compared, there is one arm only",
             "Name runs of two arms, or what to compare with: --against FILE.",
         )
+    serious = [finding for finding in findings if finding.severity != "info"]
     met = [
-        f"--fail-on {condition}: {text}" for condition in conditions for text in _met(condition, comparisons, findings)
+        f"--fail-on {condition}: {text}" for condition in conditions for text in _met(condition, comparisons, serious)
     ]
     if met:
         run = result.get("run")
         folder = run.get("path") if isinstance(run, Mapping) else comparisons[0].path if comparisons else None
         raise GateFailed("; ".join(met), f"The whole result is in {folder}." if folder else "", result=result)
-    _tell_unjudged(conditions, comparisons, findings)
-    if strict:
-        require_clean(findings, result)
+    if strict and serious:
+        raise ChecksFailed(_named(serious), serious[0].hint, result=result)
 
 
-def _met(condition: str, comparisons: Comparisons, findings: Sequence[Finding]) -> Iterator[str]:
+def _named(findings: Sequence[Finding]) -> str:
+    named = ", ".join(dict.fromkeys(finding.id for finding in findings))
+    return f"{len(findings)} finding{'s' if len(findings) > 1 else ''} of checks: {named}"
+
+
+def _met(condition: str, comparisons: Comparisons, serious: Sequence[Finding]) -> Iterator[str]:
     if condition == _FINDINGS:
-        try:
-            require_clean(findings)
-        except ChecksFailed as failed:
-            yield failed.message
+        if serious:
+            yield _named(serious)
     elif condition == _DIFFERENT_LOSS:
-        for finding in findings:
-            if finding.id in _LOSS_CHECKS and finding.severity != "info":
+        for finding in serious:
+            if finding.id in _LOSS_CHECKS:
                 yield f"{finding.seen} (limit: {finding.limit})"
     else:
         several = len({item.id for item in comparisons}) > 1
@@ -95,28 +96,3 @@ def _met(condition: str, comparisons: Comparisons, findings: Sequence[Finding]) 
             if item.verdict == VERDICTS[condition]:
                 where = f"in {item.id}, " if several else ""
                 yield f"{where}{item.candidate} is {VERDICTS[condition]}: {item.reason}"
-
-
-def _tell_unjudged(conditions: Sequence[str], comparisons: Comparisons, findings: Sequence[Finding]) -> None:
-    """Says what passed only because nothing is known of it."""
-    verdicts = [condition for condition in conditions if condition in VERDICTS]
-    for item in comparisons:
-        pair = f"{item.candidate} against {item.baseline}"
-        if verdicts and item.verdict == Verdict.ESTIMATE:
-            log.warning(
-                "--fail-on %s: %s is an ESTIMATE, one paired launch has no interval and meets no condition but "
-                "estimate; launch each arm at least twice",
-                ",".join(verdicts),
-                pair,
-            )
-        required = question_named(item.question).loss_drift is None
-        if _DIFFERENT_LOSS in conditions and required and item.loss_max_rel_diff is None:
-            why = (
-                f"losses are compared at level step only, and this is level {item.level}"
-                if item.level != "step"
-                else "its losses depend on who runs which samples (batch normalisation), or are not finite"
-            )
-            log.warning("--fail-on %s: %s, %s", _DIFFERENT_LOSS, pair, why)
-    for finding in findings if _DIFFERENT_LOSS in conditions else ():
-        if finding.id in _LOSS_CHECKS:
-            log.warning("--fail-on %s: not met by %s (limit: %s)", _DIFFERENT_LOSS, finding.seen, finding.limit)

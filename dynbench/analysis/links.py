@@ -25,13 +25,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from dynbench.analysis.measure import Launches, Measured, Summaries, lookup, mean_over, measure
-from dynbench.analysis.record import LinksRecord, Span
+from dynbench.analysis.measure import Launches, Summaries, lookup, mean_over, measure
 from dynbench.plugins import STRATEGIES
 from dynbench.table_text import Label, format_value, in_english
 
 SLOWEST_GBPS = 0.001
 """No slower link is looked at: arms whose bytes are all but equal cross at speeds that no link has."""
+Span = tuple[float, float | None]
+"""From one speed to another, Gb/s; None as the end is none."""
 LEAST = 1e-9
 """Part of a step by which a shorter one is no rounding."""
 
@@ -80,12 +81,6 @@ def link_sentence(predicted: Mapping[str, float], gbps: float) -> str:
     (quickest, least), *others = sorted(predicted.items(), key=lambda item: item[1])
     steps = [f"{name} {_cell(ms)} ms ({ms / least:.2f} times that)" for name, ms in others]
     return f"over {link}, predicted: " + ", ".join([f"a step of {quickest} takes {_cell(least)} ms", *steps])
-
-
-def arm_links(summaries: Summaries, baseline: Summaries) -> LinksRecord:
-    """What is known of an arm, means over launches; None for what some launch does not know."""
-    predicted = {f"{speed}": predicted_ms(summaries, speed) for speed in SPEEDS_GBPS}
-    return LinksRecord(faster_gbps=faster_gbps(summaries, baseline), predicted_ms=predicted)
 
 
 def spans_text(spans: Sequence[Span] | None, label: Label = in_english) -> str:
@@ -175,14 +170,15 @@ def _inverse(speed: float) -> float:
     return 1 / (speed * _BYTES_PER_MS)
 
 
-def _links(at: Measured) -> dict[str, float | None]:
-    return {f"{speed}": predicted_ms([at.summary], speed) for speed in SPEEDS_GBPS}
+def over_speeds(summaries: Summaries) -> dict[str, float | None]:
+    """T(b) of an arm by the speeds `SPEEDS_GBPS`."""
+    return {f"{speed}": predicted_ms(summaries, speed) for speed in SPEEDS_GBPS}
 
 
 class Links:
     """Predicted from what was measured."""
 
-    predicted_ms: dict[str, float | None] = measure(_links)
+    predicted_ms: dict[str, float | None] = measure(lambda at: over_speeds([at.summary]))
     """By speed of the link in Gb/s the step time; null where the transfer is not known."""
 
 

@@ -170,10 +170,10 @@ def measure(compute: Callable[[Measured], T], *metrics: Metric, **facts: Any) ->
     return cast(T, Measure(compute, metrics, **facts))
 
 
-def measures_of(subject: type, prefix: str = "") -> Iterator[Measure]:
+def measures_of(declaring: type, prefix: str = "") -> Iterator[Measure]:
     """The measures that a class declares, those of the classes that its other fields are of included."""
-    for name, hint in get_type_hints(subject, include_extras=True).items():
-        declared = getattr(subject, name, None)
+    for name, hint in get_type_hints(declaring, include_extras=True).items():
+        declared = getattr(declaring, name, None)
         if isinstance(declared, Measure):
             yield replace(declared, key=f"{prefix}{name}", type=hint)
         else:

@@ -91,12 +91,13 @@ def memory_parts(merged: MergedRun) -> MemoryParts | None:
     ranks = [rank for rank in counted if rank["rank"] >= facts.servers] if isinstance(counted, list) else []
     if not ranks:
         return None
-    held = {moment: {kind: mean_over(ranks, f"{moment}.{kind}") for kind in Held.__annotations__} for moment in MOMENTS}
+    kinds = Held.__annotations__
+    parts = {moment: {kind: mean_over(ranks, f"{moment}.{kind}") for kind in kinds} for moment in MOMENTS}
     whole = mean_over(ranks, "whole_mb")
     copies = copies_held(facts.config, ranks_of(facts.config, merged.world_size))
     formula = None if whole is None else copies * whole
     beside = {"activations_mb": mean_over(ranks, "activations_mb"), "model_mb": whole, "formula_mb": formula}
-    return cast(MemoryParts, {**held, **beside})
+    return cast(MemoryParts, {**parts, **beside})
 
 
 def largest(merged: MergedRun, side: str, column: str) -> float | None:
@@ -407,7 +408,7 @@ class Explained:
 
 
 SUBJECTS = (Facts, Time, BesideNull, Balance, Memory, Communication, Quality, Explained)
-MEASURES = tuple(each for subject in SUBJECTS for each in measures_of(subject))
+MEASURES = tuple(each for declaring in SUBJECTS for each in measures_of(declaring))
 """In the order of rows of tables."""
 
 
@@ -466,9 +467,9 @@ def improvements(before: Summaries, after: Summaries, *, leak: bool = False) -> 
         leak: the arms train different things, as samples of a row see each other in one of them.
     """
     unlike = {"step": not equal_batches(before, after), "model": leak}
-    told = [metric for metric in METRICS if metric.of is None or not unlike[metric.of]]
+    comparable = [metric for metric in METRICS if metric.of is None or not unlike[metric.of]]
     found = {}
-    for metric in told:
+    for metric in comparable:
         old, new = known_values(before, metric.key), known_values(after, metric.key)
         if not old or not new or len(old) < len(before) or len(new) < len(after):
             continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -179,24 +180,26 @@ def read_merged(run: Run, elsewhere: Sequence[Run] = ()) -> tuple[MergedRun, pl.
         RecordError: as `merge_run`.
     """
     facts = read_facts(run)
-    files = [read_rank_file(rank, path) for rank, path in rank_files([run, *elsewhere]).items()]
+    folders = [run, *elsewhere]
+    paths = find_rank_files(*(folder.ranks_dir for folder in folders))
+    with ThreadPoolExecutor(pl.thread_pool_size()) as pool:  # a small file keeps one thread busy
+        files = list(pool.map(read_rank_file, paths, paths.values()))
     usable = {file.rank: file.rows for file in files if file.rows is not None}
     workers = [rows for rank, rows in usable.items() if rank >= facts.servers]
     if not workers:
         raise _no_row(run, facts, files)
     rows = pl.concat(usable.values(), how="diagonal_relaxed", rechunk=False)
-    folders = [run, *elsewhere]
     calls = (
         None if facts.virtual else read_calls(folders, range(facts.world_size or len(usable)), facts.clocks_ahead_ns)
     )
     if calls is not None:
-        told = waiting_and_transfer(calls)
-        rows = rows.join(told, on=["rank", "step"], how="left", maintain_order="left")
-        silent = pl.col("collectives") == 0
+        times = waiting_and_transfer(calls)
+        rows = rows.join(times, on=["rank", "step"], how="left", maintain_order="left")
+        idle = pl.col("collectives") == 0
         rows = rows.with_columns(
-            pl.when(silent).then(0.0).otherwise(pl.col(name)).alias(name) for name in (WAIT, TRANSFER)
+            pl.when(idle).then(0.0).otherwise(pl.col(name)).alias(name) for name in (WAIT, TRANSFER)
         )
-    steps, incomplete = step_table(rows.filter(pl.col("rank") >= facts.servers), len(workers))
+    steps, incomplete = step_table(rows, len(workers), facts.servers)
     evaluations = _read_evaluations(folders)
     steps = number_blocks(steps, _steps_of(evaluations))
     merged = MergedRun(
@@ -214,16 +217,6 @@ def read_merged(run: Run, elsewhere: Sequence[Run] = ()) -> tuple[MergedRun, pl.
         calls=calls,
     )
     return merged, rows
-
-
-def rank_files(folders: Sequence[Run]) -> dict[int, Path]:
-    """Rank to file over all folders of a run; where two hold the same rank, the longer file counts."""
-    found: dict[int, Path] = {}
-    for folder in folders:
-        for rank, path in find_rank_files(folder.ranks_dir).items():
-            if rank not in found or path.stat().st_size > found[rank].stat().st_size:
-                found[rank] = path
-    return dict(sorted(found.items()))
 
 
 def _write_merged(run: Run, rows: pl.DataFrame, steps: pl.DataFrame, servers: int, csv: bool) -> None:

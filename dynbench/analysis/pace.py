@@ -1,10 +1,6 @@
 """The pace of steps and ranks, and how well the planner's cost and a probe's prediction stood for what was measured.
 
-Step times spread mostly because steps differ in work. Without it, what comes with time, or with the arm before, shows.
-
-What an arm leaves behind (caches, the allocator, clocks, work that it did not end) would be charged to the next one.
-Within their rounds orders are balanced, so it reaches all arms about alike; a large effect still says that arms are not
-timed by themselves.
+Step times spread mostly because steps differ in work. Without it, what comes with time shows.
 
 A rank is slowest in a step when it is busy longest before synchronising: plan, data and compute. Ranks that tie share
 the step. Being slowest does not make a machine slow, as a deal may give one rank more work in every step; its pace
@@ -20,14 +16,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import defaultdict
+import operator
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypedDict
+from functools import reduce
+from typing import Annotated, TypedDict
 
 import numpy as np
 import polars as pl
 
-from dynbench.analysis.arms import Arm
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.stats import CONSISTENCY, theil_sen
 from dynbench.analysis.waste import FloatArray, relative_speeds
@@ -51,7 +47,6 @@ _MAX_PACE_STEPS = 2_000
 _INNER = (0.05, 0.95)
 """Quantiles of the other ranks' shares of work within which a rank's own is held against them."""
 _WORK = ("micro_batches", "local_batch", "padded_tokens", "max_seq_len_in_batch")
-_COLUMNS = ("plan_ms", "data_ms", "compute_ms", *_WORK)
 
 
 def step_tokens(run: MergedRun) -> FloatArray:
@@ -73,67 +68,6 @@ def step_paces(run: MergedRun) -> FloatArray:
     return paces
 
 
-def effects(arms: Sequence[Arm]) -> list[dict[str, Any]]:
-    """How much longer an arm's steps take after one arm than after the others; one after the arm's own counts too.
-
-    Steps are held against what their tokens let expect (`step_paces`). Inference is over launches, so two are the
-    least.
-
-    Returns:
-        For each `arm` and arm `before` it: `share`, the mean over `launches` with both kinds of steps, as a part of the
-        arm's step time; `p` of Student's t test over launches that it is none, times the number of effects looked at
-        (Bonferroni).
-    """
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for launch in _launches(arms):
-        owners = {int(turn): label for label, run in launch.items() for turn in run.steps["turn"].unique()}
-        for label, run in launch.items():
-            paces, before = step_paces(run), _before(run, owners)
-            for name in launch:
-                after, others = paces[before == name], paces[before != name]
-                if len(after) and len(others):
-                    found[label, name].append(float(after.mean() - others.mean()))
-    tested = {pair: values for pair, values in found.items() if len(values) > 1}
-    return [
-        {
-            "arm": arm,
-            "before": before,
-            "share": float(np.mean(values)),
-            "p": min(1.0, _p_value(values) * len(tested)),
-            "launches": len(values),
-        }
-        for (arm, before), values in tested.items()
-    ]
-
-
-def _launches(arms: Sequence[Arm]) -> Iterator[Mapping[str, MergedRun]]:
-    """Label to run of every launch that several arms shared."""
-    shared: dict[str, dict[str, MergedRun]] = defaultdict(dict)
-    for arm in arms:
-        for run in arm.whole:
-            if run.facts.together is not None and "turn" in run.steps.columns and run.measured.height > 2:
-                shared[run.facts.together][arm.label] = run
-    return (runs for runs in shared.values() if len(runs) > 1)
-
-
-def _before(run: MergedRun, owners: Mapping[int, str]) -> np.ndarray:
-    """The arm that had the turn before each measured step, the step's own arm within a turn; shape [steps]."""
-    steps = run.measured
-    turns = steps["turn"].to_numpy()
-    first = np.ones(len(turns), dtype=bool)
-    first[1:] = turns[1:] != turns[:-1]
-    return np.array([owners.get(int(turn) - 1, "") if new else "" for turn, new in zip(turns, first, strict=True)])
-
-
-def _p_value(values: Sequence[float]) -> float:
-    from scipy.stats import ttest_1samp
-
-    spread = float(np.std(values))
-    if spread == 0:
-        return 1.0 if np.mean(values) == 0 else 0.0
-    return float(ttest_1samp(values, 0.0).pvalue)
-
-
 class SlowestRanks(TypedDict):
     """Who the steps wait for."""
 
@@ -147,13 +81,12 @@ class SlowestRanks(TypedDict):
 
 def slowest_ranks(merged: MergedRun) -> SlowestRanks | None:
     """The `slowest_ranks` object of a summary; None with a single worker or without a measured step."""
-    workers, columns = _by_step(merged)
-    if len(workers) < 2 or not merged.measured.height:
+    workers, shares = _slowest(merged)
+    if len(workers) < 2:
         return None
-    shares = _slowest(columns).mean(axis=0)
-    by_worker = dict(zip(workers, shares.tolist(), strict=True))
+    by_worker = dict(zip(workers, shares.mean(axis=0).tolist(), strict=True))
     return {
-        "distinct": int((shares > 0).sum()),
+        "distinct": sum(share > 0 for share in by_worker.values()),
         "shares": [by_worker.get(worker) for worker in range(merged.workers)],
         "equal": 1 / len(workers),
     }
@@ -172,38 +105,43 @@ def slow_ranks(runs: Sequence[MergedRun]) -> Iterator[dict[str, float]]:
         `rank`; `share` of the measured steps in which it is the slowest, and the share that `equal` ranks would have;
         `pace`, its time for equal work over that of the other ranks, median over steps.
     """
-    launches = [_by_step(run) for run in runs if run.measured.height >= _FEWEST_STEPS and not run.missing_ranks]
+    launches = [run for run in runs if run.measured.height >= _FEWEST_STEPS and not run.missing_ranks]
     ranks = runs[0].workers
     if not launches or ranks < 2:
         return
-    slowest = [_slowest(columns) for _, columns in launches]
-    for rank in range(ranks):
-        often = [each[:, rank] for each in slowest]
-        if not _more_often(often, ranks):
-            continue
-        pace = _pace([_apart(columns, rank) for _, columns in launches])
+    shares = [_slowest(run)[1] for run in launches]
+    often = [rank for rank in range(ranks) if _more_often([each[:, rank] for each in shares], ranks)]
+    work = [_work(run) for run in launches if often]
+    for rank in often:
+        pace = _pace([_apart(*each, rank) for each in work])
         if pace is not None and pace >= PACE_LIMIT:
-            share = float(np.concatenate(often).mean())
+            share = float(np.concatenate([each[:, rank] for each in shares]).mean())
             yield {"rank": rank + runs[0].facts.servers, "share": share, "equal": 1 / ranks, "pace": pace}
 
 
-def _by_step(merged: MergedRun) -> tuple[list[int], dict[str, FloatArray]]:
-    """The workers that have rows, and columns of the measured steps' rows, each of shape [steps, workers].
+def _slowest(merged: MergedRun) -> tuple[list[int], FloatArray]:
+    """The workers that have rows, and each one's part in being the slowest of a measured step, shape [steps, workers].
 
     The merged rows stand worker by worker, each in order of step, and a complete step has a row of every worker.
     """
-    rows = merged.measured_rows().select("worker", *(pl.col(name).cast(pl.Float64) for name in _COLUMNS)).collect()
-    shape = -1, merged.measured.height
+    busy = (pl.col(name).cast(pl.Float64) for name in ("plan_ms", "data_ms", "compute_ms"))
+    rows = merged.measured_rows().select("worker", busy=reduce(operator.add, busy)).collect()
     workers = rows["worker"].unique().sort().to_list()
-    return workers, {name: rows[name].to_numpy().reshape(shape).T if workers else np.empty((0, 0)) for name in _COLUMNS}
+    if not workers:
+        return [], np.empty((0, 0))
+    of_worker = rows["busy"].to_numpy().reshape(len(workers), -1)
+    last = of_worker == of_worker.max(axis=0)
+    return workers, (last / last.sum(axis=0)).T
 
 
-def _slowest(columns: Mapping[str, FloatArray]) -> FloatArray:
-    """Part that each rank has in being the slowest of a step, shape [steps, workers]; a row adds up to 1."""
-    busy = columns["plan_ms"] + columns["data_ms"] + columns["compute_ms"]
-    last = busy == busy.max(axis=1, keepdims=True)
-    parts: FloatArray = last / last.sum(axis=1, keepdims=True)
-    return parts
+def _work(merged: MergedRun) -> tuple[FloatArray, FloatArray]:
+    """Of at most `_MAX_PACE_STEPS` measured steps the compute, [steps, workers], and `_WORK`, [4, steps, workers]."""
+    steps = merged.measured["step"]
+    chosen = steps.gather(np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _MAX_PACE_STEPS)).astype(np.int64)))
+    rows = merged.worker_rows().filter(pl.col("step").is_in(chosen.implode()))
+    found = rows.select(pl.col("compute_ms", *_WORK).cast(pl.Float64)).collect().to_numpy()
+    compute, *work = found.T.reshape(1 + len(_WORK), merged.workers, -1).swapaxes(1, 2)
+    return compute, np.stack(work)
 
 
 def _more_often(slowest: Sequence[FloatArray], ranks: int) -> bool:
@@ -247,16 +185,13 @@ def _pace(apart: Sequence[FloatArray]) -> float | None:
     return math.exp(centre) if centre > _STANDARD_ERRORS * error else None
 
 
-def _apart(columns: Mapping[str, FloatArray], rank: int) -> FloatArray:
+def _apart(compute: FloatArray, work: FloatArray, rank: int) -> FloatArray:
     """Logarithm of the times that a rank takes for what the others do in one, in the steps that tell it, [some steps].
 
     The cost is linear in micro-batches, samples, padded tokens and their product with the length, fitted to the other
     ranks. Only steps count in which the rank's work lies within what is usual for theirs: beyond, a cost that bends
     otherwise would look like a slow rank. What all ranks share in a step cancels.
     """
-    steps = len(columns["compute_ms"])
-    chosen = np.unique(np.linspace(0, steps - 1, min(steps, _MAX_PACE_STEPS)).astype(np.int64))
-    compute, work = columns["compute_ms"][chosen], np.stack([columns[name][chosen] for name in _WORK])
     others = np.arange(compute.shape[1]) != rank
     low, high = np.quantile(work[:, :, others].reshape(len(_WORK), -1), _INNER, axis=1)
     own = work[:, :, rank]
@@ -314,6 +249,7 @@ def proxy_error(merged: MergedRun) -> Proxy:
     rows = (
         merged.worker_rows()
         .filter((pl.col("warmup") == 0) & (pl.col("compute_ms") > 0))
+        .gather_every(merged.rows // MOST_ROWS + 1)
         .select(
             *(pl.col(name).cast(pl.Float64) for name in _PRICED),
             pl.coalesce(
@@ -321,7 +257,6 @@ def proxy_error(merged: MergedRun) -> Proxy:
                 pl.when(pl.col("layout") == "padded", pl.col("micro_batches") <= 1).then(_ONE_BATCH),
             ),
         )
-        .gather_every(merged.rows // MOST_ROWS + 1)
         .collect()
     )
     columns = {name: rows[name].to_numpy() for name in rows.columns}
@@ -374,8 +309,8 @@ def _predicted(cost: CostModel, columns: dict[str, FloatArray]) -> FloatArray | 
     tokens, tokens2, parts = (columns[name] for name in ("padded_tokens", "padded_tokens2", "micro_batches"))
     if cost.cost_type == "tokens":
         return tokens
-    told = parts <= 1 if cost.cost_type == "tokens_sq" else np.isfinite(tokens2)
-    if not told.all():
+    known = parts <= 1 if cost.cost_type == "tokens_sq" else np.isfinite(tokens2)
+    if not known.all():
         return None
     return cost.of_rank(cost.cost_packed(tokens, tokens2) + (parts - 1) * cost.alpha, parts)
 

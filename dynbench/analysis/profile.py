@@ -166,8 +166,8 @@ def _profiles(summaries: Summaries) -> list[Profile]:
 
 def _bottleneck(name: str, profiles: Sequence[Profile]) -> Bottleneck:
     rows = _of_arm(name, profiles)
-    told = [found for one in profiles if (found := one.get("phase_ms"))]
-    whole = {phase: fmean(each[phase] for each in told) for phase in (told[0] if told else ())}
+    timed = [found for one in profiles if (found := one.get("phase_ms"))]
+    whole = {phase: fmean(each[phase] for each in timed) for phase in (timed[0] if timed else ())}
     sent = {row["phase"]: row["ms"] for row in rows if row["operation"] == COMMUNICATION}
     wire = [value for one in profiles if (value := one.get("wire_comm_share")) is not None]
     return Bottleneck(

@@ -22,7 +22,9 @@ from dynbench.runs.row_writer import CALL_COLUMNS, EVERYONE, MOST_CALLS
 from dynbench.runs.run import Run
 from dynbench.units import Unit
 
-_INTEGERS = {
+_STORED = {
+    "policy": pl.Categorical(),
+    "layout": pl.Categorical(),
     "step": pl.Int32(),
     "rank": pl.Int32(),
     "warmup": pl.Int8(),
@@ -35,7 +37,10 @@ _INTEGERS = {
     "padded_tokens2": pl.Int64(),
     "work_hash": pl.UInt64(),
     "skipped": pl.Int8(),
+    "loss": pl.Float64(),
+    "weight": pl.Float64(),
 }
+"""Types of columns that every run has; the others are numbers."""
 
 _FILE = re.compile(r"^rank_(\d+)\.csv$")
 _NS = 1e6
@@ -52,14 +57,9 @@ _SCHEMA = {
 
 def _column_type(name: str, declared: Mapping[str, Column] | None = None) -> pl.DataType:
     """Storage type of a column: times and memory in single precision, so that ten million rows fit in 1 GB."""
-    if name in _INTEGERS:
-        return _INTEGERS[name]
-    if name in ("policy", "layout"):
-        return pl.Categorical()
     column = (declared or {}).get(name)
-    if column is not None and column.type != "number":
-        return pl.Int64() if column.type == "integer" else pl.Categorical()
-    return pl.Float64() if name in ("loss", "weight") else pl.Float32()
+    declared_types = {"integer": pl.Int64(), "text": pl.Categorical(), "number": pl.Float32()}
+    return _STORED.get(name) or declared_types[column.type if column else "number"]
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,15 @@ class RankFile:
     note: Phrase | None = None
 
 
-def find_rank_files(folder: Path) -> dict[int, Path]:
-    """Rank to file, for every `rank_<n>.csv` of a folder; empty when the folder does not exist."""
-    if not folder.is_dir():
-        return {}
-    matches = ((_FILE.match(path.name), path) for path in folder.iterdir())
-    return dict(sorted((int(match[1]), path) for match, path in matches if match))
+def find_rank_files(*folders: Path) -> dict[int, Path]:
+    """Rank to `rank_<n>.csv` over folders of a run; where two hold the same rank, the longer file counts."""
+    found: dict[int, Path] = {}
+    for path in (path for folder in folders if folder.is_dir() for path in folder.iterdir()):
+        if match := _FILE.match(path.name):
+            known = found.setdefault(int(match[1]), path)
+            if path.stat().st_size > known.stat().st_size:
+                found[int(match[1])] = path
+    return dict(sorted(found.items()))
 
 
 def read_rank_file(rank: int, path: Path) -> RankFile:
@@ -112,7 +115,8 @@ def read_rank_file(rank: int, path: Path) -> RankFile:
         rows = rows.with_columns(layout=pl.lit("padded").cast(_column_type("layout")))
     written = data.count(b"\n") - 1
     whole = [name for name in COLUMNS if name in rows.columns and name not in MAY_BE_EMPTY]
-    rows = rows.filter(pl.all_horizontal(pl.col(name).is_not_null() for name in whole))
+    if rows.select(whole).null_count().sum_horizontal().item():
+        rows = rows.drop_nulls(whole)
     lost = [name for name in COLUMNS if name not in rows.columns]
     rows = rows.with_columns(pl.lit(None, _column_type(name)).alias(name) for name in lost)
     torn += written - rows.height
@@ -122,9 +126,9 @@ def read_rank_file(rank: int, path: Path) -> RankFile:
     if not rows.height:
         return RankFile(rank, None, torn, Phrase.of("rank_file.no_row", file=path.name))
     if not rows["step"].is_sorted() or rows["step"].n_unique() < rows.height:
-        kept = rows.unique("step", keep="first").sort("step")
-        dropped = rows.height - kept.height
-        return RankFile(rank, kept, torn, Phrase.of("rank_file.order", file=path.name, rows=dropped))
+        first_rows = rows.unique("step", keep="first").sort("step")
+        dropped = rows.height - first_rows.height
+        return RankFile(rank, first_rows, torn, Phrase.of("rank_file.order", file=path.name, rows=dropped))
     return RankFile(rank, rows, torn)
 
 
@@ -197,11 +201,11 @@ def waiting_and_transfer(calls: pl.DataFrame) -> pl.DataFrame:
     """
     by = ["rank", "step"]
     whole = calls.group_by(by).agg(known=pl.col("entered_ns").is_not_null().all())
-    told = whole.join(_union_ms(calls, by, "start_ns", "busy"), on=by).join(
+    times = whole.join(_union_ms(calls, by, "start_ns", "busy"), on=by).join(
         _union_ms(calls.drop_nulls("entered_ns"), by, "entered_ns", TRANSFER), on=by, how="left"
     )
     known = pl.when(pl.col("known"))
-    return told.select(
+    return times.select(
         *by,
         known.then(pl.col(TRANSFER)).cast(pl.Float32),
         known.then(pl.col("busy") - pl.col(TRANSFER)).cast(pl.Float32).alias(WAIT),

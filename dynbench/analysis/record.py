@@ -240,20 +240,6 @@ class MeanRecord(Record):
     """Launches that have it."""
 
 
-Span = tuple[float, float | None]
-"""From one value to another; null as the end is none."""
-
-
-class LinksRecord(Record):
-    """Steps of an arm over links of other speeds, means over launches."""
-
-    faster_gbps: list[Span] | None = None
-    """Speeds, Gb/s, from slow links to fast, over which its step is shorter than the baseline's: low and high end of
-    each span; null where the transfer is not known, and in records of older versions."""
-    predicted_ms: dict[str, float | None]
-    """By speed in Gb/s its step time; null where the transfer is not known."""
-
-
 class ArmRecord(Record):
     """An arm of an analysis."""
 
@@ -265,8 +251,6 @@ class ArmRecord(Record):
     """Whether they come from an exported file, made in an earlier session."""
     over_launches: dict[str, MeanRecord] = Field(default_factory=dict)
     """By column of `results.csv`, of those that say how an arm does."""
-    links: LinksRecord | None = None
-    """What links of other speeds would make of its steps; null in records of older versions."""
 
 
 class AnalysisRecord(Record):

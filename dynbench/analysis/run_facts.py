@@ -89,7 +89,7 @@ class RunFacts:
         return self.leak is None and (shown or self.config.workload.layout != "flattened")
 
     @property
-    def together(self) -> str | None:
+    def launch_id(self) -> str | None:
         """Id of the launch that it shared with other arms, equal for all runs of it; None where it was alone."""
         found = section(self.env, "together")
         return str(found["id"]) if "id" in found else None
@@ -290,26 +290,25 @@ def read_data(env: Mapping[str, object], max_length: object = None) -> DataFacts
     """
     data = section(env, "data")
     evaluation, decisions = data.get("eval"), section(data, "decisions")
-    held, limit = section(decisions, "workload.eval"), section(decisions, "workload.max_length")
+    decision, limit = section(decisions, "workload.eval"), section(decisions, "workload.max_length")
     decided = limit.get("value") if limit else max_length
+
+    def count(key: str) -> int | None:
+        value = fact(data, key)
+        return value if isinstance(value, int) else None
+
+    def cut(split: str) -> tuple[int, int] | None:
+        samples, tokens = count(f"{split}.cut_samples"), count(f"{split}.cut_tokens")
+        return None if samples is None or tokens is None else (samples, tokens)
+
     return DataFacts(
-        train=_whole(env, "data.train.samples"),
-        evaluation=_whole(env, "data.eval.samples") if evaluation is not None else 0 if "eval" in data else None,
-        held_out=evaluation is not None and bool(held),
-        why_none=str(held.get("reason")) if evaluation is None and held else None,
+        train=count("train.samples"),
+        evaluation=count("eval.samples") if evaluation is not None else 0 if "eval" in data else None,
+        held_out=evaluation is not None and bool(decision),
+        why_none=str(decision.get("reason")) if evaluation is None and decision else None,
         limit=decided if isinstance(decided, int) else None,
-        train_cut=_cut(env, "train"),
-        evaluation_cut=_cut(env, "eval"),
-        train_tokens=_whole(env, "data.train.tokens"),
+        train_cut=cut("train"),
+        evaluation_cut=cut("eval"),
+        train_tokens=count("train.tokens"),
         labels=section(data, "labels"),
     )
-
-
-def _cut(env: Mapping[str, object], split: str) -> tuple[int, int] | None:
-    samples, tokens = (_whole(env, f"data.{split}.cut_{what}") for what in ("samples", "tokens"))
-    return None if samples is None or tokens is None else (samples, tokens)
-
-
-def _whole(env: Mapping[str, object], key: str) -> int | None:
-    value = fact(env, key)
-    return value if isinstance(value, int) else None

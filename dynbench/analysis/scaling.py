@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from dynbench.analysis.arms import Arm, pair_launches, seconds_per_unit, speedup_of
+from dynbench.analysis.arms import Arm, Pair, pair_launches, seconds_per_unit
 from dynbench.analysis.measures import means
 from dynbench.analysis.questions import Unit
 from dynbench.analysis.record import Kind, ScalingRecord
@@ -17,6 +17,7 @@ _ITSELF = Ratio(1.0, None, None, 0)
 
 
 AnyArm = TypeVar("AnyArm", bound=Arm)
+Speedup = Callable[[Sequence[Pair]], Ratio]
 
 
 def reference_of(arm: AnyArm, arms: Sequence[AnyArm]) -> tuple[AnyArm, Kind] | None:
@@ -41,9 +42,9 @@ def reference_of(arm: AnyArm, arms: Sequence[AnyArm]) -> tuple[AnyArm, Kind] | N
     return None
 
 
-def efficiency_of(arm: Arm, arms: Sequence[Arm], unit: Unit, confidence: float, first: int | None) -> float | None:
+def efficiency_of(arm: Arm, arms: Sequence[Arm], speedup: Speedup) -> float | None:
     """What each of an arm's workers gives, as a part of what each of its reference's does; None where nothing pairs."""
-    found = _against(arm, arms, unit, confidence, first)
+    found = _against(arm, arms, speedup)
     if found is None:
         return None
     other, _, ratio = found
@@ -54,8 +55,7 @@ def scaling_of(
     arms: Sequence[Arm],
     summaries: Mapping[str, Mapping[str, object]],
     unit: Unit,
-    confidence: float,
-    first: int | None = None,
+    speedup: Speedup,
 ) -> list[ScalingRecord]:
     """A record per arm, strategy by strategy; none where all arms have as many workers.
 
@@ -63,15 +63,14 @@ def scaling_of(
         arms: with their launches.
         summaries: by id of the run.
         unit: of work.
-        confidence: level of the intervals.
-        first: as of a comparison in two stages.
+        speedup: what pairs of launches show.
     """
     if len({_workers(arm) for arm in arms}) < 2:
         return []
     found = [
         _record(arm, *against, means([summaries[run.run.id] for run in arm.whole]), unit)
         for arm in arms
-        if (against := _against(arm, arms, unit, confidence, first)) is not None
+        if (against := _against(arm, arms, speedup)) is not None
     ]
     return sorted(found, key=lambda one: [item.strategy for item in found].index(one.strategy))
 
@@ -102,9 +101,7 @@ def _record(arm: Arm, other: Arm, kind: Kind, ratio: Ratio, mean: Mapping[str, f
     )
 
 
-def _against(
-    arm: Arm, arms: Sequence[Arm], unit: Unit, confidence: float, first: int | None
-) -> tuple[Arm, Kind, Ratio] | None:
+def _against(arm: Arm, arms: Sequence[Arm], speedup: Speedup) -> tuple[Arm, Kind, Ratio] | None:
     found = reference_of(arm, arms)
     if found is None:
         return None
@@ -112,7 +109,7 @@ def _against(
     if other is arm:
         return arm, kind, _ITSELF
     pairs = pair_launches(other, arm).pairs
-    return (other, kind, speedup_of(pairs, unit, confidence, first)) if pairs else None
+    return (other, kind, speedup(pairs)) if pairs else None
 
 
 def _way(arm: Arm) -> tuple[object, ...]:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dynbench.analysis.arms import NOT_IDENTITY_OF_ARM
-from dynbench.analysis.communication import silent_run
-from dynbench.analysis.merge import MergedRun, rank_files
+from dynbench.analysis.communication import null_run
+from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.rank_files import find_rank_files
 from dynbench.analysis.record import COMPARISON_FILE, read_analysis
 from dynbench.config.digest import config_digest, flatten
 from dynbench.errors import RecordError, RunLookupError, UsageError, did_you_mean
@@ -141,12 +142,12 @@ def export_runs(refs: Sequence[str], store: RunStore, path: Path, arm: str | Non
             for run, *_ in folders
             for probe in named_probes(flatten(run.config()), run.path.parent)
         }
-        silent = (silent_run(run) for run, *_ in folders)
-        beside |= {run.id: _files([run]) for run in silent if run is not None and run.id not in files}
+        null_runs = (null_run(run) for run, *_ in folders)
+        beside |= {run.id: _files([run]) for run in null_runs if run is not None and run.id not in files}
         labels = None if arms is None else {name: [run.id for run in launches] for name, launches in arms.items()}
         stored = chosen.baseline[0] if chosen.baseline else None
-        asked = (chosen.question, chosen.first) if arm is None else (None, None)
-        write_export(path, files, beside, labels, stored, *asked)
+        origin = (chosen.question, chosen.first) if arm is None else (None, None)
+        write_export(path, files, beside, labels, stored, *origin)
         runs = [run for run, *_ in folders]
         return runs, len(arms or ()) <= 1 and _of_one_arm(runs)
 
@@ -168,8 +169,8 @@ def _of_comparison(entry: Run, store: RunStore) -> Iterator[Selection]:
     """
     record = read_analysis(entry.path)
     with ExitStack() as opened:
-        kept = entry.path / EXPORT_FILE
-        export = opened.enter_context(open_export(kept)) if kept.is_file() else None
+        stored_file = entry.path / EXPORT_FILE
+        export = opened.enter_context(open_export(stored_file)) if stored_file.is_file() else None
         stored = {run.id: run for run in export.runs} if export else {}
         arms: dict[str, list[Run]] = {}
         baseline: Baseline | None = None
@@ -251,7 +252,7 @@ def _files(folders: Sequence[Run]) -> dict[str, Path]:
         RecordError: it has no rows, or no configuration.
     """
     files = {name: path for folder in reversed(folders) for name, path in record_files(folder).items()}
-    ranks = rank_files(folders)
+    ranks = find_rank_files(*(folder.ranks_dir for folder in folders))
     places = [(folder, rank) for folder in reversed(folders) for rank in ranks]
     written = (path for folder, rank in places for path in (folder.calls_file(rank), folder.profile_file(rank)))
     beside = (*ranks.values(), *(path for path in written if path.is_file()))
@@ -293,10 +294,10 @@ def keep_runs(folder: Path, runs: Iterable[MergedRun]) -> None:
     """Writes configuration, environment and status of the runs, and the probes that they used, into a folder."""
     members = list(runs)
     probes = {
-        probe.id: kept
+        probe.id: record
         for merged in members
         for probe in named_probes(flatten(merged.facts.config), merged.run.path.parent)
-        if (kept := keep_probe(probe))
+        if (record := keep_probe(probe))
     }
     records = {
         merged.run.id: {

@@ -153,8 +153,8 @@ def theil_sen(x: FloatArray, y: FloatArray) -> float:
     """The median of all pairwise slopes (Sen, JASA 63, 1968), which outliers hardly move; 0 where all x are equal."""
     first, second = np.triu_indices(x.size, k=1)
     apart = x[second] - x[first]
-    told = apart != 0
-    return float(np.median((y[second] - y[first])[told] / apart[told])) if told.any() else 0.0
+    distinct = apart != 0
+    return float(np.median((y[second] - y[first])[distinct] / apart[distinct])) if distinct.any() else 0.0
 
 
 def relative_drift(values: ArrayLike) -> float:

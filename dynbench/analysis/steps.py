@@ -40,12 +40,13 @@ CODING = ("compress_ms", "decompress_ms")
 """Likewise, of runs that compress."""
 
 
-def step_table(rows: pl.DataFrame, ranks: int) -> tuple[pl.DataFrame, int]:
+def step_table(rows: pl.DataFrame, ranks: int, servers: int = 0) -> tuple[pl.DataFrame, int]:
     """Aggregates the rows of all ranks per step and drops incomplete steps.
 
     Args:
-        rows: the workers' rows, shape [ranks * steps, columns].
-        ranks: rows that a complete step has.
+        rows: of all ranks, [ranks * steps, columns].
+        ranks: workers' rows that a complete step has.
+        servers: ranks that train nothing, the first ones, whose rows do not count.
 
     Returns:
         One row per complete step in order of step, with: `warmup` (bool); `step_time_max_ms`; `exposed_comm_ms`;
@@ -65,7 +66,8 @@ def step_table(rows: pl.DataFrame, ranks: int) -> tuple[pl.DataFrame, int]:
         turn.append((pl.col(CLIPPED.name) > 0).any())
     finite = [pl.col(name).is_finite().all() for name in ("loss", GRAD_NORM.name) if name in rows.columns]
     turn.append(pl.all_horizontal(finite).alias("finite"))
-    grouped = rows.lazy().group_by("step").agg(*_aggregates(optional), *turn).collect(engine="streaming").sort("step")
+    workers = rows.lazy().filter(pl.col("rank") >= servers).group_by("step")
+    grouped = workers.agg(*_aggregates(optional), *turn).collect(engine="streaming").sort("step")
     complete = grouped.filter(pl.col("ranks") == ranks)
     return complete.with_columns(_derived()).with_columns(_other()), grouped.height - complete.height
 

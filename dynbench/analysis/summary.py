@@ -114,8 +114,8 @@ def verdict_lines(comparisons: Sequence[Comparison]) -> list[str]:
 def verdict_legend(report: Report) -> list[str]:
     """What the numbers of `verdict_lines` and of the overview are."""
     first = report.comparisons[0]
-    together = max(item.joint.family if item.joint else 1 for item in report.comparisons)
-    joint = f", on which verdicts rest, hold jointly for {together} arms" if together > 1 else ""
+    family = max(item.joint.family if item.joint else 1 for item in report.comparisons)
+    joint = f", on which verdicts rest, hold jointly for {family} arms" if family > 1 else ""
     numbers = f"{100 * first.confidence:g} % intervals{joint}; differences below {100 * first.noise:.1f} % are noise"
     if (aa_noise := max(item.aa_noise or 0.0 for item in report.comparisons)) > first.noise:
         numbers += f", and equal arms came out different by {100 * aa_noise:.1f} %"

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from dynbench.analysis.communication import OF_EVERY_RUN
-from dynbench.analysis.links import SPEEDS_GBPS, arm_links, spans_text
+from dynbench.analysis.links import SPEEDS_GBPS, faster_gbps, over_speeds, spans_text
 from dynbench.analysis.measure import Launches, Summaries, known_values, lookup, mean_over
 from dynbench.analysis.measures import MOMENTS
 from dynbench.analysis.merge import SIDES
@@ -36,8 +36,8 @@ def mean_waste(summaries: Summaries) -> dict[str, float]:
 
 def _slowest(summaries: Summaries) -> Row:
     """Ranks that were the slowest, the one that most often was, and the share that equal ranks would have."""
-    told = [section(summary, "slowest_ranks").get("shares") for summary in summaries]
-    shares = [each for each in told if each and None not in each]
+    by_launch = [section(summary, "slowest_ranks").get("shares") for summary in summaries]
+    shares = [each for each in by_launch if each and None not in each]
     if not shares or len({len(each) for each in shares}) > 1:
         return {}
     means = [fmean(launch) for launch in zip(*shares, strict=True)]
@@ -88,7 +88,7 @@ def _exposed(launches: Launches, _: Label) -> list[Row]:
 
 def _grouped(
     launches: Launches,
-    told: Callable[[Mapping[str, Any]], Iterable[Row]],
+    rows_of: Callable[[Mapping[str, Any]], Iterable[Row]],
     ids: Sequence[str],
     *,
     of_known: bool = False,
@@ -97,7 +97,7 @@ def _grouped(
     rows: list[Row] = []
     for name, summaries in launches.items():
         found: dict[tuple[object, ...], list[Row]] = {}
-        for row in (row for summary in summaries for row in told(summary)):
+        for row in (row for summary in summaries for row in rows_of(summary)):
             found.setdefault(tuple(row[key] for key in ids), []).append(row)
         for same in found.values():
             keys = dict.fromkeys(key for row in same for key in row if key not in ids)
@@ -106,22 +106,22 @@ def _grouped(
     return rows
 
 
-def _held(summary: Row) -> Iterator[Row]:
+def _memory_rows(summary: Row) -> Iterator[Row]:
     """What a run's ranks held at each moment; activations are freed in the backward pass."""
     found = section(summary, "memory_parts")
     for moment in MOMENTS:
-        held = {kind: lookup(found, f"{moment}.{kind}") for kind in HELD}
-        if held["parameters_mb"] is None:
+        parts = {kind: lookup(found, f"{moment}.{kind}") for kind in HELD}
+        if parts["parameters_mb"] is None:
             continue
-        row = {**held, "held": sum(filter(None, held.values())), "peak_mb": lookup(found, f"{moment}.peak_mb")}
+        row = {**parts, "held": sum(filter(None, parts.values())), "peak_mb": lookup(found, f"{moment}.peak_mb")}
         if beside := {"before_step": "activations", "after_step": "formula"}.get(moment):
             row[beside] = lookup(found, f"{beside}_mb")
         yield {"moment": moment.replace("_", " "), **row}
 
 
 def _sides(summary: Row) -> list[Row]:
-    told = section(summary, "timed_ms")
-    return [{"side": side, **told[side]} for side in SIDES if told.get(side)]
+    timed = section(summary, "timed_ms")
+    return [{"side": side, **timed[side]} for side in SIDES if timed.get(side)]
 
 
 def _timed(launches: Launches, label: Label) -> list[Row]:
@@ -138,26 +138,26 @@ def _timers(rows: Sequence[Row]) -> list[str]:
 
 def _links(launches: Launches, label: Label) -> list[Row]:
     """An arm a row, then who is fastest; none where no arm compresses, or nothing can be predicted."""
-    baseline = next(iter(launches))
-    found = {name: arm_links(summaries, launches[baseline]) for name, summaries in launches.items()}
-    times = {f"{speed}": {name: arm.predicted_ms[f"{speed}"] for name, arm in found.items()} for speed in SPEEDS_GBPS}
-    known = {speed: {name: ms for name, ms in arms.items() if ms is not None} for speed, arms in times.items()}
+    baseline, *others = launches
+    times = {name: over_speeds(summaries) for name, summaries in launches.items()}
+    known = {
+        f"{speed}": {name: ms for name, each in times.items() if (ms := each[f"{speed}"]) is not None}
+        for speed in SPEEDS_GBPS
+    }
     compresses = any(each.get("compression") for summaries in launches.values() for each in summaries)
     if not compresses or not any(known.values()):
         return []
-    faster = {name: spans_text(arm.faster_gbps, label) for name, arm in found.items() if name != baseline}
-    rows: list[Row] = [
-        {"arm": name, **arm.predicted_ms, "faster_than": faster.get(name)} for name, arm in found.items()
-    ]
+    faster = {name: spans_text(faster_gbps(launches[name], launches[baseline]), label) for name in others}
+    rows: list[Row] = [{"arm": name, **each, "faster_than": faster.get(name)} for name, each in times.items()]
     fastest = {speed: min(arms, key=arms.__getitem__) if arms else None for speed, arms in known.items()}
-    return [*rows, {"arm": label("links.fastest", "fastest"), **fastest}] if len(found) > 1 else rows
+    return [*rows, {"arm": label("links.fastest", "fastest"), **fastest}] if others else rows
 
 
 def _spread(launches: Launches, _: Label) -> list[Row]:
     """None where no arm compresses or has a target, or one has fewer launches than `FEWEST_FOR_SPREAD`."""
     every = [summary for summaries in launches.values() for summary in summaries]
-    asked = any(summary.get("compression") or summary.get("targets") for summary in every)
-    if not asked or len(launches) < 2 or min(map(len, launches.values())) < FEWEST_FOR_SPREAD:
+    wanted = any(summary.get("compression") or summary.get("targets") for summary in every)
+    if not wanted or len(launches) < 2 or min(map(len, launches.values())) < FEWEST_FOR_SPREAD:
         return []
     return [
         {"arm": name} | {key: _mean_sd(found, len(each)) for key, found in over_launches(each).items()}
@@ -242,7 +242,7 @@ TABLES: Mapping[str, Spec] = {
     "memory_parts": Spec(
         "memory_parts",
         "held by a rank that trains in its first step, MB",
-        lambda launches, _: _grouped(launches, _held, ("moment",)),
+        lambda launches, _: _grouped(launches, _memory_rows, ("moment",)),
         (
             ARM,
             Column("moment", "moment", words="memory_parts"),

@@ -91,13 +91,13 @@ def hold_jointly(ratios: Sequence[Ratio], spreads: Sequence[Spread], confidence:
     estimates = [math.log(ratio.estimate) for ratio in ratios]
     found = [p_value(one, error, spread.df) for one, error, spread in zip(estimates, errors, spreads, strict=True)]
     adjusted, family = holm(found), len(ratios)
-    told = sum(p < 1 - confidence for p in adjusted)
+    rejected = sum(p < 1 - confidence for p in adjusted)
     places = np.argsort(np.argsort(found, kind="stable"), kind="stable")
     joint = []
     for ratio, spread, error, estimate, p, place in zip(
         ratios, spreads, errors, estimates, adjusted, places, strict=True
     ):
-        level = 1 - (1 - confidence) / (family - min(int(place), told, family - 1))
+        level = 1 - (1 - confidence) / (family - min(int(place), rejected, family - 1))
         half = student_t_quantile(0.5 + level / 2, spread.df) * error
         ends = math.exp(estimate - half), math.exp(estimate + half)
         joint.append(Joint(Ratio(ratio.estimate, *ends, ratio.pairs, ratio.first), family, p, level, spread))
@@ -189,7 +189,7 @@ def launch_table(arms: Sequence[Arm], unit: Unit) -> FloatArray:
         for base in sorted(arms[0].runs, key=lambda run: run.facts.seed)
         if all(base.run.id in found for found in partners)
     ]
-    rows = [row for row in rows if len({run.facts.together for run in row}) == 1]
+    rows = [row for row in rows if len({run.facts.launch_id for run in row}) == 1]
     table = [[math.log(seconds_per_unit(run, unit)) for run in row] for row in rows]
     return np.array(table, dtype=np.float64).reshape(len(rows), len(arms))
 
@@ -242,10 +242,10 @@ def decide(speedup: Ratio, noise: float, aa_noise: float | None = None, *, alike
     upper, lower = 1 + noise, 1 / (1 + noise)
     if lower <= speedup.low and speedup.high <= upper:
         return Verdict.SAME
-    told = math.inf if alike else 1 + max(noise, aa_noise or 0.0)
-    if speedup.low > 1 and speedup.estimate > told:
+    threshold = math.inf if alike else 1 + max(noise, aa_noise or 0.0)
+    if speedup.low > 1 and speedup.estimate > threshold:
         return Verdict.FASTER
-    if speedup.high < 1 and speedup.estimate < 1 / told:
+    if speedup.high < 1 and speedup.estimate < 1 / threshold:
         return Verdict.SLOWER
     return Verdict.AMBIGUOUS
 
@@ -436,7 +436,10 @@ def weights_difference(pairs: Sequence[Pair]) -> float | None:
     worst = None
     for one, other in pairs:
         weights, others = _weights(one.run.path / LAST), _weights(other.run.path / LAST)
-        if weights is None or others is None or _shapes(weights) != _shapes(others):
+        if weights is None or others is None:
+            return None
+        one_shape, other_shape = ({name: array.shape for name, array in each.items()} for each in (weights, others))
+        if one_shape != other_shape:
             return None
         # Counts, as of batches that were seen, are no weights.
         floats = [name for name, each in weights.items() if np.issubdtype(each.dtype, np.floating)]
@@ -460,7 +463,3 @@ def _weights(file: Path) -> Mapping[str, NDArray[np.generic]] | None:
     except (OSError, SafetensorError) as error:
         log.warning("%s cannot be read (%s); its weights are not compared", file, error)
         return None
-
-
-def _shapes(weights: Mapping[str, NDArray[np.generic]]) -> dict[str, tuple[int, ...]]:
-    return {name: each.shape for name, each in weights.items()}

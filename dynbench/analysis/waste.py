@@ -89,19 +89,19 @@ def waste_of(merged: MergedRun) -> Waste:
     rows = compute_rows(merged, relative_speeds(merged))
     fit = _needed(rows)
     if fit is None:
-        return _unknown(Phrase.of("waste.no_fit") if rows.with_squares else Phrase.of("waste.no_squares"))
+        return _unknown(Phrase.of("waste.no_fit") if rows.all_of("with_squares") else Phrase.of("waste.no_squares"))
     mean_ms = {
         name: float(merged.measured[f"{name}_ms_mean"].sum())
         for name in ("wait", "exposed_comm", "plan", "data", "optimizer")
     }
     ranks, speed = len(rows.speeds), float(rows.speeds.sum())
-    computed_ms = fit.of_tokens(rows.padded_tokens, rows.padded_tokens2)
-    needed_ms = float(fit.of_tokens(rows.real_tokens, rows.real_tokens2).sum())
-    costs = fit.alpha * rows.micro_batches + computed_ms
+    computed_ms = fit.of_tokens(rows.sums["padded_tokens"], rows.sums["padded_tokens2"])
+    needed_ms = float(fit.of_tokens(rows.sums["real_tokens"], rows.sums["real_tokens2"]).sum())
+    costs = fit.alpha * rows.sums["micro_batches"].to_numpy() + computed_ms
     ideal = (ranks * merged.measured.height * fit.alpha + needed_ms) / speed + mean_ms["optimizer"]
     ms = {
         "padding": (float(computed_ms.sum()) - needed_ms) / speed,
-        "waiting": mean_ms["wait"] + float((costs / rows.speed).sum()) / ranks - float(costs.sum()) / speed,
+        "waiting": mean_ms["wait"] + float((costs / rows.speeds).sum()) / ranks - float(costs.sum()) / speed,
         "exposed_comm": mean_ms["exposed_comm"],
         "planning": mean_ms["plan"],
         "data": mean_ms["data"],
@@ -132,8 +132,8 @@ def _of_shared(own: Waste, time_ms: float, ideal_ms: float) -> Waste:
 def _needed(rows: ComputeRows) -> ComputeFit | None:
     """The cost of needed compute; where it is all that was computed, its mean per row stands for a cost."""
     fit = fit_compute(rows)
-    if fit is None and rows.unpadded and np.all(rows.micro_batches == 1):
-        return ComputeFit(float((rows.compute_ms * rows.speed).mean()), 0.0, 0.0)
+    if fit is None and rows.all_of("unpadded") and rows.all_of("single"):
+        return ComputeFit(float((rows.sums["compute_ms"] * rows.speeds).sum()) / rows.height, 0.0, 0.0)
     return fit
 
 
@@ -158,44 +158,39 @@ def ms_per_kilotoken(waste: Mapping[str, object], time_ms: float, real_tokens: f
 
 FloatArray = NDArray[np.float64]
 
-_BLOCK = 2**13
+_BLOCK = 2**15
 """Rows that are decomposed at once."""
 
 SPEEDS = "speeds.csv"
 """Estimates of a run with `schedule.speeds=auto`, in its folder: step, rank, speed."""
 
-_COLUMNS = ("compute_ms", "micro_batches", "real_tokens", "padded_tokens", "real_tokens2", "padded_tokens2")
+_TERMS = ("micro_batches", "padded_tokens", "padded_tokens2")
+_COLUMNS = (*_TERMS, "real_tokens", "real_tokens2", "compute_ms")
 
 
 class ComputeRows(NamedTuple):
-    """Compute of every rank in the measured steps; all arrays of shape [rows].
+    """The measured, complete steps' rows of the ranks that train.
 
     Attributes:
+        rows: as they were merged; squares of tokens are null in rows of earlier versions.
         speeds: of the workers that have rows, relative to the fastest of all, shape [workers].
-        speed: of the row's worker.
-        compute_ms: forward and backward, as measured.
-        micro_batches, real_tokens, padded_tokens: of the row.
-        real_tokens2, padded_tokens2: of the row, tokens squared; NaN in rows of earlier versions.
+        sums: a row for each of these workers, in order: sums of `_COLUMNS`, the largest of `_TERMS` under `most_`,
+            `count` of its rows, and of all of them whether they are `unpadded`, `single` micro-batches and
+            `with_squares`.
     """
 
+    rows: pl.LazyFrame
     speeds: FloatArray
-    speed: FloatArray
-    compute_ms: FloatArray
-    micro_batches: FloatArray
-    real_tokens: FloatArray
-    padded_tokens: FloatArray
-    real_tokens2: FloatArray
-    padded_tokens2: FloatArray
+    sums: pl.DataFrame
 
     @property
-    def unpadded(self) -> bool:
-        """Whether all that was computed are real tokens."""
-        return bool(np.all(self.padded_tokens == self.real_tokens))
+    def height(self) -> int:
+        """How many there are."""
+        return int(self.sums["count"].sum())
 
-    @property
-    def with_squares(self) -> bool:
-        """Whether squared lengths were recorded."""
-        return bool(np.isfinite(self.padded_tokens2).all() and np.isfinite(self.real_tokens2).all())
+    def all_of(self, what: str) -> bool:
+        """Whether all rows are so."""
+        return bool(self.sums[what].all())
 
 
 class ComputeFit(NamedTuple):
@@ -212,15 +207,20 @@ class ComputeFit(NamedTuple):
 
 
 def compute_rows(run: MergedRun, speeds: FloatArray) -> ComputeRows:
-    """The measured, complete steps' rows of the ranks that train.
-
-    Args:
-        run: the run.
-        speeds: relative speeds of the workers, shape [G].
-    """
-    rows = run.measured_rows().select("worker", *(pl.col(name).cast(pl.Float64) for name in _COLUMNS)).collect()
-    workers = rows["worker"].to_numpy()
-    return ComputeRows(speeds[np.unique(workers)], speeds[workers], *(rows[name].to_numpy() for name in _COLUMNS))
+    """The rows of a run, of whose workers these are the relative speeds, shape [G]."""
+    rows = run.measured_rows()
+    sums = rows.group_by("worker").agg(
+        pl.col(_COLUMNS).cast(pl.Float64).sum(),
+        pl.col(_TERMS).cast(pl.Float64).max().name.prefix("most_"),
+        count=pl.len(),
+        unpadded=(pl.col("padded_tokens") == pl.col("real_tokens")).all(),
+        single=(pl.col("micro_batches") == 1).all(),
+        with_squares=pl.all_horizontal(pl.col("real_tokens2", "padded_tokens2").is_not_null()).all(),
+    )
+    known = sums.sort("worker").collect()
+    of_workers = speeds[known["worker"].to_numpy()]
+    by_worker = pl.LazyFrame({"worker": known["worker"], "speed": of_workers})
+    return ComputeRows(rows.join(by_worker, on="worker", how="left", maintain_order="left"), of_workers, known)
 
 
 def fit_compute(rows: ComputeRows) -> ComputeFit | None:
@@ -232,13 +232,12 @@ def fit_compute(rows: ComputeRows) -> ComputeFit | None:
     """
     from scipy.optimize import nnls
 
-    if not rows.with_squares:
+    if not rows.all_of("with_squares"):
         return None
-    columns = rows.micro_batches, rows.padded_tokens, rows.padded_tokens2
-    scale = np.array([max(float(column.max()), 1.0) for column in columns])
-    triangle = _triangle([*columns, rows.compute_ms * rows.speed], np.append(scale, 1.0))
-    terms, rounding = len(columns), len(rows.compute_ms) * np.finfo(np.float64).eps
-    if rows.unpadded and np.linalg.matrix_rank(triangle[:, :terms], rtol=rounding) < terms:
+    scale = np.array([max(float(rows.sums[f"most_{name}"].max()), 1.0) for name in _TERMS])  # type: ignore[arg-type]
+    triangle = _triangle(rows.rows, np.append(scale, 1.0))
+    terms, rounding = len(_TERMS), rows.height * np.finfo(np.float64).eps
+    if rows.all_of("unpadded") and np.linalg.matrix_rank(triangle[:, :terms], rtol=rounding) < terms:
         terms = 2  # samples of one length, which real tokens alone tell as well
     if np.linalg.matrix_rank(triangle[:, :terms], rtol=rounding) < terms:
         return None
@@ -247,15 +246,15 @@ def fit_compute(rows: ComputeRows) -> ComputeFit | None:
     return ComputeFit(float(alpha), float(beta), float(gamma)) if beta + gamma > 0 else None
 
 
-def _triangle(columns: Sequence[FloatArray], scale: FloatArray) -> FloatArray:
-    """The triangle of the QR decomposition of the columns over their scale, block by block, however many the rows.
+def _triangle(rows: pl.LazyFrame, scale: FloatArray) -> FloatArray:
+    """The triangle of the QR decomposition of the terms and the compute over their scale, however many the rows.
 
     Least squares of any of the columns on others have the same solution over it as over all rows.
     """
-    triangle: FloatArray = np.empty((0, len(columns)))
-    for start in range(0, len(columns[0]), _BLOCK):
-        block = np.stack([column[start : start + _BLOCK] for column in columns], axis=1) / scale
-        triangle = np.asarray(np.linalg.qr(np.vstack([triangle, block]), mode="r"))
+    columns = rows.select(pl.col(_TERMS).cast(pl.Float64), pl.col("compute_ms").cast(pl.Float64) * pl.col("speed"))
+    triangle: FloatArray = np.empty((0, len(scale)))
+    for block in columns.collect_batches(chunk_size=_BLOCK):
+        triangle = np.asarray(np.linalg.qr(np.vstack([triangle, block.to_numpy() / scale]), mode="r"))
     return triangle
 
 
@@ -435,4 +434,5 @@ def _bound(base: MergedRun, other: MergedRun, within_steps: bool) -> tuple[float
         bound_ms = base.time_ms - float(np.maximum(slowest - least, 0.0).sum())
     else:
         bound_ms = base.time_ms - max(float((slowest - least).sum()), 0.0)
-    return bound_ms, float(min(1.0, fit.alpha * rows.micro_batches.mean() / slowest.mean()))
+    overhead_ms = fit.alpha * rows.sums["micro_batches"].to_numpy().sum() / rows.height
+    return bound_ms, float(min(1.0, overhead_ms / slowest.mean()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,17 +91,11 @@ def analyze(
     with select_runs(refs, store, against, arm) as chosen:
         with settings.working("reading runs", line_every_s=LINE_EVERY_S) as show:
             report = analyze_runs(
-                chosen.runs,
+                replace(chosen, question=question or chosen.question),
                 store,
                 _analysis_settings(settings, chosen.into),
-                arms=chosen.arms,
-                baseline=chosen.baseline,
                 lead=baseline,
-                export=chosen.export,
-                into=chosen.into,
-                question=question or chosen.question,
                 force=force,
-                first=chosen.first,
                 csv=True if csv else None,
                 on_progress=show,
             )

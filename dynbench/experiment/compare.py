@@ -15,6 +15,7 @@ from dynbench.analysis.analyze import Report as Analysed
 from dynbench.analysis.analyze import analyze_runs
 from dynbench.analysis.arms import describe, launch_differences
 from dynbench.analysis.record import ComparisonRecord, Finding
+from dynbench.analysis.selection import Selection
 from dynbench.config.digest import changed, dump_config
 from dynbench.config.image_rules import has_lengths
 from dynbench.config.launches import Launches
@@ -265,9 +266,8 @@ def _analyze(comparison: Run, state: CompareState, recipe: Recipe, store: RunSto
     # Launches that went on apart spread otherwise than a first stage in turns: their interval keeps none.
     alike = len({len(members) > 1 for members in state.launch_members}) == 1
     first = recipe.launches.first if recipe.launches.half_width is not None and alike else None
-    return analyze_runs(
-        (), store, settings, arms=arms, into=comparison, question=recipe.question, first=first, on_progress=on_stage
-    )
+    chosen = Selection(arms=arms, into=comparison, question=recipe.question, first=first)
+    return analyze_runs(chosen, store, settings, on_progress=on_stage)
 
 
 def resume_command(comparison: Run) -> str:

@@ -213,7 +213,7 @@ AS_FAR_AS_KNOWN = ("samples", "unproven")
 LOSSY = ("compress.", "train.precision")
 """Beginnings of settings that change what a gradient is."""
 DOUBTS = (
-    *("environment", "few_launches", "launch_order", "predecessor", "launch_spread", "first_stage"),
+    *("environment", "few_launches", "launch_order", "launch_spread", "first_stage"),
     *("short_warmup", "drift", "slowest_rank"),
 )
 """Checks whose warnings make times less certain; those that fail do, whichever they are."""

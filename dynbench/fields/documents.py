@@ -1,6 +1,6 @@
 """Fields as they are declared, by classes of records, measures and columns, and the page of documents made of them.
 
-The unit of a field is that of its declaration (`Unit`, a metric, a column), else the one that its name ends in.
+The unit of a field is that of its declaration (`Unit`, a metric, a column); a name that ends in its unit declares none.
 """
 
 from __future__ import annotations
@@ -26,33 +26,6 @@ from dynbench.runs.columns import Column
 from dynbench.units import Unit
 
 SCALARS: Mapping[object, str] = {str: "string", int: "integer", float: "number", bool: "boolean", object: "any"}
-UNITS = {
-    "_world_size": "ranks",
-    "_workers": "ranks",
-    "_global_batch": "samples",
-    "_fitting_batch": "samples",
-    "_samples": "samples",
-    "_steps": "steps",
-    "_length": "tokens",
-    "_positions": "tokens",
-    "_megabytes": "MB",
-    "_efficiency": "fraction",
-    "_ms": "ms",
-    "_mb": "MB",
-    "_s": "s",
-    "_ns": "ns",
-    "_samples_per_s": "samples/s",
-    "_tokens_per_s": "tokens/s",
-    "_tokens": "tokens",
-    "_percent": "%",
-    "_bytes": "bytes",
-    "_ms_per_token": "ms/token",
-    "_ms_per_token2": "ms/token²",
-    "_mape": "fraction",
-    "_share": "fraction",
-    "_fraction": "fraction",
-}
-"""By the ending of a name, or of that of an object around it."""
 
 
 @dataclass(frozen=True)
@@ -85,16 +58,6 @@ class Field:
         """Whether the value may be null; in a CSV, whether the cell may be empty."""
         return self.type.endswith(" or null")
 
-    def with_unit(self, unit: str = "") -> Field:
-        """The field with that unit, else with the one that its name, or that of an object around it, ends in."""
-        if unit or not any(word in self.type for word in ("number", "integer")):
-            return replace(self, unit=unit)
-        for name in reversed(self.path.replace("[]", "").split(".")):
-            endings = [ending for ending in UNITS if f"_{name}".endswith(ending) and len(name) > 1]
-            if endings:
-                return replace(self, unit=UNITS[max(endings, key=len)])
-        return self
-
 
 class Reader:
     """Reads declarations; a record that is a document of its own is of the type of that name.
@@ -112,8 +75,8 @@ class Reader:
             yield from self._of_class(declared)
         elif isinstance(declared, Column):
             kind = "string" if declared.type == "text" else declared.type
-            field = Field(declared.name, f"{kind} or null", declared.description, optional=True)
-            yield field.with_unit({"B": "bytes"}.get(declared.unit, declared.unit))
+            unit = {"B": "bytes"}.get(declared.unit, declared.unit)
+            yield Field(declared.name, f"{kind} or null", declared.description, unit, optional=True)
         elif isinstance(declared, Measure):
             yield from self._of(declared.key, declared.type, "", declared)
         elif isinstance(declared, Iterable):
@@ -151,9 +114,8 @@ class Reader:
             kind, inner = "array" if listed == "any" else f"array of {listed}", f"{path}[]"
         elif not named and not _is_record(hint):
             kind = _scalar(hint)
-        field = Field(path, f"{kind} or null" if null else kind, text, optional=optional, same=same)
-        scalar = kind.removeprefix("array of ") in SCALARS.values()
-        yield field.with_unit(unit) if scalar else field
+        of_numbers = kind.removeprefix("array of ") in ("number", "integer")
+        yield Field(path, f"{kind} or null" if null else kind, text, unit if of_numbers else "", optional, same)
         if inner.endswith(".<name>"):
             yield from self._of(inner, item, "Of that name.", None, unit, True)
         elif kind.endswith("object") and _is_record(item):
@@ -329,13 +291,11 @@ def _parsed(where: str, path: str, line: str) -> Iterator[Field]:
         raise ValueError(f"{where}: {path}: {line!r} is not `TYPE[, UNIT][, optional] - meaning`")
     kind, _, inner = match["type"].partition("object of ")
     if inner:
-        field = Field(path, "object", match["meaning"], optional=match["optional"] is not None)
-        yield field
+        yield Field(path, "object", match["meaning"], optional=match["optional"] is not None)
         unit = f", {match['unit']}" if match["unit"] else ""
         yield from _parsed(where, f"{path}.<name>", f"{inner}{unit}, optional - Of that name.")
     else:
-        field = Field(path, kind, match["meaning"], optional=match["optional"] is not None)
-        yield field.with_unit(match["unit"] or "")
+        yield Field(path, kind, match["meaning"], match["unit"] or "", match["optional"] is not None)
 
 
 HEAD = """# Fields
@@ -343,10 +303,10 @@ HEAD = """# Fields
 What every field of the files that dynbench writes, and of what its commands print under `--json`, means. This page is
 made of what declares them and of the tables in `dynbench/fields/`; a test holds it to what is written.
 
-Times are wall-clock milliseconds, memory is MB (1e6 bytes), unless the unit says otherwise. `[]` stands for the items
-of a list, `<name>` for any key. A type that is a link is an object with the fields of that section. What is not always
-there is optional; its meaning says when it is. An empty cell of a CSV is a null. Numbers that JSON does not have (NaN,
-infinities) are null."""
+A number has the unit that is stated, else the one that its name, or that of an object around it, ends in; times are
+wall-clock, and MB is 1e6 bytes. `[]` stands for the items of a list, `<name>` for any key. A type that is a link is an
+object with the fields of that section. What is not always there is optional; its meaning says when it is. An empty cell
+of a CSV is a null. Numbers that JSON does not have (NaN, infinities) are null."""
 
 
 def page() -> str:

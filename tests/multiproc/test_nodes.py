@@ -17,6 +17,7 @@ from pixel import UNRENDERED
 from planted import at
 
 from dynbench.analysis.analyze import analyze_runs
+from dynbench.analysis.selection import Selection
 from dynbench.config.schema import Analysis
 from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
@@ -59,7 +60,7 @@ def test_nodes_with_their_own_folders_keep_one_id(tmp_path: Path) -> None:
     assert runs[0].id == runs[1].id == runs[0].record().id == runs[1].record().id
     assert [run.name for run in runs] == ["both", "both"]
     assert {path.name for run in runs for path in run.ranks_dir.glob("rank_*.csv")} == {"rank_0.csv", "rank_1.csv"}
-    report = analyze_runs(runs, RunStore(tmp_path / "0"), Analysis())
+    report = analyze_runs(Selection(runs), RunStore(tmp_path / "0"), Analysis())
     (merged,) = report.runs
     assert (merged.run.id, merged.ranks, merged.world_size, merged.partial) == (runs[0].id, (0, 1), 2, False)
 

@@ -9,7 +9,6 @@ from datetime import datetime
 from dynbench.analysis.arms import Pair, describe, environment_differences, log_ratios, seconds_per_unit, unit_of
 from dynbench.analysis.checks.evidence import Evidence, Seen
 from dynbench.analysis.comparison import Comparison
-from dynbench.analysis.pace import effects
 from dynbench.analysis.questions import DEFAULT, within
 from dynbench.analysis.stats import (
     CONTRADICTION,
@@ -28,8 +27,6 @@ FEWEST = 4
 """Pairs of launches below which an interval means little: the launch is the unit of inference, not the step."""
 SESSION_H = 1.0
 """Hours without a launch after which the machine is in another state: other clocks, other neighbours, other code."""
-PREDECESSOR_LIMIT = 0.01
-"""How often equal steps would differ as much by chance."""
 SPREAD_LIMIT = 0.10
 """Coefficient of variation over launches; `pyperf check` (github.com/psf/pyperf) has it for values of one benchmark."""
 
@@ -69,13 +66,13 @@ def loss_drift(evidence: Evidence) -> Iterator[Seen]:
 
 def environment(evidence: Evidence) -> Iterator[Seen]:
     """Each set of facts that differ, for the first launches that do, and every launch without facts."""
-    told: set[str] = set()
+    reported: set[str] = set()
     question = evidence.comparisons[0].question if evidence.comparisons else DEFAULT
     for one, other in _couples(evidence):
         found = environment_differences(one, other, question)
         differing = describe(found)
-        if differing and differing not in told:
-            told.add(differing)
+        if differing and differing not in reported:
+            reported.add(differing)
             data = "env.data.fingerprint" in found and all(within(key, ("env.data",)) for key in found)
             case = "data" if data else "differs"
             code = all(within(key, ("env.git",)) for key in found)
@@ -129,14 +126,6 @@ def launch_order(evidence: Evidence) -> Iterator[Seen]:
             between = datetime.fromisoformat(other[0]) - datetime.fromisoformat(one[-1])
             hours = between.total_seconds() / 3600
             yield Seen("warn", {**_arms(comparison), "hours": hours}, "sessions" if hours >= SESSION_H else "turns")
-
-
-def predecessor(evidence: Evidence) -> Iterator[Seen]:
-    """Arms whose steps in a shared launch depend on the arm before by more than the noise threshold."""
-    for effect in effects(evidence.arms):
-        noise = evidence.settings.noise_threshold
-        if effect["p"] < PREDECESSOR_LIMIT and abs(effect["share"]) > noise:
-            yield Seen("warn", {**effect, "limit": PREDECESSOR_LIMIT, "noise": noise})
 
 
 def launch_spread(evidence: Evidence) -> Iterator[Seen]:
@@ -232,7 +221,7 @@ def _contradiction(comparison: Comparison) -> LaterSpread | None:
 
 def _apart(comparison: Comparison) -> int:
     """Pairs whose launches were made apart."""
-    return sum(base.facts.together is None for base, _ in comparison.pairing.pairs)
+    return sum(base.facts.launch_id is None for base, _ in comparison.pairing.pairs)
 
 
 def _arms(comparison: Comparison) -> dict[str, object]:

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import fmean
 
 import numpy as np
 import polars as pl
 
-from dynbench.analysis.arms import Arm
 from dynbench.analysis.checks.evidence import Evidence, Seen, mean_share, share_of_time
-from dynbench.analysis.communication import against_null, sent_bytes
+from dynbench.analysis.communication import sent_bytes
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.pace import PACE_LIMIT, slow_ranks, step_paces, step_tokens
 from dynbench.analysis.profile import profile_of
-from dynbench.analysis.run_facts import fact, load_of, read_data, status_phrase
+from dynbench.analysis.run_facts import fact, load_of, status_phrase
 from dynbench.analysis.stats import growth_p_value, relative_drift, robust_z
-from dynbench.config.image_rules import has_lengths
 from dynbench.config.schema import Config
 from dynbench.errors import RecordError
-from dynbench.lengths import padded_lengths
 from dynbench.plugins import STRATEGIES, WORKLOADS
 from dynbench.runs.phrase import Phrase
 from dynbench.runs.probe_record import read_probe
 
 COMMUNICATION_LIMIT = 0.30
-TWO_WAYS_LIMIT = 0.10
-"""Of the larger of the two."""
-LEAST_DIFFERENCE = 0.02
-"""Of the step, below which a difference is noise."""
 BYTES_LIMIT = 0.05
 PROFILE_LIMIT, PROFILED_FROM = 0.10, 0.25
 """Part by which the two shares may differ, where at least this part of a profiled step is communication."""
@@ -56,39 +48,6 @@ def _shortened_by(config: Config) -> str:
     if config.compress.name != "none":
         return "compress"
     return "none" if strategy is None or strategy.compresses else "uncompressed"
-
-
-def exposed_two_ways(evidence: Evidence) -> Iterator[Seen]:
-    """Arms of which two ways to tell exposed communication, means over launches, differ by over `TWO_WAYS_LIMIT`."""
-    for arm in evidence.arms:
-        found = [(run, against) for run in arm.whole if run.measured.height and (against := against_null(run))]
-        if not found:
-            continue
-        sync_ms = fmean(float(run.measured["exposed_comm_ms"].sum()) / run.measured.height for run, _ in found)
-        means = {
-            name: fmean(getattr(one, f"{name}_ms") for _, one in found)
-            for name in ("exposed", "null", "sync", "compute", "optimizer", "other")
-        }
-        exposed_ms, null_ms = means.pop("exposed"), means.pop("null")
-        if abs(exposed_ms - sync_ms) <= max(TWO_WAYS_LIMIT * max(sync_ms, exposed_ms), LEAST_DIFFERENCE * null_ms):
-            continue
-        parts = {"waiting": means.pop("sync") - sync_ms, **means}
-        # A step without communication waits as well, which makes its difference smaller. All else makes it larger, and
-        # passes take longer only where communication goes on beside them.
-        if exposed_ms < sync_ms:
-            most = min(parts, key=parts.__getitem__)
-            known = most == "waiting" and parts[most] < 0
-        else:
-            most = max(parts, key=parts.__getitem__)
-            known = most != "waiting" and parts[most] > 0 and (most != "compute" or _hides(arm))
-        values = {"sync_ms": sync_ms, "null_ms": exposed_ms, "part_ms": parts[most], "limit": TWO_WAYS_LIMIT}
-        yield Seen("info", {"arm": arm.label, **values}, most if known else "unknown")
-
-
-def _hides(arm: Arm) -> bool:
-    """Whether some of its communication goes on during the passes."""
-    steps = [run.measured for run in arm.whole if "hidden_comm_ms" in run.measured.columns]
-    return sum(float(each["hidden_comm_ms"].sum()) for each in steps) > 0
 
 
 def bytes_sent(evidence: Evidence) -> Iterator[Seen]:
@@ -303,16 +262,16 @@ def slowest_rank(evidence: Evidence) -> Iterator[Seen]:
 
     A rank that `launch.slowdown` stretches was asked for, and is told as information.
     """
-    told: set[int] = set()
+    reported: set[int] = set()
     for arm in evidence.arms:
         facts = arm.runs[0].facts
         for found in slow_ranks(arm.whole):
-            if found["rank"] in told:
+            if found["rank"] in reported:
                 continue
-            told.add(rank := int(found["rank"]))
-            asked = facts.config.launch.slowdown.get(rank, 1.0) > 1
-            case = "asked" if asked else "virtual" if facts.virtual else "machine"
-            yield Seen("info" if asked else "warn", {"arm": arm.label, **found, "limit": PACE_LIMIT}, case)
+            reported.add(rank := int(found["rank"]))
+            intended = facts.config.launch.slowdown.get(rank, 1.0) > 1
+            case = "asked" if intended else "virtual" if facts.virtual else "machine"
+            yield Seen("info" if intended else "warn", {"arm": arm.label, **found, "limit": PACE_LIMIT}, case)
 
 
 def one_class(evidence: Evidence) -> Iterator[Seen]:
@@ -323,27 +282,6 @@ def one_class(evidence: Evidence) -> Iterator[Seen]:
         if learns_labels and fact(run.facts.env, "data.train.classes") == 1:
             yield Seen("warn", {"run": run.label})
             return
-
-
-def one_length(evidence: Evidence) -> Iterator[Seen]:
-    """The first run whose samples are all as long as they are computed: equal counts are equal work already."""
-    for run in evidence.runs:
-        shortest, longest = (fact(run.facts.env, f"data.train.{end}") for end in ("shortest", "longest"))
-        if not has_lengths(run.facts.config) or not isinstance(shortest, int) or not isinstance(longest, int):
-            continue
-        padded = _padded(run, longest)
-        if _padded(run, shortest) != padded:
-            continue
-        cut = read_data(run.facts.env).train_cut
-        yield Seen(
-            "info",
-            {"run": run.label, "shortest": shortest, "longest": longest, "padded": padded},
-            {
-                "seen": "length" if shortest == longest else "padded",
-                "hint": "multiple" if shortest < min(longest, padded) else "cut" if cut and cut[0] else "alike",
-            },
-        )
-        return
 
 
 def samples_see_each_other(evidence: Evidence) -> Iterator[Seen]:
@@ -358,12 +296,3 @@ def samples_see_each_other(evidence: Evidence) -> Iterator[Seen]:
             {"run": run.label, "tolerance": tolerance, **run.facts.leak.values},
             run.facts.leak.say.removeprefix("leak."),
         )
-
-
-def _padded(run: MergedRun, length: int) -> int:
-    """The length as it is computed; a packed row holds real tokens only."""
-    if run.facts.config.workload.layout != "padded":
-        return length
-    multiple, positions = run.facts.config.workload.pad_to_multiple_of, fact(run.facts.env, "data.model.positions")
-    most = positions if isinstance(positions, int) else None
-    return int(padded_lengths(length, multiple if isinstance(multiple, int) else 1, most))

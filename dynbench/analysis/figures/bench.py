@@ -71,8 +71,8 @@ def measured(*columns: str, **only: Sequence[str]) -> Callable[[Run], pl.DataFra
         table = pl.read_csv(file, infer_schema_length=None)
         if not set(columns) <= set(table.columns):
             return None
-        kept = (pl.col(column).is_in(list(values)) for column, values in only.items())
-        table = table.filter(pl.col("status") == "ok", *kept).select(columns)
+        chosen = (pl.col(column).is_in(list(values)) for column, values in only.items())
+        table = table.filter(pl.col("status") == "ok", *chosen).select(columns)
         return None if table.is_empty() else table
 
     return read

@@ -43,13 +43,13 @@ COMMUNICATION = (
 @figure("train", of_strategies)
 def strategies(arms: Arms) -> Drawing:
     """Panels of bars, one per arm; None where arms do not differ in their strategy, or send nothing."""
-    held = [part.column for part in HELD]
+    memory = [part.column for part in HELD]
     keys = {"units_per_s": work_rate(arms[0]), "training_s": "step_time_ms.total"}
     keys |= {name: f"{name}.mean" for name in ("comm_ms", "exposed_comm_ms", "exposed_vs_null_ms")}
-    table = means(arms, keys | {name: f"memory_parts.after_step.{name}" for name in held})
-    counted = any(table[name].count() for name in held)
+    table = means(arms, keys | {name: f"memory_parts.after_step.{name}" for name in memory})
+    counted = any(table[name].count() for name in memory)
     table = table.with_columns(
-        pl.col(held).fill_null(0.0) if counted else pl.col(held), pl.exclude("arm", *held).fill_null(nan)
+        pl.col(memory).fill_null(0.0) if counted else pl.col(memory), pl.exclude("arm", *memory).fill_null(nan)
     ).with_columns(pl.col("training_s") / 1000)
     drawn = table.with_columns(hidden_ms=(pl.col("comm_ms") - pl.col("exposed_comm_ms")).clip(lower_bound=0))
     panels = {

@@ -65,21 +65,21 @@ def timeline(arms: Arms) -> Drawing | None:
 
 def typical_step(arms: Arms) -> int | None:
     """The measured step of all arms nearest the medians of their step times, ratios to the first arm, and waiting."""
-    together = pl.DataFrame()
+    joined = pl.DataFrame()
     for index, arm in enumerate(arms):
         of_arm = arm.runs[0].measured.select(
             "step",
             pl.col("step_time_max_ms").log().alias(f"log_ms_{index}"),
             (pl.col("wait_ms_mean") / pl.col("step_time_max_ms")).alias(f"wait_{index}"),
         )
-        together = together.join(of_arm, on="step") if index else of_arm
-    if not together.height:
+        joined = joined.join(of_arm, on="step") if index else of_arm
+    if not joined.height:
         return None
-    log_ms = together.select(pl.col("^log_ms_.*$")).to_numpy()
-    waits = together.select(pl.col("^wait_.*$")).to_numpy()
+    log_ms = joined.select(pl.col("^log_ms_.*$")).to_numpy()
+    waits = joined.select(pl.col("^wait_.*$")).to_numpy()
     facts = np.hstack([log_ms[:, :1], log_ms[:, 1:] - log_ms[:, :1], waits])
     distance = np.abs(facts - np.median(facts, axis=0)).sum(axis=1)
-    return int(together["step"][int(distance.argmin())])
+    return int(joined["step"][int(distance.argmin())])
 
 
 def _step_rows(arm: ArmView, step: int) -> pl.DataFrame:

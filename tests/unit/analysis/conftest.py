@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dynbench.analysis import analyze
+from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.cli.main import main
 from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
@@ -227,6 +228,30 @@ def _maker(store: RunStore) -> Callable[..., Run]:
 def make_run(store: RunStore) -> Callable[..., Run]:
     """`make_run(policy="static", name=None, **fields of Fake)`: a run folder in `store`."""
     return _maker(store)
+
+
+@pytest.fixture
+def merged(make_run: Callable[..., Run]) -> Callable[..., MergedRun]:
+    """The same, merged."""
+    return lambda *args, **fields: merge_run(make_run(*args, **fields))
+
+
+@pytest.fixture
+def launch(merged: Callable[..., MergedRun]) -> Callable[..., dict[str, list[MergedRun]]]:
+    """Launches in ABBA order, a seed per block: `launch(4, static={}, other={"slowdown": 1.2})` gives four per arm.
+
+    An arm has the policy of its name, where it is one of a made-up run's, else `static`.
+    """
+
+    def make(launches: int, **arms: dict[str, object]) -> dict[str, list[MergedRun]]:
+        runs: dict[str, list[MergedRun]] = {name: [] for name in arms}
+        for block in range(launches):
+            for name in list(arms)[:: 1 if block % 2 == 0 else -1]:
+                policy = name if name in ("partition", "prefix", "window") else "static"
+                runs[name].append(merged(**{"policy": policy, "seed": block, "noise": 0.01, **arms[name]}))
+        return runs
+
+    return make
 
 
 @pytest.fixture(scope="module")

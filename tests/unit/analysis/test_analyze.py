@@ -7,53 +7,23 @@ import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from compared import compared
 from probes import make_probe
 
 from dynbench.analysis import gate
 from dynbench.analysis.analyze import analyze_runs
 from dynbench.analysis.checks.evidence import Finding
-from dynbench.analysis.gate import CONDITIONS, VERDICTS
+from dynbench.analysis.gate import VERDICTS
 from dynbench.analysis.record import COMPARISON_FILE, read_analysis
+from dynbench.analysis.selection import Selection
 from dynbench.analysis.verdict import Verdict
 from dynbench.cli.main import main
 from dynbench.config.schema import Analysis
 from dynbench.errors import GateFailed, RecordError
 from dynbench.experiment.reporting import FORMATS
 from dynbench.report import LANGUAGES
-from dynbench.runs.store import RunStore
 
 undrawn = pytest.mark.usefixtures("undrawn")
-
-
-@pytest.fixture
-def pair(make_run):
-    return make_run("static", name="runA"), make_run("partition", name="runB")
-
-
-@undrawn
-@pytest.mark.slow
-def test_a_run_in_two_roots_is_one_run(store, make_run, tmp_path):
-    """Two nodes without a shared folder: each holds its own ranks' files."""
-    run = make_run("partition", world_size=4)
-    other = RunStore(tmp_path / "node1")
-    shutil.copytree(run.path, other.root / run.id)
-    there = other.resolve(run.id)
-    for rank in (0, 1):
-        there.rank_file(rank).unlink()
-    for rank in (2, 3):
-        run.rank_file(rank).unlink()
-    report = analyze_runs([run, there], store, Analysis())
-    assert [merged.ranks for merged in report.runs] == [(0, 1, 2, 3)]
-    assert not report.runs[0].partial
-    assert report.folder == run
-
-
-def test_help_needs_no_heavy_import():
-    from dynbench.cli.analyze import analyze
-
-    assert "dynbench analyze runA runB" in CliRunner().invoke(analyze, ["--help"]).output
 
 
 @pytest.mark.slow
@@ -81,26 +51,6 @@ def test_a_copied_comparison_still_says_what_was_run(cli, store, make_run, tmp_p
         assert len(differing) <= 4  # the title, and commands that name the folder
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("made", [[], [("en", "md")], [("en", "html"), ("zh", "md")]])
-def test_analyzing_again_makes_the_reports_there_are_anew(cli, store, pair, made):
-    cli("analyze", "runA", "runB")
-    entry = store.resolve("@latest")
-    for lang, form in made:
-        assert cli("report", entry.id, "--lang", lang, "--format", form)[0] == 0
-    wanted = {f"report.{lang}.{form}" for lang, form in made}
-    before = {name: (entry.path / name).read_text() for name in wanted}
-
-    out = cli("analyze", entry.id, "--confidence", "0.8")[1]
-
-    assert {path.name for path in entry.path.glob("report.*")} == wanted
-    for name in wanted:
-        assert f"report   {entry.path / name}" in out
-        text = (entry.path / name).read_text()
-        assert text != before[name]
-        assert "80\N{NO-BREAK SPACE}%" in text or "80 %" in text
-
-
 REFERENCES = sorted((Path(__file__).parents[3] / "results" / "reference").glob(f"*/{COMPARISON_FILE}"))
 
 OF_ONE_QUESTION = {"question": "schedule", "unit": "real token", "efficiency": None, "loss_drift": None}
@@ -108,14 +58,16 @@ OF_ONE_QUESTION = {"question": "schedule", "unit": "real token", "efficiency": N
 ADDED_LATER = ("first_stage", "leak", "weights_max_diff", "aa_noise", "ci_joint", "judged_together")
 """What comparisons of earlier versions lack."""
 
-OF_LATER_ARMS = {"stored": False, "over_launches": {}, "links": None}
-"""Likewise, and what their arms lack."""
+OF_LATER_ARMS = {"stored": False, "over_launches": {}}
+"""Likewise, what their arms lack."""
 
 
 @pytest.mark.parametrize("path", REFERENCES, ids=lambda path: path.parent.name)
 def test_reference_results_read_with_every_fact(path):
     record, content = read_analysis(path.parent), json.loads(path.read_text())
     again = json.loads(json.dumps(record.as_dict()))
+    for arm in content["arms"]:
+        arm.pop("links", None)  # which versions recorded that had a model of links beside each arm
     assert again["arms"] == [{**OF_LATER_ARMS, **arm} for arm in content["arms"]]
     for key in ("runs", "checks", "figures", "files", "schema_version", "command"):
         assert again[key] == content[key], key
@@ -130,7 +82,7 @@ def test_reference_results_read_with_every_fact(path):
 
 @pytest.fixture
 def folder(make_run, store, undrawn):
-    return analyze_runs([make_run("static"), make_run("partition")], store, Analysis()).folder.path
+    return analyze_runs(Selection([make_run("static"), make_run("partition")]), store, Analysis()).folder.path
 
 
 @pytest.mark.slow
@@ -223,23 +175,12 @@ def test_a_verdict_meets_its_own_condition_and_no_other(condition, verdict):
     ],
 )
 @pytest.mark.parametrize("condition", ["different-loss", "findings"])
-def test_findings_meet_the_conditions_about_them(condition, findings, met, caplog):
+def test_findings_meet_the_conditions_about_them(condition, findings, met):
     if condition in met:
         with pytest.raises(GateFailed, match=f"--fail-on {condition}: "):
             judge(condition, [item("SAME")], findings)
     else:
         judge(condition, [item("SAME")], findings)
-    assert ("not met by partition: global loss differs" in caplog.text) == (
-        condition == "different-loss" and DROPOUT in findings
-    )
-
-
-@pytest.mark.parametrize("condition", [name for name in CONDITIONS if name not in ("estimate", "findings")])
-def test_what_cannot_be_judged_is_told(condition, caplog):
-    judge(condition, [item("ESTIMATE", level="stream")], [])
-    said = "losses are compared at level step only" if condition == "different-loss" else "is an ESTIMATE"
-    assert f"--fail-on {condition}: partition against static" in caplog.text
-    assert said in caplog.text
 
 
 @pytest.fixture

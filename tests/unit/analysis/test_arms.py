@@ -25,11 +25,6 @@ from dynbench.runs.atomic import jsonable
 from dynbench.runs.provenance import collect
 
 
-@pytest.fixture
-def merged(make_run):
-    return lambda *args, **kwargs: merge_run(make_run(*args, **kwargs))
-
-
 def ids(runs):
     return [run.run.id for run in runs]
 
@@ -90,7 +85,7 @@ def launch(arm, block, seed, at, *, partial=False, rows=True, together=None):
         facts=SimpleNamespace(
             seed=seed,
             started=(NOON + timedelta(minutes=at)).isoformat(timespec="microseconds"),
-            together=together,
+            launch_id=together,
         ),
     )
 

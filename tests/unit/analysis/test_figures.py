@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
-import sys
 from collections.abc import Callable
-from itertools import combinations
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 import polars as pl
 import pytest
-from compared import ARMS, compared
 from matplotlib.image import imread
 from matplotlib.lines import Line2D
 
@@ -21,10 +18,9 @@ import dynbench.analysis.figures as registry
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.figures import FIGURES, charts, draw_figure, draw_figures, timeline
 from dynbench.analysis.figures.charts import GREY, looks
-from dynbench.analysis.figures.steps import MOST_PANELS
 from dynbench.analysis.figures.timeline import typical_step
-from dynbench.analysis.figures.views import ArmView, caption
-from dynbench.analysis.merge import MergedRun, merge_run
+from dynbench.analysis.figures.views import ArmView
+from dynbench.analysis.merge import merge_run
 from dynbench.analysis.waste import PARTS, share_ideal, waste_of
 from dynbench.config.layers import load_config
 from dynbench.errors import RecordError
@@ -105,14 +101,6 @@ def test_many_ranks_are_judged_by_all_of_them_and_not_by_those_shown(view):
 
 
 @pytest.mark.slow
-def test_the_caption_names_runs_counts_and_what_is_left_out(view):
-    text = caption(view("static", "partition", launches=2), "A note.")
-    assert "n = 2 launches per arm, 2 ranks, 40 measured steps" in text
-    assert "the first 10 steps (warm-up) are left out." in text
-    assert text.endswith("A note.")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("sentence", ["A long caption. ", "hf_batch_rebalance-1-mnud … hf_batch_rebalance-4-mnud; "])
 @pytest.mark.parametrize("lines", [5, 14])
 def test_caption_and_legend_keep_clear_of_the_panels(sentence, lines):
@@ -139,21 +127,8 @@ def test_few_series_have_colours_and_of_many_only_the_important_ones():
     assert len({many[name].color for name in ("0", "5", "9")}) == 3
 
 
-def test_analysis_does_not_load_torch():
-    assert "dynbench.analysis.figures" in sys.modules
-    assert "matplotlib.pyplot" not in sys.modules
-
-
 Make = Callable[..., Run]
 NAMES = [name for name in FIGURES["train"] if name.startswith("compression")]
-
-
-def drawn(name: str, arms: list[ArmView]) -> charts.Drawing:
-    with matplotlib.rc_context(charts.RC):
-        found = draw_figure("train", name, arms)
-        assert found is not None
-        found.figure.draw_without_rendering()
-    return found
 
 
 @pytest.mark.slow
@@ -161,16 +136,6 @@ def drawn(name: str, arms: list[ArmView]) -> charts.Drawing:
 def test_nothing_is_drawn_where_nothing_compresses(make_run: Make, name: str) -> None:
     assert draw_figure("train", name, [ArmView("static", (merge_run(make_run()),))]) is None
     assert draw_figure("train", name, []) is None
-
-
-def cell(store: RunStore, batch: int, launcher: str, **found: object) -> dict[str, object]:
-    """A comparison that has ended, and its line in the folder over several."""
-    run = store.create("compare", "cell")
-    candidate = compared(**{"overhead_share": 0.4, **found}).model_dump()
-    summary = {"launcher": launcher, "world_size": 2, "global_batch": batch}
-    content = {"runs": [{"id": "a", "summary": summary}], "arms": ARMS, "comparisons": [candidate]}
-    (run.path / "comparison.json").write_text(json.dumps(content))
-    return {"settings": {"train.global_batch": batch}, "comparison": run.id}
 
 
 def test_nothing_is_drawn_before_a_comparison_has_ended(store, tmp_path):
@@ -194,48 +159,31 @@ def solved(
     return run_solve(load_config(), options, RunStore(folder)).run
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return solved(tmp_path_factory.mktemp("results"))
-
-
-def drawn_of_solve(name: str, run: Run) -> charts.Drawing | None:
-    return draw_figure("solve", name, run)
-
-
 def test_what_was_not_solved_is_not_drawn(tmp_path):
     alone = solved(tmp_path, ("partition",), steps=1)
-    assert drawn_of_solve("solve_greedy_gap", alone) is None
+    assert draw_figure("solve", "solve_greedy_gap", alone) is None
 
 
 def test_a_spoiled_file_is_named(tmp_path):
     run = solved(tmp_path)
     (run.path / "greedy_gaps.csv").write_bytes(b"\x00\xff")
     with pytest.raises(RecordError, match=r"greedy_gaps\.csv"):
-        drawn_of_solve("solve_greedy_gap", run)
+        draw_figure("solve", "solve_greedy_gap", run)
 
 
 WATERFALL_ARMS: dict[str, dict[str, object]] = {
     "static": {},
     "partition": {"policy": "partition"},
     "costly": {"transfer_ms": 9.0},
-    "partition (workload.layout=packed, sync.name=zero1)": {"policy": "partition", "transfer_ms": 0.2},
-    "slow": {"slowdown": 1.4},
-    "cheap": {"compute_ms_per_token": 0.03},
 }
 
 
 def views(make_run: Make, number: int) -> list[ArmView]:
-    return shared(
-        {
-            label: [merge_run(make_run(world_size=4, seed=seed, **WATERFALL_ARMS[label])) for seed in range(2)]
-            for label in list(WATERFALL_ARMS)[:number]
-        }
+    """The first arms of these, of two launches each, with the ideal that they share."""
+    chosen = list(WATERFALL_ARMS.items())[:number]
+    arms = named_arms(
+        {name: [merge_run(make_run(world_size=4, seed=seed, **fields)) for seed in range(2)] for name, fields in chosen}
     )
-
-
-def shared(runs: dict[str, list[MergedRun]]) -> list[ArmView]:
-    arms = named_arms(runs)
     made = share_ideal(arms, {run.run.id: {"waste": waste_of(run)} for arm in arms for run in arm.runs})
     return [ArmView(arm.label, arm.runs, made=[made[run.run.id] for run in arm.runs]) for arm in arms]
 
@@ -259,25 +207,6 @@ def test_the_steps_lead_from_the_baseline_to_the_candidate(make_run: Make) -> No
     assert set(table.filter(arm="static")["change_ms"]) == {0.0}
     assert table.filter(arm="partition", part="waiting")["change_ms"][0] < 0
     assert table.filter(arm="costly", part="exposed_comm")["change_ms"][0] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [2, 3, len(WATERFALL_ARMS)])
-def test_no_text_covers_another_or_leaves_the_figure(make_run: Make, number: int) -> None:
-    with matplotlib.rc_context(charts.RC):
-        drawing = draw_figure("train", "waterfall", views(make_run, number))
-        figure = drawing.figure
-        figure.draw_without_rendering()
-        panels = [axes for axes in figure.axes if axes.get_visible()]
-        assert len(panels) == min(number - 1, MOST_PANELS)
-        for axes in panels:
-            texts = [*axes.texts, *axes.get_yticklabels(), axes.title]
-            boxes = [text.get_window_extent() for text in texts if text.get_text()]
-            assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
-            assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in boxes)
-    totals = drawing.table.filter(part="total")["ms"].to_list()
-    assert len(totals) == 1 + len(panels)
-    assert totals[1:] == sorted(totals[1:])
 
 
 def test_it_is_drawn_only_where_there_is_something_to_hold_against_each_other(make_run: Make) -> None:

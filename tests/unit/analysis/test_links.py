@@ -28,7 +28,6 @@ from dynbench.analysis.links import (
 )
 from dynbench.analysis.merge import merge_run
 from dynbench.runs.run import Run
-from dynbench.wire.channel import Arrivals
 
 
 def summary(step: float, transfer: float, sent: float, raw: float, coding: float = 0.0, hidden: float = 0.0) -> Any:
@@ -85,49 +84,6 @@ def test_spans_agree_with_the_predicted_times_at_every_speed(data: st.DataObject
 def test_what_was_hidden_stays_hidden(hidden: float, gbps: float, expected: float) -> None:
     """100 MB take 80 ms over 10 Gb/s and 2 ms over 400; of the 20 ms of transfer, the hidden ones cost nothing."""
     assert predicted_ms([summary(100, 20, 100, 100, hidden=hidden)], gbps) == pytest.approx(expected)
-
-
-COMPUTE_S, BUCKETS = 0.08, 4
-
-
-def step_ms(sent: float, coding_s: float, gbps: float | None, moves_s: float) -> tuple[float, float]:
-    """A made-up step of two ranks, and its transfer, ms: one computes longer, in turn, and all is sent behind it.
-
-    Bytes are handed in as a few calls at once, which the machine moves one after the other.
-    """
-    links = [Arrivals(1e18 if gbps is None else gbps * 1e9 / 8) for _ in range(2)]
-    begun, transfer, steps = [0.0, 0.0], 0.0, 40
-    for step in range(steps):
-        lag = [0.02 * (rank == step % 2) for rank in range(2)]
-        called = [begun[rank] + COMPUTE_S + lag[rank] + coding_s for rank in range(2)]
-        last = max(called)
-        moved = [last + moves_s * (place + 1) / BUCKETS for place in range(BUCKETS)]
-        begun = [
-            [links[rank].arrives("all_reduce", round(sent / BUCKETS), called[rank], done) for done in moved][-1]
-            for rank in range(2)
-        ]
-        transfer += max(begun) - last
-    return 1e3 * max(begun) / steps, 1e3 * transfer / steps
-
-
-@pytest.mark.parametrize("times", [0.5, 1.0, 2.0])
-def test_steps_over_an_emulated_link_last_as_long_as_predicted(times: float) -> None:
-    """At half and twice the break-even speed the order is as predicted too; at that speed both take as long."""
-    whole, less, coding_s = 100e6, 25e6, 0.25
-    even = (whole - less) * 8 / coding_s / 1e9
-    found = []
-    for sent, coding, moves_s in ((whole, 0.0, 0.04), (less, coding_s, 0.01)):
-        alone, transfer = step_ms(sent, coding, None, moves_s)
-        run = summary(step=alone, transfer=transfer, sent=sent / 1e6, raw=100, coding=1e3 * coding)
-        emulated, _ = step_ms(sent, coding, even * times, moves_s)
-        expected = predicted_ms([run], even * times)
-        assert expected == pytest.approx(emulated, rel=0.10)
-        found.append((expected, emulated))
-    (plain, plain_found), (coded, coded_found) = found
-    if times != 1.0:
-        assert (coded < plain) == (coded_found < plain_found) == (times < 1)
-    else:
-        assert coded_found == pytest.approx(plain_found, rel=0.10)
 
 
 TOTAL = 100e6

@@ -10,7 +10,6 @@ from compared import compare_arms
 from dynbench.analysis.arms import all_differences, named_arms
 from dynbench.analysis.figures import FIGURES
 from dynbench.analysis.measures import METRICS
-from dynbench.analysis.merge import merge_run
 from dynbench.analysis.questions import (
     ALWAYS,
     NEVER,
@@ -68,20 +67,6 @@ def test_what_a_question_shows_exists(question):
     assert QUESTIONS[question.name] is question_named(question.name) is question
 
 
-@pytest.fixture
-def launch(make_run):
-    """`launch(static={}, other={…})`: two launches of each arm of the policy static."""
-
-    def make(**arms):
-        runs = {name: [] for name in arms}
-        for _ in range(2):
-            for name, fields in arms.items():
-                runs[name].append(merge_run(make_run(**{"policy": "static", **fields})))
-        return runs
-
-    return make
-
-
 def compared(runs, question=None, **options):
     return compare_arms(named_arms(runs), Analysis(), question=question, **options)
 
@@ -102,7 +87,7 @@ POLICY = {"policy": "partition"}
     ],
 )
 def test_two_questions_at_once_are_refused_unless_named(launch, arms, key):
-    runs = launch(static={}, **arms)
+    runs = launch(2, static={}, **arms)
     with pytest.raises(NotComparable, match="the question is ") as caught:
         compared(runs)
     assert "differ in " in caught.value.message
@@ -113,30 +98,13 @@ def test_two_questions_at_once_are_refused_unless_named(launch, arms, key):
     assert [(item.predicted_speedup, item.recovery) for item in found] == [(None, None)] * len(found)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fields", [{"overrides": ("workload.max_length=64",)}, {"seed": 1}, {"fingerprint": "d2"}])
-@pytest.mark.parametrize("name", [None, *QUESTIONS])
-def test_no_question_asks_about_other_data(launch, fields, name):
-    with pytest.raises(NotComparable):
-        compared(launch(static={}, other=fields), name)
-
-
 RANKS = {"world_size": 4, "overrides": ("launch.threads=1",)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("batch", "level"), [(16, "step"), (32, "tokens")])
-def test_ranks_scale_strongly_or_weakly(launch, batch, level):
-    (found,) = compared(launch(two={}, four={**RANKS, "global_batch": batch}))
-    assert (found.question.name, found.level) == ("scaling", level)
-    assert found.efficiency == pytest.approx(found.speedup.estimate / 2)
-    assert found.record().same_work == (level == "step")
 
 
 @pytest.mark.parametrize(("names", "refused"), [(("A", "A", "A", "A"), False), (("A", "A", "B", "B"), True)])
 def test_more_devices_have_to_be_of_the_same_kind(launch, names, refused):
     few, many = ({"env": {"devices": {"ranks": [{"name": name} for name in each]}}} for each in (names[:2], names))
-    runs = launch(two=few, four={**RANKS, **many})
+    runs = launch(2, two=few, four={**RANKS, **many})
     if refused:
         with pytest.raises(NotComparable, match=r"env\.devices"):
             compared(runs)
@@ -173,7 +141,7 @@ def test_equal_workers_or_equal_ranks_are_compared(launch, servers, ranks, batch
         facts = replace(merged.facts, servers=servers, world_size=world_size, config=config, env=devices)
         return replace(merged, facts=facts)
 
-    (merged, _) = launch(static={})["static"]
+    (merged, _) = launch(2, static={})["static"]
     asked = {key: value for key, value in other.items() if key != "ranks"}
     one = run(merged, servers, ranks, **{"train.global_batch": batch, "launch.nproc": ranks})
     differing = all_differences(one, run(one, *other["ranks"], **asked))
@@ -187,7 +155,7 @@ def test_equal_workers_or_equal_ranks_are_compared(launch, servers, ranks, batch
 @pytest.mark.parametrize("shift", [0.0, 0.2])
 @pytest.mark.parametrize(("fields", "told"), [(PRECISION, True), (BUCKETS, False)])
 def test_the_drift_of_the_loss_is_that_of_the_means(launch, fields, told, shift):
-    runs = launch(static={}, other={**fields, "loss_shift": shift})
+    runs = launch(2, static={}, other={**fields, "loss_shift": shift})
     (found,) = compared(runs)
     before = sum(run.measured["loss_global"].mean() for run in runs["static"]) / 2
     assert found.loss_drift == pytest.approx(shift / before, abs=1e-9)

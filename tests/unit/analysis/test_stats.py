@@ -30,24 +30,16 @@ from dynbench.analysis.stats import (
 )
 from dynbench.config.launches import Launches
 
-NO_TOTALS = (0.0, -1.0, math.nan, math.inf)
 
-
-def test_t_quantiles_from_the_printed_tables():
-    assert student_t_quantile(0.975, 3) == pytest.approx(3.182446, abs=1e-6)
-    assert student_t_quantile(0.975, 7) == pytest.approx(2.364624, abs=1e-6)
-    assert student_t_quantile(0.5, 4) == pytest.approx(0, abs=1e-15)
+@pytest.mark.parametrize(("p", "df"), [(0.975, 3), (0.975, 7), (0.5, 4), (0.75, 1), (0.975, 0.5)])
+def test_t_quantiles_are_scipys(p, df):
+    assert student_t_quantile(p, df) == pytest.approx(stats.t.ppf(p, df), abs=1e-12)
 
 
 @pytest.mark.parametrize(("p", "df"), [(0, 3), (1, 3), (-0.1, 3), (1.5, 3), (0.5, 0), (0.5, -1), (0.5, math.nan)])
 def test_quantile_outside_the_open_interval_is_refused(p, df):
     with pytest.raises(ValueError, match=f"^no quantile for p={p}, df={df}$"):
         student_t_quantile(p, df)
-
-
-def test_quantiles_of_few_degrees_of_freedom():
-    assert student_t_quantile(0.75, 1) == pytest.approx(1)
-    assert student_t_quantile(0.975, 0.5) == pytest.approx(stats.t.ppf(0.975, 0.5))
 
 
 def test_paired_ratio_equals_scipys_interval():
@@ -140,32 +132,6 @@ def test_the_interval_covers_the_truth_as_often_as_it_says(launches):
     share = coverage(launches, abba)
     print(f"{launches} launches per arm: covered in {100 * share:.1f} % of 2,000 comparisons")
     assert 0.93 <= share <= 0.97
-
-
-@pytest.mark.slow
-def test_blocked_order_would_not_cover():
-    """The same drift with all of one arm first: what pairing in ABBA order is for."""
-    pairs = zip(*sessions(np.random.default_rng(3), 8, abba), strict=True)
-    assert np.mean([paired_ratio(list(a), list(b)).estimate for a, b in pairs]) == pytest.approx(1.05, abs=0.001)
-    half = iter("A" * 8 + "B" * 8)
-    blocked = [next(half) + next(half) for _ in range(8)]
-    assert coverage(8, lambda block: blocked[block]) < 0.9
-
-
-EACH = {
-    "variation": coefficient_of_variation,
-    "drift": relative_drift,
-    "mean": mean_interval,
-    "z": lambda values: robust_z(1.0, values),
-    "top": lambda values: paired_ratio(values, [2.0, 3.0, 1.0, 4.0]),
-    "bottom": lambda values: paired_ratio([2.0, 3.0, 1.0, 4.0], values),
-}
-
-
-@pytest.mark.parametrize("name", EACH)
-def test_columns_in_single_precision_are_computed_in_double(name):
-    single = np.array([0.1, 0.7, 2.3, 3.9], dtype=np.float32)
-    assert EACH[name](single) == EACH[name](single.astype(np.float64))
 
 
 def test_coefficient_of_variation():
@@ -282,38 +248,6 @@ def test_two_stages_cover_the_truth_as_often_as_they_say(spread, fewest, most):
     assert 0.93 <= held.mean() <= 0.97
 
 
-def test_the_ratio_of_two_candidates_is_covered_too():
-    """Their launches were counted from the ratios against the baseline; so any arm may be made the baseline later."""
-    times = np.random.default_rng(6).normal(0, 0.05, (SESSIONS, MOST, 3))
-    made = np.max([planned(times[..., arm] - times[..., 0])[0] for arm in (1, 2)], axis=0)
-    ratios = times[..., 1] - times[..., 2]
-    means = np.cumsum(ratios, axis=1)[np.arange(SESSIONS), made - 1] / made
-    halves = stats.t.ppf(0.975, FIRST_STAGE - 1) * ratios[:, :FIRST_STAGE].std(axis=1, ddof=1) / np.sqrt(made)
-    assert 0.93 <= np.mean(np.abs(means) <= halves) <= 0.97
-
-
-@pytest.mark.parametrize("spread", [0.08, 0.12])
-def test_correlated_launches_lose_the_coverage_that_is_documented(spread):
-    noise = np.random.default_rng(1).standard_normal((SESSIONS, MOST + 50))
-    logs = spread * lfilter([math.sqrt(1 - 0.3**2)], [1, -0.3], noise, axis=1)[:, 50:]
-    made, held = planned(logs)
-    assert 0.84 <= held.mean() <= 0.89
-    fixed = logs[:, : int(np.median(made))]
-    assert np.mean(stats.ttest_1samp(fixed, 0, axis=1).pvalue > 0.05) == pytest.approx(held.mean(), abs=0.02)
-
-
-def test_stopping_when_the_interval_is_narrow_enough_would_not_cover():
-    """The mistake that the rule avoids: the spread of all launches so far, looked at after each."""
-    logs = np.random.default_rng(5).normal(0, 0.05, (SESSIONS, MOST))
-    count = np.arange(1, MOST + 1)
-    means = np.cumsum(logs, axis=1) / count
-    spread = np.sqrt((np.cumsum(logs**2, axis=1) - count * means**2).clip(0) / np.maximum(count - 1, 1))
-    halves = stats.t.ppf(0.975, np.maximum(count - 1, 1)) * spread / np.sqrt(count)
-    stops = (halves[:, 2:] <= math.log1p(WANTED)).argmax(axis=1) + 2
-    rows = np.arange(SESSIONS)
-    assert np.mean(np.abs(means[rows, stops]) <= halves[rows, stops]) < 0.92
-
-
 def test_the_candidate_that_spreads_most_decides():
     quiet, loud = [0.01, -0.01] * 4, [0.08, -0.08] * 4
     assert plan_launches([quiet], WANTED).more == 0
@@ -404,13 +338,6 @@ def test_the_power_is_that_of_the_noncentral_t_distribution(pairs, confidence):
     noncentrality = smallest_shown(0.08, pairs, confidence) / 0.08 * math.sqrt(pairs)
     limit = stats.t.ppf(0.5 + confidence / 2, pairs - 1)
     assert 1 - stats.nct.cdf(limit, pairs - 1, noncentrality) == pytest.approx(0.9, abs=1e-3)
-
-
-def test_the_launches_needed_show_it_and_far_fewer_do_not():
-    launches = launches_needed(0.0953, 0.08)
-    assert launches is not None
-    assert share_shown(0.0953, 0.08, launches) >= 0.87
-    assert share_shown(0.0953, 0.08, launches // 2) < 0.75
 
 
 @pytest.mark.slow
