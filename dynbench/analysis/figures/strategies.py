@@ -63,12 +63,13 @@ def strategies(arms: Arms) -> Drawing:
         for label, parts in panels.items()
         if parts
     ]
-    note = (
-        "Means over launches. Training time: the measured steps of a launch. Diamonds: what a step takes beyond one "
-        "without communication. Memory: what a rank that trains holds after the optimizer's first step, counted in "
-        "tensors."
+    marked = table["exposed_vs_null_ms"].is_not_nan().any()
+    notes = (
+        "Means over launches. Training time: the measured steps of a launch.",
+        "Diamonds: what a step takes beyond one without communication." if marked else "",
+        "Memory: what a rank that trains holds after the optimizer's first step, in tensors." if counted else "",
     )
-    return arm_figure("Strategies at a glance", arms, table, bars, note)
+    return arm_figure("Strategies at a glance", arms, table, bars, *notes)
 
 
 @figure("train")
