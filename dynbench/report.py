@@ -10,10 +10,10 @@ text: Markdown in it is quoted, but for what is `Markdown`. Tables' words in oth
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,15 @@ def table(lines: Sequence[Sequence[str]], texts: int, *headings: str) -> Markdow
     return table_text.Table(shown[0], shown[1:], texts=sum(place < texts for place in known)).markdown()
 
 
+BETWEEN = {"zh": "、"}
+"""What stands between the names of a list, by language; else a comma."""
+
+
+def codes(names: Iterable[object], between: str = ", ") -> str:
+    """Names as code, one after the other."""
+    return between.join(f"`{name}`" for name in names)
+
+
 FILTERS: Mapping[str, Callable[..., object]] = {
     "number": number,
     "count": count,
@@ -123,7 +132,7 @@ FILTERS: Mapping[str, Callable[..., object]] = {
     "mb": lambda size: None if size is None else mb(size),
     "mib": lambda size: None if size is None else mib(size),
     "ends": lambda ends, digits, sign="": "[" + f",{NBSP}".join(f"{end:{sign}.{digits}f}" for end in ends) + "]",
-    "codes": lambda names, between=", ": between.join(f"`{name}`" for name in names),
+    "codes": codes,
 }
 """By name in templates; None stays None, which is said in words."""
 
@@ -328,7 +337,7 @@ def _environment(language: str) -> Environment:
     found = environment(language).overlay(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, finalize=shown, loader=FunctionLoader(source)
     )
-    found.filters = {**found.filters, **FILTERS}
+    found.filters = {**found.filters, **FILTERS, "codes": partial(codes, between=BETWEEN.get(language, ", "))}
     return found
 
 

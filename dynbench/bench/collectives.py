@@ -231,7 +231,7 @@ def _fit_line(group: Group, fit: Mapping[str, Any]) -> str:
     alpha, beta, r2, errors = (fit[key] for key in ("alpha_ms", "beta_ms_per_mb", "r2", "errors"))
     off = ", ".join(f"{each['relative']:+.0%} at {each['megabytes']:.3g} MB" for each in errors)
     quality = "" if r2 is None else f", R² {r2:.4f}, off by {off}"
-    unknown = "; these sizes do not tell a latency, which is not below zero" if alpha < 0 else ""
+    unknown = "; these sizes are too few or too noisy to give the latency" if alpha < 0 else ""
     return f"{_title(group)}: {alpha:.3g} ms + {beta:.3g} ms/MB{quality}{unknown}"
 
 

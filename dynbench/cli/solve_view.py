@@ -210,7 +210,7 @@ def _window(result: Mapping[str, Any]) -> str:
 
 def _notes(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What the columns mean, as far as it applies."""
-    yield "* most given back among policies that train and leave the batches random; costs are per step"
+    yield "* the fastest of the policies that train can run and that keep batches random; costs are per step"
     if any(not _counts(r) and _trains(r) for r in results):
         yield (
             f"spread above {SPREAD_LIMIT:g}: whole steps are sorted by length, so training itself changes "
@@ -243,7 +243,7 @@ def next_lines(solution: Solution, config: Config, settings: Settings) -> list[s
         return []
     tried = [r for r in results if r["policy"] != "static" and _counts(r)]
     if tried and not any(map(_gains, tried)):
-        return ["Next: stay with static; on these lengths no policy that keeps the batches random gives back anything"]
+        return ["Next: stay with static; on these lengths no policy that keeps batches random is faster"]
     best = best_by_ranks(results)
     name = next(line["trace"] for line in best.values() if line is not None)
     trace = next(trace for trace in solution.traces if trace.name == name)
@@ -264,9 +264,7 @@ def next_lines(solution: Solution, config: Config, settings: Settings) -> list[s
         lines.append(f"{name} holds lengths without samples: FILE below stands for the samples that they are of.")
     for ranks, line in best.items():
         if line is None:
-            lines.append(
-                f"On {ranks} ranks stay with static: no policy that keeps the batches random gives back anything."
-            )
+            lines.append(f"On {ranks} ranks stay with static: no policy that keeps batches random is faster.")
             continue
         wanted = common | _plan(line, config) | _ranks(config.launch, ranks)
         wanted |= whole_window_steps(changed(config, wanted))

@@ -51,7 +51,8 @@ def evaluate(settings: Settings, source: str, batch_size: int, eval_samples: int
     metric = "perplexity" if "perplexity" in found else "accuracy"
     if not settings.printed(result, f"{found['loss']} {found[metric]}"):
         for key, value in result.items():
-            print_lines(f"{key.replace('_', ' '):20}{value:,.6g}" if isinstance(value, float) else f"{key:20}{value}")
+            if value is not None:
+                print_lines(f"{key.replace('_', ' '):20}{f'{value:,.6g}' if isinstance(value, float) else value}")
 
 
 @command(

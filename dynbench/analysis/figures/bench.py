@@ -116,7 +116,7 @@ def bench_collectives(table: pl.DataFrame) -> Drawing:
 @figure("bench", measured(*COLLECTIVES))
 def bench_bandwidth(table: pl.DataFrame) -> Drawing:
     """Bus bandwidth over the size, a panel for each operation."""
-    meaning = "Bus bandwidth: size over mean time, times what a rank sends at least as a part of the size"
+    meaning = "Bus bandwidth: size over mean time, times the least share of it that a rank sends"
     return _by_size(table, "Bus bandwidth of collectives by size", "busbw", "bus bandwidth (GB/s)", meaning)
 
 
@@ -146,7 +146,7 @@ def bench_attention_memory(table: pl.DataFrame) -> Drawing:
     table = table.unique(("length", "channels", "way", "dtype"), keep="first", maintain_order=True)
     kinds = {"saved_mb": "before backward", "peak_mb": "peak"}
     drawn = pl.concat(table.with_columns(each=pl.lit(name), value=pl.col(column)) for column, name in kinds.items())
-    note = "Beside queries, keys and values. Of lines that coincide the last is seen."
+    note = "Beside queries, keys and values. Where lines coincide, the last is seen."
     return _by_length("Attention by length: memory", note, "memory (MB)", drawn, table)
 
 
@@ -194,7 +194,7 @@ def bench_precision(table: pl.DataFrame) -> Drawing | None:
     ]  # fmt: skip
     note = (
         f"On {times['device'][0]}. Sums of {sums['shape'][0].strip('[]')} terms of 0.01, with how far each is off. "
-        f"Forward and backward of the toy: mean of n = {times['n'][0]} iterations, warm-up left out; lines are the "
+        f"Forward and backward of a toy model: mean of n = {times['n'][0]} iterations, warm-up left out; lines are the "
         "standard deviation."
     )
     return draw_panels("Half precision: sums and steps", note, table.drop("shape"), bars, sharey=False, width_in=11)
@@ -295,4 +295,4 @@ def bench_optimizer(table: pl.DataFrame) -> Drawing:
         f"{first['processes']} ranks on {first['device']}, context {first['context']}, batch {first['batch']}; maximum "
         "over ranks. Diamonds are peaks since the moment before."
     )
-    return draw_panels("Memory of a rank with and without divided optimizer state", note, table, bars)
+    return draw_panels("Memory of a rank with and without sharded optimizer state", note, table, bars)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -20,6 +21,7 @@ import numpy as np
 import polars as pl
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
@@ -375,11 +377,15 @@ def _scale(axes: Axes, panel: Lines) -> None:
 
 
 def _name_points(axes: Axes, panel: Lines, shown: Mapping[str, Look], series: str) -> None:
-    """Names beside a panel's points, on no point and no other name; one without a free place lies over them."""
+    """Names beside a panel's points, on no point, line or other name; one without a free place lies over them."""
     rows = panel.rows.drop_nulls([panel.x, panel.y, panel.names])
     drawn, places = axes.figure.canvas.figure, rows.select(panel.x, panel.y)
     drawn.draw_without_rendering()
-    taken = [Bbox([place - 6, place + 6]) for place in axes.transData.transform(places.to_numpy())]
+    taken = [Bbox([place - 11, place + 11]) for place in axes.transData.transform(places.to_numpy())]
+    curves = [line.get_xydata() for line in axes.lines if line.get_linestyle() != "None"]
+    curves += [ends for bars in axes.collections if isinstance(bars, LineCollection) for ends in bars.get_segments()]
+    for begin, end in (pair for curve in curves for pair in pairwise(axes.transData.transform(curve))):
+        taken += [Bbox([place - 1, place + 1]) for place in np.linspace(begin, end, 40)]
     for place, words, name in zip(places.iter_rows(), rows[panel.names], rows[series], strict=True):
         color = FAINT_INK if shown[name].color == GREY else shown[name].color
         text = axes.annotate(words, place, AROUND[0], textcoords="offset points", fontsize=7.5, color=color)
@@ -387,7 +393,7 @@ def _name_points(axes: Axes, panel: Lines, shown: Mapping[str, Look], series: st
             aligned = ("center", "left", "right")[int(np.sign(right))], ("center", "bottom", "top")[int(np.sign(up))]
             text.set(position=(right, up), horizontalalignment=aligned[0], verticalalignment=aligned[1])
             box = text.get_window_extent()
-            if axes.bbox.x0 < box.x0 and box.x1 < drawn.bbox.x1 and not any(map(box.overlaps, taken)):
+            if axes.bbox.x0 + 4 < box.x0 and box.x1 < axes.bbox.x1 and not any(map(box.overlaps, taken)):
                 break
         taken.append(box)
 

@@ -61,13 +61,18 @@ def compared(arms: Arms) -> Arms | None:
     return arms if any(run.facts.config.compress.name != "none" for arm in arms for run in arm.runs) else None
 
 
+def several(arms: Arms) -> Arms | None:
+    """The arms, where one of them compresses, and there are others to hold it against."""
+    return compared(arms) if len(arms) > 1 else None
+
+
 def _perplexity_or_loss(arms: Arms) -> str:
     """What all arms were evaluated by: perplexity where there is one."""
     has = all("perplexity" in run.evaluations.columns for arm in arms for run in arm.runs)
     return "perplexity" if has else "loss"
 
 
-@figure("train", compared)
+@figure("train", several)
 def compression_loss(arms: Arms) -> Drawing | None:
     """How many times fewer bytes an arm sends against its evaluation, and bytes against the error of its gradients."""
     measure = _perplexity_or_loss(arms)
@@ -104,13 +109,13 @@ def compression_step(arms: Arms) -> Drawing:
     return arm_figure("What a step computes, compresses and sends", arms, parts, [bars], note)
 
 
-@figure("train", compared)
+@figure("train", several)
 def compression_methods(arms: Arms) -> Drawing:
     """Bars of speed, communication's share of the time, and evaluation, an arm below the other."""
     measure = _perplexity_or_loss(arms)
     shown = {
         "units_per_s": (work_rate(arms[0]), str(unit_of(arms[0].runs[0]).rate), "compute"),
-        "communication_share": ("comm_ratio", "communication, part of the time", "communication"),
+        "communication_share": ("comm_ratio", "communication, share of the time", "communication"),
         measure: (f"eval.{measure}", f"evaluation {measure}", "compute"),
     }
     rows = [
@@ -128,7 +133,7 @@ def compression_methods(arms: Arms) -> Drawing:
         for name, (_, label, color) in shown.items()
         if name in table["quantity"]
     ]  # fmt: skip
-    note = "Bars: means over launches; lines: from the least launch to the greatest."
+    note = "Bars: means over launches; lines span the launches."
     return arm_figure("Speed, communication and evaluation of every method", arms, table, bars, note)
 
 
@@ -154,14 +159,14 @@ def compression_links(arms: Arms) -> Drawing | None:
         x_label="speed of the link (Gb/s)", y_label="predicted step time (ms)",
     )  # fmt: skip
     note = "Predicted from measured steps and counted bytes: what was hidden stays hidden, what is slower is exposed."
-    meaning = f"Rings: as long as {arms[0].label}." if rings.height else ""
+    meaning = f"Rings: where an arm takes as long as {arms[0].label}." if rings.height else ""
     drawing = arm_figure("Steps over links of other speeds", arms, table, [panel], note, meaning, panel_in=4)
     look: dict[str, Any] = {"markersize": 7, "fillstyle": "none", "color": FAINT_INK}
     drawing.figure.axes[0].plot(rings["gbps"], rings["predicted_ms"], "o", **look)
     return drawing
 
 
-@figure("train", compared)
+@figure("train", several)
 def compression_progress(arms: Arms) -> Drawing | None:
     """Evaluations against the time of the steps before them, and against what a rank had sent by then."""
     measure = _perplexity_or_loss(arms)
@@ -174,7 +179,7 @@ def compression_progress(arms: Arms) -> Drawing | None:
         Lines(rows=drawn, x=x, y=measure, x_label=label, y_label=f"evaluation {measure}", log=log)
         for x, label, log in (("time_s", "time of the steps (s)", "y"), ("bytes", "sent by a rank (MB)", "xy"))
     ]
-    note = "Means over launches. Time of the steps, warm-up among them; evaluation is off this clock."
+    note = "Means over launches. The time of the steps includes the warm-up, but no evaluation."
     return arm_figure("Evaluations over time and over what was sent", arms, table, panels, note, panel_in=4)
 
 

@@ -44,7 +44,7 @@ def solve_greedy_gap(table: pl.DataFrame) -> Drawing:
         table.unpivot(GAP_COLUMNS[-2:], index=of[:3], variable_name="gap", value_name="x")
         .filter(pl.col("x").is_not_null() & ((pl.col("gap") == "max_cost_gap") | (pl.col("heuristic") == "greedy")))
         .sort("x")
-        .with_columns(series=ranks, share=(pl.int_range(1, pl.len() + 1) / pl.len()).over(of))
+        .with_columns(pl.col("x") * 100, series=ranks, share=(pl.int_range(1, pl.len() + 1) / pl.len()).over(of))
     )
     shown = {
         f"{heuristic}, {size} ranks": look._replace(marker="None", dashes=dashes)
@@ -54,7 +54,10 @@ def solve_greedy_gap(table: pl.DataFrame) -> Drawing:
     traces = table["trace"].unique(maintain_order=True).to_list()
     panels = [
         Lines(rows=rows, x="x", y="share", x_label=label, y_label="share of steps", title=trace, stairs=True)
-        for gap, label in (("max_cost_gap", "gap of the maximum"), ("variance_gap", "greedy's gap of the variance"))
+        for gap, label in (
+            ("max_cost_gap", "gap of the maximum (%)"),
+            ("variance_gap", "greedy's gap of the variance (%)"),
+        )
         for trace in traces
         if (rows := drawn.filter(gap=gap, trace=trace)).height
     ]
@@ -112,14 +115,14 @@ def regimes(table: pl.DataFrame) -> Drawing:
     }
     panel = Lines(
         rows=drawn, x="overhead_share", y="speedup", bars=("low", "high"), y_label="speed-up over the baseline",
-        x_label="launch overhead, part of the slowest rank's compute", names="name",
+        x_label="launch overhead, share of the slowest rank's compute", names="name",
     )  # fmt: skip
     note = (
-        f"n = {table['cell'].n_unique()} comparisons. Overhead is the part of the slowest rank's compute that does not "
+        f"n = {table['cell'].n_unique()} comparisons. Overhead: what of the slowest rank's compute does not "
         "grow with its tokens, fitted to the baseline's rows. Filled: measured, with the interval; hollow: predicted "
         "by the probe. G: ranks, B: global batch. Above the line at 1 scheduling pays."
     )
-    title = "Speed-up over the part of a step that is launch overhead"
+    title = "Speed-up by share of launch overhead"
     drawing = draw_panels(title, note, table, [panel], shown, series="series", panel_in=4, legend=handles(shown))
     (axes,) = drawing.figure.axes
     for row in drawn.drop_nulls("predicted_speedup").iter_rows(named=True):

@@ -52,7 +52,7 @@ FROM_TO = (
     Part("before", "", "nothing"),
     Part("ideal", "ideal", "compute"),
     Part("lost", "lost", "other"),
-    Part("gain", "given back", "gain"),
+    Part("gain", "recovered", "gain"),
     Part("loss", "costs more", "loss"),
 )
 """Of a waterfall's bars."""
@@ -117,7 +117,8 @@ def rank_spread(arms: Arms) -> Drawing:
         if not any(arm.steps[f"{name}_std"].null_count() for arm in arms)
     }
     label = "standard deviation over ranks"
-    panels = [_panel(table, "std_over_ranks", label, SPREADS[name]) for name, table in tables.items()]
+    unequal = {name: table for name, table in tables.items() if table["std_over_ranks"].max()} or tables
+    panels = [_panel(table, "std_over_ranks", label, SPREADS[name]) for name, table in unequal.items()]
     notes = [_smoothing(arms), OUTSIDE, "" if arms[0].runs[0].facts.virtual else TOGETHER]
     table = pl.concat(tables.values())
     return arm_figure("Spread over ranks within each step", arms, table, panels, *notes, panel_in=2.8)
@@ -198,7 +199,7 @@ def waterfall(arms: Arms) -> Drawing | None:
         Bars(rows=rows, parts=FROM_TO, x_label=x_label, title=_short(arm.label), texts="text", x_end=x_end)
         for arm, rows in changes.items()
     ]
-    title = f"What {_short(base.label)} loses in a step, and what was given back"
+    title = f"What {_short(base.label)} loses in a step, and what was recovered"
     drawing = arm_figure(title, [base, *candidates], table, bars, note, more)
     for axes, rows in zip(drawing.figure.axes, changes.values(), strict=True):
         places = np.arange(rows.height - 1)

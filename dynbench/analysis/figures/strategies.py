@@ -63,12 +63,13 @@ def strategies(arms: Arms) -> Drawing:
         for label, parts in panels.items()
         if parts
     ]
-    note = (
-        "Means over launches. Training time: the measured steps of a launch. Diamonds: what a step takes beyond one "
-        "without communication. Memory: what a rank that trains holds after the optimizer's first step, counted in "
-        "tensors."
+    marked = table["exposed_vs_null_ms"].is_not_nan().any()
+    notes = (
+        "Means over launches. Training time: the measured steps of a launch.",
+        "Diamonds: what a step takes beyond one without communication." if marked else "",
+        "Memory: what a rank that trains holds after the optimizer's first step, in tensors." if counted else "",
     )
-    return arm_figure("Strategies at a glance", arms, table, bars, note)
+    return arm_figure("Strategies at a glance", arms, table, bars, *notes)
 
 
 @figure("train")
@@ -90,7 +91,7 @@ def bucket_overhead(arms: Arms) -> Drawing | None:
         model += f" Dotted: its least, buckets of {mib(fit.best_bytes):.3g} MiB."
     elif not fit.explains:
         r_squared = "none" if fit.r_squared is None else f"{fit.r_squared:.2f}"
-        model = f"No line: n*o + s/(n*w) fits too badly (R² {r_squared}; at least {EXPLAINS:g} is asked for)."
+        model = f"No line: n*o + s/(n*w) fits too badly (R² {r_squared}; at least {EXPLAINS:g} is needed)."
     elif not drawn:
         model = "No line: n*o + s/(n*w) assumes computing a bucket to take as long as sending it: not borne out here."
     beyond = all(point.against_null for point in known)
@@ -142,7 +143,9 @@ def scaling(arms: Arms) -> Drawing:
     table = table.join(before, on="against", maintain_order="left").with_columns(
         speedup=speedup, efficiency=speedup * fewer
     )
-    begin = table.select("arm", "against").join(table.drop("against"), left_on="against", right_on="arm")
+    fewer = pl.coalesce(pl.col("arm").shift(1).over("strategy", "kind"), "against")
+    begin = table.sort("ranks", maintain_order=True).select("arm", begins=fewer)
+    begin = begin.join(table.drop("against"), left_on="begins", right_on="arm")
     points = pl.concat([begin, table.with_columns(name="arm")], how="diagonal")
     in_percent = pl.col("tokens_per_s", "least", "most") * 100 * pl.col("efficiency") / pl.col("tokens_per_s")
     axes: dict[str, Any] = {"x": "ranks", "y": "tokens_per_s", "bars": ("least", "most"), "x_label": "ranks that train"}
@@ -156,8 +159,8 @@ def scaling(arms: Arms) -> Drawing:
         for arm, way, kind in table.select("arm", "strategy", "kind").iter_rows()
     }
     note = (
-        "Geometric mean over launches, with the least and the greatest launch. Solid: strong scaling; dotted: weak. "
-        "Dashed: every rank gives what the fewest give."
+        "Geometric mean over launches; lines span them. Solid: strong scaling; dotted: weak. Dashed: every rank as "
+        "fast as where there are fewest."
     )
     drawing = draw_panels(
         "Throughput and efficiency over ranks", caption(list(found), note),

@@ -23,7 +23,7 @@ PASSES = (
 )
 """In the order in which they happen, as far as a rank's row tells."""
 TRANSFER = Part("end_ms", "collective under way", "communication")
-WAITING = Part("entered_ms", "of it waiting", "wait", "////")
+WAITING = Part("entered_ms", "waiting for another rank", "wait", "////")
 """Drawn from the call of a collective to the moment in that column."""
 MOST_LANES = 12
 
@@ -117,7 +117,7 @@ def comm_timeline(arms: Arms) -> Drawing | None:
         return None
     note = (
         f"Below the passes: every collective from its call to its end, hatched while it waits for the other rank to "
-        f"call it, in at most {MOST_LANES} lanes. Passes are laid back from the end of the last collective; all by the "
+        f"call it, in at most {MOST_LANES} lanes. Passes are placed by the end of the last collective; all by the "
         "ranks' own records, without a profiler."
     )
     bars = []

@@ -52,7 +52,7 @@ def dry(command: str, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[i
 
 def test_the_commands_are_found() -> None:
     found = commands()
-    assert "train --sync bucketed --set sync.bucket_mb=10" in found and "compare recipes/sync.yaml" in found
+    assert "train --sync bucketed --set sync.bucket_mb=10" in found and "compare sync" in found
     assert len(found) > 35
 
 
