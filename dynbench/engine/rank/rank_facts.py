@@ -21,7 +21,6 @@ from dynbench.engine.rank.exchange import compare_clocks, gather_objects
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.runs.atomic import write_json
-from dynbench.runs.records import StepRow
 from dynbench.runs.row_writer import write_lengths
 from dynbench.runs.run import Run
 from dynbench.schedule.plan import IntArray
@@ -30,8 +29,6 @@ from dynbench.workloads.base import Workload
 from dynbench.workloads.cache import progress_logger
 
 _log = logging.getLogger(__name__)
-LINES = 10
-"""In a run, about."""
 _KEY = "dynbench/failure"
 WARNINGS_FILE = "warnings.txt"
 EPOCHS_FILE = "epochs.txt"
@@ -39,27 +36,6 @@ EPOCHS_FILE = "epochs.txt"
 _PREPARING_FILE = "preparing.txt"
 _FACTS_FILE = "facts.json"
 """Where rank 0 writes the facts; the launcher merges them into `env.json` when the run ends."""
-
-
-class Told:
-    """Says the loss of some steps, evenly over a run.
-
-    Args:
-        steps: of the run, warm-up included.
-        says: whether this rank does.
-    """
-
-    def __init__(self, steps: int, *, says: bool) -> None:
-        self._steps = steps
-        self._every = max(1, steps // LINES)
-        self._says = says
-
-    def step(self, row: StepRow) -> None:
-        """A step of this rank that is written."""
-        done = row.step + 1
-        if self._says and (done % self._every == 0 or done == self._steps):
-            own = f"loss {row.loss:.4f} over the {row.local_batch} samples of this rank"
-            _log.info("step %d of %d: %s, %.1f ms", done, self._steps, own, row.step_time_ms)
 
 
 def tell_failure(run: Run, rank: int, error: BaseException) -> None:

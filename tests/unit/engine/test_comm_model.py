@@ -27,28 +27,24 @@ def comm_file(folder: Path, **changes: object) -> str:
     return str(path)
 
 
-def test_none(tmp_path: Path) -> None:
-    for text in (None, "none"):
-        model = build_comm_model(text, tmp_path)
-        assert model.allreduce_ms(100, 64) == 0 and "none" in model.description
-
-
-def test_alpha_beta(tmp_path: Path) -> None:
-    model = build_comm_model("0.5,0.2", tmp_path)
-    assert model.allreduce_ms(10, 8) == pytest.approx(2.5)
-    assert "0.5 ms + 0.2 ms/MB" in model.description
-
-
-def test_measured_points(tmp_path: Path) -> None:
-    model = build_comm_model(comm_file(tmp_path), tmp_path)
-    assert model.allreduce_ms(5.5, 2) == pytest.approx(2.5)
-    assert model.allreduce_ms(20, 2) == pytest.approx(8)
-    assert model.allreduce_ms(10, 64) == pytest.approx(4 * (2 * 63 / 64) / 1)
-
-
-def test_one_point_is_proportional(tmp_path: Path) -> None:
-    model = build_comm_model(comm_file(tmp_path, allreduce=[{"megabytes": 10, "ms": 4}]), tmp_path)
-    assert model.allreduce_ms(5, 2) == pytest.approx(2)
+@pytest.mark.parametrize(
+    ("text", "points", "megabytes", "ranks", "ms"),
+    [
+        (None, None, 100, 64, 0),
+        ("none", None, 100, 64, 0),
+        ("0.5,0.2", None, 10, 8, 2.5),
+        ("file", {}, 5.5, 2, 2.5),
+        ("file", {}, 20, 2, 8),
+        ("file", {}, 10, 64, 4 * (2 * 63 / 64)),
+        ("file", {"allreduce": [{"megabytes": 10, "ms": 4}]}, 5, 2, 2),
+    ],
+)
+def test_what_an_all_reduce_takes(
+    tmp_path: Path, text: str | None, points: dict[str, object] | None, megabytes: float, ranks: int, ms: float
+) -> None:
+    """None, given coefficients, measured points with any number of ranks, and one point, which is proportional."""
+    given = text if points is None else comm_file(tmp_path, **points)
+    assert build_comm_model(given, tmp_path).allreduce_ms(megabytes, ranks) == pytest.approx(ms)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +76,8 @@ def test_numbers_that_are_no_time_are_refused(tmp_path: Path, place: str, bad: s
 
 
 def test_not_json_negative_or_missing(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.json"
-    broken.write_text("[")
-    for text in (str(broken), "-1,2", str(tmp_path / "absent.json"), "no-such-probe"):
+    (tmp_path / "broken.json").write_text("[")
+    for text in (str(tmp_path / "broken.json"), str(tmp_path / "absent.json"), "no-such-probe"):
         with pytest.raises(UsageError):
             build_comm_model(text, tmp_path)
 

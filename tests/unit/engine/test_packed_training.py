@@ -17,6 +17,7 @@ from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.planning import build_problem
+from dynbench.engine.rank.memory import MemoryNow
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.engine.rank.saved import Saved
@@ -138,8 +139,7 @@ def test_rows_record_the_layout_and_no_padding(tmp_path: Path) -> None:
         replica.compute(replica.load(share), lambda: 1.0),
         PHASES,
         step_ms=0.0,
-        peak_mem_mb=None,
-        reserved_mem_mb=None,
+        memory=MemoryNow(None, None),
         skipped=False,
     )
     assert (row.layout, row.micro_batches) == ("packed", 2)

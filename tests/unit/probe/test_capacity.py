@@ -258,7 +258,7 @@ class FakeRanks:
     def ask(self, requests: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
         return [self._answer(rank, **request) for rank, request in enumerate(requests)]
 
-    def ask_all(self, request: Mapping[str, object], *, together: bool = False) -> list[dict[str, object]]:
+    def ask_all(self, request: Mapping[str, object], *, collective: bool = False) -> list[dict[str, object]]:
         return self.ask([request, request])
 
     def _answer(self, rank: int, op: str, **asked: object) -> dict[str, object]:
@@ -279,8 +279,8 @@ class FakeRanks:
 
 def search(fits: Fits) -> tuple[list[CapacityRow], list[list[tuple[int, int | None]]]]:
     """Rows and tables of two ranks."""
-    found = find_capacities(FakeRanks(fits).start, LENGTHS, 2, CEILING, Probe(), lambda text: None)
-    return found.rows, capacity_tables(found.rows, fit_memory(found.trials), 2)
+    rows, trials = find_capacities(FakeRanks(fits).start, LENGTHS, 2, CEILING, Probe(), lambda text: None)
+    return rows, capacity_tables(rows, fit_memory(trials), 2)
 
 
 def within_tokens(*limits: int) -> Fits:

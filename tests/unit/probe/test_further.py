@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import selectors
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -136,8 +133,8 @@ def timed(
     class Children:
         gradient_bytes, world_size = 10**6, 2
 
-        def ask_all(self, request: Mapping[str, int], *, together: bool = False) -> list[dict[str, object] | None]:
-            assert together == (request["op"] != "time")
+        def ask_all(self, request: Mapping[str, int], *, collective: bool = False) -> list[dict[str, object] | None]:
+            assert collective == (request["op"] != "time")
             if request["op"] == "time":
                 return [{"ms": [step_ms(request["n"], request["length"])]}] * 2
             if request["op"] == "further":
@@ -185,27 +182,6 @@ def test_where_a_rank_ends_while_splitting_is_timed_the_probe_goes_on_without_th
     assert timings.further is None
     assert len(timings.points) == 8
     assert "a further micro-batch costs is unknown" in caplog.text
-
-
-def test_ranks_that_wait_for_one_that_ended_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed_out = []
-
-    class Watched(selectors.DefaultSelector):
-        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-            found = super().select(timeout)
-            timed_out.append(not found)
-            return found
-
-    monkeypatch.setattr(selectors, "DefaultSelector", Watched)
-    with closing(Children({}, 2, 1, tmp_path, timeout_s=60.0, tidy=False)) as group:
-        for code in ("import sys; sys.stdin.readline()", "import sys; sys.stdin.read()"):
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            group._processes.append(subprocess.Popen([sys.executable, "-c", code], **pipes))
-        assert group.ask_all({"op": "further"}, together=True) == [None, None]
-        assert timed_out == [False]
-        assert group._processes[1].poll() is None
-        gone = group.failed(group.gone[0], "it ended", "Look.")
-        assert gone.message == f"probe: rank 0: it ended; log: {group.log_of(0)}" and gone.hint == "Look."
 
 
 def stored_probe(root: Path, **cost: float) -> None:

@@ -53,7 +53,7 @@ class Answering:
     def ask(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, object] | None]:
         return [self._answer(request) for request in requests]
 
-    def ask_all(self, request: Mapping[str, Any], *, together: bool = False) -> list[dict[str, object] | None]:
+    def ask_all(self, request: Mapping[str, Any], *, collective: bool = False) -> list[dict[str, object] | None]:
         return self.ask([request] * self.world_size)
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, object]:

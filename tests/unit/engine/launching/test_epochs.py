@@ -34,11 +34,6 @@ def test_steps_follow_from_the_samples() -> None:
     assert again.config == found.config, "what is decided stays"
 
 
-def test_a_subset_and_texts_have_epochs_too() -> None:
-    few = resolved("train.epochs=3", "workload.subset=100", "train.global_batch=10", "train.warmup_steps=0")
-    assert few.config.train.steps == 30
-
-
 def test_files_that_cannot_be_read_are_no_samples(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "data", train=10)
     (folder / "train" / "ant" / "00.jpg").write_bytes(b"")

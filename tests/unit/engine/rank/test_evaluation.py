@@ -7,7 +7,7 @@ import math
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -29,12 +29,13 @@ from dynbench.engine.rank.evaluation import (
     SCALARS_FOLDER,
     Epochs,
     Evaluator,
-    evaluated_together,
+    eval_batch_size,
     scalars_of,
 )
+from dynbench.engine.rank.loop import Loop
 from dynbench.engine.rank.memory import memory_meter
 from dynbench.engine.rank.optimizer_step import Precision
-from dynbench.engine.rank.rank_facts import EPOCHS_FILE, Told, read_epochs
+from dynbench.engine.rank.rank_facts import EPOCHS_FILE, read_epochs
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
 from dynbench.engine.rank.turns import play
 from dynbench.engine.rank.virtual import virtual_loop
@@ -112,14 +113,14 @@ def test_neither_ranks_nor_seeds_change_it(
      (Capacity.table([[(8, 40), (24, 5)]]), 5), (Capacity.table([[(8, 40)]]), 1),
      (PackedCapacity.uniform(24 * 9 + 5), 9), (PackedCapacity.uniform(23), 1)],
 )  # fmt: skip
-def test_no_more_is_evaluated_together_than_training_has_room_for(
+def test_no_more_is_evaluated_at_a_time_than_training_has_room_for(
     workload: CausalLanguageModel, capacity: Capacity, most: int
 ) -> None:
     """In samples as long as the longest of them, which is padded or packed to 24 tokens."""
     assert workload.eval is not None and workload.eval.lengths.max() == 24
     layout = "packed" if isinstance(capacity, PackedCapacity) else "padded"
     problem = Problem(workload.train.lengths, workers=2, global_batch=8, capacity=capacity, layout=layout)
-    assert evaluated_together(configured(), problem, workload) == most
+    assert eval_batch_size(configured(), problem, workload) == most
 
 
 def test_a_loss_beyond_all_numbers_has_no_perplexity(tmp_path: Path, workload: CausalLanguageModel) -> None:
@@ -225,12 +226,11 @@ def test_the_first_that_trains_says_it_and_its_steps_are_the_time(caplog: pytest
 
 
 @pytest.mark.parametrize(("steps", "lines"), [(4, [1, 2, 3, 4]), (95, [*range(9, 95, 9), 95])])
-def test_the_loss_of_about_ten_steps_is_said(caplog: pytest.LogCaptureFixture, steps: int, lines: list[int]) -> None:
+def test_the_loss_of_about_ten_steps_is_logged(caplog: pytest.LogCaptureFixture, steps: int, lines: list[int]) -> None:
+    loop = SimpleNamespace(config=SimpleNamespace(train=Train(steps=steps, warmup_steps=0)))
     with caplog.at_level(logging.INFO):
-        for says in (False, True):
-            told = Told(steps, says=says)
-            for step in range(steps):
-                told.step(replace(row(1, 6, 0.5, 50.0), step=step))
+        for step in range(steps):
+            Loop._log_step(loop, replace(row(1, 6, 0.5, 50.0), step=step))
     assert [int(line.split()[1]) for line in said(caplog)] == lines
     assert said(caplog)[0] == f"step {lines[0]} of {steps}: loss 0.5000 over the 6 samples of this rank, 50.0 ms"
 

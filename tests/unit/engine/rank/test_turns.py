@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from dynbench.config.schema import Train
 from dynbench.engine.rank import turns as module
-from dynbench.engine.rank.memory import SharedCudaMemory
+from dynbench.engine.rank.memory import CudaMemory
 from dynbench.engine.rank.rank_process import StopFlag
 from dynbench.engine.rank.turns import Moment, Switch, garbage_between_turns, play
 from dynbench.engine.turn_order import Turns, plan_rounds, read_turns, williams_square
@@ -185,7 +185,7 @@ def test_random_states_are_the_arms_own() -> None:
 
 def test_without_the_swap_arms_would_draw_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: what the test above would miss if states were not swapped."""
-    monkeypatch.setattr(module._RandomState, "restore", lambda *_: None)
+    monkeypatch.setattr(module, "_restore_random", lambda *_: None)
     players, _ = run(2, Train(steps=5, warmup_steps=0))
     assert players[0].drawn != players[1].drawn
 
@@ -236,7 +236,7 @@ def test_memory_that_only_cycles_hold_is_the_arms_that_left_it(monkeypatch: pyte
     """Planted: an arm leaves 100 MB in a cycle, and the next one allocates 10."""
     mb, held = 1_000_000, [0]
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: held[0])
-    meters = [SharedCudaMemory(CPU) for _ in range(2)]
+    meters = [CudaMemory(CPU, shared=True) for _ in range(2)]
 
     class Allocates(Arm):
         def enter(self) -> None:
@@ -255,7 +255,7 @@ def test_memory_that_only_cycles_hold_is_the_arms_that_left_it(monkeypatch: pyte
         switch(1)
         held[0] += 10 * mb
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: held[0])
-        assert meters[1].peak_mb() == 10
+        assert meters[1].now().peak_mb == 10
 
 
 ARMS = st.integers(2, 9)

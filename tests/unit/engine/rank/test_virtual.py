@@ -11,6 +11,7 @@ import torch
 
 from dynbench.config.schema import Train
 from dynbench.engine.rank.evaluation import Epochs
+from dynbench.engine.rank.memory import MemoryMeter, MemoryNow
 from dynbench.engine.rank.replica import PlayedStatistics, gradient_megabytes, running_statistics
 from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.engine.rank.timers import StepTimer
@@ -33,7 +34,7 @@ def turn(share: tuple[np.ndarray, ...], forward_ms: float, backward_ms: float) -
     parts = [
         LossPart(len(ids), 1.0, (width := int(ids.max()) + 1), len(ids) * width, torch.tensor(0.5)) for ids in share
     ]
-    return Played(share, parts, phases, 10.0, 20.0)  # type: ignore[arg-type]  # the phases are all there
+    return Played(share, parts, phases, MemoryNow(10.0, 20.0))  # type: ignore[arg-type]  # the phases are all there
 
 
 def test_everyone_waits_for_the_slowest() -> None:
@@ -99,7 +100,7 @@ def test_virtual_ranks_have_running_statistics_of_their_own_samples_as_real_ones
         plans=None,
         replica=network,
         timer=StepTimer(torch.device("cpu")),
-        memory=SimpleNamespace(reset=lambda: None, peak_mb=lambda: None, reserved_mb=lambda: None),
+        memory=MemoryMeter(),
         rows=[],
         writers=[],
         evaluator=evaluator,
@@ -112,7 +113,7 @@ def test_virtual_ranks_have_running_statistics_of_their_own_samples_as_real_ones
         for step in range(3):
             first = 30 * stretch + 10 * step
             for rank, ids in enumerate((np.arange(first, first + 6), np.arange(first + 6, first + 10))):
-                loop.in_turn(step, rank, (ids,), 1.0)
+                loop.play(step, rank, (ids,), 1.0)
                 alone[rank](network.samples[ids])
                 samples[rank] += len(ids)
         loop.evaluate(step)
