@@ -19,6 +19,7 @@ import torch
 
 from dynbench import errors
 from dynbench.config.ranks import ranks_of
+from dynbench.config.schema import Config
 from dynbench.engine.turn_order import read_turns
 from dynbench.plugins import outside
 from dynbench.runs.atomic import release, write_json
@@ -241,10 +242,15 @@ def log_file(run: Run, rank: int) -> Path:
 
 def rank_title(run: Run, rank: int) -> str:
     """What a rank is called: `rank 1`, or `rank 0 (server)` where some serve the others in all that is launched."""
-    try:
-        return f"rank {rank}" if read_turns(run.path) else ranks_of(run.config(), 0).title(rank)
-    except errors.DynbenchError:  # it is only asked for to say more of a rank
-        return f"rank {rank}"
+    config = _settings(run)
+    return f"rank {rank}" if config is None or read_turns(run.path) else ranks_of(config, 0).title(rank)
+
+
+def _settings(run: Run) -> Config | None:
+    """The run's configuration, where it can be read: it only serves to say more."""
+    with suppress(errors.DynbenchError):
+        return run.config()
+    return None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -306,12 +312,11 @@ def _users_line(error: BaseException, own: OwnCode | None) -> str | None:
 
 
 def _own_code(run: Run) -> OwnCode | None:
-    """The user's own workload of a run, where it has one that can still be read."""
-    try:
-        settings = run.config().workload
-        return find_own_code(settings) if settings.is_own else None
-    except errors.DynbenchError:  # it is only asked for to name a line
-        return None
+    """The user's own workload of a run, where it has one that can still be read; it only serves to name a line."""
+    config = _settings(run)
+    with suppress(errors.DynbenchError):
+        return find_own_code(config.workload) if config is not None and config.workload.is_own else None
+    return None
 
 
 def root_cause(
@@ -393,8 +398,8 @@ def _hung(run: Run, waiting: Sequence[RankFailure], recorded: Collection[int]) -
     first, waited = waiting[0], {failure.rank for failure in waiting}
     late = [rank for rank in unfinished_ranks(run) if rank not in waited] or [failure.rank for failure in waiting[1:]]
     message = f"{rank_title(run, first.rank)} waited in vain {first.at or 'in a collective'}"
-    with suppress(errors.DynbenchError):  # it is only asked for to say more
-        message += f" for {run.config().launch.timeout_s} s (launch.timeout_s)"
+    if (config := _settings(run)) is not None:
+        message += f" for {config.launch.timeout_s} s (launch.timeout_s)"
     rank, hint = first.rank, "The rank that it waited for runs on another node: that node's part of the run says more."
     if late:
         rank = min(late, key=lambda rank: (_progress(run, rank), rank in recorded))

@@ -203,24 +203,18 @@ def check_same_config(config: Config) -> None:
         ConfigError: one line per plug-in's file or key that differs from rank 0's; raised on every rank.
     """
     # First the plug-ins: where others are loaded, there are other settings.
-    _check_same("plug-ins", digests(), f"Name the same files in {VARIABLE} on every node.")
+    check_same("plug-ins", digests(), f"Name the same files in {VARIABLE} on every node.")
     known = {key: value for key, value in flatten(config).items() if key not in _MAY_DIFFER}
     settings = {key: repr(dict(sorted(it.items())) if isinstance(it, dict) else it) for key, it in known.items()}
-    _check_same("config", settings, "Start every node with the same settings.")
+    check_same("config", settings, "Start every node with the same settings.")
 
 
-def check_same_data(fingerprint: str) -> None:
-    """Refuse ranks that loaded different data; a collective.
+def check_same(what: str, values: Mapping[str, str], hint: str) -> None:
+    """Refuse ranks of which one has other values than rank 0; a collective.
 
     Raises:
-        ConfigError: some rank's fingerprint is not rank 0's; raised on every rank.
+        ConfigError: one line per value that differs; raised on every rank.
     """
-    hint = "Point workload.data_path and the caches at the same data on every node."
-    _check_same("data", {"fingerprint": fingerprint}, hint)
-
-
-def _check_same(what: str, values: Mapping[str, str], hint: str) -> None:
-    """Refuse ranks of which one has other values than rank 0; a collective."""
     first, *others = gather_objects(values)
     problems = [
         f"nodes disagree in {what}: {name} is {first.get(name, 'not loaded')} on rank 0, "

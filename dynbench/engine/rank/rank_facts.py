@@ -128,7 +128,7 @@ def write_facts(
     context: RankContext,
     workload: Workload,
     memory: MemoryMeter,
-    together: Mapping[str, object] | None = None,
+    launch: Mapping[str, object] | None = None,
     packed_rows: Mapping[str, object] | None = None,
 ) -> None:
     """Collect every rank's device and write the facts on rank 0; a collective.
@@ -139,10 +139,10 @@ def write_facts(
         context: this rank.
         workload: its data and model.
         memory: how memory is measured.
-        together: the launch that it shares with other arms: its id, and how they take turns; None where it is alone.
+        launch: what it shares with other arms: the launch's id, and how they take turns; None where it is alone.
         packed_rows: what `check_packed_rows` saw; None where batches are padded.
     """
-    devices, optional = gather_objects(describe_device(context)), {"together": together, "packed_rows": packed_rows}
+    devices, optional = gather_objects(describe_device(context)), {"together": launch, "packed_rows": packed_rows}
     clocks = compare_clocks()
     if context.is_first:
         ranks = ranks_of(config, config.launch.world_size or context.world_size)  # virtual ones have a size given

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from probes import make_probe
+from probes import make_probe, resolved
 
-from dynbench.config.layers import load_config
 from dynbench.engine.comm_model import build_comm_model, resolve_comm_model
-from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.errors import UsageError
 from dynbench.runs.store import RunStore
+
+VIRTUAL = ("launch.launcher=virtual", "launch.device=cpu")
 
 
 def comm_file(folder: Path, **changes: object) -> str:
@@ -68,18 +68,18 @@ def test_other_schemas_are_refused(tmp_path: Path, changes: dict[str, object]) -
         build_comm_model(comm_file(tmp_path, **changes), tmp_path)
 
 
-@pytest.mark.parametrize("bad", ["nan", "inf", "-inf", "-1", "1e999"])
-@pytest.mark.parametrize("place", ["{},0.5", "0.5,{}"])
-def test_numbers_that_are_no_time_are_refused(tmp_path: Path, place: str, bad: str) -> None:
-    with pytest.raises(UsageError, match=r"launch\.comm_model: .* is negative or not finite"):
-        build_comm_model(place.format(bad), tmp_path)
-
-
-def test_not_json_negative_or_missing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(place.format(bad) for place in ("{},0.5", "0.5,{}") for bad in ("nan", "inf", "-inf", "-1", "1e999")),
+        *("{folder}/broken.json", "{folder}/absent.json", "no-such-probe"),
+    ],
+)
+def test_what_is_no_model_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "broken.json").write_text("[")
-    for text in (str(tmp_path / "broken.json"), str(tmp_path / "absent.json"), "no-such-probe"):
-        with pytest.raises(UsageError):
-            build_comm_model(text, tmp_path)
+    said = "is negative or not finite" if "," in text else ""
+    with pytest.raises(UsageError, match=rf"launch\.comm_model: .*{said}"):
+        build_comm_model(text.format(folder=tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize("text", [None, "none", "0.5,0.2", "absent.json", "file"])
@@ -90,18 +90,14 @@ def test_what_names_no_run_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_model_that_cannot_be_built_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
-    config = load_config(
-        None, ["launch.launcher=virtual", "launch.device=cpu", f"launch.comm_model={tmp_path / 'absent.json'}"]
-    )
     with pytest.raises(UsageError, match=r"absent\.json: No such file"):
-        resolve(config, Machine(cores=2, gpus=0, bf16=False), RunStore(tmp_path))
+        resolved(*VIRTUAL, f"launch.comm_model={tmp_path / 'absent.json'}")
 
 
 @pytest.mark.parametrize("reference", ["@latest:probe", "probed"])
 def test_a_run_is_decided_by_its_id(tmp_path: Path, reference: str) -> None:
     store = RunStore(tmp_path)
     probe = make_probe(store)
-    config = load_config(None, ["launch.launcher=virtual", "launch.device=cpu", f"launch.comm_model='{reference}'"])
-    resolved = resolve(config, Machine(cores=2, gpus=0, bf16=False), store)
-    assert resolved.config.launch.comm_model == probe.id
-    assert resolved.decisions["launch.comm_model"] == {"value": probe.id, "reason": f"run meant by '{reference}'"}
+    found = resolved(*VIRTUAL, f"launch.comm_model='{reference}'", store=store)
+    assert found.config.launch.comm_model == probe.id
+    assert found.decisions["launch.comm_model"] == {"value": probe.id, "reason": f"run meant by '{reference}'"}

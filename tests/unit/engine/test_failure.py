@@ -26,6 +26,7 @@ from dynbench.engine.failure import (
     is_aftermath,
     keep_failure,
     last_position,
+    lasting_fault,
     read_failures,
     record_failure,
     root_cause,
@@ -297,3 +298,10 @@ def test_in_order() -> None:
     early = [Position(None, CONNECTING), Position(None, BUILDING), Position(0, "plan"), Position(0, "sync")]
     places = [*early, Position(0, "recording"), Position(1, "plan")]
     assert sorted(places, key=lambda place: place.progress) == places
+
+
+@pytest.mark.parametrize(
+    "error", [UsageError("workload.model: no"), ConnectionError("x"), MemoryError(), KeyError("k")]
+)
+def test_only_a_mistake_would_be_met_again_by_every_try(error: Exception, run: Run) -> None:
+    assert lasting_fault(error, run) == ("workload.model: no" if isinstance(error, UsageError) else None)

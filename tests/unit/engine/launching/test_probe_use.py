@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from architectures import write_config
 from probes import capacity_row, make_probe, probe_record
 
 from dynbench.config.layers import load_config
@@ -276,3 +277,12 @@ def test_images_of_another_size_cost_something_else() -> None:
 
     assert measured("workload.image_size=64") != measured("workload.image_size=32")
     assert measured("workload.image_size=64", "workload.workers=2") == measured("workload.image_size=64")
+
+
+def test_models_of_another_shape_cost_something_else(tmp_path: Path) -> None:
+    settings = load_config(None, [f"workload.model={write_config(tmp_path / 'm', 'bert')}"]).workload
+    small, other = settings.model_copy(update={"size": "small"}), settings.model_copy(update={"model": "elsewhere"})
+    assert measured_settings(settings)["size"] == "model"
+    for changed in (small, other.model_copy(update={"size": "model"})):
+        assert measured_settings(changed) != measured_settings(settings)
+    assert measured_settings(settings.model_copy(update={"size": "model"})) == measured_settings(settings)

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from probes import resolved
 from torch.distributed.run import get_args_parser
 
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config
 from dynbench.engine.launching import torchrun
-from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.launching.run_launch import WORKER_MODULE, _reported, slurm_as_torchrun
 from dynbench.engine.launching.torchrun import (
     marked_environment,
@@ -31,13 +30,8 @@ from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
 
-def resolved(*overrides: str) -> Config:
-    machine = Machine(cores=2, gpus=0, bf16=False)
-    return resolve(load_config(None, overrides), machine, RunStore(Path("nowhere"))).config
-
-
 def test_one_node() -> None:
-    options = get_args_parser().parse_args(torchrun_argv(WORKER_MODULE, [Path("results/r1")], resolved().launch))
+    options = get_args_parser().parse_args(torchrun_argv(WORKER_MODULE, [Path("results/r1")], resolved().config.launch))
     assert options.standalone and options.nproc_per_node == "2"
     assert options.max_restarts == 0 and options.redirects == "3"
     assert options.log_dir == "results/r1/logs/torchrun"
@@ -49,7 +43,7 @@ def test_rendezvous_flags_pass_through() -> None:
     several = resolved(
         "launch.nnodes=2", "launch.node_rank=1", "launch.rdzv_endpoint=host:29400", "launch.rdzv_id=job7"
     )
-    options = get_args_parser().parse_args(torchrun_argv(WORKER_MODULE, [Path("r")], several.launch))
+    options = get_args_parser().parse_args(torchrun_argv(WORKER_MODULE, [Path("r")], several.config.launch))
     assert not options.standalone
     assert (options.nnodes, options.node_rank, options.rdzv_id) == ("2", 1, "job7")
     assert (options.rdzv_endpoint, options.rdzv_backend) == ("host:29400", "c10d")

@@ -22,7 +22,7 @@ from dynbench.engine.rank import turns as module
 from dynbench.engine.rank.memory import CudaMemory
 from dynbench.engine.rank.rank_process import StopFlag
 from dynbench.engine.rank.turns import Moment, Switch, garbage_between_turns, play
-from dynbench.engine.turn_order import Turns, plan_rounds, read_turns, williams_square
+from dynbench.engine.turn_order import Turns, read_turns, williams_square
 from dynbench.errors import RecordError
 
 CPU = torch.device("cpu")
@@ -99,18 +99,6 @@ def test_every_arm_runs_every_step_once_in_order(arms: int, warmup: int, steps: 
         assert [step for name, what, step in events if (name, what) == (player.name, "evaluate")] == [
             step for step in range(warmup + steps) if player.due(step)
         ]
-
-
-def test_ranks_meet_before_every_turn_and_no_clock_runs_meanwhile() -> None:
-    _, events = run(2, Train(steps=4, warmup_steps=1))
-    words = [what for _, what, _ in events]
-    for at, word in enumerate(words):
-        if word == "meet":
-            assert words[at + 1] == "restart"
-        if word == "restart":
-            assert words[at - 1] == "meet" and words[at + 1] == "step"
-        if word == "step":
-            assert words[at - 1] == "restart"
 
 
 def test_turns_are_numbered_across_arms_and_a_block_is_one_turn() -> None:
@@ -218,20 +206,6 @@ def test_graphs_compiled_while_steps_are_measured_are_told(
     assert ("2 graphs" in caplog.text) == (not before)
 
 
-def test_rounds_by_hand() -> None:
-    train = Train(steps=5, warmup_steps=2)
-    found = [
-        (list(round_.steps), round_.measured, round_.evaluated)
-        for round_ in plan_rounds(train, lambda step: step in (3, 6), 2, alone=False)
-    ]
-    assert found == [
-        ([0, 1], False, False),
-        ([2, 3], True, True),
-        ([4], False, False),
-        ([5, 6], True, True),
-    ]
-
-
 def test_memory_that_only_cycles_hold_is_the_arms_that_left_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: an arm leaves 100 MB in a cycle, and the next one allocates 10."""
     mb, held = 1_000_000, [0]
@@ -286,12 +260,6 @@ def test_every_arm_follows_every_other_equally_often_and_stands_everywhere(n: in
 def test_a_latin_square_is_not_enough(n: int) -> None:
     """Planted: arms in one order that begins elsewhere each time stand everywhere, and follow one arm only."""
     assert not is_balanced([[(first + place) % n for place in range(n)] for first in range(n)])
-
-
-@given(st.integers(0, 99), st.integers(0, 9))
-def test_two_arms_go_abba(seed: int, launch: int) -> None:
-    first, second, *_ = found = rounds(2, 8, seed=seed, launch=launch)
-    assert found == [first, second] * 4 and second == first[::-1]
 
 
 @given(ARMS, st.integers(0, 99), st.integers(0, 9))
