@@ -183,7 +183,7 @@ class RankFailure:
 
     @property
     def is_cause(self) -> bool:
-        """False for a rank that ended because another one did or did not come, or was told to."""
+        """False for a rank that ended because another one did or did not come, or was stopped."""
         return self.kind not in ("aftermath", "waited", "stopped")
 
 

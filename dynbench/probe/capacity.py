@@ -1,7 +1,7 @@
 """Capacities from trials: searched, tabulated, and replayed in the soak.
 
 The search is bookkeeping: whoever runs the trials asks `next_trial` and answers with `record`. A trial that ended
-without an answer is simply not recorded, and is asked for again. The soak replays the real dynamic plan at the
+without an answer is simply not recorded, and comes again. The soak replays the real dynamic plan at the
 capacities found, which are lowered until it passes.
 """
 
@@ -26,7 +26,7 @@ from dynbench.schedule.policy import Planner, Problem, make_policy
 log = logging.getLogger(__name__)
 
 STEP_TOKENS = 8
-"""Lengths between the probed ones are answered at multiples of this."""
+"""The table has lengths between the probed ones at multiples of this."""
 SHRINK = 0.9
 """What is left of the capacities of a rank that ran out of memory, where it is not known how much was lacking."""
 LEAST_STEP = 0.05
@@ -148,10 +148,10 @@ def find_capacities(
         start: starts a fresh group of trial processes; one group per length, so that no search inherits another's
             fragmented memory.
         lengths: padded lengths, tokens.
-        world_size: ranks, all probed together since contention is real.
+        world_size: ranks, all probed at one time since contention is real.
         ceiling: largest share that a step can ask of one rank, samples; nothing above it is tried.
         settings: gap, margin and tries.
-        report: told what is being tried.
+        report: called with what is being tried.
 
     Raises:
         WorkerFailed: a trial kept ending without an answer.
@@ -224,7 +224,7 @@ def _search_length(
 
 
 def _all_there(children: Children, replies: Sequence[Reply | None]) -> bool:
-    """Whether every rank answered, and then met the others, with what its strategy holds still in place."""
+    """Whether every rank answered, and then met the others, with the memory of its strategy still in use."""
     return None not in replies and None not in children.ask_all({"op": "meet"}, collective=True)
 
 
@@ -278,7 +278,7 @@ def soak(
         rows: the capacities found.
         model: answers the lengths between the probed ones.
         steps: steps of the plan to replay.
-        report: told what happens.
+        report: called with what happens.
         limit_mb: of a trial process; None where it is not known in MB.
         margin: what capacities leave of what was tested; those at which no limit had been found get theirs when one is.
 
@@ -375,7 +375,7 @@ def _dealt(shapes: list[list[tuple[int, int]]], processes: int) -> list[list[tup
 
 
 def _outcome(steps: int, replies: Sequence[Reply | None], shrunk: int, global_batch: int) -> Soak:
-    """Of a replay that passed, with what the ranks answered; of one that never did, with no answers."""
+    """Of a replay that passed, with the replies of the ranks; of one that never did, with none."""
 
     def largest(key: str) -> Any:
         return max((reply[key] for reply in replies if reply and reply[key] is not None), default=None)

@@ -41,7 +41,7 @@ def main() -> None:
     try:
         with suppress(EOFError):
             _serve(spec, run.config(), connection)
-    except Exception as error:  # whatever it is, its cause is told and the process ends without waiting for others
+    except Exception as error:  # whatever it is, its cause is reported and the process ends without waiting for others
         traceback.print_exc()
         sys.stderr.flush()
         if message := lasting_fault(error, run):

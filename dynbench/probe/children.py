@@ -30,7 +30,7 @@ from dynbench.units import BYTES_PER_MB, parse_bytes
 
 Reply = dict[str, Any]
 Report = Callable[[str], None]
-"""Told what is done, a line at a time."""
+"""Called with what is done, a line at a time."""
 
 RESERVE = 0.15
 """Part of a CPU host's available memory that the default budget leaves alone."""

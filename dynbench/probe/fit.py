@@ -308,7 +308,7 @@ def time_grid(
         points: (samples, length) of the micro-batches.
         repeats: times per point.
         seed: of the order.
-        report: told what is being timed.
+        report: called with what is being timed.
         slowdown: rank to factor.
         share: samples of a rank in a step (B / G), what splitting is timed with as far as they fit.
 

@@ -1,4 +1,4 @@
-"""A whole probe: capacities, cost model, soak and predictions, kept as a run of the registry."""
+"""A whole probe: capacities, cost model, soak and predictions, stored as a run of the registry."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run_probe(
     Args:
         config: settings; `auto` values are decided here.
         store: the registry.
-        report: told what is being done, one line at a time.
+        report: called with what is being done, one line at a time.
         asked: the settings, to warn of those that no probe reads; None where they are those of a training run.
         naming: what the run is called.
 

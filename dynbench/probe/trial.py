@@ -1,6 +1,6 @@
 """A trial of a micro-batch, its rehearsal, and the price of a further one.
 
-A bare model does not tell that price. Under DistributedDataParallel the first micro-batch's gradients are kept apart
+A bare model does not show that price. Under DistributedDataParallel the first micro-batch's gradients are kept apart
 from the buckets, so that a further one adds to them and copies them, on all ranks at once, and leaves less of the
 backward pass for the all-reduce to hide behind.
 """
@@ -260,12 +260,12 @@ class TrialStep:
         strategy.close()
         cut = any(isinstance(each, DTensor) for each in model.parameters())
         model.zero_grad(set_to_none=True)
-        kept = None if cut else model
+        whole = None if cut else model
         del model, strategy
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        self._replica = self._built(kept)
+        self._replica = self._built(whole)
 
     def _timed_ms(self, work: Callable[[], object]) -> float:
         """Milliseconds until the device has done some work."""

@@ -130,7 +130,7 @@ def _training_samples(config: schema.Config) -> int:
 
 @lru_cache(maxsize=8)
 def _counted(workload: schema.Workload, seed: int) -> int:
-    """Loaded, and kept in the cache as the ranks will read it; how many a subset has does not depend on the seed."""
+    """Loaded, and stored in the cache as the ranks will read it; how many a subset has does not depend on the seed."""
     config = schema.Config().model_copy(update={"workload": workload, "train": schema.Train(seed=seed)})
     with warnings_left_to_the_ranks():
         return len(build_workload(config).train)

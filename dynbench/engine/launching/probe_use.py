@@ -74,7 +74,7 @@ def probe_problems(config: Config, asked: Config, workers: int, device_name: str
 
     Args:
         config: resolved.
-        asked: settings as asked for.
+        asked: settings as given by the user.
         workers: ranks that train (G).
         device_name: the accelerators or the processor; None where they have none.
         root: results folder in which probe runs are looked up.

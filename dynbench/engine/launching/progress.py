@@ -44,7 +44,7 @@ class Progress:
 
     @property
     def place(self) -> str:
-        """How far it is, in the steps that were asked for, or in those of the warm-up."""
+        """How far it is, in the requested steps, or in those of the warm-up."""
         measured = self.steps_done - self.warmup_steps
         if measured < 0:
             return f"warm-up {self.steps_done}/{self.warmup_steps}"

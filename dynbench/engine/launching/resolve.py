@@ -49,7 +49,7 @@ _BF16_CAPABILITY = 8
 
 _log = logging.getLogger(__name__)
 _NO_BF16 = ("fp16", "the GPUs do not multiply bf16 natively")
-_ASK_GPUS = (
+_LIST_GPUS = (
     "import json, torch; print(json.dumps([[p.name, p.major] for p in"
     " map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))]))"
 )
@@ -92,7 +92,7 @@ def resolve(config: Config, machine: Machine, store: RunStore) -> Resolved:
 
     Raises:
         ConfigError: every broken rule, and every setting that differs from those of a probe that is named.
-        UsageError: a GPU is asked for where there is none, a policy that cannot train, or a workload of the user's own
+        UsageError: a GPU is wanted where there is none, a policy that cannot train, or a workload of the user's own
             that cannot be used; scalars for TensorBoard without its package.
         RunLookupError: a probe run that is not in the registry.
         RecordError: a run that is named as a probe and is none.
@@ -279,12 +279,12 @@ def _warn_of_cpu(fault: str) -> None:
 def this_machine() -> Machine:
     """Cores and GPUs of this machine.
 
-    GPUs are asked by a process of its own: a CUDA context in the launcher would hold memory that is measured.
+    GPUs are looked up by a process of its own: a CUDA context in the launcher would hold memory that is measured.
     """
     cores = usable_cores()
     if torch.cuda.device_count() == 0:
         return Machine(cores=cores, gpus=0, bf16=False)
-    answer = subprocess.run([sys.executable, "-c", _ASK_GPUS], capture_output=True, text=True, check=False)
+    answer = subprocess.run([sys.executable, "-c", _LIST_GPUS], capture_output=True, text=True, check=False)
     if answer.returncode != 0:
         *_, reason = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
         return Machine(cores=cores, gpus=0, bf16=False, gpu_fault=reason)
@@ -297,7 +297,7 @@ def use_of(given: Config, resolved: Resolved, *, attached: bool = False) -> Use:
     """What a command that launches ranks is about to do with its settings.
 
     Args:
-        given: the settings as asked for.
+        given: the settings as given by the user.
         resolved: what they were decided to mean.
         attached: torchrun or srun has started the ranks.
     """
@@ -310,7 +310,7 @@ def launch_warnings(asked: Config | None, resolved: Resolved, root: Path, *, att
     """What a training run is warned about.
 
     Args:
-        asked: the settings as asked for, to name those that nothing reads; None where that has been done.
+        asked: the settings as given by the user, to name those that nothing reads; None where that has been done.
         resolved: what they were decided to mean.
         root: results folder in which a probe run is looked up.
         attached: torchrun or srun has started the ranks.

@@ -104,7 +104,7 @@ def launch_training(
         config: what to train; `auto` is decided here.
         store: registry that the run is put into.
         on_progress: called from a thread when steps were completed.
-        asked: the settings as asked for, for what is warned of; None where that has been done.
+        asked: the settings as given by the user, for what is warned of; None where that has been done.
         naming: what the run is called.
 
     Raises:
@@ -132,8 +132,8 @@ def launch_arms(
         store: registry that the runs are put into.
         turns: how several arms take turns; None for one.
         on_progress: called from a thread when steps were completed.
-        on_made: told the run folders before anything is launched.
-        asked: the settings of the first as asked for, for what is warned of; None where that has been done.
+        on_made: called with the run folders before anything is launched.
+        asked: the first settings as given by the user, for what is warned of; None where that has been done.
 
     Raises:
         ConfigError, UsageError, RunLookupError: settings that cannot work; nothing was made.
@@ -219,7 +219,7 @@ def collect_facts(recording: Recording, first: Run) -> None:
 
     Args:
         recording: the run.
-        first: the first run of its launch, where the warnings are kept.
+        first: the first run of its launch, where the warnings are stored.
     """
     if recording.ours:
         release(recording.run.path)

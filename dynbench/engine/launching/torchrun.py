@@ -28,7 +28,7 @@ from dynbench.runs.run import Run
 from dynbench.signals import handled, outlives_terminal
 
 SHUTDOWN_TIMEOUT_S = 10
-"""How long ranks that were asked to stop may take, before they are killed."""
+"""How long ranks may take to stop after a signal, before they are killed."""
 EARLY_LOG = "launch.log"
 GRACE_S = 5.0
 _POLL_S = 0.05
@@ -106,7 +106,7 @@ def run_torchrun(argv: Sequence[str], environment: Mapping[str, str]) -> RanksEn
     """Run all ranks of this node to their end.
 
     Raises:
-        SignalException: a signal reached this process; the ranks were told to stop and have been waited for.
+        SignalException: a signal reached this process; the ranks were stopped and have been waited for.
     """
     lost = None
     with _changed_environment(environment), _quiet_elastic_logs():
@@ -127,7 +127,7 @@ def run_torchrun(argv: Sequence[str], environment: Mapping[str, str]) -> RanksEn
 
 @contextmanager
 def _changed_environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """The given variables, undone afterwards together with those that torchrun sets."""
+    """The given variables, undone afterwards, as are those that torchrun sets."""
     before = dict(os.environ)
     os.environ.update(changes)
     try:
@@ -139,7 +139,7 @@ def _changed_environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _quiet_elastic_logs() -> Iterator[None]:
-    """Torchrun's own report of failures is replaced by ours, unless details were asked for.
+    """Torchrun's own report of failures is replaced by ours, unless details are wanted.
 
     Its loggers have levels of their own, so that one above them does not decide.
     """
@@ -236,8 +236,8 @@ def launch_ranks(module: str, runs: Sequence[Run], launch: Launch) -> RanksEnded
         with handled(_stop):
             return run_torchrun(argv, environment)
     except SignalException as stopped:
-        kept = "What was measured until then is kept."
-        raise Interrupted(f"stopped by {stopped.sigval.name}", kept, signum=int(stopped.sigval)) from None
+        hint = "What was measured until then is kept."
+        raise Interrupted(f"stopped by {stopped.sigval.name}", hint, signum=int(stopped.sigval)) from None
     finally:
         with handled(signal.SIG_IGN):
             stop_leftovers(module, runs[0])

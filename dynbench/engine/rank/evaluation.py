@@ -200,7 +200,7 @@ class Evaluator:
         batch: samples that are run at a time; None is `EVAL_BATCH`.
         equal_batches: run as many batches on every rank, because every forward pass talks to all of them; what a rank
             runs for this alone does not count.
-        also: told the step of every evaluation and what it gave.
+        also: called with the step of every evaluation and its results.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class Evaluator:
     def measure(self, strategy: Strategy, precision: Precision) -> Found | None:
         """Weighted mean loss, and accuracy or perplexity where the workload counts it, over all ranks' samples.
 
-        Samples that weigh nothing together have no mean, which gives None; an accuracy that is not counted is None.
+        Samples whose weights add up to nothing have no mean, which gives None; an accuracy that is not counted is None.
         """
         with strategy.evaluating() as model:
             sums = self._local_sums(model, precision)

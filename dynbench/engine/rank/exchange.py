@@ -80,7 +80,7 @@ class GlobalBatch:
 
     Args:
         local_batch: samples of this rank in this step.
-        weight: what they count in the loss together.
+        weight: their weight in the loss.
         workers: ranks over which gradients are averaged (G); None for all.
     """
 
@@ -125,7 +125,7 @@ class PlannedBatch(GlobalBatch):
 
     Args:
         shares: of all workers.
-        weight: what a share's samples count in the loss together.
+        weight: the weight of a share's samples in the loss.
     """
 
     def __init__(self, shares: Sequence[Share], weight: Callable[[Share], float]) -> None:

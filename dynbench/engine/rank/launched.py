@@ -32,7 +32,7 @@ from dynbench.runs.store import RunStore
 
 _MET_FILE = "met.json"
 Work = Callable[[Sequence[Run], Sequence[Config], rank_process.RankContext, rank_process.StopFlag], None]
-"""What all ranks do together, within their process group, for the runs of the launch, each with its configuration;
+"""What all ranks do, within their process group, for the runs of the launch, each with its configuration;
 where the flag says that a signal came, it ends with `SystemExit`, 128 plus the signal's number."""
 
 

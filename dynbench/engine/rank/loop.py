@@ -110,7 +110,7 @@ class ArmLoop:
 class Loop(ArmLoop):
     """The steps of one rank under one arm; see `turns.play`.
 
-    Ranks end every step together, because none gets past the gradients of the others; but under strategies that
+    Ranks end every step at one time, because none gets past the gradients of the others; but under strategies that
     step apart.
     """
 
@@ -180,7 +180,7 @@ class Loop(ArmLoop):
             _log.info("step %d of %d: %s, %.1f ms", done, steps, loss, row.step_time_ms)
 
     def _total(self, share: Share, shares: Sequence[Share] | None) -> exchange.GlobalBatch:
-        """What all ranks train on in the step; asked of them where ranks do not step apart by plans that all know."""
+        """What all ranks train on in the step; exchanged, unless ranks step apart by plans that all know."""
         if self.replica.strategy.steps_apart and shares is not None:
             return exchange.PlannedBatch(shares, self.replica.weight)
         samples, weight = sum(len(ids) for ids in share), self.replica.weight(share)
@@ -191,7 +191,7 @@ class Loop(ArmLoop):
 def session(strategy: Strategy) -> Iterator[Strategy]:
     """Closes a strategy where all went well.
 
-    A rank that fails leaves it open and ends: the others notice when its group goes, and find the cause told by then.
+    A rank that fails leaves it open and ends: the others notice when its group goes, and by then find the cause.
     """
     yield strategy
     strategy.close()
@@ -288,7 +288,7 @@ def real_loop(
 def plan_source(config: Config, workload: Workload, problem: Problem, rank: int, ranks: Ranks, run: Run) -> PlanSource:
     """Plans made on every worker, or on the first of them from gathered costs; a collective.
 
-    A workload whose threads prepare the next step is told of it ahead.
+    A workload whose threads prepare the next step gets it ahead.
     """
     group = exchange.group_of_workers(ranks, config.launch.timeout_s)
     if ranks.serves(rank):

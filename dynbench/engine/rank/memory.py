@@ -37,7 +37,7 @@ _RESET_PEAK = b"5"
 MOMENTS = ("initialised", "before_step", "after_step")
 """The model, its strategy and its optimizer are made; gradients are synchronised; the optimizer has stepped."""
 SHARE = 0.5
-"""Of the memory, what the replicas may take together where nothing says how much a step needs."""
+"""Of the memory, what all replicas may take where nothing says how much a step needs."""
 SHARE_PROBED = 0.1
 """The same where the capacities are probed limits, up to which a step may use all the rest."""
 
@@ -170,7 +170,7 @@ def arm_meter(device: torch.device) -> MemoryMeter:
 
 
 class HeldMemory:
-    """Counts what a rank holds, where it is asked for, in its first step.
+    """Counts what a rank holds, where that is wanted, in its first step.
 
     A tensor of several ranks counts with this rank's part of it, and storage that several share counts once. What lives
     within a pass only is not held at any of the moments, but for the activations: what autograd saves for the backward
@@ -198,7 +198,7 @@ class HeldMemory:
             yield
             return
         saved = Saved()
-        with saved_tensors_hooks(saved.save, lambda kept: kept.tensor):
+        with saved_tensors_hooks(saved.save, lambda saved: saved.tensor):
             yield
         self._activations = saved.most
         self._note(MOMENTS[1])
@@ -246,10 +246,10 @@ class Saved:
         self.now = self.most = 0
         self._users: Counter[int] = Counter()
 
-    def save(self, tensor: Tensor) -> _Kept:
-        """Count a tensor for as long as what is returned lives; parameters are held anyway."""
+    def save(self, tensor: Tensor) -> _SavedTensor:
+        """Count a tensor for as long as what is returned lives; parameters are in memory anyway."""
         of_parameter = isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)
-        return _Kept(tensor, None if of_parameter else self)
+        return _SavedTensor(tensor, None if of_parameter else self)
 
     def count(self, storage: int, size: int, users: int) -> None:
         """So many more users of a storage of `size` bytes, or fewer."""
@@ -259,7 +259,7 @@ class Saved:
             self.most = max(self.most, self.now)
 
 
-class _Kept:
+class _SavedTensor:
     def __init__(self, tensor: Tensor, of: Saved | None) -> None:
         self.tensor, self._of = tensor, of
         if of is not None:

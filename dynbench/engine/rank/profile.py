@@ -161,8 +161,8 @@ def _by_operation(
     """The back end's work by the operation of the wire: each has the first of its kind that no other has.
 
     Args:
-        sent: when it was under way, and what it is called, in order; it begins some time after it was asked for.
-        begun: when the wire was asked for which operation, in order.
+        sent: when it was under way, and what it is called, in order; it begins some time after it was requested.
+        begun: when which operation of the wire was requested, in order.
         world_size: broadcasts that stand for one all-gather.
     """
     found: dict[str, list[Span]] = defaultdict(list)
@@ -200,7 +200,7 @@ _NCCL: Mapping[str, str] = {
     "AllGather": "all_gather",
     "Broadcast": "broadcast",
 }
-"""What NCCL's other kernels have in their names; they do not say who asked for them."""
+"""What NCCL's other kernels have in their names; they do not say who requested them."""
 
 
 def _kind(name: str, kernel: bool) -> str | None:

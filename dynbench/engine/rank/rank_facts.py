@@ -41,7 +41,7 @@ _FACTS_FILE = "facts.json"
 def tell_failure(run: Run, rank: int, error: BaseException) -> None:
     """Record why this rank ends, and with it the cause where that is another rank's; within the process group.
 
-    The first cause is kept where the ranks met; one that ended because another did finds it there.
+    The first cause is stored in the store of the process group, where ranks that ended because of it find it.
     """
     failure = record_failure(run, rank, error)
     try:
@@ -54,7 +54,7 @@ def tell_failure(run: Run, rank: int, error: BaseException) -> None:
 
 
 def exchange_cause(store: Store, failure: RankFailure) -> RankFailure | None:
-    """The first cause that a rank told, by now also this one; None where nobody told any."""
+    """The first cause that a rank reported, this one included; None where none has."""
     if failure.is_cause:
         text = store.compare_set(_KEY, "", json.dumps(asdict(failure)))
     elif store.check([_KEY]):
@@ -92,7 +92,7 @@ class _LastLine(logging.Handler):
 
 
 def keep_warnings(run: Run, context: RankContext, ranks: Ranks) -> None:
-    """From here on, what dynbench warns about is kept, and on rank 0 how far the preparing of its data has got.
+    """From here on, the warnings of dynbench are stored, and on rank 0 how far the preparing of its data has got.
 
     Of rank 0 and of the first that trains, which speak for the others.
     """
@@ -179,9 +179,9 @@ def merge_facts(run: Run) -> None:
     if not (written := _read(run, _FACTS_FILE)):
         return
     facts = json.loads(written)
-    held = [file for rank in range(facts["ranks"]["world_size"]) if (file := run.held_file(rank)).exists()]
-    if held:
-        facts["memory_parts"] = [json.loads(file.read_text(encoding="utf-8")) for file in held]
+    files = [file for rank in range(facts["ranks"]["world_size"]) if (file := run.held_file(rank)).exists()]
+    if files:
+        facts["memory_parts"] = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     env = run.env()
     for key, value in facts.items():
         present = env.get(key)

@@ -42,7 +42,7 @@ class StepTimer:
 
     Args:
         device: whose clock times what is queued on it.
-        at: told every phase that begins.
+        at: called with every phase that begins.
         patience_s: longest wait for what is queued, s; None for ever.
     """
 

@@ -53,7 +53,7 @@ class Switch:
     Args:
         players: the arms.
         device: of this rank.
-        on_turn: told which arm comes.
+        on_turn: called with the arm that comes.
         meet: returns when every rank has called it.
     """
 
@@ -72,7 +72,7 @@ class Switch:
         self._on: int | None = None
 
     def __call__(self, arm: int) -> None:
-        """Hand over to an arm, which may be the one that had the last turn; ranks leave this together."""
+        """Hand over to an arm, which may be the one that had the last turn; ranks leave this at one time."""
         gc.collect()  # before an arm leaves: memory that only cycles hold would be left with the next one
         if self._on is not None:
             self._players[self._on].leave()
@@ -86,7 +86,7 @@ class Switch:
 
 @contextmanager
 def garbage_between_turns() -> Iterator[None]:
-    """Inside it Python collects garbage only when it is told to, and looks only at what was made inside."""
+    """Inside it Python collects garbage only on `gc.collect()`, and looks only at what was made inside."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -143,7 +143,7 @@ def play(
                     except Exception as error:
                         if stop.signum is None or not players[arm].is_between_steps():
                             raise
-                        # Another rank was asked to stop a step earlier, and is gone.
+                        # Another rank was stopped a step earlier, and is gone.
                         _log.warning("step %d: left unfinished, as the run is to stop (%s)", step, error)
                     if stop.signum is not None:
                         for each, last in done.items():
