@@ -181,13 +181,24 @@ def test_what_is_seen_of_flattened_rows_is_kept_and_nothing_refused(
     assert sum("it trains all the same" in record.getMessage() for record in caplog.records) == leaks
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_a_cache_is_made_of_flattened_rows_only(layout: str) -> None:
-    causal = ("workload.name=causal_lm", "workload.size=tiny", "workload.use_cache=true")
-    with pytest.raises(ConfigError, match=r"workload\.use_cache: true, but .*workload\.layout to flattened"):
-        load_config(None, [*causal, f"workload.layout={layout}"])
-    with pytest.raises(ConfigError, match=r"workload\.use_cache: true, but .*of causal_lm"):
-        load_config(None, ["workload.use_cache=true", "workload.layout=flattened"])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        *(
+            (f"workload.name=causal_lm workload.size=tiny workload.use_cache=true workload.layout={layout}", message)
+            for layout in ("padded", "packed")
+            for message in [r"workload\.use_cache: true, but .*workload\.layout to flattened"]
+        ),
+        ("workload.use_cache=true workload.layout=flattened", r"workload\.use_cache: true, but .*of causal_lm"),
+        (
+            "workload.layout=packed workload.name=mine.py:Mine",
+            r"workload\.layout: 'packed' rows are not made by mine\.py:Mine.*text_classification, causal_lm",
+        ),
+    ],
+)
+def test_settings_that_no_row_is_made_with(settings: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(None, settings.split())
 
 
 @pytest.mark.parametrize(("lengths", "expected"), [([5], [0, 0]), ([9, 2, 4], [1, 2, 0]), (range(1, 101), [0, 99])])
@@ -195,12 +206,6 @@ def test_which_samples_the_proof_is_on(lengths: list[int], expected: list[int]) 
     data = TokenisedData.from_samples([[1] * length for length in lengths], np.zeros(len(lengths), np.int64))
     found = samples_to_check(data).tolist()
     assert found == expected if len(lengths) < 6 else [found[0], found[-1], len(found)] == [*expected, 6]
-
-
-def test_code_of_the_users_own_makes_no_packed_rows() -> None:
-    with pytest.raises(ConfigError, match=r"workload\.layout: 'packed' rows are not made by mine\.py:Mine") as caught:
-        load_config(None, ["workload.layout=packed", "workload.name=mine.py:Mine"])
-    assert "text_classification, causal_lm" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,20 +38,21 @@ def turn(share: tuple[np.ndarray, ...], forward_ms: float, backward_ms: float) -
     return Played(share, parts, phases, MemoryNow(10.0, 20.0))  # type: ignore[arg-type]  # the phases are all there
 
 
+def loop_of(model: torch.nn.Module, **parts: Any) -> VirtualLoop:
+    """The loop of two virtual ranks, as far as a test uses it."""
+    unused = dict.fromkeys(("config", "plans", "replica", "timer", "evaluator"))
+    given = {"memory": MemoryMeter(), "rows": [], "writers": [], "epochs": Epochs(Train(), list), "comm_ms": 0.0}
+    return VirtualLoop(**{**unused, **given, **parts}, statistics=PlayedStatistics(model, 2))
+
+
 def test_everyone_waits_for_the_slowest() -> None:
     lengths, files = np.arange(1, 9), [Collected(), Collected()]
-    loop = VirtualLoop(  # type: ignore[arg-type]  # only what `record` uses
-        config=None,
-        plans=None,
+    loop = loop_of(
+        torch.nn.Linear(1, 1),
         replica=SimpleNamespace(precision=SimpleNamespace(take_skipped=lambda: False), row=dict, counted=lambda _: {}),
-        timer=None,
-        memory=None,
         rows=[RowBuilder(rank, "static", "padded", lengths) for rank in (0, 1)],
         writers=files,
-        evaluator=None,
-        epochs=Epochs(Train(), list),
         comm_ms=4.0,
-        statistics=PlayedStatistics(torch.nn.Linear(1, 1), 2),
     )
     turns = [turn((np.array([0, 1]),), 10, 20), turn((np.array([6, 7]),), 15, 35)]
     loop.record(Moment(0, measured=True), turns, plan_ms=3.0, optimizer_ms=5.0)
@@ -95,18 +97,12 @@ def test_virtual_ranks_have_running_statistics_of_their_own_samples_as_real_ones
     evaluator = SimpleNamespace(
         after=lambda *_: seen.append([each.clone() for each in running_statistics(network.model)]), sum_over_ranks=list
     )
-    loop = VirtualLoop(  # type: ignore[arg-type]  # only what is played
+    loop = loop_of(
+        network.model,
         config=SimpleNamespace(train=Train(), launch=SimpleNamespace(slowdown={})),
-        plans=None,
         replica=network,
         timer=StepTimer(torch.device("cpu")),
-        memory=MemoryMeter(),
-        rows=[],
-        writers=[],
         evaluator=evaluator,
-        epochs=Epochs(Train(), list),
-        comm_ms=0.0,
-        statistics=PlayedStatistics(network.model, 2),
     )
     for stretch in (0, 1):
         samples = [0, 0]
