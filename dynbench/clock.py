@@ -8,63 +8,40 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 import torch
 
 NS_PER_MS = 1e6
 
 
-class Clock(Protocol):
-    """Marks of one kind and the time between them."""
+class Clock:
+    """The host's monotonic clock: nothing is queued, so that there is nothing to wait for."""
 
-    def mark(self) -> object:
-        """This moment."""
+    def mark(self) -> Any:
+        """This moment, in nanoseconds; of a device, an event."""
+        return time.perf_counter_ns()
 
     def synchronise(self) -> None:
         """Wait until everything queued on the device is done."""
 
-    def wait(self, mark: object) -> None:
+    def wait(self, mark: Any) -> None:
         """Wait until the work queued before a mark is done; work on other streams may go on."""
 
-    def happened(self, mark: object) -> bool:
+    def happened(self, mark: Any) -> bool:
         """Whether the work queued before a mark is done."""
-
-    def elapsed_ms(self, start: object, end: object) -> float:
-        """Milliseconds between two marks that have happened."""
-
-    def to_host_ns(self) -> Callable[[object], int]:
-        """What turns marks that have happened into nanoseconds of the host's clock."""
-
-
-class HostClock:
-    """The monotonic clock; nothing is queued, so there is nothing to wait for."""
-
-    def mark(self) -> int:
-        """Nanoseconds."""
-        return time.perf_counter_ns()
-
-    def synchronise(self) -> None:
-        """Nothing to wait for."""
-
-    def wait(self, mark: object) -> None:
-        """Nothing to wait for."""
-
-    def happened(self, mark: object) -> bool:
-        """It has."""
         return True
 
-    def elapsed_ms(self, start: object, end: object) -> float:
-        """Milliseconds between two marks."""
-        assert isinstance(start, int) and isinstance(end, int)
-        return (end - start) / NS_PER_MS
+    def elapsed_ms(self, start: Any, end: Any) -> float:
+        """Milliseconds between two marks that have happened."""
+        return float(end - start) / NS_PER_MS
 
-    def to_host_ns(self) -> Callable[[object], int]:
-        """They are such."""
-        return _nanoseconds
+    def to_host_ns(self) -> Callable[[Any], int]:
+        """What converts marks that have happened to nanoseconds of the host's clock."""
+        return int
 
 
-class CudaClock:
+class CudaClock(Clock):
     """Events on the current stream of one device.
 
     Args:
@@ -86,13 +63,13 @@ class CudaClock:
         """Wait for all streams of the device."""
         torch.cuda.synchronize(self._device)
 
-    def wait(self, mark: object) -> None:
+    def wait(self, mark: Any) -> None:
         """Wait for an event, not for collectives on other streams.
 
-        It is asked for again and again: a wait of CUDA's own ends by no time-out where another rank never comes.
+        The event is polled: CUDA's own wait knows no time-out where another rank never comes.
 
         Raises:
-            RuntimeError: it has not happened for longer than this clock waits.
+            RuntimeError: it has not happened within `patience_s`.
         """
         begun = time.monotonic()
         while not self.happened(mark):
@@ -102,17 +79,15 @@ class CudaClock:
                 )
             time.sleep(0)  # other threads of this process send meanwhile
 
-    def happened(self, mark: object) -> bool:
+    def happened(self, mark: Any) -> bool:
         """Whether the work queued before an event is done."""
-        assert isinstance(mark, torch.cuda.Event)
-        return bool(mark.query())  # type: ignore[no-untyped-call]  # torch's
+        return bool(mark.query())
 
-    def elapsed_ms(self, start: object, end: object) -> float:
+    def elapsed_ms(self, start: Any, end: Any) -> float:
         """Milliseconds between two events that have both happened."""
-        assert isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
         return float(start.elapsed_time(end))
 
-    def to_host_ns(self) -> Callable[[object], int]:
+    def to_host_ns(self) -> Callable[[Any], int]:
         """By the time between them and now; waits for the current stream."""
         now = self.mark()
         now.synchronize()
@@ -120,11 +95,6 @@ class CudaClock:
         return lambda mark: host - round(self.elapsed_ms(mark, now) * NS_PER_MS)
 
 
-def _nanoseconds(mark: object) -> int:
-    assert isinstance(mark, int)
-    return mark
-
-
 def clock_for(device: torch.device, patience_s: float | None = None) -> Clock:
-    """The clock of a device, which waits so long for one of its marks; None for ever."""
-    return CudaClock(device, patience_s) if device.type == "cuda" else HostClock()
+    """The clock of a device, which waits at most `patience_s` for one of its marks; None for ever."""
+    return CudaClock(device, patience_s) if device.type == "cuda" else Clock()

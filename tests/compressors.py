@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dynbench.clock import HostClock
+from dynbench.clock import Clock
 from dynbench.compress import Codec, CompressedMean
 from dynbench.compress.compressing import Compressing
 from dynbench.config.layers import load_config
@@ -98,7 +98,7 @@ class Channel:
 
     def __init__(self, rank: int, world_size: int, meet: threading.Barrier, table: list[Any]) -> None:
         self.rank, self.world_size, self._meet, self._table = rank, world_size, meet, table
-        self.ledger = SimpleNamespace(clock=HostClock())
+        self.ledger = SimpleNamespace(clock=Clock())
         self.calls: list[tuple[str, int]] = []
 
     def _exchange(self, name: str, given: Tensor) -> list[Tensor]:

@@ -77,11 +77,11 @@ def trial_process(signum: int, times: int) -> None:
 
     asks, left = Children.ask, [times]
 
-    def ask(self: Children, requests: Any, *, together: bool = False) -> Any:
+    def ask(self: Children, requests: Any, *, collective: bool = False) -> Any:
         if left[0] and requests[0].get("op") == "trial":
             left[0] -= 1
             os.kill(self.pids[1], signum)
-        return asks(self, requests, together=together)
+        return asks(self, requests, collective=collective)
 
     Children.ask = ask
 

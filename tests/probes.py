@@ -1,13 +1,26 @@
-"""Probe runs without a probe: a record as `dynbench probe` leaves it, put into a registry."""
+"""Probes without processes: a record as `dynbench probe` leaves it, and what stands in for trial processes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
 from dynbench.config.layers import load_config
 from dynbench.engine.launching.probe_use import device_name, measured_settings
+from dynbench.engine.launching.resolve import Machine, Resolved, resolve
 from dynbench.runs.atomic import write_json
 from dynbench.runs.probe_record import PROBE_FILE, ProbeRecord
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
+
+LAPTOP = Machine(cores=2, gpus=0, bf16=False)
+
+
+def resolved(*settings: str, machine: Machine = LAPTOP, store: RunStore | None = None) -> Resolved:
+    """Settings decided for a machine, by default one of two cores."""
+    return resolve(load_config(None, settings), machine, store or RunStore(Path("nowhere")))
+
 
 COST = {"alpha_ms": 1.0, "beta_ms_per_token": 0.01, "gamma_ms_per_token2": 0.0, "heldout": {}}
 
@@ -53,3 +66,39 @@ def make_probe(store: RunStore, *overrides: str, name: str = "probed", ranks: in
     run = store.create("probe", "probe", name=name)
     write_json(run.path / PROBE_FILE, probe_record(*overrides, ranks=ranks, **changes).model_dump(mode="json"))
     return run
+
+
+Answer = dict[str, Any] | None
+GRADIENT_BYTES = 12_000_000
+
+
+class FakeChildren:
+    """Trial processes that are none.
+
+    Args:
+        reply: what a rank answers to a request; None where its process has ended.
+        world_size: their number.
+    """
+
+    gradient_bytes = GRADIENT_BYTES
+
+    def __init__(self, reply: Callable[[int, Mapping[str, Any]], Answer], world_size: int = 2) -> None:
+        self._reply, self.world_size = reply, world_size
+        self.requests: list[Sequence[Mapping[str, Any]]] = []
+
+    def __call__(self, *_: object, **__: object) -> FakeChildren:
+        """Started again, they are the same."""
+        return self
+
+    def __enter__(self) -> FakeChildren:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def ask(self, requests: Sequence[Mapping[str, Any]], *, collective: bool = False) -> list[Answer]:
+        self.requests.append(requests)
+        return [self._reply(rank, request) for rank, request in enumerate(requests)]
+
+    def ask_all(self, request: Mapping[str, Any], *, collective: bool = False) -> list[Answer]:
+        return self.ask([request] * self.world_size, collective=collective)

@@ -32,7 +32,7 @@ from dynbench import plugins
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.failure import Position, last_position
-from dynbench.engine.planning import ReplicatedPlans
+from dynbench.engine.planning import Planned, ReplicatedPlans
 from dynbench.engine.rank import evaluation, replica
 from dynbench.engine.rank import loop as real
 from dynbench.engine.rank.exchange import GlobalBatch, max_over_ranks
@@ -396,13 +396,12 @@ def train_run(rank: int, folder: str, config: Config, tell: bool = False, forget
     """This rank's part of a run, as a launched rank trains it, with uneven micro-batches and evaluation batches."""
     whole = ReplicatedPlans.share
 
-    def uneven(self: ReplicatedPlans, step: int) -> tuple[np.ndarray, ...]:
-        whole(self, step)
-        everyone = [np.concatenate(share) for share in self._shares]
-        self._shares = tuple(
+    def uneven(self: ReplicatedPlans, step: int) -> Planned:
+        everyone = [np.concatenate(share) for share in whole(self, step)[1] or ()]
+        shares = tuple(
             tuple(np.array_split(ids, min(len(ids), 1 + (step + rank) % 3))) for rank, ids in enumerate(everyone)
         )
-        return self._shares[self._rank]
+        return shares[self._rank], shares
 
     context, run = RankContext(rank, rank, dist.get_world_size(), CPU), Run(Path(folder))
     with (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypedDict
 import torch
 from torch import Tensor
 
-from dynbench.clock import Clock, HostClock
+from dynbench.clock import Clock
 from dynbench.compress.base import Compressor
 from dynbench.compress.feedback import ERROR_COLUMNS, Error, Residuals, exact_mean
 from dynbench.plugins import options_of
@@ -46,7 +46,7 @@ class Tally:
         whole: a gradient was sent as it is because of `start_step`.
     """
 
-    clock: Clock = field(default_factory=HostClock)
+    clock: Clock = field(default_factory=Clock)
     whole: bool = False
     _spans: list[tuple[str, object, object]] = field(default_factory=list)
     _extra: int = 0

@@ -75,7 +75,7 @@ def build_comm_model(text: str | None, root: Path) -> CommModel:
         given = Phrase.of("comm_model.given", alpha_ms=alpha_ms, beta_ms_per_mb=beta_ms_per_mb)
         return CommModel(given, lambda megabytes, world_size: alpha_ms + beta_ms_per_mb * megabytes)
     if _is_file(text):
-        return read_comm_file(Path(text))
+        return _read_file(Path(text))
     probe = load_probe(text, "launch.comm_model", root).allreduce
     if probe is None:
         raise UsageError(f"launch.comm_model: probe {text!r} measured no all-reduce", "Probe with two or more ranks.")
@@ -99,8 +99,8 @@ def _is_file(text: str) -> bool:
     return Path(text).suffix == ".json" or Path(text).is_file()
 
 
-def read_comm_file(path: Path) -> CommModel:
-    """A file `{"schema_version": 1, "world_size": G, "allreduce": [{"megabytes": x, "ms": y}, …]}`.
+def _read_file(path: Path) -> CommModel:
+    """A file as `_FILE_HINT` describes it.
 
     Raises:
         UsageError: it cannot be read, or is of another schema.
@@ -110,15 +110,12 @@ def read_comm_file(path: Path) -> CommModel:
         version = content["schema_version"]
         points = sorted((float(point["megabytes"]), float(point["ms"])) for point in content["allreduce"])
         world_size = int(content["world_size"])
+        if version != FILE_SCHEMA_VERSION:
+            raise ValueError(f"schema version {version}, this version reads {FILE_SCHEMA_VERSION}")
     except OSError as error:
         raise UsageError(f"launch.comm_model: {path}: {error.strerror}", "Name a file, a probe run, or none.") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"launch.comm_model: {path} is not a communication file ({error})", _FILE_HINT) from None
-    if version != FILE_SCHEMA_VERSION:
-        raise UsageError(
-            f"launch.comm_model: {path} has schema version {version}, this version reads {FILE_SCHEMA_VERSION}",
-            _FILE_HINT,
-        )
     return measured(str(path), points, world_size)
 
 
@@ -128,11 +125,8 @@ _FILE_HINT = (
 
 
 def _number_pair(text: str) -> tuple[float, float] | None:
-    parts = text.split(",")
-    if len(parts) != 2:
-        return None
     try:
-        alpha, beta = float(parts[0]), float(parts[1])
+        alpha, beta = map(float, text.split(","))
     except ValueError:
         return None
     if not (0 <= alpha < math.inf and 0 <= beta < math.inf):

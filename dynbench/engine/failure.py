@@ -17,24 +17,10 @@ from pathlib import Path
 
 import torch
 
+from dynbench import errors
 from dynbench.config.ranks import ranks_of
+from dynbench.config.schema import Config
 from dynbench.engine.turn_order import read_turns
-from dynbench.errors import (
-    BatchTooLarge,
-    ConfigError,
-    DataError,
-    DynbenchError,
-    HubError,
-    LeakFound,
-    NothingFits,
-    RecordError,
-    ReplicasTooLarge,
-    RunLookupError,
-    StorageError,
-    UsageError,
-    WorkerFailed,
-    user_error,
-)
 from dynbench.plugins import outside
 from dynbench.runs.atomic import release, write_json
 from dynbench.runs.run import Run
@@ -74,10 +60,18 @@ _NO_MEMORY = (
     *("out of memory", "status_alloc_failed", "can't allocate memory"),
     *("cublas_status_not_initialized", "unable to find an engine"),  # of cuBLAS and cuDNN without room for workspaces
 )
-_USER_ERRORS: dict[str, type[DynbenchError]] = {
-    error.kind: error for error in (UsageError, DataError, HubError, RunLookupError, RecordError, LeakFound)
+_USER_ERRORS: dict[str, type[errors.DynbenchError]] = {
+    error.kind: error
+    for error in (
+        errors.UsageError,
+        errors.DataError,
+        errors.HubError,
+        errors.RunLookupError,
+        errors.RecordError,
+        errors.LeakFound,
+    )
 }
-_MEMORY_ERRORS = {error.__name__: error for error in (BatchTooLarge, ReplicasTooLarge)}
+_MEMORY_ERRORS = {error.__name__: error for error in (errors.BatchTooLarge, errors.ReplicasTooLarge)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +183,7 @@ class RankFailure:
 
     @property
     def is_cause(self) -> bool:
-        """False for a rank that ended because another one did or did not come, or was told to."""
+        """False for a rank that ended because another one did or did not come, or was stopped."""
         return self.kind not in ("aftermath", "waited", "stopped")
 
 
@@ -248,10 +242,15 @@ def log_file(run: Run, rank: int) -> Path:
 
 def rank_title(run: Run, rank: int) -> str:
     """What a rank is called: `rank 1`, or `rank 0 (server)` where some serve the others in all that is launched."""
-    try:
-        return f"rank {rank}" if read_turns(run.path) else ranks_of(run.config(), 0).title(rank)
-    except DynbenchError:  # it is only asked for to say more of a rank
-        return f"rank {rank}"
+    config = _settings(run)
+    return f"rank {rank}" if config is None or read_turns(run.path) else ranks_of(config, 0).title(rank)
+
+
+def _settings(run: Run) -> Config | None:
+    """The run's configuration, where it can be read: it only serves to say more."""
+    with suppress(errors.DynbenchError):
+        return run.config()
+    return None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -280,13 +279,13 @@ def _says(error: BaseException, phrases: Sequence[str]) -> bool:
 def lasting_fault(error: BaseException, run: Run) -> str | None:
     """What to say of an error that every further try would meet: a mistake of the user's, or one of their code's."""
     own = _own_code(run)
-    lasting = isinstance(error, UsageError) or _users_line(error, own) is not None
+    lasting = isinstance(error, errors.UsageError) or _users_line(error, own) is not None
     return _described(error, own)[1] if lasting and not is_aftermath(error) and not is_out_of_memory(error) else None
 
 
 def _described(error: BaseException, own: OwnCode | None) -> tuple[str, str, str]:
     """Kind, message and hint of a failure."""
-    if isinstance(error, DynbenchError):
+    if isinstance(error, errors.DynbenchError):
         return error.kind, error.message or type(error).__name__, error.hint
     frames = traceback.extract_tb(error.__traceback__)
     last = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else None
@@ -296,15 +295,15 @@ def _described(error: BaseException, own: OwnCode | None) -> tuple[str, str, str
     if isinstance(error, SystemExit | KeyboardInterrupt):
         return "stopped", message, ""
     if is_out_of_memory(error):
-        return NothingFits.kind, message, ""
+        return errors.NothingFits.kind, message, ""
     if is_aftermath(error):
         hint = "Another rank ended first; where it ran on another node, that node's part of the run says why."
         return "waited" if has_waited(error) else "aftermath", message, hint
-    meaning = user_error(error)
-    if isinstance(meaning, StorageError) and outside.where(error) is None:  # else the line of code matters more
+    meaning = errors.user_error(error)
+    if isinstance(meaning, errors.StorageError) and outside.where(error) is None:  # else the line of code matters more
         hint = "Free some space, or name another --results folder; the rows until then are kept."
-        return StorageError.kind, meaning.message if own is None else message, hint
-    return WorkerFailed.kind, message, ""
+        return errors.StorageError.kind, meaning.message if own is None else message, hint
+    return errors.WorkerFailed.kind, message, ""
 
 
 def _users_line(error: BaseException, own: OwnCode | None) -> str | None:
@@ -313,15 +312,16 @@ def _users_line(error: BaseException, own: OwnCode | None) -> str | None:
 
 
 def _own_code(run: Run) -> OwnCode | None:
-    """The user's own workload of a run, where it has one that can still be read."""
-    try:
-        settings = run.config().workload
-        return find_own_code(settings) if settings.is_own else None
-    except DynbenchError:  # it is only asked for to name a line
-        return None
+    """The user's own workload of a run, where it has one that can still be read; it only serves to name a line."""
+    config = _settings(run)
+    with suppress(errors.DynbenchError):
+        return find_own_code(config.workload) if config is not None and config.workload.is_own else None
+    return None
 
 
-def root_cause(run: Run, exit_codes: Mapping[int, int], lost: WorkerFailed | None = None) -> DynbenchError:
+def root_cause(
+    run: Run, exit_codes: Mapping[int, int], lost: errors.WorkerFailed | None = None
+) -> errors.DynbenchError:
     """The error to report for a launch whose ranks ended badly.
 
     A rank's own record of a cause comes first, the earliest of several; then a rank for which another waited in vain;
@@ -340,7 +340,9 @@ def root_cause(run: Run, exit_codes: Mapping[int, int], lost: WorkerFailed | Non
     return error
 
 
-def _cause(run: Run, exit_codes: Mapping[int, int], lost: WorkerFailed | None) -> tuple[int | None, DynbenchError]:
+def _cause(
+    run: Run, exit_codes: Mapping[int, int], lost: errors.WorkerFailed | None
+) -> tuple[int | None, errors.DynbenchError]:
     """The rank that ended first, where one did, and its error."""
     failures = read_failures(run)
     recorded = {failure.rank for failure in failures}
@@ -357,26 +359,26 @@ def _cause(run: Run, exit_codes: Mapping[int, int], lost: WorkerFailed | None) -
         return None, lost
     if failures:
         return failures[0].rank, _as_error(run, failures[0])
-    return None, WorkerFailed("a rank failed and left no record", f"See {run.logs_dir}.")
+    return None, errors.WorkerFailed("a rank failed and left no record", f"See {run.logs_dir}.")
 
 
-def _as_error(run: Run, failure: RankFailure) -> DynbenchError:
+def _as_error(run: Run, failure: RankFailure) -> errors.DynbenchError:
     path, kind, hint = log_file(run, failure.rank), failure.kind, failure.hint
-    if kind == ConfigError.kind:
-        return ConfigError(failure.message.splitlines(), hint)
+    if kind == errors.ConfigError.kind:
+        return errors.ConfigError(failure.message.splitlines(), hint)
     if kind in _USER_ERRORS:
         return _USER_ERRORS[kind](failure.message, hint)
     message = f"{rank_title(run, failure.rank)}: {failure.message}"
     log = f"{message}; log: {path}" + ("" if failure.host == socket.gethostname() else f" on {failure.host}")
-    if kind == NothingFits.kind:
-        error = _MEMORY_ERRORS.get(failure.exception, NothingFits)
+    if kind == errors.NothingFits.kind:
+        error = _MEMORY_ERRORS.get(failure.exception, errors.NothingFits)
         return error(message, hint) if hint else error(log, MEMORY_HINT)
-    return (
-        StorageError(log, hint) if kind == StorageError.kind else WorkerFailed(log, hint, rank=failure.rank, log=path)
-    )
+    if kind == errors.StorageError.kind:
+        return errors.StorageError(log, hint)
+    return errors.WorkerFailed(log, hint, rank=failure.rank, log=path)
 
 
-def _death(run: Run, rank: int, exit_code: int) -> WorkerFailed:
+def _death(run: Run, rank: int, exit_code: int) -> errors.WorkerFailed:
     """Of a rank that died and left no record."""
     log, position, hint = log_file(run, rank), last_position(run, rank), "See its log."
     ended = f"ended with exit code {exit_code}"
@@ -385,10 +387,10 @@ def _death(run: Run, rank: int, exit_code: int) -> WorkerFailed:
         ended = f"was killed by {name}"
         hint = "The system kills so when memory runs out: see dmesg." if name == "SIGKILL" else hint
     at = "" if position is None else f" {position}"
-    return WorkerFailed(f"{rank_title(run, rank)} {ended}{at}; log: {log}", hint, rank=rank, log=log)
+    return errors.WorkerFailed(f"{rank_title(run, rank)} {ended}{at}; log: {log}", hint, rank=rank, log=log)
 
 
-def _hung(run: Run, waiting: Sequence[RankFailure], recorded: Collection[int]) -> tuple[int, WorkerFailed]:
+def _hung(run: Run, waiting: Sequence[RankFailure], recorded: Collection[int]) -> tuple[int, errors.WorkerFailed]:
     """The rank that others waited for: of those that did not time out the one that came least far, unrecorded first.
 
     Where each waited for another, it is the one of all that came least far; of other nodes nothing may be known.
@@ -396,15 +398,15 @@ def _hung(run: Run, waiting: Sequence[RankFailure], recorded: Collection[int]) -
     first, waited = waiting[0], {failure.rank for failure in waiting}
     late = [rank for rank in unfinished_ranks(run) if rank not in waited] or [failure.rank for failure in waiting[1:]]
     message = f"{rank_title(run, first.rank)} waited in vain {first.at or 'in a collective'}"
-    with suppress(DynbenchError):  # it is only asked for to say more
-        message += f" for {run.config().launch.timeout_s} s (launch.timeout_s)"
+    if (config := _settings(run)) is not None:
+        message += f" for {config.launch.timeout_s} s (launch.timeout_s)"
     rank, hint = first.rank, "The rank that it waited for runs on another node: that node's part of the run says more."
     if late:
         rank = min(late, key=lambda rank: (_progress(run, rank), rank in recorded))
         message = f"{rank_title(run, rank)} hung {last_position(run, rank) or 'at its start'}: {message}"
         hint = "Where it is slow and does not hang, raise launch.timeout_s (of a benchmark, --set timeout_s=SECONDS)."
     log = log_file(run, rank)
-    return rank, WorkerFailed(f"{message}; log: {log}", hint, rank=rank, log=log)
+    return rank, errors.WorkerFailed(f"{message}; log: {log}", hint, rank=rank, log=log)
 
 
 def _progress(run: Run, rank: int) -> tuple[int, int]:

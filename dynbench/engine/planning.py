@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -21,6 +22,7 @@ from dynbench.plugins import STRATEGIES, options_of
 from dynbench.plugins.policies import StreamOptions
 from dynbench.plugins.strategies import Objective
 from dynbench.runs.probe_record import ProbeRecord, read_probe
+from dynbench.runs.row_writer import LineFile
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, default_root
 from dynbench.schedule.capacity import Capacity, PackedCapacity, capacity_of
@@ -43,8 +45,9 @@ GatherPaces = Callable[[Mapping[int, float]], FloatArray]
 """From the paces of the ranks that this process plays to those of all ranks, shape [G], the same everywhere."""
 
 _log = logging.getLogger(__name__)
-_Planned = tuple[int, Share, Sequence[Share] | None]
-"""A step, this rank's share of it, and everyone's."""
+Planned = tuple[Share, Sequence[Share] | None]
+"""A rank's micro-batches of sample ids in a step, and every worker's; None where this rank knows but its own, which is
+one micro-batch on every rank then."""
 
 
 class StepPlans:
@@ -58,11 +61,11 @@ class StepPlans:
         self.planner = planner
 
     def plan(self, step: int) -> StepPlan:
-        """The plan of `step`; asked for in order, on all ranks alike."""
+        """The plan of `step`; called in order, on all ranks alike."""
         return self.planner.plan(step)
 
     def observe(self, rank: int, share: Share, compute_ms: float) -> None:
-        """Told how long a rank of this process computed its share of the last plan."""
+        """A rank of this process computed its share of the last plan in so many milliseconds."""
 
 
 class EstimatedSpeeds(StepPlans):
@@ -107,7 +110,8 @@ class EstimatedSpeeds(StepPlans):
         known = np.ones(len(paces)) if speeds is None else speeds
         _log.info("from step %d on, relative speeds %s", step, np.round(known, 3).tolist())
         if self._file is not None:
-            _append(self._file, step, known)
+            with LineFile(self._file, ("step", "rank", "speed")) as rows:
+                rows.append(*((step, rank, f"{speed:.4f}") for rank, speed in enumerate(known)))
 
 
 def step_plans(config: Config, problem: Problem, gather: GatherPaces, file: Path | None) -> StepPlans:
@@ -125,25 +129,12 @@ def step_plans(config: Config, problem: Problem, gather: GatherPaces, file: Path
     return EstimatedSpeeds(planner, problem, config.schedule.replan_steps, gather, file)
 
 
-def _append(file: Path, step: int, speeds: FloatArray) -> None:
-    header = "" if file.exists() else "step,rank,speed\n"
-    with file.open("a", encoding="utf-8") as rows:
-        rows.write(header + "".join(f"{step},{rank},{speed:.4f}\n" for rank, speed in enumerate(speeds)))
-
-
 class PlanSource:
     """Where the loop gets a rank's work from; this one is of a rank that trains nothing."""
 
-    def share(self, step: int) -> Share:
-        """The micro-batches of sample ids that this rank runs in `step`; called for every step in order."""
-        return ()
-
-    def all_shares(self) -> Sequence[Share] | None:
-        """Every worker's share of the step whose share was returned last.
-
-        None where this rank knows but its own, which is one micro-batch on every rank then.
-        """
-        return None
+    def share(self, step: int) -> Planned:
+        """What this rank runs in `step`; called for every step in order."""
+        return (), None
 
     def observe(self, share: Share, compute_ms: float) -> None:
         """This rank computed the last share in so many milliseconds."""
@@ -156,14 +147,10 @@ class ReplicatedPlans(PlanSource):
         self._plans = plans
         self._rank = rank
 
-    def share(self, step: int) -> Share:
-        """This rank's share of the plan."""
-        self._shares = self._plans.plan(step).shares
-        return self._shares[self._rank]
-
-    def all_shares(self) -> Sequence[Share]:
-        """Those of the plan."""
-        return self._shares
+    def share(self, step: int) -> Planned:
+        """This rank's share of the plan, and all of them."""
+        shares = self._plans.plan(step).shares
+        return shares[self._rank], shares
 
     def observe(self, share: Share, compute_ms: float) -> None:
         """Passed on to the plans."""
@@ -171,11 +158,11 @@ class ReplicatedPlans(PlanSource):
 
 
 class PlansAhead(PlanSource):
-    """Plans a step while the one before is about to begin, and tells of it; not where that one decides it.
+    """Plans a step while the one before is about to begin, and announces it; not where that one decides it.
 
     Args:
-        plans: of this rank; what they are told of the last share must not change the next.
-        expect: told the share of the next step.
+        plans: of this rank; what they observe of the last share must not change the next.
+        expect: called with the micro-batches of this step and the next.
         steps: of the run: none is planned beyond.
     """
 
@@ -183,25 +170,15 @@ class PlansAhead(PlanSource):
         self._plans = plans
         self._expect = expect
         self._steps = steps
-        self._next: _Planned | None = None
-        self._shares: Sequence[Share] | None = None
+        self._next: Planned | None = None
 
-    def share(self, step: int) -> Share:
-        """The share of `step`; that of the one after is planned and told of too."""
-        planned = self._next if self._next is not None and self._next[0] == step else self._plan(step)
-        self._next = None
+    def share(self, step: int) -> Planned:
+        """The share of `step`; that of the one after is planned and announced too."""
+        planned, self._next = self._next or self._plans.share(step), None
         if step + 1 < self._steps:
-            self._next = self._plan(step + 1)
-            self._expect((*planned[1], *self._next[1]))
-        _, share, self._shares = planned
-        return share
-
-    def all_shares(self) -> Sequence[Share] | None:
-        """Of the step whose share was given, though the next one is planned."""
-        return self._shares
-
-    def _plan(self, step: int) -> _Planned:
-        return step, self._plans.share(step), self._plans.all_shares()
+            self._next = self._plans.share(step + 1)
+            self._expect((*planned[0], *self._next[0]))
+        return planned
 
     def observe(self, share: Share, compute_ms: float) -> None:
         """Passed on to the plans."""
@@ -270,13 +247,9 @@ def build_cost(
     """
     schedule = config.schedule
     cost_type = default_cost_type(config)[0] if schedule.cost_type == "auto" else schedule.cost_type
+    model = partial(CostModel, cost_type, pad_to_multiple_of=pad_to_multiple_of, positions=positions)
     if cost_type != "measured":
-        return CostModel(
-            cost_type,
-            attention_a=schedule.attention_a,
-            pad_to_multiple_of=pad_to_multiple_of,
-            positions=positions,
-        )
+        return model(attention_a=schedule.attention_a)
     further, fitted_on = schedule.further_ms, None
     if schedule.cost_coefficients is not None:
         alpha, beta, gamma = schedule.cost_coefficients
@@ -295,16 +268,7 @@ def build_cost(
             )
         alpha, beta, gamma = fit.alpha_ms, fit.beta_ms_per_token, fit.gamma_ms_per_token2
         further = fit.further_ms if further is None else further
-    return CostModel(
-        "measured",
-        alpha=alpha,
-        beta=beta,
-        gamma=gamma,
-        further=further,
-        pad_to_multiple_of=pad_to_multiple_of,
-        positions=positions,
-        fitted_on=fitted_on,
-    )
+    return model(alpha=alpha, beta=beta, gamma=gamma, further=further, fitted_on=fitted_on)
 
 
 def default_cost_type(config: Config) -> tuple[CostType, str]:

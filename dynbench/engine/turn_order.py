@@ -65,7 +65,7 @@ class Turns:
 
 
 def read_turns(folder: Path) -> Turns | None:
-    """What `Turns.write` kept; None for a launch of one arm.
+    """What `Turns.write` wrote; None for a launch of one arm.
 
     Raises:
         RecordError: the file is damaged.

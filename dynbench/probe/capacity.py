@@ -1,7 +1,7 @@
 """Capacities from trials: searched, tabulated, and replayed in the soak.
 
 The search is bookkeeping: whoever runs the trials asks `next_trial` and answers with `record`. A trial that ended
-without an answer is simply not recorded, and is asked for again. The soak replays the real dynamic plan at the
+without an answer is simply not recorded, and comes again. The soak replays the real dynamic plan at the
 capacities found, which are lowered until it passes.
 """
 
@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, zip_longest
+from itertools import accumulate, count, takewhile, zip_longest
 from typing import Any
 
 from dynbench.config.schema import Probe
@@ -26,7 +26,7 @@ from dynbench.schedule.policy import Planner, Problem, make_policy
 log = logging.getLogger(__name__)
 
 STEP_TOKENS = 8
-"""Lengths between the probed ones are answered at multiples of this."""
+"""The table has lengths between the probed ones at multiples of this."""
 SHRINK = 0.9
 """What is left of the capacities of a rank that ran out of memory, where it is not known how much was lacking."""
 LEAST_STEP = 0.05
@@ -110,12 +110,8 @@ def length_grid(max_length: int, given: Sequence[int] | None = None) -> tuple[in
     """Lengths to probe, ascending: those given, else 32, 64, … doubled up to and with `max_length`."""
     if given is not None:
         return tuple(sorted(set(given)))
-    grid = []
-    length = 32
-    while length < max_length:
-        grid.append(length)
-        length *= 2
-    return (*grid, max_length)
+    doubled = takewhile(lambda length: length < max_length, (32 * 2**exponent for exponent in count()))
+    return (*doubled, max_length)
 
 
 Table = list[tuple[int, int | None]]
@@ -143,40 +139,33 @@ def _table(rows: Sequence[CapacityRow], model: MemoryFit | None) -> Table:
     return [(length, n) for length, n in table if n != 0]
 
 
-@dataclass
-class ProbedCapacities:
-    """What the searches found."""
-
-    rows: list[CapacityRow] = field(default_factory=list)
-    trials: list[TrialRow] = field(default_factory=list)
-
-
 def find_capacities(
     start: StartChildren, lengths: Sequence[int], world_size: int, ceiling: int, settings: Probe, report: Report
-) -> ProbedCapacities:
-    """The largest micro-batch of every rank at every length.
+) -> tuple[list[CapacityRow], list[TrialRow]]:
+    """The largest micro-batch of every rank at every length, and the trials.
 
     Args:
         start: starts a fresh group of trial processes; one group per length, so that no search inherits another's
             fragmented memory.
         lengths: padded lengths, tokens.
-        world_size: ranks, all probed together since contention is real.
+        world_size: ranks, all probed at one time since contention is real.
         ceiling: largest share that a step can ask of one rank, samples; nothing above it is tried.
         settings: gap, margin and tries.
-        report: told what is being tried.
+        report: called with what is being tried.
 
     Raises:
         WorkerFailed: a trial kept ending without an answer.
     """
-    found = ProbedCapacities()
+    rows: list[CapacityRow] = []
+    trials: list[TrialRow] = []
     begin = [1] * world_size
     tested: dict[int, list[CapacitySearch]] = {}
     for length in sorted(lengths, reverse=True):
-        searches = [CapacitySearch(start=begin[rank], ceiling=ceiling, gap=settings.gap) for rank in range(world_size)]
-        _search_length(start, length, searches, settings.trials, found.trials, report)
+        searches = [CapacitySearch(start=first, ceiling=ceiling, gap=settings.gap) for first in begin]
+        _search_length(start, length, searches, settings.trials, trials, report)
         tested[length] = searches
         begin = [max(1, 2 * search.largest_ok) for search in searches]
-    peaks = {(trial.rank, trial.length, trial.n): trial.peak_mem_mb for trial in found.trials if trial.fits}
+    peaks = {(trial.rank, trial.length, trial.n): trial.peak_mem_mb for trial in trials if trial.fits}
     for rank in range(world_size):
         usable = monotone({length: searches[rank].largest_ok for length, searches in tested.items()})
         shorter_fail: int | None = None
@@ -184,17 +173,18 @@ def find_capacities(
             search = tested[length][rank]
             failed = search.smallest_fail or shorter_fail
             shorter_fail = min(filter(None, (shorter_fail, failed)), default=None)
-            found.rows.append(
+            most = usable[length] if failed is None else with_margin(usable[length], settings.margin)
+            rows.append(
                 CapacityRow(
                     rank=rank,
                     length=length,
-                    max_batch=usable[length] if failed is None else with_margin(usable[length], settings.margin),
+                    max_batch=most,
                     tested_ok=search.largest_ok,
                     tested_fail=failed,
                     peak_mem_mb=peaks.get((rank, length, search.largest_ok)),
                 )
             )
-    return found
+    return rows, trials
 
 
 def _search_length(
@@ -210,11 +200,11 @@ def _search_length(
     while not all(search.done for search in searches):
         with start() as children:
             while not all(search.done for search in searches):
-                asked = [search.next_trial() or 0 for search in searches]
-                counts = str(asked[0]) if len(set(asked)) == 1 else "/".join(map(str, asked))
+                sizes = [search.next_trial() or 0 for search in searches]
+                counts = str(sizes[0]) if len(set(sizes)) == 1 else "/".join(map(str, sizes))
                 report(f"{length} tokens: trying {counts} samples")
-                replies = children.ask([{"op": "trial", "n": n, "length": length} for n in asked])
-                if not _met(children, replies):
+                replies = children.ask([{"op": "trial", "n": n, "length": length} for n in sizes])
+                if not _all_there(children, replies):
                     indeterminate += 1
                     log.warning(
                         "probe: a trial process ended without an answer at %s x %d tokens (try %d of %d); starting "
@@ -227,17 +217,15 @@ def _search_length(
                         raise children.failed(children.gone[0], what, hint)
                     break
                 indeterminate = 0
-                for rank, (search, n, reply) in enumerate(zip(searches, asked, replies, strict=True)):
+                for rank, (search, n, reply) in enumerate(zip(searches, sizes, replies, strict=True)):
                     if n and reply is not None:
                         trials.append(TrialRow(rank=rank, length=length, n=n, **reply))
                         search.record(n, trials[-1].fits)
 
 
-def _met(children: Children, replies: Sequence[Reply | None]) -> bool:
-    """Whether every rank answered, and then met the others, with what its strategy holds still in place."""
-    if any(reply is None for reply in replies):
-        return False
-    return all(reply is not None for reply in children.ask_all({"op": "meet"}, together=True))
+def _all_there(children: Children, replies: Sequence[Reply | None]) -> bool:
+    """Whether every rank answered, and then met the others, with the memory of its strategy still in use."""
+    return None not in replies and None not in children.ask_all({"op": "meet"}, collective=True)
 
 
 def refuse_if_nothing_fits(capacity: Sequence[CapacityRow]) -> None:
@@ -290,7 +278,7 @@ def soak(
         rows: the capacities found.
         model: answers the lengths between the probed ones.
         steps: steps of the plan to replay.
-        report: told what happens.
+        report: called with what happens.
         limit_mb: of a trial process; None where it is not known in MB.
         margin: what capacities leave of what was tested; those at which no limit had been found get theirs when one is.
 
@@ -362,23 +350,19 @@ def _lowered(rows: Sequence[CapacityRow], reply: Reply | None, part: float, marg
     failed: every row counts as having failed. One sample that passed its trial is left, unless one sample no longer
     than these is what failed.
     """
-    if reply is None:
-        found = [row for row in rows if row.tested_fail is None]
-        lowered = list(rows)
-    else:
-        found = [row for row in rows if row.tested_fail is None and row.length >= reply["length"]]
-        lowered = found or [row for row in rows if row.tested_fail is not None]
+    since = 0 if reply is None else reply["length"]
+    found = [row for row in rows if row.tested_fail is None and row.length >= since]
+    lowered = rows if reply is None else found or [row for row in rows if row.tested_fail is not None]
     after = []
     for row in rows:
         if row in lowered:
             n = row.max_batch if reply is None else reply["n"]
-            alone_failed = reply is not None and n == 1 and reply["length"] <= row.length
+            alone_failed = reply is not None and n == 1 and since <= row.length
             least = 1 if row.tested_ok >= 1 and not alone_failed else 0
+            change: dict[str, int] = {"max_batch": int(row.max_batch * part)}
             if row in found:
-                most = int(min(row.max_batch, n) * min(part, 1 - margin))
-                row = row.model_copy(update={"max_batch": max(least, most), "tested_fail": n})
-            else:
-                row = row.model_copy(update={"max_batch": max(least, int(row.max_batch * part))})
+                change = {"max_batch": int(min(row.max_batch, n) * min(part, 1 - margin)), "tested_fail": n}
+            row = row.model_copy(update={**change, "max_batch": max(least, change["max_batch"])})
         after.append(row)
     return after
 
@@ -391,7 +375,7 @@ def _dealt(shapes: list[list[tuple[int, int]]], processes: int) -> list[list[tup
 
 
 def _outcome(steps: int, replies: Sequence[Reply | None], shrunk: int, global_batch: int) -> Soak:
-    """Of a replay that passed, with what the ranks answered; of one that never did, with no answers."""
+    """Of a replay that passed, with the replies of the ranks; of one that never did, with none."""
 
     def largest(key: str) -> Any:
         return max((reply[key] for reply in replies if reply and reply[key] is not None), default=None)

@@ -1,7 +1,4 @@
-"""A trial process: builds the step once, then answers requests until its input closes.
-
-Requests and replies are one JSON object a line. Whatever else is printed goes to standard error.
-"""
+"""A trial process: builds the step once, then answers requests until its connection closes."""
 
 from __future__ import annotations
 
@@ -11,15 +8,17 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import timedelta
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
 from dynbench.engine.failure import is_out_of_memory, lasting_fault
 from dynbench.engine.rank.loop import build_strategy
@@ -34,27 +33,33 @@ from dynbench.workloads.registry import build_workload, import_model_code
 
 
 def main() -> None:
-    """Entry point; the specification is the only argument."""
-    replies = _take_stdout()
-    spec = json.loads(sys.argv[1])
+    """Entry point; its arguments are the specification and the descriptor of its connection."""
+    spec, connection = json.loads(sys.argv[1]), Connection(int(sys.argv[2]))
     die_with_parent(spec["parent"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     run = Run(Path(spec["run"]))
     try:
-        _serve(spec, run.config(), replies)
-    except Exception as error:  # whatever it is, its cause is told and the process ends without waiting for others
+        with suppress(EOFError):
+            _serve(spec, run.config(), connection)
+    except Exception as error:  # whatever it is, its cause is reported and the process ends without waiting for others
         traceback.print_exc()
         sys.stderr.flush()
         if message := lasting_fault(error, run):
-            _send(replies, {"fault": message})
+            connection.send({"fault": message})
         os._exit(1)  # the interpreter's own end may wait for a collective of ranks that are still in it
     os._exit(0)
 
 
-def _serve(spec: Mapping[str, Any], config: Config, replies: IO[str]) -> None:
-    """Build the step, then answer until the input closes."""
-    torch.set_num_threads(spec["threads"])
-    device = torch.device(f"cuda:{spec['servers'] + spec['rank']}" if spec["device"] == "cuda" else "cpu")
+def _serve(spec: Mapping[str, Any], config: Config, connection: Connection) -> None:
+    """Build the step, then answer.
+
+    Raises:
+        EOFError: the connection was closed.
+    """
+    assert isinstance(config.launch.threads, int), "resolved"
+    torch.set_num_threads(config.launch.threads)
+    gpu = ranks_of(config, 0).servers + spec["rank"]
+    device = torch.device("cuda", gpu) if config.launch.device == "cuda" else torch.device("cpu")
     workload = build_workload(config)
     import_model_code(config.workload)  # else under the limit, where an import fails in ways of its own
     dist.init_process_group(
@@ -62,44 +67,44 @@ def _serve(spec: Mapping[str, Any], config: Config, replies: IO[str]) -> None:
         init_method=spec["rendezvous"],
         rank=spec["rank"],
         world_size=spec["world_size"],
-        timeout=timedelta(seconds=spec["timeout_s"]),
+        timeout=timedelta(seconds=config.launch.timeout_s),
     )
-    if spec.get("splits"):
-        _limit(spec, device)
-        _send(replies, {"ready": True, "gradient_bytes": 0})
-        for line in sys.stdin:
-            request = json.loads(line)
+    if spec["splits"]:
+        _limit(spec["memory_limit_bytes"], config, device)
+        connection.send({"ready": True, "gradient_bytes": 0})
+        while True:
+            request = connection.recv()
+            # A new one for each request: nothing of an earlier one may be left beside it.
             with closing(TrialStep(config, workload, device, build=partial(build_strategy, config, device))) as split:
                 ms = split.split_price_ms(request["n"], request["length"], request["repeats"])
-            del split  # before the next request builds its own beside it
-            _send(replies, {"ms": ms})
-        return
+            del split
+            connection.send({"ms": ms})
     build = None
     if config.launch.launcher != "virtual":
         STRATEGIES.find(config.sync.name).load()  # before the limit, as the code of models
         build = partial(rehearsed, config, spec["rank"], spec["world_size"], silent_group())
     step, message = None, ""
     try:
-        _limit(spec, device)
+        _limit(spec["memory_limit_bytes"], config, device)
         step = TrialStep(config, workload, device, spec["memory_limit_bytes"], build)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         message = f"the model and its optimizer do not fit: the process holds {mb(resident_bytes()):.0f} MB before them"
     if step is None:
-        _send(replies, {"ready": False, "message": message})
-    else:
-        _send(replies, {"ready": True, "gradient_bytes": 4 * step.gradient_numel})
-        for line in sys.stdin:
-            _send(replies, _answer(step, json.loads(line)))
+        connection.send({"ready": False, "message": message})
+        return
+    connection.send({"ready": True, "gradient_bytes": 4 * step.gradient_numel})
+    while True:
+        connection.send(_answer(step, connection.recv()))
 
 
-def _limit(spec: Mapping[str, Any], device: torch.device) -> None:
+def _limit(limit_bytes: int | None, config: Config, device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        torch.cuda.set_per_process_memory_fraction(spec["memory_fraction"], device)
-    elif spec["memory_limit_bytes"] is not None:
-        limit_process(spec["memory_limit_bytes"])
+        torch.cuda.set_per_process_memory_fraction(config.probe.memory_fraction, device)
+    elif limit_bytes is not None:
+        limit_process(limit_bytes)
 
 
 def _answer(step: TrialStep, request: Mapping[str, Any]) -> dict[str, object]:
@@ -129,7 +134,7 @@ def _soak(step: TrialStep, micro_batches: list[tuple[int, int]]) -> dict[str, ob
     for n, length in micro_batches:
         fits, now = step.fits(n, length, room)
         peak = max(peak, step.limit_mb * room if now is None and step.limit_mb else now or 0.0)
-        reserved = max(reserved, step.memory.reserved_mb())
+        reserved = max(reserved, step.memory.now().reserved_mb or 0.0)
         if not fits:
             first_failure = first_failure or {"n": n, "length": length}
         if now is None:
@@ -142,18 +147,6 @@ def _soak(step: TrialStep, micro_batches: list[tuple[int, int]]) -> dict[str, ob
         if step.device.type == "cuda"
         else None,
     }
-
-
-def _take_stdout() -> IO[str]:
-    """The reply channel; from here on anything that prints writes to standard error."""
-    channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    return channel
-
-
-def _send(channel: IO[str], reply: Mapping[str, object]) -> None:
-    channel.write(json.dumps(reply) + "\n")
-    channel.flush()
 
 
 if __name__ == "__main__":

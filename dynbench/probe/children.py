@@ -1,40 +1,36 @@
-"""The processes that run trials: one per rank, within a budget of memory, driven over pipes, expendable.
+"""The processes that run trials: one per rank, within a budget of memory, started for one search, expendable.
 
-They are started for one search.
-
-A child that ends without an answer proves nothing about memory (it may have been killed from outside), so its silence
+A child that ends without an answer proves nothing about memory (it may have been killed from outside), so that this
 is reported as such and the whole group is replaced: the collectives of the survivors are broken anyway.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
-import selectors
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import IO, Any
 
 from dynbench.config.held import copies_served
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, Launch
 from dynbench.engine.launching.resolve import Resolved
 from dynbench.engine.launching.torchrun import thread_environment
 from dynbench.errors import NothingFits, UsageError, WorkerFailed
 from dynbench.runs.provenance import ROOT, memory_mb
+from dynbench.runs.run import Run
 from dynbench.signals import held_back
 from dynbench.units import BYTES_PER_MB, parse_bytes
 
-log = logging.getLogger(__name__)
-
 Reply = dict[str, Any]
 Report = Callable[[str], None]
-"""Told what is done, a line at a time."""
+"""Called with what is done, a line at a time."""
 
 RESERVE = 0.15
 """Part of a CPU host's available memory that the default budget leaves alone."""
@@ -46,34 +42,34 @@ class Children:
     """A group of trial processes, one per rank; use as a context manager.
 
     Args:
-        spec: what every child needs to know, as JSON (see `prober.Prober`).
+        run: what is tried, and the folder for what the processes print.
+        launch: of its resolved configuration.
         world_size: ranks (G).
-        threads: computing threads per rank.
-        logs: folder of the children's standard error.
-        timeout_s: longest wait for one answer.
+        memory_limit_bytes: of a process on a CPU; None for no limit.
+        splits: steps in several micro-batches are timed, and nothing else.
         tidy: freed memory goes back to the system at once, so that a failed trial does not shrink the next one's room;
             slower, so not for timing.
     """
 
     def __init__(
         self,
-        spec: Mapping[str, object],
+        run: Run,
+        launch: Launch,
         world_size: int,
-        threads: int,
-        logs: Path,
-        timeout_s: float = 600.0,
+        memory_limit_bytes: int | None = None,
         *,
-        tidy: bool,
+        splits: bool = False,
+        tidy: bool = False,
     ) -> None:
         self.world_size = world_size
-        self.timeout_s = timeout_s
-        self._spec = dict(spec)
-        self._threads = threads
+        self.timeout_s = float(launch.timeout_s)
+        """Longest wait for one answer."""
+        self._run, self._launch = run, launch
+        self._spec = {"run": str(run.path), "memory_limit_bytes": memory_limit_bytes, "splits": splits}
         self._tidy = tidy
-        self._logs = logs
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._files: list[IO[bytes]] = []
-        self._asked = ["get ready"] * world_size
+        self._connections: list[Connection] = []
+        self._request = "get ready"
         self.gone: list[int] = []
         """Ranks whose processes ended without an answer, in the order in which that was seen."""
         self.gradient_bytes = 0
@@ -92,27 +88,29 @@ class Children:
         self.close()
 
     def _start(self) -> None:
-        self._logs.mkdir(parents=True, exist_ok=True)
-        environment = os.environ | thread_environment(self._threads) | (TIDY_MALLOC if self._tidy else {})
+        assert isinstance(self._launch.threads, int), "resolved"
+        environment = os.environ | thread_environment(self._launch.threads) | (TIDY_MALLOC if self._tidy else {})
         for rank in range(self.world_size):
-            spec = self._spec | {
-                "rank": rank,
-                "world_size": self.world_size,
-                "parent": os.getpid(),
-                "threads": self._threads,
-                "rendezvous": f"file://{self._rendezvous.name}/store",
-            }
-            errors = self.log_of(rank).open("ab")
-            self._files.append(errors)
-            with held_back():  # a process that nobody knows of yet would be left behind
-                child = subprocess.Popen(
-                    [sys.executable, "-m", "dynbench.probe.child", json.dumps(spec)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    env=environment,
-                )
-                self._processes.append(child)
+            place = {"rank": rank, "world_size": self.world_size, "parent": os.getpid()}
+            spec = self._spec | place | {"rendezvous": f"file://{self._rendezvous.name}/store"}
+            # A process that nobody knows of yet would be left behind by a signal.
+            with held_back(), self.log_of(rank).open("ab") as log:
+                self.start_process([sys.executable, "-m", "dynbench.probe.child", json.dumps(spec)], log, environment)
+
+    def start_process(self, command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]) -> None:
+        """Start the process of the next rank: `command`, with the descriptor of its connection as a last argument."""
+        ours, theirs = Pipe()
+        self._connections.append(ours)
+        with theirs:
+            process = subprocess.Popen(
+                [*command, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
+            self._processes.append(process)
 
     def _expect_ready(self) -> None:
         for rank, reply in enumerate(self._collect()):
@@ -124,73 +122,64 @@ class Children:
                 )
             self.gradient_bytes = reply["gradient_bytes"]
 
-    def ask(self, requests: Sequence[Mapping[str, object]], *, together: bool = False) -> list[Reply | None]:
+    def ask(self, requests: Sequence[Mapping[str, object]], *, collective: bool = False) -> list[Reply | None]:
         """Send each rank its request, at once, and wait for all answers; None where a child ended without one.
 
         Args:
             requests: by rank.
-            together: the ranks wait for each other on the way. When one has ended, the others' answers may never come:
-                theirs are None too, and the group is of no more use.
+            collective: the ranks wait for each other on the way. When one has ended, the others' answers may never
+                come: theirs are None too, and the group is of no more use.
 
         Raises:
             WorkerFailed: a child is there and does not answer, as it would not the next time.
         """
-        self._asked = [str(request.get("op", "splits")) for request in requests]
-        for process, request in zip(self._processes, requests, strict=True):
-            assert process.stdin is not None
-            try:
-                process.stdin.write(json.dumps(request).encode() + b"\n")
-                process.stdin.flush()
-            except BrokenPipeError:
-                log.debug("probe: a trial process was gone before it was asked")
-        return self._collect(together=together)
+        self._request = str(requests[0]["op"])
+        for connection, request in zip(self._connections, requests, strict=True):
+            with suppress(BrokenPipeError, ConnectionResetError):  # it is gone, as its answer will show
+                connection.send(request)
+        return self._collect(collective=collective)
 
-    def ask_all(self, request: Mapping[str, object], *, together: bool = False) -> list[Reply | None]:
+    def ask_all(self, request: Mapping[str, object], *, collective: bool = False) -> list[Reply | None]:
         """The same request to every rank, as `ask`."""
-        return self.ask([request] * self.world_size, together=together)
+        return self.ask([request] * self.world_size, collective=collective)
 
     @property
     def pids(self) -> list[int]:
         """Process ids by rank."""
         return [process.pid for process in self._processes]
 
-    def _collect(self, *, together: bool = False) -> list[Reply | None]:
-        """One line from each child; a rank that closed its pipe answers None.
+    def _collect(self, *, collective: bool = False) -> list[Reply | None]:
+        """One answer from each child; None of a rank whose process has ended.
 
         Raises:
-            WorkerFailed: one met a fault, or is silent beyond the limit, though none has ended, for which it could be
-                waiting.
+            WorkerFailed: one met a fault, or does not answer within the limit, though none has ended, for which it
+                could be waiting.
         """
         replies: list[Reply | None] = [None] * self.world_size
-        pending = dict.fromkeys(range(self.world_size), b"")
+        pending = dict(zip(self._connections, range(self.world_size), strict=True))
         deadline = time.monotonic() + self.timeout_s
-        with selectors.DefaultSelector() as selector:
-            for rank, process in enumerate(self._processes):
-                assert process.stdout is not None
-                selector.register(process.stdout, selectors.EVENT_READ, rank)
-            while pending and (left := deadline - time.monotonic()) > 0:
-                for key, _ in selector.select(timeout=left):
-                    rank, chunk = key.data, os.read(key.fd, 65536)
-                    pending[rank] += chunk
-                    if chunk and not chunk.endswith(b"\n"):  # a child may stop in the middle of a line
-                        continue
-                    selector.unregister(key.fileobj)
-                    line = pending.pop(rank)
-                    if not line.endswith(b"\n"):
-                        self.gone.append(rank)
-                        if together:
-                            return replies
-                        continue
-                    reply: Reply = json.loads(line)
-                    if "fault" in reply:  # another try would meet it again
-                        raise self.failed(rank, str(reply["fault"]))
-                    replies[rank] = reply
-        if pending and all(replies[rank] is not None for rank in range(self.world_size) if rank not in pending):
-            first, *others = sorted(pending)  # several may wait for one of them
+        gone = False
+        while pending and (left := deadline - time.monotonic()) > 0:
+            for connection in wait(list(pending), timeout=left):
+                assert isinstance(connection, Connection)
+                rank = pending.pop(connection)
+                try:
+                    reply: Reply = connection.recv()
+                except (EOFError, ConnectionResetError):
+                    gone = True
+                    self.gone.append(rank)
+                    if collective:
+                        return replies
+                    continue
+                if "fault" in reply:  # another try would meet it again
+                    raise self.failed(rank, str(reply["fault"]))
+                replies[rank] = reply
+        if pending and not gone:
+            first, *others = sorted(pending.values())  # several may wait for one of them
             names = " and ".join(map(str, (first, *others)))
             log = self.log_of(first)
             raise WorkerFailed(
-                f"probe: rank {names} hung in {self._asked[first]!r}: no answer for {self.timeout_s:g} s "
+                f"probe: rank {names} hung in {self._request!r}: no answer for {self.timeout_s:g} s "
                 f"(launch.timeout_s); log: {log}",
                 "Where it is slow and does not hang, raise launch.timeout_s.",
                 rank=first,
@@ -205,25 +194,19 @@ class Children:
 
     def log_of(self, rank: int) -> Path:
         """What the trial process of a rank prints."""
-        return self._logs / f"probe_rank_{rank}.log"
+        return self._run.logs_dir / f"probe_rank_{rank}.log"
 
     def close(self) -> None:
         """End every child, gently where it listens, and leave none behind."""
-        for process in self._processes:
-            if process.stdin is not None:
-                with suppress(BrokenPipeError):
-                    process.stdin.close()
+        for connection in self._connections:
+            connection.close()
         for process in self._processes:
             try:
                 process.wait(timeout=0.5)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-        for file in self._files:
-            file.close()
-        self._processes, self._files = [], []
+        self._processes, self._connections = [], []
         self._rendezvous.cleanup()
 
 

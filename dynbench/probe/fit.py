@@ -61,15 +61,14 @@ def fit_memory(trials: Sequence[TrialRow]) -> MemoryFit | None:
         return None
     n, length, peak = np.array(points, dtype=np.float64).T
     design = np.column_stack([np.ones_like(n), n, length, n * length, n * length**2])
-    weights = 1.0 / peak**2
-    full = nonnegative_least_squares(design, peak, weights)
-    proxy = nonnegative_least_squares(design[:, [0, 3]], peak, weights)
 
-    def error(columns: np.ndarray, coefficients: np.ndarray) -> float:
-        return float(np.mean(np.abs(columns @ coefficients - peak) / peak))
+    def fitted(columns: FloatArray) -> tuple[FloatArray, float]:
+        found = nonnegative_least_squares(columns, peak, 1.0 / peak**2)
+        return found, float(np.mean(np.abs(columns @ found - peak) / peak))
 
-    errors = {"mape": error(design, full), "tokens_only_mape": error(design[:, [0, 3]], proxy)}
-    return MemoryFit(**dict(zip(TERMS, full.tolist(), strict=True)), **errors)
+    (full, mape), (_, tokens_only_mape) = fitted(design), fitted(design[:, [0, 3]])
+    terms = dict(zip(TERMS, full.tolist(), strict=True))
+    return MemoryFit(**terms, mape=mape, tokens_only_mape=tokens_only_mape)
 
 
 def between(model: MemoryFit | None, length: int, limit_mb: float, capacity: Mapping[int, int | None]) -> int | None:
@@ -134,9 +133,8 @@ def nonnegative_least_squares(design: FloatArray, target: FloatArray, weights: F
 
 def columns_of(points: Sequence[GridPoint]) -> tuple[IntArray, IntArray, FloatArray]:
     """Points as arrays: samples, lengths, milliseconds."""
-    n = np.array([point.n for point in points], dtype=np.int64)
-    length = np.array([point.length for point in points], dtype=np.int64)
-    return n, length, np.array([point.ms for point in points], dtype=np.float64)
+    n, length, ms = np.array([(point.n, point.length, point.ms) for point in points], dtype=np.float64).T
+    return n.astype(np.int64), length.astype(np.int64), ms
 
 
 def fit_measured(points: Sequence[GridPoint]) -> CostModel:
@@ -206,12 +204,9 @@ def judge(points: Sequence[GridPoint], seed: int, attention_a: float) -> dict[st
     """Accuracy of every cost model on held-out points: the three proxies, the fit, and the interpolated table."""
     fitted, held_out = split(points, seed)
     proxies = [CostModel("tokens"), CostModel("tokens_sq"), CostModel("attention", attention_a=attention_a)]
-    judged: dict[str, AccuracyRow | None] = {
-        model.cost_type: accuracy(fit_proxy(fitted, model), held_out) for model in proxies
-    }
-    judged["measured"] = accuracy(fit_measured(fitted).cost, held_out)
-    judged["table"] = accuracy(table(fitted), held_out)
-    return judged
+    predictors: dict[str, Predictor] = {model.cost_type: fit_proxy(fitted, model) for model in proxies}
+    predictors |= {"measured": fit_measured(fitted).cost, "table": table(fitted)}
+    return {name: accuracy(predict, held_out) for name, predict in predictors.items()}
 
 
 def predicted_step_ms(policy: str, problem: Problem, overhead_ms: float) -> float | None:
@@ -236,8 +231,8 @@ def predicted_speedups(problem: Problem, overhead_ms: float) -> dict[str, float 
     static = predicted_step_ms("static", problem, overhead_ms)
     speedups: dict[str, float | None] = {}
     for policy in POLICIES:
-        asked = replace(problem, window=WINDOW if policy == "window" else 1, buffer=problem.global_batch)
-        planned = predicted_step_ms(policy, asked, overhead_ms)
+        changed = replace(problem, window=WINDOW if policy == "window" else 1, buffer=problem.global_batch)
+        planned = predicted_step_ms(policy, changed, overhead_ms)
         speedups[policy] = None if static is None or planned is None else static / planned
     return speedups
 
@@ -260,9 +255,8 @@ def break_even_batch(problem: Problem, overhead_ms: float, worth: float) -> tupl
     largest = min(len(problem.lengths), max(LARGEST_BATCH, LEAST_PER_RANK * ranks))
     tried: list[int] = []
     for global_batch in (ranks * 2**exponent for exponent in range((largest // ranks).bit_length())):
-        asked = replace(problem, global_batch=global_batch, capacity=Capacity())
-        static = predicted_step_ms("static", asked, overhead_ms)
-        dynamic = predicted_step_ms("partition", asked, overhead_ms)
+        sized = replace(problem, global_batch=global_batch, capacity=Capacity())
+        static, dynamic = (predicted_step_ms(policy, sized, overhead_ms) for policy in ("static", "partition"))
         if static is None or dynamic is None:
             continue
         tried.append(global_batch)
@@ -314,7 +308,7 @@ def time_grid(
         points: (samples, length) of the micro-batches.
         repeats: times per point.
         seed: of the order.
-        report: told what is being timed.
+        report: called with what is being timed.
         slowdown: rank to factor.
         share: samples of a rank in a step (B / G), what splitting is timed with as far as they fit.
 
@@ -326,12 +320,11 @@ def time_grid(
         for done, index in enumerate(np.random.default_rng(seed).permutation(len(points))):
             n, length = points[index]
             report(f"timing {n} samples x {length} tokens ({done + 1} of {len(points)})")
-            asked = {"op": "time", "n": n, "length": length, "repeats": repeats}
-            times = _answered(children, children.ask_all(asked))
+            times = _ms_of(children, children.ask_all({"op": "time", "n": n, "length": length, "repeats": repeats}))
             for rank, repeated in enumerate(times):
                 ms = statistics.median(repeated) * slowdown.get(rank, 1.0)
                 measured.append(GridPoint(n, length, ms, rank))
-        reduced = _answered(children, children.ask_all({"op": "reduce", "repeats": REDUCE_REPEATS}, together=True))
+        reduced = _ms_of(children, children.ask_all({"op": "reduce", "repeats": REDUCE_REPEATS}, collective=True))
     further = _time_further(start_splits, points, share, report, slowdown)
     allreduce = AllReduce(megabytes=mb(children.gradient_bytes), ms=max(reduced), world_size=children.world_size)
     return Timings(measured, further, allreduce)
@@ -353,17 +346,19 @@ def _time_further(
         return None
     report(f"timing steps of one micro-batch and of two, {2 * n} samples x {length} tokens")
     with start() as fresh:
-        replies = fresh.ask_all({"op": "further", "n": n, "length": length, "repeats": FURTHER_REPEATS}, together=True)
-    if any(reply is None for reply in replies):
+        replies = fresh.ask_all(
+            {"op": "further", "n": n, "length": length, "repeats": FURTHER_REPEATS}, collective=True
+        )
+    if None in replies:
         ended = "a trial process ended while steps of two were timed, the ranks' logs in the run folder's logs/ say why"
         log.warning(_UNPRICED, ended)
         return None
-    return [ms * slowdown.get(rank, 1.0) for rank, ms in enumerate(_answered(fresh, replies))]
+    return [ms * slowdown.get(rank, 1.0) for rank, ms in enumerate(_ms_of(fresh, replies))]
 
 
-def _answered(children: Children, replies: Sequence[Reply | None]) -> list[Any]:
-    """The milliseconds that the ranks answered: a number of each, or one per repeat."""
-    if any(reply is None for reply in replies):
+def _ms_of(children: Children, replies: Sequence[Reply | None]) -> list[Any]:
+    """The milliseconds in the ranks' replies: a number of each, or one per repeat."""
+    if None in replies:
         what = "its trial process ended while it was being timed"
         raise children.failed(children.gone[0], what, "See its log, and probe again.")
     return [reply["ms"] for reply in replies if reply is not None]

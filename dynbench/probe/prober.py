@@ -1,4 +1,4 @@
-"""A whole probe: capacities, cost model, soak and predictions, kept as a run of the registry."""
+"""A whole probe: capacities, cost model, soak and predictions, stored as a run of the registry."""
 
 from __future__ import annotations
 
@@ -18,21 +18,9 @@ from dynbench.engine.launching.probe_use import measured_settings
 from dynbench.engine.launching.resolve import Resolved, resolve, this_machine, use_of
 from dynbench.errors import UsageError
 from dynbench.lengths import padded_lengths
+from dynbench.probe import fit
 from dynbench.probe.capacity import capacity_tables, find_capacities, length_grid, refuse_if_nothing_fits, soak
 from dynbench.probe.children import Children, Report, memory_limit_bytes, served_mb
-from dynbench.probe.fit import (
-    WINDOW,
-    at_full_speed,
-    break_even_batch,
-    fit_cost,
-    fit_memory,
-    further_at_full_speed,
-    grid,
-    predicted_speedups,
-    rank_speeds,
-    time_grid,
-    timing_rows,
-)
 from dynbench.runs.atomic import write_json
 from dynbench.runs.probe_record import PROBE_FILE, CostFit, ProbeRecord
 from dynbench.runs.recorder import new_run, recorded
@@ -63,7 +51,7 @@ def run_probe(
     Args:
         config: settings; `auto` values are decided here.
         store: the registry.
-        report: told what is being done, one line at a time.
+        report: called with what is being done, one line at a time.
         asked: the settings, to warn of those that no probe reads; None where they are those of a training run.
         naming: what the run is called.
 
@@ -85,14 +73,7 @@ def run_probe(
         build_comm_model(resolved.config.launch.comm_model, store.root)
     warnings = [] if asked is None else unread("probe", [use_of(asked, resolved)])
     run = new_run(
-        store,
-        "probe",
-        "probe",
-        resolved.config,
-        decisions=resolved.decisions,
-        data={},
-        warnings=warnings,
-        **naming,
+        store, "probe", "probe", resolved.config, decisions=resolved.decisions, data={}, warnings=warnings, **naming
     )
     with recorded(run, at_its_end=True):
         record = prober.probe(run, report)
@@ -118,7 +99,7 @@ class Prober:
 
     Args:
         resolved: settings without `auto`.
-        lengths: length grid, padded tokens.
+        lengths: length fit.grid, padded tokens.
         memory_limit_bytes: budget of one trial process on CPU; None on GPUs, where a fraction is set instead.
     """
 
@@ -152,49 +133,34 @@ class Prober:
         lengths = _within(self.lengths, workload.positions)
 
         children = partial(self._children, run)
-        found = find_capacities(partial(children, tidy=True), lengths, self.processes, ceiling, settings, report)
-        points = grid(found.rows, ceiling)
+        start = partial(children, tidy=True)
+        rows, trials = find_capacities(start, lengths, self.processes, ceiling, settings, report)
+        points = fit.grid(rows, ceiling)
         if not points:  # there is nothing to time
-            refuse_if_nothing_fits(found.rows)
-        memory = fit_memory(found.trials)
-        timings = time_grid(
-            partial(children, limited=False),
-            None if ranks.servers else partial(children, limited=False, splits=True),
-            points,
-            settings.repeats,
-            seed,
-            report,
-            slowdown,
-            share=config.train.global_batch // workers,
-        )
+            refuse_if_nothing_fits(rows)
+        memory = fit.fit_memory(trials)
+        unlimited, share = partial(children, limited=False), config.train.global_batch // workers
+        start_splits = None if ranks.servers else partial(unlimited, splits=True)
+        timings = fit.time_grid(unlimited, start_splits, points, settings.repeats, seed, report, slowdown, share)
         server_mb = served_mb(config, timings.allreduce.megabytes, self.memory_limit_mb)
         overhead_ms = timings.allreduce.ms  # what every step pays alike
         if self.virtual:
-            megabytes = timings.allreduce.megabytes
             comm_model = build_comm_model(config.launch.comm_model, run.path.parent)
-            overhead_ms = comm_model.allreduce_ms(megabytes, workers)
-        speeds = rank_speeds(timings.points, workers, slowdown)
+            overhead_ms = comm_model.allreduce_ms(timings.allreduce.megabytes, workers)
+        speeds = fit.rank_speeds(timings.points, workers, slowdown)
         classes = distinct_speeds(speeds)
-        further_ms = further_at_full_speed(timings.further, classes)
-        cost = fit_cost(at_full_speed(timings.points, classes), seed, config.schedule.attention_a, further_ms)
+        further_ms = fit.further_at_full_speed(timings.further, classes)
+        cost = fit.fit_cost(fit.at_full_speed(timings.points, classes), seed, config.schedule.attention_a, further_ms)
         problem = self._problem(workload, cost, speeds)
         soaked = None
-        if settings.soak_steps and all(row.max_batch for row in found.rows):
-            soaked, found.rows = soak(
-                children,
-                problem,
-                found.rows,
-                memory,
-                settings.soak_steps,
-                report,
-                self.memory_limit_mb,
-                settings.margin,
-            )
+        if settings.soak_steps and all(row.max_batch for row in rows):
+            limit_mb, margin = self.memory_limit_mb, settings.margin
+            soaked, rows = soak(children, problem, rows, memory, settings.soak_steps, report, limit_mb, margin)
         report("predicting what scheduling gains")
-        tables = capacity_tables(found.rows, memory, self.processes)
-        if all(row.max_batch for row in found.rows):
+        tables = capacity_tables(rows, memory, self.processes)
+        if all(row.max_batch for row in rows):
             problem = replace(problem, capacity=capacity_of(tables, config.workload.layout))
-        break_even, tried = break_even_batch(problem, overhead_ms, config.analysis.noise_threshold)
+        break_even, tried = fit.break_even_batch(problem, overhead_ms, config.analysis.noise_threshold)
         return ProbeRecord(
             device=str(config.launch.device),
             device_name=self.resolved.device_name,
@@ -211,35 +177,25 @@ class Prober:
             assumes=held_said(config, ranks),
             server_mb=server_mb,
             slowdown=dict(config.launch.slowdown),
-            capacity=found.rows,
+            capacity=rows,
             tables=tables,
-            trials=found.trials,
-            timings=timing_rows(timings.points, seed),
+            trials=trials,
+            timings=fit.timing_rows(timings.points, seed),
             cost_model=cost,
             memory_model=memory,
             speeds=speeds,
             allreduce=None if self.virtual else timings.allreduce,
             overhead_ms=overhead_ms,
             soak=soaked,
-            predicted_speedup=predicted_speedups(problem, overhead_ms),
-            predicted_window=WINDOW,
+            predicted_speedup=fit.predicted_speedups(problem, overhead_ms),
+            predicted_window=fit.WINDOW,
             break_even_batch=break_even,
             break_even_tried=list(tried),
         )
 
-    def _children(self, run: Run, *, tidy: bool = False, limited: bool = True, splits: bool = False) -> Children:
-        config = self.resolved.config
-        assert isinstance(config.launch.threads, int), "resolved"
-        spec = {
-            "run": str(run.path),
-            "device": config.launch.device,
-            "memory_fraction": config.probe.memory_fraction,
-            "memory_limit_bytes": self.memory_limit_bytes if limited else None,
-            "servers": self.resolved.world_size - self.resolved.workers,
-            "timeout_s": config.launch.timeout_s,
-            "splits": splits,
-        }
-        return Children(spec, self.processes, config.launch.threads, run.logs_dir, config.launch.timeout_s, tidy=tidy)
+    def _children(self, run: Run, *, limited: bool = True, splits: bool = False, tidy: bool = False) -> Children:
+        limit = self.memory_limit_bytes if limited else None
+        return Children(run, self.resolved.config.launch, self.processes, limit, splits=splits, tidy=tidy)
 
     def _problem(self, workload: Workload, cost: CostFit, speeds: Sequence[float]) -> Problem:
         """Without capacities."""

@@ -1,6 +1,6 @@
 """A trial of a micro-batch, its rehearsal, and the price of a further one.
 
-A bare model does not tell that price. Under DistributedDataParallel the first micro-batch's gradients are kept apart
+A bare model does not show that price. Under DistributedDataParallel the first micro-batch's gradients are kept apart
 from the buckets, so that a further one adds to them and copies them, on all ranks at once, and leaves less of the
 backward pass for the all-reduce to hide behind.
 """
@@ -247,8 +247,8 @@ class TrialStep:
         if failed:
             self.recover()
             return False, None
-        peak = self.memory.peak_mb()
-        return self.limit_mb is None or peak <= self.limit_mb, peak
+        peak = self.memory.now().peak_mb
+        return self.limit_mb is None or (peak or 0.0) <= self.limit_mb, peak
 
     def recover(self) -> None:
         """Drop what a failed step left behind: a strategy that it stopped half way, gradients, optimizer state.
@@ -260,30 +260,30 @@ class TrialStep:
         strategy.close()
         cut = any(isinstance(each, DTensor) for each in model.parameters())
         model.zero_grad(set_to_none=True)
-        kept = None if cut else model
+        whole = None if cut else model
         del model, strategy
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        self._replica = self._built(kept)
+        self._replica = self._built(whole)
+
+    def _timed_ms(self, work: Callable[[], object]) -> float:
+        """Milliseconds until the device has done some work."""
+        self._timer.clock.synchronise()
+        start = time.perf_counter()
+        work()
+        self._timer.clock.synchronise()
+        return (time.perf_counter() - start) * 1e3
 
     def timed(self, n: int, length: int, repeats: int) -> list[float]:
         """Milliseconds of `repeats` steps after one to warm up."""
         self.step(n, length)
-        return [self._ms(n, length) for _ in range(repeats)]
-
-    def _ms(self, n: int, length: int) -> float:
-        start = time.perf_counter()
-        self.step(n, length)
-        return (time.perf_counter() - start) * 1e3
+        return [self._timed_ms(lambda: self.step(n, length)) for _ in range(repeats)]
 
     def split_ms(self, n: int, length: int, micro_batches: int) -> float:
         """Milliseconds of a step of so many micro-batches of `n` samples of `length` tokens, data left out."""
         batch = shaped_batch(self._workload, n, length, self.device)
-        self._timer.clock.synchronise()
-        start = time.perf_counter()
-        self._run(batch, micro_batches)
-        return (time.perf_counter() - start) * 1e3
+        return self._timed_ms(lambda: self._run(batch, micro_batches))
 
     def split_price_ms(self, n: int, length: int, repeats: int) -> float:
         """Milliseconds that a step of two micro-batches of `n` samples takes longer than one of `2 * n`.
@@ -321,10 +321,6 @@ class TrialStep:
         """Return when every rank has called this."""
         self._reduced_ms(torch.zeros(1, device=self.device))
 
-    def _reduced_ms(self, tensor: torch.Tensor) -> float:
+    def _reduced_ms(self, tensor: Tensor) -> float:
         dist.barrier()
-        start = time.perf_counter()
-        dist.all_reduce(tensor)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return (time.perf_counter() - start) * 1e3
+        return self._timed_ms(lambda: dist.all_reduce(tensor))

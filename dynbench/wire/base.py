@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from dynbench.clock import HostClock
+from dynbench.clock import Clock
 from dynbench.runs.columns import Column
 from dynbench.wire.channel import Channel, nbytes
 from dynbench.wire.segment import Segment
@@ -207,7 +207,7 @@ class NullWire(Wire):
         self.rank = rank
         self.world_size = world_size
         self._silent, self._echoes = silent, echoes
-        self._ledger = Ledger(HostClock())
+        self._ledger = Ledger(Clock())
 
     @property
     def group(self) -> dist.ProcessGroup:

@@ -37,6 +37,7 @@ CONFIG = {
     "launch.device": "cpu",
     "launch.nproc": RANKS,
     "launch.threads": 1,
+    "launch.timeout_s": 120,
     "probe.repeats": 2,
     "probe.gap": 0.2,
     "train.global_batch": 32,
@@ -53,13 +54,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def children(run: Run, limit_mb: int = LIMIT_MB) -> Children:
-    spec = {"run": str(run.path), "device": "cpu", "memory_limit_bytes": limit_mb * 10**6, "timeout_s": 120}
-    return Children(spec, RANKS, 1, run.logs_dir, timeout_s=120, tidy=True)
+    return Children(run, run.config().launch, RANKS, limit_mb * 10**6, tidy=True)
 
 
 def test_what_passed_passes_again_a_third_more_fails_and_nothing_is_left(run: Run) -> None:
     settings = load_config(flags=CONFIG).probe
-    rows = find_capacities(lambda: children(run), [LENGTH], RANKS, CEILING, settings, lambda text: None).rows
+    rows, _ = find_capacities(lambda: children(run), [LENGTH], RANKS, CEILING, settings, lambda text: None)
     assert [row.rank for row in rows] == list(range(RANKS))
     for row in rows:
         assert row.tested_fail is not None
@@ -164,6 +164,7 @@ def whole(**changes: object) -> Config:
         "launch.device": "cpu",
         "launch.nproc": RANKS,
         "launch.threads": 1,
+        "launch.timeout_s": 120,
         "probe.lengths": list(LENGTHS),
         "probe.memory_limit": "700MB",
         "probe.repeats": 2,

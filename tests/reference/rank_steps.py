@@ -54,7 +54,7 @@ def steps(rank: int, folder: str, config: Config, fault: str | None = None) -> A
 
         def noting(step: int) -> Any:
             found = inner(step)
-            shares = found.shares if virtual else [found]
+            shares = found.shares if virtual else [found[0]]
             given.append([int(i) for share in shares for ids in share for i in ids])
             return found
 

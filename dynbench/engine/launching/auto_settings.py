@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from functools import lru_cache
+from typing import TypeVar
 
 from dynbench.config import schema
 from dynbench.config.held import residuals_held
@@ -19,65 +19,78 @@ from dynbench.schedule.policy import policy_class
 from dynbench.workloads.datasets.images import image_side
 from dynbench.workloads.registry import build_workload
 
-LEARNING_RATE_KEY = "train.learning_rate"
 FROM_SCRATCH = 5e-4
 FINE_TUNING = 2e-5
 """The least of those that work for all tasks of Devlin et al. (NAACL 2019, appendix A.3)."""
-IMAGE_SIZE_KEY = "workload.image_size"
-ERROR_FEEDBACK_KEY = "compress.error_feedback"
-SIZE_KEY = "workload.size"
+Reason = dict[str, object]
+"""A `value` and the `reason` for it."""
+T = TypeVar("T")
 
 
-def decide_learning_rate(config: Config, decisions: MutableMapping[str, dict[str, object]]) -> float:
-    """`train.learning_rate`; what `auto` means depends on the weights, and joins the decisions."""
-    if config.train.learning_rate != "auto":
-        return config.train.learning_rate
-    fine_tunes = config.workload.weights == "pretrained"
-    rate, reason = (FINE_TUNING, "fine-tunes pretrained weights") if fine_tunes else (FROM_SCRATCH, "random weights")
-    decisions[LEARNING_RATE_KEY] = {"value": rate, "reason": reason}
-    return rate
+class Decisions:
+    """A configuration being decided: what changes in it, and why.
+
+    Args:
+        config: with the `auto` values.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.changes: dict[str, object] = {}
+        """Dotted key to value."""
+        self.reasons: dict[str, Reason] = {}
+        """Of every `auto` or null that was decided, by dotted key."""
+
+    def decide(self, key: str, value: T, reason: str) -> T:
+        """Set what `auto` means here."""
+        self.changes[key] = value
+        self.reasons[key] = {"value": value, "reason": reason}
+        return value
 
 
-def decide_image_size(config: Config, decisions: MutableMapping[str, dict[str, object]]) -> dict[str, object]:
-    """`workload.image_size` of a workload that reads it; what `auto` means joins the decisions."""
-    entry = known_entry(config)
-    if entry is None or not entry.reads("image_size"):
-        return {}
-    side, reason = image_side(config.workload)
-    if reason:
-        decisions[IMAGE_SIZE_KEY] = {"value": side, "reason": reason}
-    return {IMAGE_SIZE_KEY: side}
+def decide_learning_rate(found: Decisions) -> None:
+    """`train.learning_rate`; what `auto` means depends on the weights."""
+    if found.config.train.learning_rate == "auto":
+        fine_tunes = found.config.workload.weights == "pretrained"
+        rate, reason = (
+            (FINE_TUNING, "fine-tunes pretrained weights") if fine_tunes else (FROM_SCRATCH, "random weights")
+        )
+        found.decide("train.learning_rate", rate, reason)
 
 
-def decide_error_feedback(config: Config, decisions: MutableMapping[str, dict[str, object]]) -> dict[str, object]:
-    """`compress.error_feedback` of a compressor that reads it; what `auto` means joins the decisions."""
-    entry = COMPRESSORS.get(config.compress.name)
+def decide_image_size(found: Decisions) -> None:
+    """`workload.image_size` of a workload that reads it."""
+    entry = known_entry(found.config)
+    if entry is not None and entry.reads("image_size"):
+        side, reason = image_side(found.config.workload)
+        found.changes["workload.image_size"] = side
+        if reason:
+            found.decide("workload.image_size", side, reason)
+
+
+def decide_error_feedback(found: Decisions) -> None:
+    """`compress.error_feedback` of a compressor that reads it."""
+    entry, settings = COMPRESSORS.get(found.config.compress.name), found.config.compress
     if entry is None or not entry.reads("error_feedback"):
-        return {}
-    if options_of(config.compress, FeedbackOptions).error_feedback != "auto":
-        return {}
-    kept = bool(residuals_held(config))
-    decisions[ERROR_FEEDBACK_KEY] = {
-        "value": kept,
-        "reason": f"{entry.name} leaves out {'much' if kept else 'little'} of a gradient",
-    }
-    return {ERROR_FEEDBACK_KEY: kept}
+        return
+    if options_of(settings, FeedbackOptions).error_feedback == "auto":
+        keeps = bool(residuals_held(found.config))
+        reason = f"{entry.name} leaves out {'much' if keeps else 'little'} of a gradient"
+        found.decide("compress.error_feedback", keeps, reason)
 
 
-def decide_shape(config: Config, decisions: MutableMapping[str, dict[str, object]]) -> dict[str, object]:
-    """`workload.size`; what `auto` means joins the decisions where a shape is read."""
-    shape = config.workload.shape
-    if config.workload.size != "auto":
-        return {} if config.workload.size == shape else {SIZE_KEY: shape}
-    if config.workload.weights == "random" and not config.workload.runs_own_code:
-        found = "workload.model is a folder with a config.json"
-        reason = found if shape == OF_MODEL else WORKLOADS[config.workload.name].sizes[shape].summary
-        decisions[SIZE_KEY] = {"value": shape, "reason": reason}
-    return {SIZE_KEY: shape}
+def decide_shape(found: Decisions) -> None:
+    """`workload.size`, with a reason where the shape is read."""
+    workload = found.config.workload
+    found.changes["workload.size"] = shape = workload.shape
+    if workload.size == "auto" and workload.weights == "random" and not workload.runs_own_code:
+        folder = "workload.model is a folder with a config.json"
+        reason = folder if shape == OF_MODEL else WORKLOADS[workload.name].sizes[shape].summary
+        found.decide("workload.size", shape, reason)
 
 
-def decide_steps(config: schema.Config, decisions: MutableMapping[str, dict[str, object]]) -> int:
-    """`train.steps`; those of the epochs follow from the training samples, which are loaded for it.
+def decide_steps(found: Decisions) -> None:
+    """`train.steps` of `train.epochs`, from the training samples, which are loaded for it.
 
     An epoch has as many steps as there are full global batches; the warm-up's are among them.
 
@@ -86,16 +99,16 @@ def decide_steps(config: schema.Config, decisions: MutableMapping[str, dict[str,
         DynbenchError: as loading the data does.
         UsageError: a policy whose steps have no fixed number of samples, or fewer samples than a global batch.
     """
-    train, name = config.train, config.schedule.policy_name
+    train, name = found.config.train, found.config.schedule.policy_name
     if train.epochs is None:
-        return train.steps
+        return
     if not policy_class(name).fixed_batch:
         raise UsageError(
             f"train.epochs: {train.epochs}, but under policy {name!r} the samples of a step vary, so that no number of "
             "steps is an epoch",
             "Set train.steps in its place.",
         )
-    samples = _training_samples(config)
+    samples = _training_samples(found.config)
     each = DataOrder(samples, train.global_batch).steps_per_epoch
     steps = train.epochs * each - train.warmup_steps
     if steps < 1:
@@ -105,8 +118,7 @@ def decide_steps(config: schema.Config, decisions: MutableMapping[str, dict[str,
         given = f"train.steps: {train.steps}, but train.epochs {train.epochs} are {steps} beside the warm-up"
         raise ConfigError([f"{given}; leave one of them out"])
     reason = f"train.epochs {train.epochs} of {each} steps, {samples:,} samples, less train.warmup_steps"
-    decisions["train.steps"] = {"value": steps, "reason": reason}
-    return steps
+    found.decide("train.steps", steps, reason)
 
 
 def _training_samples(config: schema.Config) -> int:
@@ -118,7 +130,7 @@ def _training_samples(config: schema.Config) -> int:
 
 @lru_cache(maxsize=8)
 def _counted(workload: schema.Workload, seed: int) -> int:
-    """Loaded, and kept in the cache as the ranks will read it; how many a subset has does not depend on the seed."""
+    """Loaded, and stored in the cache as the ranks will read it; how many a subset has does not depend on the seed."""
     config = schema.Config().model_copy(update={"workload": workload, "train": schema.Train(seed=seed)})
     with warnings_left_to_the_ranks():
         return len(build_workload(config).train)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from dynbench.config.digest import changed
@@ -61,18 +61,6 @@ def measured_settings(workload: Workload) -> dict[str, object]:
     return shaped if workload.shape == "base" else shaped | {"vocabulary": vocabulary}
 
 
-def takes_speeds(config: Config, probe: ProbeRecord, workers: int) -> bool:
-    """Whether a run whose speeds are not given plans with those of its probe, or with having none.
-
-    Args:
-        config: settings as asked for.
-        probe: what `probe.run` names.
-        workers: of the run (G).
-    """
-    reads = Use(config, config).plans_with_speeds
-    return reads and config.schedule.speeds is None and len(probe.speeds) == workers
-
-
 def same_slowdown(config: Config, probe: ProbeRecord) -> bool:
     """Whether the speeds that a probe measured are those of this run's ranks, as far as is known."""
     return probe.slowdown is None or probe.slowdown == dict(config.launch.slowdown)
@@ -86,7 +74,7 @@ def probe_problems(config: Config, asked: Config, workers: int, device_name: str
 
     Args:
         config: resolved.
-        asked: settings as asked for.
+        asked: settings as given by the user.
         workers: ranks that train (G).
         device_name: the accelerators or the processor; None where they have none.
         root: results folder in which probe runs are looked up.
@@ -99,27 +87,31 @@ def probe_problems(config: Config, asked: Config, workers: int, device_name: str
     named = {"probe.run": config.probe.run} if names_a_probe(config) else {}
     if isinstance(capacity, str) and capacity not in named.values():
         named["schedule.capacity"] = capacity
-    probes = {key: load_probe(reference, key, root) for key, reference in named.items()}
-    return [
-        f"{setting}: {ours!r}, but {key} {reference} was made with {theirs!r}"
-        for key, reference in named.items()
-        for setting, ours, theirs in _mismatches(
-            config,
-            probes[key],
-            workers,
-            device_name,
-            capacity=reference == capacity,
-            speeds=key == "probe.run" and takes_speeds(asked, probes[key], workers),
-        )
-    ]
+    plans_with_speeds = Use(asked, asked).plans_with_speeds and asked.schedule.speeds is None
+    problems = []
+    for key, reference in named.items():
+        probe = load_probe(reference, key, root)
+        pairs = _compared(config, probe, device_name)
+        if reference == capacity:
+            pairs |= _room_compared(config, probe, workers)
+        takes_speeds = key == "probe.run" and plans_with_speeds and len(probe.speeds) == workers
+        if takes_speeds and not same_slowdown(config, probe):
+            pairs["launch.slowdown"] = (dict(config.launch.slowdown), probe.slowdown)
+        problems += [
+            f"{setting}: {ours!r}, but {key} {reference} was made with {theirs!r}"
+            for setting, (ours, theirs) in pairs.items()
+            if ours != theirs
+        ]
+    return problems
 
 
-def _mismatches(
-    config: Config, probe: ProbeRecord, workers: int, device_name: str | None, *, capacity: bool, speeds: bool
-) -> Iterator[tuple[str, object, object]]:
+Pairs = dict[str, tuple[object, object]]
+"""Setting to its value in a run and in the probe."""
+
+
+def _compared(config: Config, probe: ProbeRecord, device_name: str | None) -> Pairs:
     launch = config.launch
-    assert isinstance(launch.nproc, int), "resolved"
-    pairs: dict[str, tuple[object, object]] = {
+    pairs: Pairs = {
         "launch.device": (launch.device, probe.device),
         "train.precision": (config.train.precision, probe.precision),
         "workload.pad_to_multiple_of": (config.workload.pad_to_multiple_of, probe.pad_to_multiple_of),
@@ -129,21 +121,24 @@ def _mismatches(
         pairs["device"] = (device_name, probe.device_name)
     for key, ours in measured_settings(config.workload).items():
         theirs = probe.workload.get(key, ours)
-        longer = key != "max_length" or (isinstance(ours, int) and isinstance(theirs, int) and ours > theirs)
-        if longer:
+        if key != "max_length" or (isinstance(ours, int) and isinstance(theirs, int) and ours > theirs):
             pairs[f"workload.{key}"] = (ours, theirs)
-    training = min(launch.nproc, workers)  # processes of one machine, which would share what fewer were probed with
-    if capacity and launch.device == "cpu" and training > len(probe.tables):
-        number = "launch.nproc" if training == launch.nproc else "workers of launch.nproc"
-        pairs[number] = (training, len(probe.tables))
-    if capacity:
-        pairs |= _held_beyond(config, probe, workers)
-    if speeds and not same_slowdown(config, probe):
-        pairs["launch.slowdown"] = (dict(launch.slowdown), probe.slowdown)
-    yield from ((key, ours, theirs) for key, (ours, theirs) in pairs.items() if ours != theirs)
+    return pairs
 
 
-def _held_beyond(config: Config, probe: ProbeRecord, workers: int) -> dict[str, tuple[object, object]]:
+def _room_compared(config: Config, probe: ProbeRecord, workers: int) -> Pairs:
+    """What says that a run's ranks have as much room as those whose capacities were probed."""
+    nproc = config.launch.nproc
+    assert isinstance(nproc, int), "resolved"
+    training = min(nproc, workers)  # processes of one machine, which would share what fewer were probed with
+    pairs = _held_beyond(config, probe, workers)
+    if config.launch.device == "cpu" and training > len(probe.tables):
+        number = "launch.nproc" if training == nproc else "workers of launch.nproc"
+        return {number: (training, len(probe.tables)), **pairs}
+    return pairs
+
+
+def _held_beyond(config: Config, probe: ProbeRecord, workers: int) -> Pairs:
     """Why ranks of a run hold more of the parameters than those did whose room was probed; empty where they do not."""
     servers = ranks_of(config, 0).servers
     ours = copies_held(config, Ranks(workers + servers, servers), in_step=True)

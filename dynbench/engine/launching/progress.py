@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
 
 from dynbench.engine.rank.rank_facts import read_epochs, read_preparing
 from dynbench.runs.run import Run
@@ -43,7 +44,7 @@ class Progress:
 
     @property
     def place(self) -> str:
-        """How far it is, in the steps that were asked for, or in those of the warm-up."""
+        """How far it is, in the requested steps, or in those of the warm-up."""
         measured = self.steps_done - self.warmup_steps
         if measured < 0:
             return f"warm-up {self.steps_done}/{self.warmup_steps}"
@@ -53,60 +54,63 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
-class _Arm:
-    """What the local rank files of one run show."""
+class _RankFile:
+    """What the file of one rank holds by now."""
 
-    def __init__(self, run: Run, ranks: range) -> None:
-        self._files = [run.rank_file(rank) for rank in ranks]
-        self._offsets = [0] * len(ranks)
-        self._columns: list[list[str]] = [[] for _ in ranks]
-        self._rows: list[deque[dict[str, str]]] = [deque(maxlen=RECENT_STEPS) for _ in ranks]
-        self._counts = [0] * len(ranks)
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._columns: list[str] = []
+        self.recent: dict[str, dict[str, str]] = {}
+        """The last rows by their step."""
+        self.steps = 0
+
+    def read(self) -> None:
+        """Read the complete lines that were added since the last time."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            text = file.read()
+        complete = text[: text.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        lines = list(csv.reader(complete.decode("utf-8", errors="replace").splitlines()))
+        if lines and not self._columns:
+            self._columns = lines.pop(0)
+        self.steps += len(lines)
+        rows = [*self.recent.values(), *(dict(zip(self._columns, line, strict=False)) for line in lines)]
+        self.recent = {row["step"]: row for row in rows[-RECENT_STEPS:]}
 
     @property
-    def done(self) -> int:
-        """Steps that every rank has recorded."""
-        return min(self._counts)
+    def trains(self) -> bool:
+        """Whether its rank had samples in its last step."""
+        return bool(int(next(reversed(self.recent.values()))["real_tokens"]))
 
-    def look(self) -> None:
-        """Read the complete lines that were added since the last look."""
-        for index, path in enumerate(self._files):
-            if not path.exists():
-                continue
-            with path.open("rb") as file:
-                file.seek(self._offsets[index])
-                text = file.read()
-            complete = text[: text.rfind(b"\n") + 1]
-            self._offsets[index] += len(complete)
-            lines = list(csv.reader(complete.decode("utf-8", errors="replace").splitlines()))
-            if lines and not self._columns[index]:
-                self._columns[index] = lines.pop(0)
-            self._rows[index].extend(dict(zip(self._columns[index], line, strict=False)) for line in lines)
-            self._counts[index] += len(lines)
 
-    def with_rates(self, progress: Progress) -> Progress:
-        """With what the recent steps show."""
-        last = {row["step"] for row in self._rows[0]}
-        for rows in self._rows[1:]:
-            last &= {row["step"] for row in rows}
-        if not last:
-            return progress
-        trained = (rows for rows in self._rows if int(rows[-1]["real_tokens"]))
-        by_rank = [[row for row in rows if row["step"] in last] for rows in trained]
-        if not by_rank:
-            return progress
-        newest = [rows[-1] for rows in by_rank]
-        weight = sum(float(row["weight"]) for row in newest)
-        step_ms = [max(float(row["step_time_ms"]) for row in rows) for rows in zip(*by_rank, strict=True)]
-        compute = [[float(row["compute_ms"]) for row in rows] for rows in zip(*by_rank, strict=True)]
-        tokens = sum(int(row["real_tokens"]) for rows in by_rank for row in rows)
-        longest, mean = sum(map(max, compute)), sum(sum(row) / len(row) for row in compute)
-        return replace(
-            progress,
-            loss=sum(float(row["weight"]) * float(row["loss"]) for row in newest) / weight if weight else None,
-            tokens_per_s=tokens / (sum(step_ms) / 1e3),
-            imbalance=longest / mean if mean > 0 else None,
-        )
+def _steps_done(files: Sequence[_RankFile]) -> int:
+    """Steps that every rank of a run has recorded."""
+    return min(file.steps for file in files)
+
+
+def _with_rates(progress: Progress, files: Sequence[_RankFile]) -> Progress:
+    """With what the recent steps show that all ranks of a run have recorded."""
+    common = [step for step in files[0].recent if all(step in file.recent for file in files)]
+    trained = [file for file in files if common and file.trains]
+    if not trained:
+        return progress
+    steps = [[file.recent[step] for file in trained] for step in common]
+    newest = steps[-1]
+    weight = sum(float(row["weight"]) for row in newest)
+    step_ms = sum(max(float(row["step_time_ms"]) for row in rows) for rows in steps)
+    compute = [[float(row["compute_ms"]) for row in rows] for rows in steps]
+    tokens = sum(int(row["real_tokens"]) for rows in steps for row in rows)
+    longest, mean = sum(map(max, compute)), sum(sum(row) / len(row) for row in compute)
+    return replace(
+        progress,
+        loss=sum(float(row["weight"]) * float(row["loss"]) for row in newest) / weight if weight else None,
+        tokens_per_s=tokens / (step_ms / 1e3),
+        imbalance=longest / mean if mean > 0 else None,
+    )
 
 
 class ProgressReader:
@@ -131,7 +135,9 @@ class ProgressReader:
         warmup_steps: int = 0,
     ) -> None:
         self._runs = runs
-        self._arms = [_Arm(run, of_run) for run, of_run in zip(runs, ranks, strict=True)]
+        self._arms = [
+            [_RankFile(run.rank_file(rank)) for rank in of_run] for run, of_run in zip(runs, ranks, strict=True)
+        ]
         self._total_steps, self._warmup_steps = total_steps * len(runs), warmup_steps * len(runs)
         self._on_progress = on_progress
         self._unit = unit
@@ -152,16 +158,16 @@ class ProgressReader:
 
     def look(self) -> Progress:
         """Read what is new; rates are those of the arm that is ahead."""
-        for arm in self._arms:
-            arm.look()
-        done = sum(arm.done for arm in self._arms)
+        for file in chain.from_iterable(self._arms):
+            file.read()
+        done = sum(map(_steps_done, self._arms))
         elapsed_s = time.monotonic() - self._started
         progress = Progress(done, self._total_steps, elapsed_s, warmup_steps=self._warmup_steps)
-        ahead = max(self._arms, key=lambda arm: arm.done)
-        if not ahead.done:
+        ahead = max(self._arms, key=_steps_done)
+        if not _steps_done(ahead):
             return replace(progress, preparing=read_preparing(self._runs[0]))
         epochs = tuple(tuple(read_epochs(run)) for run in self._runs)
-        return replace(ahead.with_rates(progress), epochs=epochs, unit=self._unit)
+        return replace(_with_rates(progress, ahead), epochs=epochs, unit=self._unit)
 
     def _watch(self) -> None:
         assert self._on_progress is not None

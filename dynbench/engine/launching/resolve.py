@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
@@ -22,13 +21,8 @@ from dynbench.config.rules import DEFAULT_VIRTUAL_RANKS, check_rules, makes_prob
 from dynbench.config.schema import Config
 from dynbench.config.unread import Use
 from dynbench.engine.comm_model import build_comm_model, resolve_comm_model
-from dynbench.engine.launching.auto_settings import (
-    decide_error_feedback,
-    decide_image_size,
-    decide_learning_rate,
-    decide_shape,
-    decide_steps,
-)
+from dynbench.engine.launching import auto_settings
+from dynbench.engine.launching.auto_settings import Decisions, Reason
 from dynbench.engine.launching.probe_use import PROBE_AGAIN, device_name, probe_problems, probe_warnings, same_slowdown
 from dynbench.engine.planning import (
     default_cost_type,
@@ -54,12 +48,11 @@ _BF16_CAPABILITY = 8
 """Compute capability from which NVIDIA GPUs multiply bf16 matrices natively (Ampere)."""
 
 _log = logging.getLogger(__name__)
-_ASK_GPUS = (
+_NO_BF16 = ("fp16", "the GPUs do not multiply bf16 natively")
+_LIST_GPUS = (
     "import json, torch; print(json.dumps([[p.name, p.major] for p in"
     " map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))]))"
 )
-Decision = dict[str, object]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +81,7 @@ class Resolved:
     """Ranks, virtual ones counted."""
     workers: int
     """Those of them that train (G)."""
-    decisions: Mapping[str, Decision]
+    decisions: Mapping[str, Reason]
     """Dotted key to value and reason, of every `auto` or null that was decided."""
     device_name: str | None = None
     """The accelerators, or the processor of a run on the CPU."""
@@ -99,203 +92,181 @@ def resolve(config: Config, machine: Machine, store: RunStore) -> Resolved:
 
     Raises:
         ConfigError: every broken rule, and every setting that differs from those of a probe that is named.
-        UsageError: a GPU is asked for where there is none, a policy that cannot train, or a workload of the user's own
+        UsageError: a GPU is wanted where there is none, a policy that cannot train, or a workload of the user's own
             that cannot be used; scalars for TensorBoard without its package.
         RunLookupError: a probe run that is not in the registry.
         RecordError: a run that is named as a probe and is none.
     """
     check_trainable(config.schedule.policy_name)
     check_scalars(config)
-    return _Resolution(config, machine, store).resolved()
+    found = Decisions(config)
+    device = _device(found, machine)
+    virtual = _launcher(found, machine, device) == "virtual"
+    nproc, world_size = _ranks(found, machine, device, virtual=virtual)
+    workers = ranks_of(config, world_size).workers
+    _size_batch(found, workers)
+    found.changes |= {
+        "launch.device": device,
+        "launch.launcher": "virtual" if virtual else "torchrun",
+        "launch.nproc": nproc,
+        "launch.nnodes": 1 if virtual else max(1, world_size // nproc),
+        "launch.world_size": world_size if virtual else None,
+    }
+    _threads(found, machine, world_size if virtual else nproc)
+    if virtual:
+        _comm_model(found, store)
+    _precision(found, machine, device)
+    auto_settings.decide_learning_rate(found)
+    auto_settings.decide_steps(found)
+    _pad_multiple(found, device)
+    auto_settings.decide_shape(found)
+    auto_settings.decide_image_size(found)
+    auto_settings.decide_error_feedback(found)
+    found.changes |= {f"workload.{name}": value for name, value in own_code_settings(config.workload).items()}
+    _schedule(found, store, workers)
+    resolved = changed(found.config, found.changes)
+    # Rendezvous flags are what torchrun or srun have seen to already, where they started the ranks.
+    attached = {} if machine.ranks_given is None else {"launch.nnodes": 1, "launch.node_rank": 0}
+    problems = check_rules(changed(resolved, attached), world_size)
+    hardware = device_name(device, machine.gpu_names)
+    mismatches = probe_problems(resolved, found.config, workers, hardware, store.root)
+    if config.probe.run == "auto" and machine.ranks_given is not None:
+        problems.append("probe.run: auto, but torchrun or srun has started the ranks; probe once, name that run")
+    if problems or mismatches:
+        raise ConfigError([*problems, *mismatches], PROBE_AGAIN if mismatches else "")
+    return Resolved(resolved, world_size, workers, found.reasons, hardware)
 
 
-class _Resolution:
-    """One configuration being decided; every decision is noted with its reason."""
+def _device(found: Decisions, machine: Machine) -> str:
+    launch = found.config.launch
+    if machine.gpu_fault is not None and launch.device != "cpu":
+        if launch.device == "auto" and machine.ranks_given is None and launch.nnodes == 1:  # others may have GPUs
+            _warn_of_cpu(machine.gpu_fault)
+            return found.decide("launch.device", "cpu", f"the GPUs cannot be used: {machine.gpu_fault}")
+        mend = "Mend the driver, or set launch.device=cpu (--device cpu)."
+        raise UsageError(f"the GPUs cannot be used: {machine.gpu_fault}", mend)
+    if launch.device == "cuda" and machine.gpus == 0:
+        raise UsageError("launch.device: cuda, but torch sees no GPU", "Set launch.device=cpu.")
+    if launch.device != "auto":
+        return launch.device
+    return found.decide("launch.device", "cuda" if machine.gpus else "cpu", f"torch sees {machine.gpus} GPUs")
 
-    def __init__(self, config: Config, machine: Machine, store: RunStore) -> None:
-        self.config, self.machine, self.store = config, machine, store
-        self.decisions: dict[str, Decision] = {}
 
-    def _decide(self, key: str, value: T, reason: str) -> T:
-        self.decisions[key] = {"value": value, "reason": reason}
-        return value
-
-    def resolved(self) -> Resolved:
-        """The configuration without `auto`, checked."""
-        given, machine = self.config, self.machine
-        device = self._device()
-        virtual = self._launcher(device) == "virtual"
-        nproc, world_size = self._ranks(device, virtual)
-        workers = ranks_of(given, world_size).workers
-        self._size_batch(workers)
-        config = self.config
-        changes: dict[str, object] = {
-            "train.global_batch": config.train.global_batch,
-            "launch.device": device,
-            "launch.launcher": "virtual" if virtual else "torchrun",
-            "launch.nproc": nproc,
-            "launch.nnodes": 1 if virtual else max(1, world_size // nproc),
-            "launch.world_size": world_size if virtual else None,
-            "launch.threads": self._threads(world_size if virtual else nproc),
-        }
-        if virtual:
-            changes["launch.comm_model"] = self._comm_model()
-        changes["train.precision"] = self._precision(device)
-        changes["train.learning_rate"] = decide_learning_rate(config, self.decisions)
-        changes["train.steps"] = decide_steps(config, self.decisions)
-        changes["workload.pad_to_multiple_of"] = self._pad_multiple(device)
-        for decide in (decide_shape, decide_image_size, decide_error_feedback):
-            changes |= decide(config, self.decisions)
-        changes |= {f"workload.{name}": value for name, value in own_code_settings(config.workload).items()}
-        changes |= self._schedule(workers)
-        resolved = changed(config, changes)
-        # Rendezvous flags are what torchrun or srun have seen to already, where they started the ranks.
-        attached = {} if machine.ranks_given is None else {"launch.nnodes": 1, "launch.node_rank": 0}
-        problems = check_rules(changed(resolved, attached), world_size)
-        hardware = device_name(device, machine.gpu_names)
-        mismatches = probe_problems(resolved, config, workers, hardware, self.store.root)
-        if config.probe.run == "auto" and machine.ranks_given is not None:
-            problems.append("probe.run: auto, but torchrun or srun has started the ranks; probe once, name that run")
-        if problems or mismatches:
-            raise ConfigError([*problems, *mismatches], PROBE_AGAIN if mismatches else "")
-        return Resolved(resolved, world_size, workers, self.decisions, hardware)
-
-    def _device(self) -> str:
-        launch, machine = self.config.launch, self.machine
-        if machine.gpu_fault is not None and launch.device != "cpu":
-            if launch.device == "auto" and machine.ranks_given is None and launch.nnodes == 1:  # others may have GPUs
-                _warn_of_cpu(machine.gpu_fault)
-                return self._decide("launch.device", "cpu", f"the GPUs cannot be used: {machine.gpu_fault}")
-            mend = "Mend the driver, or set launch.device=cpu (--device cpu)."
-            raise UsageError(f"the GPUs cannot be used: {machine.gpu_fault}", mend)
-        if launch.device == "cuda" and machine.gpus == 0:
-            raise UsageError("launch.device: cuda, but torch sees no GPU", "Set launch.device=cpu.")
-        if launch.device != "auto":
-            return launch.device
-        return self._decide("launch.device", "cuda" if machine.gpus else "cpu", f"torch sees {machine.gpus} GPUs")
-
-    def _launcher(self, device: str) -> str:
-        launch, machine = self.config.launch, self.machine
-        if machine.ranks_given is not None:
-            if launch.launcher == "virtual":
-                raise UsageError(
-                    "launch.launcher: virtual inside torchrun or srun, which have started real ranks",
-                    "Start dynbench by itself.",
-                )
-            return self._decide("launch.launcher", "torchrun", "started by torchrun or srun")
-        if launch.launcher != "auto":
-            return launch.launcher
-        open_ranks = launch.nproc == "auto" or launch.world_size is not None
-        if device == "cuda" and machine.gpus == 1 and launch.nproc != 1 and open_ranks and launch.nnodes == 1:
-            return self._decide("launch.launcher", "virtual", "one GPU cannot hold several real ranks")
-        if launch.world_size is not None and launch.nnodes == 1 and launch.nproc == "auto":
-            return self._decide("launch.launcher", "virtual", "launch.world_size asks for virtual ranks")
-        return self._decide("launch.launcher", "torchrun", "real ranks")
-
-    def _ranks(self, device: str, virtual: bool) -> tuple[int, int]:
-        """Processes on this node, and ranks in all."""
-        launch, machine = self.config.launch, self.machine
-        if machine.ranks_given is not None:
-            here = machine.ranks_given[0]
-            one_each = "SLURM_LOCALID" in os.environ and machine.gpus == 1  # srun shows each task its own GPU only
-            if device == "cuda" and here > machine.gpus and not one_each:
-                raise UsageError(
-                    f"{here} ranks were started on this node, which has {machine.gpus} GPUs",
-                    "Start one rank per GPU, or set launch.device=cpu.",
-                )
-            return machine.ranks_given
-        if virtual:
-            default = "the default number of virtual ranks"
-            return 1, launch.world_size or self._decide("launch.world_size", DEFAULT_VIRTUAL_RANKS, default)
-        if launch.nproc != "auto":
-            if device == "cuda" and launch.nproc > machine.gpus:
-                raise UsageError(
-                    f"launch.nproc: {launch.nproc} ranks for {machine.gpus} GPUs",
-                    f"Each rank needs a GPU of its own: use --device cpu, or {machine.gpus} ranks; "
-                    "where only schedules differ, launch.launcher=virtual plays them on one GPU.",
-                )
-            nproc = launch.nproc
-        elif device == "cuda":
-            nproc = self._decide("launch.nproc", machine.gpus, "one rank per GPU")
-        else:
-            nproc = max(LEAST_CPU_RANKS, min(MOST_CPU_RANKS, machine.cores))
-            self._decide("launch.nproc", nproc, f"{machine.cores} usable cores; from 2 to 4 ranks on a CPU")
-        return nproc, nproc * launch.nnodes
-
-    def _size_batch(self, workers: int) -> None:
-        train = self.config.train
-        if problem := batch_problem(train, workers):
-            raise ConfigError([problem])
-        self.config = with_global_batch(self.config, workers)
-        if train.batch_per_worker is not None:
-            reason = f"train.batch_per_worker on {workers} workers"
-            self._decide("train.global_batch", self.config.train.global_batch, reason)
-
-    def _threads(self, sharing: int) -> int:
-        threads, cores = self.config.launch.threads, self.machine.cores
-        if threads != "auto":
-            return threads
-        reason = f"{cores} usable cores over {sharing} virtual or real ranks on this node"
-        return self._decide("launch.threads", max(1, cores // sharing), reason)
-
-    def _comm_model(self) -> str | None:
-        given = self.config.launch.comm_model
-        found = resolve_comm_model(given, self.store)
-        build_comm_model(found, self.store.root)  # what is wrong with it is reported here, not by the rank
-        return found if found == given else self._decide("launch.comm_model", found, f"run meant by {given!r}")
-
-    def _precision(self, device: str) -> str:
-        wanted = self.config.train.precision
-        if wanted != "auto" and device == "cpu" and wanted != "fp32":
+def _launcher(found: Decisions, machine: Machine, device: str) -> str:
+    key, launch = "launch.launcher", found.config.launch
+    if machine.ranks_given is not None:
+        if launch.launcher == "virtual":
             raise UsageError(
-                f"train.precision: {wanted} needs a GPU, this run is on the CPU", "Set train.precision=fp32."
+                "launch.launcher: virtual inside torchrun or srun, which have started real ranks",
+                "Start dynbench by itself.",
             )
-        if wanted != "auto":
-            return wanted
-        if device == "cpu":
-            return self._decide("train.precision", "fp32", "on a CPU")
-        if self.machine.bf16:
-            return self._decide("train.precision", "bf16", "the GPUs multiply bf16 natively")
-        return self._decide("train.precision", "fp16", "the GPUs do not multiply bf16 natively")
+        return found.decide(key, "torchrun", "started by torchrun or srun")
+    if launch.launcher != "auto":
+        return launch.launcher
+    one_node, open_ranks = launch.nnodes == 1, launch.nproc == "auto"
+    several = open_ranks or (launch.world_size is not None and launch.nproc != 1)
+    if device == "cuda" and machine.gpus == 1 and several and one_node:
+        return found.decide(key, "virtual", "one GPU cannot hold several real ranks")
+    if launch.world_size is not None and one_node and open_ranks:
+        return found.decide(key, "virtual", "launch.world_size asks for virtual ranks")
+    return found.decide(key, "torchrun", "real ranks")
 
-    def _pad_multiple(self, device: str) -> int:
-        given = self.config.workload.pad_to_multiple_of
-        if given != "auto":
-            return given
-        if device == "cpu":
-            return self._decide("workload.pad_to_multiple_of", 1, "on a CPU")
-        return self._decide("workload.pad_to_multiple_of", GPU_PAD_MULTIPLE, "matrix units want multiples of 8")
 
-    def _schedule(self, workers: int) -> dict[str, object]:
-        config, schedule = self.config, self.config.schedule
-        changes: dict[str, object] = {}
+def _ranks(found: Decisions, machine: Machine, device: str, *, virtual: bool) -> tuple[int, int]:
+    """Processes on this node, and ranks in all."""
+    launch = found.config.launch
+    if machine.ranks_given is not None:
+        here = machine.ranks_given[0]
+        one_each = "SLURM_LOCALID" in os.environ and machine.gpus == 1  # srun shows each task its own GPU only
+        if device == "cuda" and here > machine.gpus and not one_each:
+            raise UsageError(
+                f"{here} ranks were started on this node, which has {machine.gpus} GPUs",
+                "Start one rank per GPU, or set launch.device=cpu.",
+            )
+        return machine.ranks_given
+    if virtual:
+        default = "the default number of virtual ranks"
+        return 1, launch.world_size or found.decide("launch.world_size", DEFAULT_VIRTUAL_RANKS, default)
+    if launch.nproc != "auto":
+        if device == "cuda" and launch.nproc > machine.gpus:
+            raise UsageError(
+                f"launch.nproc: {launch.nproc} ranks for {machine.gpus} GPUs",
+                f"Each rank needs a GPU of its own: use --device cpu, or {machine.gpus} ranks; "
+                "where only schedules differ, launch.launcher=virtual plays them on one GPU.",
+            )
+        nproc = launch.nproc
+    elif device == "cuda":
+        nproc = found.decide("launch.nproc", machine.gpus, "one rank per GPU")
+    else:
+        nproc = max(LEAST_CPU_RANKS, min(MOST_CPU_RANKS, machine.cores))
+        found.decide("launch.nproc", nproc, f"{machine.cores} usable cores; from 2 to 4 ranks on a CPU")
+    return nproc, nproc * launch.nnodes
 
-        def decide(key: str, value: object, reason: str) -> None:
-            changes[key] = self._decide(key, value, reason)
 
-        if schedule.policy is None:
-            decide("schedule.policy", schedule.policy_name, f"schedule.mode is {schedule.mode}")
-        if schedule.policy_name == "prefix" and options_of(schedule, StreamOptions).buffer == "auto":
-            decide("schedule.buffer", buffer_size(config, workers), "max(32, B - G + 1)")
-        if schedule.cost_type == "auto":
-            decide("schedule.cost_type", *default_cost_type(config))
-        if schedule.micro_batches != 1 and schedule.objective == "auto":
-            decide("schedule.objective", *default_objective(config))
-        if isinstance(schedule.capacity, str):
-            run = find_run(self.store, "schedule.capacity", schedule.capacity)
-            decide("schedule.capacity", run.id, f"run meant by {schedule.capacity!r}")
-        if names_a_probe(config):
-            run = find_run(self.store, "probe.run", str(config.probe.run))
-            measured = f"measured by probe.run, {config.probe.run}"
-            changes["probe.run"] = run.id
-            if schedule.capacity is None and POLICIES[schedule.policy_name].capped:
-                decide("schedule.capacity", run.id, measured)
-            if schedule.speeds is None:
-                probe = load_probe(run.id, "probe.run", self.store.root)
-                found = probe_speeds(probe, workers)
-                if found is not None and same_slowdown(config, probe):
-                    decide("schedule.speeds", tuple(round(speed, 4) for speed in found.tolist()), measured)
-        return changes
+def _size_batch(found: Decisions, workers: int) -> None:
+    train = found.config.train
+    if problem := batch_problem(train, workers):
+        raise ConfigError([problem])
+    found.config = with_global_batch(found.config, workers)
+    if train.batch_per_worker is not None:
+        reason = f"train.batch_per_worker on {workers} workers"
+        found.decide("train.global_batch", found.config.train.global_batch, reason)
+
+
+def _threads(found: Decisions, machine: Machine, sharing: int) -> None:
+    if found.config.launch.threads == "auto":
+        reason = f"{machine.cores} usable cores over {sharing} virtual or real ranks on this node"
+        found.decide("launch.threads", max(1, machine.cores // sharing), reason)
+
+
+def _comm_model(found: Decisions, store: RunStore) -> None:
+    given = found.config.launch.comm_model
+    meant = resolve_comm_model(given, store)
+    build_comm_model(meant, store.root)  # what is wrong with it is reported here, not by the rank
+    if meant != given:
+        found.decide("launch.comm_model", meant, f"run meant by {given!r}")
+
+
+def _precision(found: Decisions, machine: Machine, device: str) -> None:
+    wanted = found.config.train.precision
+    if wanted != "auto" and device == "cpu" and wanted != "fp32":
+        raise UsageError(f"train.precision: {wanted} needs a GPU, this run is on the CPU", "Set train.precision=fp32.")
+    if wanted == "auto":
+        native = ("bf16", "the GPUs multiply bf16 natively") if machine.bf16 else _NO_BF16
+        found.decide("train.precision", *(("fp32", "on a CPU") if device == "cpu" else native))
+
+
+def _pad_multiple(found: Decisions, device: str) -> None:
+    if found.config.workload.pad_to_multiple_of == "auto":
+        on_gpu = GPU_PAD_MULTIPLE, "matrix units want multiples of 8"
+        found.decide("workload.pad_to_multiple_of", *((1, "on a CPU") if device == "cpu" else on_gpu))
+
+
+def _schedule(found: Decisions, store: RunStore, workers: int) -> None:
+    config, schedule = found.config, found.config.schedule
+    if schedule.policy is None:
+        found.decide("schedule.policy", schedule.policy_name, f"schedule.mode is {schedule.mode}")
+    if schedule.policy_name == "prefix" and options_of(schedule, StreamOptions).buffer == "auto":
+        found.decide("schedule.buffer", buffer_size(config, workers), "max(32, B - G + 1)")
+    if schedule.cost_type == "auto":
+        found.decide("schedule.cost_type", *default_cost_type(config))
+    if schedule.micro_batches != 1 and schedule.objective == "auto":
+        found.decide("schedule.objective", *default_objective(config))
+    if isinstance(schedule.capacity, str):
+        run = find_run(store, "schedule.capacity", schedule.capacity)
+        found.decide("schedule.capacity", run.id, f"run meant by {schedule.capacity!r}")
+    if not names_a_probe(config):
+        return
+    run = find_run(store, "probe.run", str(config.probe.run))
+    measured = f"measured by probe.run, {config.probe.run}"
+    found.changes["probe.run"] = run.id
+    if schedule.capacity is None and POLICIES[schedule.policy_name].capped:
+        found.decide("schedule.capacity", run.id, measured)
+    if schedule.speeds is None:
+        probe = load_probe(run.id, "probe.run", store.root)
+        speeds = probe_speeds(probe, workers)
+        if speeds is not None and same_slowdown(config, probe):
+            found.decide("schedule.speeds", tuple(round(speed, 4) for speed in speeds.tolist()), measured)
 
 
 @cache
@@ -308,12 +279,12 @@ def _warn_of_cpu(fault: str) -> None:
 def this_machine() -> Machine:
     """Cores and GPUs of this machine.
 
-    GPUs are asked by a process of its own: a CUDA context in the launcher would hold memory that is measured.
+    GPUs are looked up by a process of its own: a CUDA context in the launcher would hold memory that is measured.
     """
     cores = usable_cores()
     if torch.cuda.device_count() == 0:
         return Machine(cores=cores, gpus=0, bf16=False)
-    answer = subprocess.run([sys.executable, "-c", _ASK_GPUS], capture_output=True, text=True, check=False)
+    answer = subprocess.run([sys.executable, "-c", _LIST_GPUS], capture_output=True, text=True, check=False)
     if answer.returncode != 0:
         *_, reason = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
         return Machine(cores=cores, gpus=0, bf16=False, gpu_fault=reason)
@@ -326,7 +297,7 @@ def use_of(given: Config, resolved: Resolved, *, attached: bool = False) -> Use:
     """What a command that launches ranks is about to do with its settings.
 
     Args:
-        given: the settings as asked for.
+        given: the settings as given by the user.
         resolved: what they were decided to mean.
         attached: torchrun or srun has started the ranks.
     """
@@ -339,7 +310,7 @@ def launch_warnings(asked: Config | None, resolved: Resolved, root: Path, *, att
     """What a training run is warned about.
 
     Args:
-        asked: the settings as asked for, to name those that nothing reads; None where that has been done.
+        asked: the settings as given by the user, to name those that nothing reads; None where that has been done.
         resolved: what they were decided to mean.
         root: results folder in which a probe run is looked up.
         attached: torchrun or srun has started the ranks.

@@ -24,8 +24,8 @@ from dynbench.engine.launching.progress import OnProgress, ProgressReader
 from dynbench.engine.launching.resolve import Machine, Resolved, launch_warnings, resolve, this_machine
 from dynbench.engine.launching.torchrun import launch_ranks, ranks_from_environment, thread_environment, torchrun_argv
 from dynbench.engine.plan_check import check_plan
-from dynbench.engine.rank.evaluation import settle_kept
-from dynbench.engine.rank.exchange import broadcast_text, wait_for_all
+from dynbench.engine.rank.evaluation import settle_models
+from dynbench.engine.rank.exchange import gather_objects, wait_for_all
 from dynbench.engine.rank.launched import settle
 from dynbench.engine.rank.rank_facts import keep_warnings, merge_facts, read_warnings, tell_failure
 from dynbench.engine.rank.rank_process import RankContext, StopFlag, process_group, set_threads
@@ -104,7 +104,7 @@ def launch_training(
         config: what to train; `auto` is decided here.
         store: registry that the run is put into.
         on_progress: called from a thread when steps were completed.
-        asked: the settings as asked for, for what is warned of; None where that has been done.
+        asked: the settings as given by the user, for what is warned of; None where that has been done.
         naming: what the run is called.
 
     Raises:
@@ -132,8 +132,8 @@ def launch_arms(
         store: registry that the runs are put into.
         turns: how several arms take turns; None for one.
         on_progress: called from a thread when steps were completed.
-        on_made: told the run folders before anything is launched.
-        asked: the settings of the first as asked for, for what is warned of; None where that has been done.
+        on_made: called with the run folders before anything is launched.
+        asked: the first settings as given by the user, for what is warned of; None where that has been done.
 
     Raises:
         ConfigError, UsageError, RunLookupError: settings that cannot work; nothing was made.
@@ -219,11 +219,11 @@ def collect_facts(recording: Recording, first: Run) -> None:
 
     Args:
         recording: the run.
-        first: the first run of its launch, where the warnings are kept.
+        first: the first run of its launch, where the warnings are stored.
     """
     if recording.ours:
         release(recording.run.path)
-        settle_kept(recording.run.path)
+        settle_models(recording.run.path)
         merge_facts(recording.run)
         recording.warnings += read_warnings(first)
 
@@ -238,16 +238,8 @@ def create_run(resolved: Resolved, store: RunStore, warnings: Sequence[str], **n
     config = resolved.config
     if config.launch.node_rank > 0:
         naming["name"] = None
-    run = new_run(
-        store,
-        "train",
-        config.plan_name,
-        config,
-        decisions=resolved.decisions,
-        data={},
-        warnings=warnings,
-        **naming,
-    )
+    slug, decisions = config.plan_name, resolved.decisions
+    run = new_run(store, "train", slug, config, decisions=decisions, data={}, warnings=warnings, **naming)
     remember_run(run.id, config.workload)
     return run
 
@@ -286,7 +278,11 @@ def _join(config: Config, store: RunStore, asked: Config | None, naming: Naming)
         logging.getLogger("dynbench").setLevel(logging.WARNING)
     set_threads(resolved.config.launch)
     with process_group(context, resolved.config.launch):
-        run = _agree_on_run(resolved, context, store, asked, naming)
+        made = None
+        if context.is_first:
+            warnings = launch_warnings(asked, resolved, store.root, attached=True)
+            made = create_run(resolved, store, warnings, **naming).id
+        run = Run(store.root / str(gather_objects(made)[0]))
         with recorded(run) if context.is_first else nullcontext() as recording:
             try:
                 keep_warnings(run, context, ranks)
@@ -335,16 +331,6 @@ def _first_node(environment: Mapping[str, str]) -> str:
             f"srun: the first of the nodes {nodes!r} cannot be found out ({error})", "Set MASTER_ADDR to its name."
         ) from None
     return hosts.stdout.split()[0]
-
-
-def _agree_on_run(
-    resolved: Resolved, context: RankContext, store: RunStore, asked: Config | None, naming: Naming
-) -> Run:
-    run = None
-    if context.is_first:
-        warnings = launch_warnings(asked, resolved, store.root, attached=True)
-        run = create_run(resolved, store, warnings, **naming)
-    return Run(store.root / broadcast_text(run.id if run else None))
 
 
 def _reported(run: Run, context: RankContext, error: BaseException) -> BaseException:

@@ -28,12 +28,11 @@ from dynbench.runs.run import Run
 from dynbench.signals import handled, outlives_terminal
 
 SHUTDOWN_TIMEOUT_S = 10
-"""How long ranks that were asked to stop may take, before they are killed."""
+"""How long ranks may take to stop after a signal, before they are killed."""
 EARLY_LOG = "launch.log"
 GRACE_S = 5.0
 _POLL_S = 0.05
 _RANK_OF = "DYNBENCH_RANK_OF"
-_KEPT = "What was measured until then is kept."
 
 
 def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
@@ -89,36 +88,46 @@ def thread_environment(threads: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
-def run_torchrun(argv: Sequence[str], environment: Mapping[str, str]) -> dict[int, int]:
+@dataclass(frozen=True, slots=True)
+class RanksEnded:
+    """How this node's ranks ended."""
+
+    exit_codes: Mapping[int, int]
+    """Of those that failed, by rank, negative for a signal."""
+    lost: WorkerFailed | None = None
+    """Set where torchrun gave up by itself."""
+
+    def failure(self, run: Run) -> DynbenchError | None:
+        """What ended them badly, found among the ranks of the run; None where nothing did."""
+        return root_cause(run, self.exit_codes, self.lost) if self.exit_codes or self.lost else None
+
+
+def run_torchrun(argv: Sequence[str], environment: Mapping[str, str]) -> RanksEnded:
     """Run all ranks of this node to their end.
 
-    Returns:
-        Rank to exit code of the ranks that failed, negative for a signal; empty when all went well.
-
     Raises:
-        SignalException: a signal reached this process; the ranks were told to stop and have been waited for.
-        WorkerFailed: the nodes did not meet, or lost each other.
+        SignalException: a signal reached this process; the ranks were stopped and have been waited for.
     """
+    lost = None
     with _changed_environment(environment), _quiet_elastic_logs():
         try:
             run(get_args_parser().parse_args(list(argv)))  # type: ignore[no-untyped-call]  # torch's is untyped
         except ChildFailedError as error:
-            return {rank: failure.exitcode for rank, failure in error.failures.items()}
-        except json.JSONDecodeError as error:
-            raise WorkerFailed(
-                "a rank failed and could not say why: the file for its reason is torn", "Is the disk full?"
-            ) from error
+            return RanksEnded({rank: failure.exitcode for rank, failure in error.failures.items()})
+        except json.JSONDecodeError:
+            torn = "a rank failed and could not say why: the file for its reason is torn"
+            lost = WorkerFailed(torn, "Is the disk full?")
         except (RendezvousError, DistError) as error:
-            raise WorkerFailed(
+            lost = WorkerFailed(
                 f"the nodes did not meet, or lost each other: {error}",
                 "Check --rdzv-endpoint, and that every node was started with the same --nnodes and --rdzv-id.",
-            ) from error
-    return {}
+            )
+    return RanksEnded({}, lost)
 
 
 @contextmanager
 def _changed_environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """The given variables, undone afterwards together with those that torchrun sets."""
+    """The given variables, undone afterwards, as are those that torchrun sets."""
     before = dict(os.environ)
     os.environ.update(changes)
     try:
@@ -130,7 +139,7 @@ def _changed_environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _quiet_elastic_logs() -> Iterator[None]:
-    """Torchrun's own report of failures is replaced by ours, unless details were asked for.
+    """Torchrun's own report of failures is replaced by ours, unless details are wanted.
 
     Its loggers have levels of their own, so that one above them does not decide.
     """
@@ -147,24 +156,18 @@ def _quiet_elastic_logs() -> Iterator[None]:
 
 
 def collect_logs(runs: Sequence[Run]) -> None:
-    """Keep what ranks printed before they opened their own log, remove torchrun's folders; every run gets all logs."""
+    """Keep what ranks printed before they opened their own log, remove torchrun's folder; every run gets all logs."""
     run, *others = runs
-    _collect(run)
-    for other in others:
-        for log in run.logs_dir.glob("*.log"):
-            shutil.copyfile(log, other.logs_dir / log.name)
-
-
-def _collect(run: Run) -> None:
     folder = torchrun_log_dir(run.path)
-    if not folder.exists():
-        return
     early = [path for path in sorted(folder.rglob("*.log")) if path.stat().st_size > 0]
     if early:
         with (run.logs_dir / EARLY_LOG).open("ab") as log:
             for path in early:
                 log.write(f"--- local rank {path.parent.name}, {path.stem}\n".encode() + path.read_bytes())
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    for other in others:
+        for path in run.logs_dir.glob("*.log"):
+            shutil.copyfile(path, other.logs_dir / path.name)
 
 
 def marked_environment(run: Run) -> dict[str, str]:
@@ -215,20 +218,6 @@ def _signal(pids: Iterable[int], signum: signal.Signals) -> None:
             os.kill(pid, signum)
 
 
-@dataclass(frozen=True, slots=True)
-class RanksEnded:
-    """How this node's ranks ended."""
-
-    exit_codes: Mapping[int, int]
-    """Of those that failed, by rank, negative for a signal."""
-    lost: WorkerFailed | None = None
-    """Set where torchrun gave up by itself."""
-
-    def failure(self, run: Run) -> DynbenchError | None:
-        """What ended them badly, found among the ranks of the run; None where nothing did."""
-        return root_cause(run, self.exit_codes, self.lost) if self.exit_codes or self.lost else None
-
-
 def launch_ranks(module: str, runs: Sequence[Run], launch: Launch) -> RanksEnded:
     """Run this node's ranks to their end; afterwards none is left, and their output lies in `logs/` of every run.
 
@@ -245,11 +234,10 @@ def launch_ranks(module: str, runs: Sequence[Run], launch: Launch) -> RanksEnded
     environment = {**thread_environment(launch.threads), **marked_environment(runs[0])}
     try:
         with handled(_stop):
-            return RanksEnded(run_torchrun(argv, environment))
+            return run_torchrun(argv, environment)
     except SignalException as stopped:
-        raise Interrupted(f"stopped by {stopped.sigval.name}", _KEPT, signum=int(stopped.sigval)) from None
-    except WorkerFailed as lost:
-        return RanksEnded({}, lost)
+        hint = "What was measured until then is kept."
+        raise Interrupted(f"stopped by {stopped.sigval.name}", hint, signum=int(stopped.sigval)) from None
     finally:
         with handled(signal.SIG_IGN):
             stop_leftovers(module, runs[0])

@@ -17,11 +17,14 @@ from torch import Tensor, nn
 
 from dynbench.config.schema import Config, Train
 from dynbench.engine.rank.optimizer_step import Precision
+from dynbench.engine.rank.rank_facts import EPOCHS_FILE
+from dynbench.engine.rank.rank_process import RankContext
 from dynbench.errors import UsageError
 from dynbench.lengths import padded_width
 from dynbench.runs.atomic import settle_folder
 from dynbench.runs.columns import CORRECT, TURN
 from dynbench.runs.records import StepRow
+from dynbench.runs.row_writer import LineFile
 from dynbench.runs.run import Run
 from dynbench.schedule.plan import IntArray
 from dynbench.schedule.policy import Problem
@@ -42,75 +45,20 @@ _NOT_DRAWN = ("step", "rank", "warmup", "work_hash", TURN.name)
 EVAL_BATCH = 64
 EVAL_FILE = "eval.csv"
 Found = dict[str, float | None]
-"""What an evaluation gives, by the names of the columns in its file."""
+"""The results of an evaluation, by the names of the columns in its file."""
+SumOverRanks = Callable[[Sequence[float]], list[float]]
+"""Adds up vectors over ranks."""
 
 
-class Keeper:
-    """Saves a strategy's model where `train.save_model` asks for it; every rank calls it alike.
-
-    Args:
-        config: resolved configuration.
-        workload: writes the model; rules ask for one that can.
-        folder: the run's folder; None on ranks that do not write.
-    """
-
-    def __init__(self, config: Config, workload: Workload, folder: Path | None) -> None:
-        self._saves = workload if config.train.save_model and isinstance(workload, Saves) else None
-        self._folder = None if folder is None else folder / MODEL_FOLDER
-        self._last_step = config.train.warmup_steps + config.train.steps - 1
-        self._best = -math.inf
-
-    def keeps_last(self, step: int) -> bool:
-        """Whether the model is saved after `step`, whatever its loss."""
-        return self._saves is not None and step == self._last_step
-
-    def after(self, step: int, strategy: Strategy, found: Mapping[str, float | None] | None) -> None:
-        """Save after a step that was evaluated, if it is the best so far, and after the last.
-
-        The best has the highest accuracy where that is counted, else the lowest loss; of equals, the first is kept.
-
-        Args:
-            step: the step that ended.
-            strategy: whose model; asked for its whole state, a collective.
-            found: of the evaluation, the same on every rank; None where there was none.
-        """
-        names = [LAST] if step == self._last_step else []
-        if found is not None and (worth := _worth(found)) > self._best:
-            self._best = worth
-            names.append(BEST)
-        if self._saves is not None and names and (state := strategy.full_state()) is not None:
-            self._write(step, state, names)
-
-    def interrupted(self, step: int, strategy: Strategy) -> None:
-        """Save the last model that this rank has whole, of a run that was asked to stop after `step`.
-
-        Ranks stop each after a step of its own, so that nothing may be asked of the others.
-        """
-        if self._saves is None or self._folder is None:
-            return
-        state = strategy.state_alone()
-        if state is None:
-            _log.warning("stopped after step %d: model/%s is not kept, as it takes all ranks to give it", step, LAST)
-        else:
-            self._write(step, state, [LAST])
-
-    def _write(self, step: int, state: Mapping[str, Tensor], names: Sequence[str]) -> None:
-        if self._saves is None or self._folder is None:
-            return
-        self._folder.mkdir(exist_ok=True)
-        for name in names:
-            self._saves.save(self._folder / name, state)
-        _log.info("step %d: the model is saved as %s", step, " and ".join(names))
-
-
-def _worth(found: Mapping[str, float | None]) -> float:
+def _worth(found: Found) -> float:
+    """By which of two evaluations the better model is known: the accuracy where it is counted, else the loss."""
     accuracy, loss = found.get("accuracy"), found.get("loss")
     if accuracy is not None:
         return accuracy
     return -math.inf if loss is None else -loss
 
 
-def settle_kept(run_path: Path) -> None:
+def settle_models(run_path: Path) -> None:
     """After the ranks of a run have ended: whole models or none, where one was killed while it saved."""
     for name in (BEST, LAST):
         settle_folder(run_path / MODEL_FOLDER / name)
@@ -137,20 +85,20 @@ class Scalars:
         self._writer = writer
 
     def row(self, row: StepRow, extra: Mapping[str, object]) -> None:
-        """A step of this rank: what its row and the further columns hold of numbers, as `rank_N/column`."""
-        if self._writer is None:
-            return
-        for name, value in {**asdict(row), **extra}.items():
-            if isinstance(value, int | float) and name not in _NOT_DRAWN:
-                self._writer.add_scalar(f"rank_{row.rank}/{name}", value, row.step)
+        """A step of this rank: the numbers of its row and of the further columns, as `rank_N/column`."""
+        if self._writer is not None:
+            self._add(f"rank_{row.rank}", row.step, {**asdict(row), **extra})
 
-    def evaluation(self, step: int, found: Mapping[str, float | None]) -> None:
-        """What an evaluation after `step` gave over all ranks, as `evaluation/name`."""
-        if self._writer is None:
-            return
-        for name, value in found.items():
-            if value is not None:
-                self._writer.add_scalar(f"evaluation/{name}", value, step)
+    def evaluation(self, step: int, found: Found) -> None:
+        """The results of an evaluation after `step` over all ranks, as `evaluation/name`."""
+        if self._writer is not None:
+            self._add("evaluation", step, found)
+
+    def _add(self, group: str, step: int, values: Mapping[str, object]) -> None:
+        assert self._writer is not None
+        for name, value in values.items():
+            if isinstance(value, int | float) and name not in _NOT_DRAWN:
+                self._writer.add_scalar(f"{group}/{name}", value, step)
 
 
 @contextmanager
@@ -169,57 +117,52 @@ class Epochs:
     """Adds up what the ranks of this process trained since the last epoch ended.
 
     Args:
-        train: how long an epoch is, where epochs are asked for.
+        train: how long an epoch is, where there are epochs.
         sum_over_ranks: adds up vectors over all ranks.
-        timed: the rank whose steps' times stand for all, which end their steps together.
+        timed: the rank whose steps' times stand for all, which end their steps at one time.
         says: whether the line goes into the log of this process.
         file: where the lines are appended; None on ranks that do not write.
     """
 
     def __init__(
-        self,
-        train: Train,
-        sum_over_ranks: Callable[[Sequence[float]], list[float]],
-        timed: int = 0,
-        says: bool = True,
-        file: Path | None = None,
+        self, train: Train, sum_over_ranks: SumOverRanks, timed: int = 0, says: bool = True, file: Path | None = None
     ) -> None:
-        self._file, self._says = file, says
         self._train = train
-        self._each = train.epoch_steps
         self._sum_over_ranks = sum_over_ranks
         self._timed = timed
+        self._says = says
+        self._file = file
         self._sums = [0.0] * 5
 
     def ends(self, step: int) -> bool:
         """Whether an epoch ends with `step`."""
-        return self._each is not None and (step + 1) % self._each == 0
+        return self._train.epoch_steps is not None and (step + 1) % self._train.epoch_steps == 0
 
     def add(self, row: StepRow, extra: Mapping[str, object]) -> None:
         """One rank's step."""
         correct = extra.get(CORRECT.name)
-        counted = float(correct) if isinstance(correct, int) else float("nan")
+        counted = float(correct) if isinstance(correct, int) else math.nan
         timed_ms = row.step_time_ms if row.rank == self._timed else 0.0
         new = (row.loss * row.weight, row.weight, counted, row.local_batch, timed_ms)
         self._sums = [before + more for before, more in zip(self._sums, new, strict=True)]
 
-    def end(self, step: int, found: Mapping[str, float | None] | None) -> None:
-        """Say what came of the epoch that `step` ended; a collective, called after every evaluation alike.
+    def end(self, step: int, found: Found | None) -> None:
+        """Report the epoch that `step` ended, if it ends one; a collective, called after every evaluation alike.
 
         Args:
             step: the step after which it was evaluated.
             found: of the evaluation, where there was one.
         """
-        if self._each is None or not self.ends(step):
+        if not self.ends(step):
             return
         loss, weight, correct, samples, ms = self._sum_over_ranks(self._sums)
         self._sums = [0.0] * 5
-        trained = _said("training", loss / weight if weight else None, correct / samples if samples else None)
-        held = "" if found is None else "; " + _said("evaluation", found.get("loss"), found.get("accuracy"))
-        seconds = ms / 1e3
-        rate = f"{samples / seconds:,.0f} samples/s" if seconds else ""
-        number = (step + 1) // self._each
-        line = f"epoch {number} of {self._train.epochs}: {trained}{held}; {seconds:.1f} s, {rate}"
+        parts = [_scores("training", loss / weight if weight else None, correct / samples if samples else None)]
+        if found is not None:
+            parts.append(_scores("evaluation", found.get("loss"), found.get("accuracy")))
+        rate = f"{samples / ms * 1e3:,.0f} samples/s" if ms else ""
+        number = (step + 1) // (self._train.epoch_steps or 1)
+        line = f"epoch {number} of {self._train.epochs}: {'; '.join(parts)}; {ms / 1e3:.1f} s, {rate}"
         if self._says:
             _log.info("%s", line)
         if self._file is not None:
@@ -227,12 +170,12 @@ class Epochs:
                 file.write(line + "\n")
 
 
-def _said(what: str, loss: float | None, accuracy: float | None) -> str:
-    known = f", accuracy {accuracy:.1%}" if accuracy is not None and accuracy == accuracy else ""
+def _scores(what: str, loss: float | None, accuracy: float | None) -> str:
+    known = "" if accuracy is None or math.isnan(accuracy) else f", accuracy {accuracy:.1%}"
     return f"{what} loss {'-' if loss is None else f'{loss:.4f}'}{known}"
 
 
-def evaluated_together(config: Config, problem: Problem, workload: Workload) -> int:
+def eval_batch_size(config: Config, problem: Problem, workload: Workload) -> int:
     """Samples that an evaluation runs at a time: no more than every rank can train on of the longest of them."""
     if workload.eval is None or not len(workload.eval) or problem.capacity.unlimited:
         return EVAL_BATCH
@@ -257,7 +200,7 @@ class Evaluator:
         batch: samples that are run at a time; None is `EVAL_BATCH`.
         equal_batches: run as many batches on every rank, because every forward pass talks to all of them; what a rank
             runs for this alone does not count.
-        also: told the step of every evaluation and what it gave.
+        also: called with the step of every evaluation and its results.
     """
 
     def __init__(
@@ -267,11 +210,11 @@ class Evaluator:
         device: torch.device,
         *,
         shard: tuple[int, int] | None,
-        sum_over_ranks: Callable[[Sequence[float]], list[float]],
+        sum_over_ranks: SumOverRanks,
         file: Path | None,
         batch: int | None = None,
         equal_batches: bool = False,
-        also: Callable[[int, Mapping[str, float | None]], None] = lambda step, found: None,
+        also: Callable[[int, Found], None] = lambda step, found: None,
     ) -> None:
         assert isinstance(config.workload.pad_to_multiple_of, int), "resolved before the launch"
         self._workload = workload
@@ -285,30 +228,61 @@ class Evaluator:
         self._batch = batch or EVAL_BATCH
         self._equal_batches = equal_batches
         self._also = also
-        self._keeper = Keeper(config, workload, None if file is None else file.parent)
+        self._saves = workload if config.train.save_model and isinstance(workload, Saves) else None
+        self._best = -math.inf
         self._idle: list[IntArray] = []
         self._batches = self._choose(config, shard)
 
     def due(self, step: int) -> bool:
         """Whether to evaluate or save after `step`."""
-        return self._evaluates(step) or self._keeper.keeps_last(step)
+        return self._evaluates(step) or (self._saves is not None and step == self._last_step)
 
     def _evaluates(self, step: int) -> bool:
         """Every `train.eval_every` steps, after every epoch and after the last step."""
-        if self._batches is None:
-            return False
         periods = (self._every, self._epoch)
-        return step == self._last_step or any(period and (step + 1) % period == 0 for period in periods)
+        return self._batches is not None and (
+            step == self._last_step or any(period and (step + 1) % period == 0 for period in periods)
+        )
 
     def after(self, step: int, strategy: Strategy, precision: Precision) -> Found | None:
         """Evaluate and save after `step` as far as that is due; what `evaluate` gives, where it was."""
         found = self.evaluate(step, strategy, precision) if self._evaluates(step) else None
-        self._keeper.after(step, strategy, found)
+        self.save_after(step, strategy, found)
         return found
 
+    def save_after(self, step: int, strategy: Strategy, found: Found | None) -> None:
+        """Save after a step that was evaluated, if it is the best so far, and after the last; a collective.
+
+        The best has the highest accuracy where that is counted, else the lowest loss; of equals, the first is kept.
+        """
+        names = [LAST] if step == self._last_step else []
+        if found is not None and (worth := _worth(found)) > self._best:
+            self._best = worth
+            names.append(BEST)
+        if self._saves is not None and names and (state := strategy.full_state()) is not None:
+            self._save(step, state, names)
+
     def interrupted(self, step: int, strategy: Strategy) -> None:
-        """Save after `step`, the last one that a signal left time for."""
-        self._keeper.interrupted(step, strategy)
+        """Save after `step`, the last one that a signal left time for, the model that this rank has whole.
+
+        Ranks stop each after a step of its own, so that this must be no collective.
+        """
+        if self._saves is None or self._file is None:
+            return
+        state = strategy.state_alone()
+        if state is None:
+            _log.warning("stopped after step %d: model/%s is not kept, as it takes all ranks to give it", step, LAST)
+        else:
+            self._save(step, state, [LAST])
+
+    def _save(self, step: int, state: Mapping[str, Tensor], names: Sequence[str]) -> None:
+        if self._saves is None or self._file is None:
+            return
+        folder = self._file.parent / MODEL_FOLDER
+        folder.mkdir(exist_ok=True)
+        for name in names:
+            self._saves.save(folder / name, state)
+        _log.info("step %d: the model is saved as %s", step, " and ".join(names))
 
     def evaluate(self, step: int, strategy: Strategy, precision: Precision) -> Found | None:
         """What `measure` gives, appended to the file.
@@ -320,18 +294,15 @@ class Evaluator:
         if found is None:
             return None
         if self._file is not None:
-            row = {"step": step, **found}
-            with self._file.open("a", encoding="utf-8") as file:
-                if file.tell() == 0:
-                    file.write(",".join(row) + "\n")
-                file.write(",".join("" if value is None else repr(value) for value in row.values()) + "\n")
+            with LineFile(self._file, ("step", *found)) as rows:
+                rows.append((step, *found.values()))
         self._also(step, found)
         return found
 
     def measure(self, strategy: Strategy, precision: Precision) -> Found | None:
         """Weighted mean loss, and accuracy or perplexity where the workload counts it, over all ranks' samples.
 
-        Samples that weigh nothing together have no mean, which gives None; an accuracy that is not counted is None.
+        Samples whose weights add up to nothing have no mean, which gives None; an accuracy that is not counted is None.
         """
         with strategy.evaluating() as model:
             sums = self._local_sums(model, precision)
@@ -377,3 +348,36 @@ class Evaluator:
                     sums += (part["loss_sum"], batch.weight, batch.n, *counted)
         model.train()
         return [float(value) for value in sums]
+
+
+def evaluation_of(
+    run: Run,
+    config: Config,
+    workload: Workload,
+    context: RankContext,
+    problem: Problem,
+    scalars: Scalars,
+    *,
+    shard: tuple[int, int] | None = (0, 1),
+    sum_over_ranks: SumOverRanks = list,
+    timed: int = 0,
+    says: bool = True,
+    equal_batches: bool = False,
+) -> tuple[Evaluator, Epochs]:
+    """What evaluates an arm on this rank and what adds up its epochs; see there.
+
+    By default of a process that plays all ranks.
+    """
+    evaluator = Evaluator(
+        config,
+        workload,
+        context.device,
+        shard=shard,
+        sum_over_ranks=sum_over_ranks,
+        file=run.path / EVAL_FILE if context.is_first else None,
+        batch=eval_batch_size(config, problem, workload),
+        equal_batches=equal_batches,
+        also=scalars.evaluation,
+    )
+    epochs_file = run.ranks_dir / EPOCHS_FILE if context.is_first else None
+    return evaluator, Epochs(config.train, sum_over_ranks, timed, says, epochs_file)

@@ -21,12 +21,12 @@ from torch import Tensor
 from dynbench.config.digest import NOT_IDENTITY, flatten
 from dynbench.config.ranks import Ranks
 from dynbench.config.schema import Config
-from dynbench.engine.planning import PlanSource
+from dynbench.engine.planning import Planned, PlanSource
 from dynbench.errors import ConfigError, DynbenchError
 from dynbench.plugins.outside import VARIABLE, digests
 from dynbench.runs.run_record import host_name
 from dynbench.schedule import capacity
-from dynbench.schedule.plan import IntArray, Share
+from dynbench.schedule.plan import Share
 from dynbench.schedule.policy import Problem
 from dynbench.schedule.prefix import RankStream, candidate_costs, require_room
 from dynbench.schedule.prefix_counts import room_of, solve_counts
@@ -55,25 +55,22 @@ class GatheredPlans(PlanSource):
         self._rank = rank
         self._stream = RankStream(problem, rank)
 
-    def share(self, step: int) -> Share:
+    def share(self, step: int) -> Planned:
         """This rank's next samples; a collective.
 
         Raises:
             NothingFits: the capacities cannot hold the samples at the front of the streams.
         """
-        stream = self._stream
-        costs = candidate_costs(self._problem, stream.lengths[None], [self._rank], stream.extra)[0]
+        stream, problem = self._stream, self._problem
+        costs = candidate_costs(problem, stream.lengths[None], [self._rank], stream.extra)[0]
         if np.isinf(costs[0]):
             raise capacity.sample_too_long(step, int(stream.ids[0]), int(stream.lengths[0]), f"rank {self._rank}")
-        offers = gather_floats(costs, self._group)
-        counts = None if offers is None else self._solve(step, offers)
-        counts = broadcast_integers(counts, self._problem.workers, self._group)
-        return (stream.take(int(counts[self._rank])),)
-
-    def _solve(self, step: int, costs: np.ndarray) -> IntArray:
-        """Counts from every rank's candidate costs, shape [G, K]; shape [G]."""
-        require_room(room_of(costs), self._problem.global_batch, step)
-        return solve_counts(costs, self._problem.global_batch, self._problem.solver).counts
+        offers, counts = all_floats(costs, self._group), None
+        if dist.get_rank(self._group) == 0:
+            require_room(room_of(offers), problem.global_batch, step)
+            counts = solve_counts(offers, problem.global_batch, problem.solver).counts
+        counts = broadcast_integers(counts, problem.workers, self._group)
+        return (stream.take(int(counts[self._rank])),), None
 
 
 class GlobalBatch:
@@ -83,7 +80,7 @@ class GlobalBatch:
 
     Args:
         local_batch: samples of this rank in this step.
-        weight: what they count in the loss together.
+        weight: their weight in the loss.
         workers: ranks over which gradients are averaged (G); None for all.
     """
 
@@ -112,7 +109,7 @@ class GlobalBatch:
         """
         if self.samples() != expected:
             raise DynbenchError(
-                f"step {step}: the ranks planned {self.samples()} samples together instead of {expected}",
+                f"step {step}: the ranks planned {self.samples()} samples instead of {expected}",
                 "The ranks disagree on the plan: do all of them read the same data?",
             )
 
@@ -128,7 +125,7 @@ class PlannedBatch(GlobalBatch):
 
     Args:
         shares: of all workers.
-        weight: what a share's samples count in the loss together.
+        weight: the weight of a share's samples in the loss.
     """
 
     def __init__(self, shares: Sequence[Share], weight: Callable[[Share], float]) -> None:
@@ -175,21 +172,12 @@ def group_of_workers(ranks: Ranks, timeout_s: int) -> dist.ProcessGroup | None:
     return dist.new_group(members, timeout=timedelta(seconds=timeout_s)) if ranks.servers else None
 
 
-def all_floats(value: float, group: dist.ProcessGroup | None = None) -> np.ndarray:
-    """The value of every rank of a group on all of them, shape [G]."""
-    mine = torch.tensor([value], dtype=torch.float64)
+def all_floats(values: float | np.ndarray, group: dist.ProcessGroup | None = None) -> np.ndarray:
+    """The value of every rank of a group on all of them, shape [G]; of vectors of one size n, shape [G, n]."""
+    mine = torch.from_numpy(np.array(values, dtype=np.float64))
     theirs = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(theirs, mine, group=group)
-    return torch.cat(theirs).numpy()
-
-
-def gather_floats(values: np.ndarray, group: dist.ProcessGroup | None = None) -> np.ndarray | None:
-    """Equal-sized vectors of a group's ranks on its first, shape [G, n]; None on the others."""
-    mine = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float64))
-    first = dist.get_rank(group) == 0
-    theirs = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))] if first else None
-    dist.gather(mine, theirs, group=group, group_dst=0)
-    return None if theirs is None else np.stack([row.numpy() for row in theirs])
+    return torch.stack(theirs).numpy()
 
 
 def broadcast_integers(values: np.ndarray | None, n: int, group: dist.ProcessGroup | None = None) -> np.ndarray:
@@ -199,14 +187,6 @@ def broadcast_integers(values: np.ndarray | None, n: int, group: dist.ProcessGro
         shared.copy_(torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)))
     dist.broadcast(shared, group=group, group_src=0)
     return shared.numpy()
-
-
-def broadcast_text(text: str | None) -> str:
-    """Rank 0's text on every rank."""
-    shared: list[str | None] = [text]
-    dist.broadcast_object_list(shared, src=0)
-    assert shared[0] is not None, "rank 0 gives the text"
-    return shared[0]
 
 
 def gather_objects(value: T) -> list[T]:
@@ -223,24 +203,18 @@ def check_same_config(config: Config) -> None:
         ConfigError: one line per plug-in's file or key that differs from rank 0's; raised on every rank.
     """
     # First the plug-ins: where others are loaded, there are other settings.
-    _check_same("plug-ins", digests(), f"Name the same files in {VARIABLE} on every node.")
+    check_same("plug-ins", digests(), f"Name the same files in {VARIABLE} on every node.")
     known = {key: value for key, value in flatten(config).items() if key not in _MAY_DIFFER}
     settings = {key: repr(dict(sorted(it.items())) if isinstance(it, dict) else it) for key, it in known.items()}
-    _check_same("config", settings, "Start every node with the same settings.")
+    check_same("config", settings, "Start every node with the same settings.")
 
 
-def check_same_data(fingerprint: str) -> None:
-    """Refuse ranks that loaded different data; a collective.
+def check_same(what: str, values: Mapping[str, str], hint: str) -> None:
+    """Refuse ranks of which one has other values than rank 0; a collective.
 
     Raises:
-        ConfigError: some rank's fingerprint is not rank 0's; raised on every rank.
+        ConfigError: one line per value that differs; raised on every rank.
     """
-    hint = "Point workload.data_path and the caches at the same data on every node."
-    _check_same("data", {"fingerprint": fingerprint}, hint)
-
-
-def _check_same(what: str, values: Mapping[str, str], hint: str) -> None:
-    """Refuse ranks of which one has other values than rank 0; a collective."""
     first, *others = gather_objects(values)
     problems = [
         f"nodes disagree in {what}: {name} is {first.get(name, 'not loaded')} on rank 0, "

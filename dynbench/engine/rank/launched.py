@@ -23,29 +23,20 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from dynbench.config.ranks import shared_ranks
 from dynbench.config.schema import Config
 from dynbench.engine.failure import CONNECTING, log_file, record_failure
+from dynbench.engine.rank import rank_process
 from dynbench.engine.rank.exchange import gather_objects
 from dynbench.engine.rank.rank_facts import keep_warnings, tell_failure
-from dynbench.engine.rank.rank_process import (
-    RankContext,
-    StopFlag,
-    die_with_parent,
-    exit_now,
-    process_group,
-    redirect_output,
-    set_threads,
-    set_up_logging,
-)
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
 _MET_FILE = "met.json"
-Work = Callable[[Sequence[Run], Sequence[Config], RankContext, StopFlag], None]
-"""What all ranks do together, within their process group, for the runs of the launch, each with its configuration;
+Work = Callable[[Sequence[Run], Sequence[Config], rank_process.RankContext, rank_process.StopFlag], None]
+"""What all ranks do, within their process group, for the runs of the launch, each with its configuration;
 where the flag says that a signal came, it ends with `SystemExit`, 128 plus the signal's number."""
 
 
-def meet(run: Run, context: RankContext) -> Run:
+def meet(run: Run, context: rank_process.RankContext) -> Run:
     """The run that this rank writes into: rank 0's where this node can see it; a collective.
 
     The name was given to the first node's run, and rank 0 need not be there: torchrun numbers the nodes by itself. A
@@ -103,27 +94,27 @@ def run_as_rank(work: Work) -> NoReturn:
     except BaseException:
         with suppress(OSError):  # a full disk, also for the log
             traceback.print_exc()
-    exit_now(code)
+    rank_process.exit_now(code)
 
 
 @record
 def _main(work: Work, runs: Sequence[Run]) -> None:
     """Do the work in the process group, recording in the first run why it ended if it did before its time."""
     first = runs[0]
-    die_with_parent(first.record().pid)
-    stop = StopFlag()
-    context = RankContext.from_environment(first.config().launch.device)
-    redirect_output(log_file(first, context.rank))
+    rank_process.die_with_parent(first.record().pid)
+    stop = rank_process.StopFlag()
+    context = rank_process.RankContext.from_environment(first.config().launch.device)
+    rank_process.redirect_output(log_file(first, context.rank))
     try:
         configs = [run.config() for run in runs]
         launch = configs[0].launch
         ranks = shared_ranks(configs, context.world_size)
-        set_up_logging(context, ranks)
+        rank_process.set_up_logging(context, ranks)
         keep_warnings(runs[0], context, ranks)
-        set_threads(launch)
+        rank_process.set_threads(launch)
         context.position.open(runs[0], context.rank)
         context.position.at(CONNECTING)
-        with process_group(context, launch):
+        with rank_process.process_group(context, launch):
             try:
                 if launch.nnodes > 1:
                     runs = [meet(run, context) for run in runs]

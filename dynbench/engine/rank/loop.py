@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,19 +25,10 @@ from dynbench.engine.planning import (
     loaded_problem,
     step_plans,
 )
-from dynbench.engine.rank.evaluation import EVAL_FILE, Epochs, Evaluator, evaluated_together, scalars_of
-from dynbench.engine.rank.exchange import (
-    GatheredPlans,
-    GlobalBatch,
-    PlannedBatch,
-    all_floats,
-    group_of_workers,
-    sum_over_ranks,
-    wait_for_all,
-)
+from dynbench.engine.rank import exchange
+from dynbench.engine.rank.evaluation import Epochs, Evaluator, evaluation_of, scalars_of
 from dynbench.engine.rank.memory import HeldMemory, MemoryMeter
 from dynbench.engine.rank.profile import Profile, profiled_steps
-from dynbench.engine.rank.rank_facts import EPOCHS_FILE, Told
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.replica import Replica, average_statistics, seed_dropout, warn_of_unequal_numbers
 from dynbench.engine.rank.row_builder import RowBuilder, SentBytes, can_count, extra_columns, extra_values
@@ -47,6 +39,7 @@ from dynbench.plugins import COMPRESSORS, STRATEGIES, options_of
 from dynbench.plugins.policies import PrefixOptions
 from dynbench.plugins.strategies import ShardOptions
 from dynbench.runs.columns import write_columns
+from dynbench.runs.records import StepRow
 from dynbench.runs.row_writer import CallWriter, RowWriter
 from dynbench.runs.run import Run
 from dynbench.schedule.plan import Share
@@ -57,6 +50,10 @@ from dynbench.wire.channel import Channel, Link
 from dynbench.wire.queued import QueuedWire
 from dynbench.workloads.base import Expects, Workload
 from dynbench.workloads.batches import evened_out
+
+_log = logging.getLogger(__name__)
+LOGGED_STEPS = 10
+"""Of a run, about."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +82,7 @@ class ArmLoop:
     def evaluate(self, step: int) -> None:
         """Evaluate and save after `step`, and say what came of the epoch that it ends."""
         self.average_batch_norm()
-        found = self.evaluator.after(step, self.replica.strategy, self.replica.precision)
-        self.epochs.end(step, found)
+        self.epochs.end(step, self.evaluator.after(step, self.replica.strategy, self.replica.precision))
 
     def average_batch_norm(self) -> None:
         """Give all ranks one set of batch normalisation's running statistics."""
@@ -114,7 +110,7 @@ class ArmLoop:
 class Loop(ArmLoop):
     """The steps of one rank under one arm; see `turns.play`.
 
-    Ranks end every step together, because none gets past the gradients of the others; but under strategies that
+    Ranks end every step at one time, because none gets past the gradients of the others; but under strategies that
     step apart.
     """
 
@@ -123,7 +119,8 @@ class Loop(ArmLoop):
     plans: PlanSource
     rows: RowBuilder
     writer: RowWriter
-    told: Told
+    logs: bool
+    """Whether some of its steps are logged, evenly over the run."""
     calls: CallWriter
     sent: SentBytes
     profile: Profile
@@ -144,8 +141,7 @@ class Loop(ArmLoop):
             self.restart()
         self.memory.reset()
         with self.timer.host("plan"):
-            share = self.plans.share(step)
-        shares = self.plans.all_shares()
+            share, shares = self.plans.share(step)
         total = self._total(share, shares)
         with self.timer.host("data"):
             batches = self.replica.load(share)
@@ -165,45 +161,37 @@ class Loop(ArmLoop):
         self.plans.observe(share, phases["forward"] + phases["backward"])
         if self.fixed_batch:
             total.check(train.global_batch, step)
-        row = self.rows.row(
-            moment,
-            share,
-            parts,
-            phases,
-            step_ms=step_ms,
-            peak_mem_mb=self.memory.peak_mb(),
-            reserved_mem_mb=self.memory.reserved_mb(),
-            skipped=self.replica.precision.take_skipped(),
-        )
+        memory, skipped = self.memory.now(), self.replica.precision.take_skipped()
+        row = self.rows.row(moment, share, parts, phases, step_ms, memory, skipped=skipped)
         traffic = strategy.wire.take()
-        extra = extra_values(
-            self.replica,
-            moment,
-            parts,
-            len(batches) - len(share),
-            traffic,
-            self.timer.synchronised,
-            self.sent.take(),
-        )
+        repeated, sent = len(batches) - len(share), self.sent.take()
+        extra = extra_values(self.replica, moment, parts, repeated, traffic, self.timer.synchronised, sent)
         self.writer.write(row, extra)
         self.calls.write(step, traffic.calls)
         self.profile.end(step)
         self.epochs.add(row, extra)
-        self.told.step(row)
+        if self.logs:
+            self._log_step(row)
 
-    def _total(self, share: Share, shares: Sequence[Share] | None) -> GlobalBatch:
-        """What all ranks train on in the step; asked of them where ranks do not step apart by plans that all know."""
+    def _log_step(self, row: StepRow) -> None:
+        done, steps = row.step + 1, total_steps(self.config)
+        if done % max(1, steps // LOGGED_STEPS) == 0 or done == steps:
+            loss = f"loss {row.loss:.4f} over the {row.local_batch} samples of this rank"
+            _log.info("step %d of %d: %s, %.1f ms", done, steps, loss, row.step_time_ms)
+
+    def _total(self, share: Share, shares: Sequence[Share] | None) -> exchange.GlobalBatch:
+        """What all ranks train on in the step; exchanged, unless ranks step apart by plans that all know."""
         if self.replica.strategy.steps_apart and shares is not None:
-            return PlannedBatch(shares, self.replica.weight)
+            return exchange.PlannedBatch(shares, self.replica.weight)
         samples, weight = sum(len(ids) for ids in share), self.replica.weight(share)
-        return GlobalBatch(samples, weight, self.ranks.workers)
+        return exchange.GlobalBatch(samples, weight, self.ranks.workers)
 
 
 @contextmanager
 def session(strategy: Strategy) -> Iterator[Strategy]:
     """Closes a strategy where all went well.
 
-    A rank that fails leaves it open and ends: the others notice when its group goes, and find the cause told by then.
+    A rank that fails leaves it open and ends: the others notice when its group goes, and by then find the cause.
     """
     yield strategy
     strategy.close()
@@ -216,15 +204,17 @@ def build_wire(config: Config, device: torch.device) -> Wire:
     """
     if not config.sync.communicate:
         entry = STRATEGIES.find(config.sync.name)
-        silent = silent_group() if entry.moments == "divided" else None  # whose ranks hold their part here too
-        return NullWire(dist.get_rank(), dist.get_world_size(), silent, echoes=not entry.whole)
+        group = silent_group() if entry.moments == "divided" else None  # whose ranks hold their part here too
+        return NullWire(dist.get_rank(), dist.get_world_size(), group, echoes=not entry.whole)
     channel = Channel.of_its_own(device, timedelta(seconds=config.launch.timeout_s))
     if options_of(config.sync, ShardOptions).reduce_scatter == "native":
         channel.native_reduce_scatter = True
     if config.launch.link_gbps is not None:
         if device.type == "cuda" or config.launch.nnodes > 1:  # GPUs go on before a host would have waited
-            asked = f"launch.link_gbps: {config.launch.link_gbps:g}, but a link is emulated on CPUs of one node only"
-            raise UsageError(asked, "Leave it out, or --set launch.device=cpu on one node.")
+            raise UsageError(
+                f"launch.link_gbps: {config.launch.link_gbps:g}, but a link is emulated on CPUs of one node only",
+                "Leave it out, or --set launch.device=cpu on one node.",
+            )
         channel.link = Link(config.launch.link_gbps)
     compressor: Compressor | None = COMPRESSORS.find(config.compress.name).load()(config.compress)
     return PlainWire(channel) if compressor is None else QueuedWire(channel, compressor)
@@ -261,11 +251,24 @@ def real_loop(
         scalars = files.enter_context(scalars_of(config, run, writes=first_worker))
         writer = RowWriter(run.rank_file(context.rank), [column.name for column in columns], scalars.row)
         files.enter_context(writer)
+        evaluator, epochs = evaluation_of(
+            run,
+            config,
+            workload,
+            context,
+            problem,
+            scalars,
+            shard=shard_of(context.rank, strategy.evaluators()),
+            sum_over_ranks=exchange.sum_over_ranks,
+            timed=ranks.servers,
+            says=first_worker,
+            equal_batches=strategy.collective_forward,
+        )
         yield Loop(
             config=config,
             context=context,
             ranks=ranks,
-            plans=ahead_of(config, workload, plan_source(config, problem, context.rank, ranks, run)),
+            plans=plan_source(config, workload, problem, context.rank, ranks, run),
             replica=replica,
             timer=timer,
             memory=memory,
@@ -274,48 +277,32 @@ def real_loop(
             calls=files.enter_context(CallWriter(run.calls_file(context.rank))),
             sent=SentBytes(context.device.type == "cpu" and can_count()),
             held=HeldMemory(run, context.rank, replica, memory, wanted=config.train.memory_parts),
-            profile=Profile(run, context.rank, context.device, profiled, wait_for_all),
-            told=Told(total_steps(config), says=first_worker),
-            epochs=Epochs(
-                config.train,
-                sum_over_ranks,
-                timed=ranks.servers,
-                says=first_worker,
-                file=run.ranks_dir / EPOCHS_FILE if context.is_first else None,
-            ),
-            evaluator=Evaluator(
-                config,
-                workload,
-                context.device,
-                shard=shard_of(context.rank, strategy.evaluators()),
-                sum_over_ranks=sum_over_ranks,
-                file=run.path / EVAL_FILE if context.is_first else None,
-                batch=evaluated_together(config, problem, workload),
-                equal_batches=strategy.collective_forward,
-                also=scalars.evaluation,
-            ),
+            profile=Profile(run, context.rank, context.device, profiled, exchange.wait_for_all),
+            logs=first_worker,
+            evaluator=evaluator,
+            epochs=epochs,
             fixed_batch=policy_class(policy).fixed_batch,
         )
 
 
-def plan_source(config: Config, problem: Problem, rank: int, ranks: Ranks, run: Run) -> PlanSource:
-    """Plans made on every worker, or on the first of them from gathered costs; a collective."""
-    group = group_of_workers(ranks, config.launch.timeout_s)
+def plan_source(config: Config, workload: Workload, problem: Problem, rank: int, ranks: Ranks, run: Run) -> PlanSource:
+    """Plans made on every worker, or on the first of them from gathered costs; a collective.
+
+    A workload whose threads prepare the next step gets it ahead.
+    """
+    group = exchange.group_of_workers(ranks, config.launch.timeout_s)
     if ranks.serves(rank):
         return PlanSource()
     worker = ranks.worker(rank)
     if options_of(config.schedule, PrefixOptions).exchange == "gather":
-        return GatheredPlans(problem, worker, group)
-    speeds_file = run.path / SPEEDS_FILE if worker == 0 else None
-    plans = step_plans(config, problem, lambda paces: all_floats(paces[worker], group), speeds_file)
-    return ReplicatedPlans(plans, worker)
-
-
-def ahead_of(config: Config, workload: Workload, plans: PlanSource) -> PlanSource:
-    """The plans, which tell a workload of the next step where its threads prepare that."""
-    if not ahead(config) or not isinstance(workload, Expects):
-        return plans
-    return PlansAhead(plans, workload.expect, total_steps(config))
+        plans: PlanSource = exchange.GatheredPlans(problem, worker, group)
+    else:
+        speeds_file = run.path / SPEEDS_FILE if worker == 0 else None
+        every = step_plans(config, problem, lambda paces: exchange.all_floats(paces[worker], group), speeds_file)
+        plans = ReplicatedPlans(every, worker)
+    if ahead(config) and isinstance(workload, Expects):
+        return PlansAhead(plans, workload.expect, total_steps(config))
+    return plans
 
 
 def shard_of(rank: int, sharing: Sequence[int]) -> tuple[int, int] | None:

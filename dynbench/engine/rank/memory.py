@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +37,18 @@ _RESET_PEAK = b"5"
 MOMENTS = ("initialised", "before_step", "after_step")
 """The model, its strategy and its optimizer are made; gradients are synchronised; the optimizer has stepped."""
 SHARE = 0.5
-"""Of the memory, what the replicas may take together where nothing says how much a step needs."""
+"""Of the memory, what all replicas may take where nothing says how much a step needs."""
 SHARE_PROBED = 0.1
 """The same where the capacities are probed limits, up to which a step may use all the rest."""
+
+
+class MemoryNow(NamedTuple):
+    """A reading of a meter, MB."""
+
+    peak_mb: float | None
+    """Largest use since the last reset; None where it cannot be told apart from that of other arms."""
+    reserved_mb: float | None
+    """Held from the system now; None likewise."""
 
 
 class MemoryMeter:
@@ -50,11 +60,9 @@ class MemoryMeter:
     def reset(self) -> None:
         """Forget the peak."""
 
-    def peak_mb(self) -> float | None:
-        """Largest use since the last reset, MB; None where it cannot be told apart from that of other arms."""
-
-    def reserved_mb(self) -> float | None:
-        """Memory held from the system now, MB; None likewise."""
+    def now(self) -> MemoryNow:
+        """What there is to say now."""
+        return MemoryNow(None, None)
 
     def enter(self) -> None:
         """From here on, what is allocated in this process is this arm's."""
@@ -63,50 +71,45 @@ class MemoryMeter:
         """Up to here it was."""
 
 
-class SharedCudaMemory(MemoryMeter):
-    """PyTorch's caching allocator on one device, for one of several arms: what rests for the others does not count.
+class CudaMemory(MemoryMeter):
+    """PyTorch's caching allocator on one device.
 
-    Between `enter` and `leave` only this arm allocates; it is made before the arm allocates anything.
+    Args:
+        device: the device.
+        shared: the process holds several arms: what rests for the others does not count. Between `enter` and `leave`
+            only this arm allocates; the meter is made before the arm allocates anything.
     """
 
-    source = (
-        "peak bytes of the CUDA caching allocator less those that rest for the other arms of the launch, reset every "
-        "step; what the allocator reserves is for all arms together and not stated"
-    )
+    source = "peak and reserved bytes of the CUDA caching allocator, reset every step"
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, *, shared: bool = False) -> None:
+        self._device, self._shared = device, shared
         self._own = self._others = 0
+        if shared:
+            self.source = (
+                "peak bytes of the CUDA caching allocator less those that rest for the other arms of the launch, reset "
+                "every step; what the allocator reserves is for all arms together and not stated"
+            )
         self.enter()
 
     def enter(self) -> None:
         """All that is allocated beyond this arm's own rests for others."""
-        self._others = torch.cuda.memory_allocated(self._device) - self._own
+        if self._shared:
+            self._others = torch.cuda.memory_allocated(self._device) - self._own
 
     def leave(self) -> None:
         """What is allocated beyond the others' is this arm's."""
-        self._own = torch.cuda.memory_allocated(self._device) - self._others
+        if self._shared:
+            self._own = torch.cuda.memory_allocated(self._device) - self._others
 
     def reset(self) -> None:
         """Forget the allocator's peak."""
         torch.cuda.reset_peak_memory_stats(self._device)
 
-    def peak_mb(self) -> float:
-        """Most bytes allocated by this arm's tensors, MB."""
-        return mb(torch.cuda.max_memory_allocated(self._device) - self._others)
-
-
-class CudaMemory(SharedCudaMemory):
-    """PyTorch's caching allocator on one device, all of it one arm's."""
-
-    source = "peak and reserved bytes of the CUDA caching allocator, reset every step"
-
-    def enter(self) -> None:
-        """All is this arm's."""
-
-    def reserved_mb(self) -> float:
-        """Bytes that the allocator holds, MB."""
-        return mb(torch.cuda.memory_reserved(self._device))
+    def now(self) -> MemoryNow:
+        """Most bytes allocated by this arm's tensors, and what the allocator holds."""
+        peak = torch.cuda.max_memory_allocated(self._device) - self._others
+        return MemoryNow(mb(peak), None if self._shared else mb(torch.cuda.memory_reserved(self._device)))
 
 
 class ResidentMemory(MemoryMeter):
@@ -122,44 +125,36 @@ class ResidentMemory(MemoryMeter):
         self._clear = os.open(_CLEAR_REFS, os.O_WRONLY)
         self._status = os.open(_STATUS, os.O_RDONLY)
         self.reset()
-        if not self._read_kb(b"VmHWM:"):
+        if not self.now().peak_mb:
             raise OSError(f"{_STATUS} has no VmHWM")
 
     def reset(self) -> None:
         """Set the peak to what is resident now; about 10 microseconds."""
         os.pwrite(self._clear, _RESET_PEAK, 0)
 
-    def peak_mb(self) -> float:
-        """Most resident memory, MB."""
-        return mb(self._read_kb(b"VmHWM:") * 1024)
-
-    def reserved_mb(self) -> float:
-        """Resident memory now, MB."""
-        return mb(self._read_kb(b"VmRSS:") * 1024)
-
-    def _read_kb(self, key: bytes) -> int:
+    def now(self) -> MemoryNow:
+        """Most resident memory, and what is resident."""
+        kb = dict.fromkeys((b"VmHWM", b"VmRSS"), 0)
         for line in os.pread(self._status, 8192, 0).splitlines():
-            if line.startswith(key):
-                return int(line.split()[1])
-        return 0
+            key, _, value = line.partition(b":")
+            if key in kb:
+                kb[key] = int(value.split()[0])
+        return MemoryNow(*(mb(size * 1024) for size in kb.values()))
 
 
 class LifetimePeak(MemoryMeter):
-    """The process's peak since it started; the fallback where it cannot be reset."""
+    """The process's peak since it started, also as what it holds now; the fallback where it cannot be reset."""
 
     source = "peak resident memory of the process since its start (getrusage): this system cannot reset it"
 
-    def peak_mb(self) -> float:
-        """Most resident memory since the start, MB."""
+    def now(self) -> MemoryNow:
+        """Most resident memory since the start."""
         unit = 1 if sys.platform == "darwin" else 1024
-        return mb(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
-
-    def reserved_mb(self) -> float:
-        """The same: what is resident now is not known."""
-        return self.peak_mb()
+        peak = mb(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+        return MemoryNow(peak, peak)
 
 
-def memory_meter(device: torch.device) -> CudaMemory | ResidentMemory | LifetimePeak:
+def memory_meter(device: torch.device) -> MemoryMeter:
     """The best meter that the device and the system offer."""
     if device.type == "cuda":
         return CudaMemory(device)
@@ -171,11 +166,11 @@ def memory_meter(device: torch.device) -> CudaMemory | ResidentMemory | Lifetime
 
 def arm_meter(device: torch.device) -> MemoryMeter:
     """A meter of one arm in a process that holds several."""
-    return SharedCudaMemory(device) if device.type == "cuda" else MemoryMeter()
+    return CudaMemory(device, shared=True) if device.type == "cuda" else MemoryMeter()
 
 
 class HeldMemory:
-    """Counts what a rank holds, where it is asked for, in its first step.
+    """Counts what a rank holds, where that is wanted, in its first step.
 
     A tensor of several ranks counts with this rank's part of it, and storage that several share counts once. What lives
     within a pass only is not held at any of the moments, but for the activations: what autograd saves for the backward
@@ -203,7 +198,7 @@ class HeldMemory:
             yield
             return
         saved = Saved()
-        with saved_tensors_hooks(saved.save, lambda kept: kept.tensor):
+        with saved_tensors_hooks(saved.save, lambda saved: saved.tensor):
             yield
         self._activations = saved.most
         self._note(MOMENTS[1])
@@ -238,7 +233,7 @@ class HeldMemory:
         }
         counted: set[int] = set()
         found: dict[str, float | None] = {kind: mb(_bytes(tensors, counted)) for kind, tensors in kinds.items()}
-        self._found[moment] = {**found, "peak_mb": self._memory.peak_mb()}
+        self._found[moment] = {**found, "peak_mb": self._memory.now().peak_mb}
 
 
 class Saved:
@@ -251,10 +246,10 @@ class Saved:
         self.now = self.most = 0
         self._users: Counter[int] = Counter()
 
-    def save(self, tensor: Tensor) -> _Kept:
-        """Count a tensor for as long as what is returned lives; parameters are held anyway."""
+    def save(self, tensor: Tensor) -> _SavedTensor:
+        """Count a tensor for as long as what is returned lives; parameters are in memory anyway."""
         of_parameter = isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)
-        return _Kept(tensor, None if of_parameter else self)
+        return _SavedTensor(tensor, None if of_parameter else self)
 
     def count(self, storage: int, size: int, users: int) -> None:
         """So many more users of a storage of `size` bytes, or fewer."""
@@ -264,7 +259,7 @@ class Saved:
             self.most = max(self.most, self.now)
 
 
-class _Kept:
+class _SavedTensor:
     def __init__(self, tensor: Tensor, of: Saved | None) -> None:
         self.tensor, self._of = tensor, of
         if of is not None:

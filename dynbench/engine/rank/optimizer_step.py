@@ -35,8 +35,8 @@ class Clipper:
     def clip(self, optimizer: Optimizer) -> None:
         """Scale the unscaled gradients that `optimizer` holds; the device is not waited for."""
         self._last = self._norm().detach()
-        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        torch.nn.utils.clip_grads_with_norm_(held, self._max_norm, self._last)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        torch.nn.utils.clip_grads_with_norm_(parameters, self._max_norm, self._last)
 
     def row(self) -> dict[str, object]:
         """The columns of the step that ended, empty where this rank took no optimizer step; waits for the device."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,13 +35,8 @@ NS_PER_US = 1000
 Span = tuple[float, float]
 
 
-class Event(Protocol):
-    """What is read of a torch `FunctionEvent`."""
-
-    name: str
-    time_range: Any
-    device_type: Any
-    is_user_annotation: Any
+Event = Any
+"""A torch `FunctionEvent`, of which name, time_range, device_type and is_user_annotation are read."""
 
 
 @dataclass
@@ -70,10 +65,8 @@ class Profile:
         if started:
             on_gpu = self.device.type == "cuda"
             activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-            everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)  # a compressor has its own
-            self._profiler = torch.profiler.profile(
-                activities=activities, acc_events=True, experimental_config=everywhere
-            )
+            threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)  # a compressor has its own
+            self._profiler = torch.profiler.profile(activities=activities, acc_events=True, experimental_config=threads)
             self._profiler.start()
             self.meet()
         if step in self.steps:
@@ -88,20 +81,17 @@ class Profile:
         self._step.__exit__(None, None, None)
         if step == self.steps[-1]:
             self._profiler.stop()
-            self._keep()
+            self._write()
             self._profiler = None
             self.meet()
 
-    def _keep(self) -> None:
+    def _write(self) -> None:
         folder = self.run.profiler_dir
         folder.mkdir(exist_ok=True)
         self._profiler.export_chrome_trace(str(folder / f"rank_{self.rank}.pt.trace.json"))
         rows, step_ms = table_of(self._profiler.events(), len(self.steps), dist.get_world_size())
         found = RankProfile(self.rank, self.steps[0], len(self.steps), step_ms, rows)
-        write_json(
-            self.run.profile_file(self.rank),
-            {"schema_version": PROFILE_SCHEMA_VERSION, **asdict(found)},
-        )
+        write_json(self.run.profile_file(self.rank), {"schema_version": PROFILE_SCHEMA_VERSION, **asdict(found)})
 
 
 def profiled_steps(warmup_steps: int, steps: int) -> range:
@@ -171,8 +161,8 @@ def _by_operation(
     """The back end's work by the operation of the wire: each has the first of its kind that no other has.
 
     Args:
-        sent: when it was under way, and what it is called, in order; it begins some time after it was asked for.
-        begun: when the wire was asked for which operation, in order.
+        sent: when it was under way, and what it is called, in order; it begins some time after it was requested.
+        begun: when which operation of the wire was requested, in order.
         world_size: broadcasts that stand for one all-gather.
     """
     found: dict[str, list[Span]] = defaultdict(list)
@@ -210,7 +200,7 @@ _NCCL: Mapping[str, str] = {
     "AllGather": "all_gather",
     "Broadcast": "broadcast",
 }
-"""What NCCL's other kernels have in their names; they do not say who asked for them."""
+"""What NCCL's other kernels have in their names; they do not say who requested them."""
 
 
 def _kind(name: str, kernel: bool) -> str | None:

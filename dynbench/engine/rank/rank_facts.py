@@ -21,7 +21,6 @@ from dynbench.engine.rank.exchange import compare_clocks, gather_objects
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.runs.atomic import write_json
-from dynbench.runs.records import StepRow
 from dynbench.runs.row_writer import write_lengths
 from dynbench.runs.run import Run
 from dynbench.schedule.plan import IntArray
@@ -30,8 +29,6 @@ from dynbench.workloads.base import Workload
 from dynbench.workloads.cache import progress_logger
 
 _log = logging.getLogger(__name__)
-LINES = 10
-"""In a run, about."""
 _KEY = "dynbench/failure"
 WARNINGS_FILE = "warnings.txt"
 EPOCHS_FILE = "epochs.txt"
@@ -41,31 +38,10 @@ _FACTS_FILE = "facts.json"
 """Where rank 0 writes the facts; the launcher merges them into `env.json` when the run ends."""
 
 
-class Told:
-    """Says the loss of some steps, evenly over a run.
-
-    Args:
-        steps: of the run, warm-up included.
-        says: whether this rank does.
-    """
-
-    def __init__(self, steps: int, *, says: bool) -> None:
-        self._steps = steps
-        self._every = max(1, steps // LINES)
-        self._says = says
-
-    def step(self, row: StepRow) -> None:
-        """A step of this rank that is written."""
-        done = row.step + 1
-        if self._says and (done % self._every == 0 or done == self._steps):
-            own = f"loss {row.loss:.4f} over the {row.local_batch} samples of this rank"
-            _log.info("step %d of %d: %s, %.1f ms", done, self._steps, own, row.step_time_ms)
-
-
 def tell_failure(run: Run, rank: int, error: BaseException) -> None:
     """Record why this rank ends, and with it the cause where that is another rank's; within the process group.
 
-    The first cause is kept where the ranks met; one that ended because another did finds it there.
+    The first cause is stored in the store of the process group, where ranks that ended because of it find it.
     """
     failure = record_failure(run, rank, error)
     try:
@@ -78,7 +54,7 @@ def tell_failure(run: Run, rank: int, error: BaseException) -> None:
 
 
 def exchange_cause(store: Store, failure: RankFailure) -> RankFailure | None:
-    """The first cause that a rank told, by now also this one; None where nobody told any."""
+    """The first cause that a rank reported, this one included; None where none has."""
     if failure.is_cause:
         text = store.compare_set(_KEY, "", json.dumps(asdict(failure)))
     elif store.check([_KEY]):
@@ -116,7 +92,7 @@ class _LastLine(logging.Handler):
 
 
 def keep_warnings(run: Run, context: RankContext, ranks: Ranks) -> None:
-    """From here on, what dynbench warns about is kept, and on rank 0 how far the preparing of its data has got.
+    """From here on, the warnings of dynbench are stored, and on rank 0 how far the preparing of its data has got.
 
     Of rank 0 and of the first that trains, which speak for the others.
     """
@@ -152,7 +128,7 @@ def write_facts(
     context: RankContext,
     workload: Workload,
     memory: MemoryMeter,
-    together: Mapping[str, object] | None = None,
+    launch: Mapping[str, object] | None = None,
     packed_rows: Mapping[str, object] | None = None,
 ) -> None:
     """Collect every rank's device and write the facts on rank 0; a collective.
@@ -163,10 +139,10 @@ def write_facts(
         context: this rank.
         workload: its data and model.
         memory: how memory is measured.
-        together: the launch that it shares with other arms: its id, and how they take turns; None where it is alone.
+        launch: what it shares with other arms: the launch's id, and how they take turns; None where it is alone.
         packed_rows: what `check_packed_rows` saw; None where batches are padded.
     """
-    devices, optional = gather_objects(describe_device(context)), {"together": together, "packed_rows": packed_rows}
+    devices, optional = gather_objects(describe_device(context)), {"together": launch, "packed_rows": packed_rows}
     clocks = compare_clocks()
     if context.is_first:
         ranks = ranks_of(config, config.launch.world_size or context.world_size)  # virtual ones have a size given
@@ -203,9 +179,9 @@ def merge_facts(run: Run) -> None:
     if not (written := _read(run, _FACTS_FILE)):
         return
     facts = json.loads(written)
-    held = [file for rank in range(facts["ranks"]["world_size"]) if (file := run.held_file(rank)).exists()]
-    if held:
-        facts["memory_parts"] = [json.loads(file.read_text(encoding="utf-8")) for file in held]
+    files = [file for rank in range(facts["ranks"]["world_size"]) if (file := run.held_file(rank)).exists()]
+    if files:
+        facts["memory_parts"] = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     env = run.env()
     for key, value in facts.items():
         present = env.get(key)

@@ -209,13 +209,13 @@ class Replica:
         return [make_micro_batch(workload, workload.train, ids, multiple, self.device) for ids in share]
 
     def weight(self, share: Share) -> float:
-        """What a share's samples count in the loss together."""
+        """The weight of a share's samples in the loss."""
         return sum(self._workload.train.weight(ids) for ids in share)
 
     def compute(self, batches: Sequence[MicroBatch], scale: Callable[[], float]) -> list[LossPart]:
         """Forward and backward of all micro-batches, then synchronisation; a rank that has none serves the others.
 
-        A micro-batch's loss, summed over its samples, is multiplied by `scale()`, which is asked for after the first
+        A micro-batch's loss, summed over its samples, is multiplied by `scale()`, which is called after the first
         forward pass, so that what it waits for overlaps with it; one that only repeats is multiplied by 0, and leaves
         the running statistics of batch normalisation as they are.
         """
@@ -244,7 +244,7 @@ class Replica:
         return parts
 
     def take_trained(self) -> int:
-        """Samples that this rank has trained on since it was last asked."""
+        """Samples that this rank has trained on since the last call."""
         taken, self._trained = self._trained, 0
         return taken
 

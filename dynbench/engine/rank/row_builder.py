@@ -18,8 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dynbench.engine.rank.memory import MemoryNow
 from dynbench.engine.rank.replica import Replica
-from dynbench.engine.rank.timers import Phase, Synchronised
+from dynbench.engine.rank.timers import PHASES, WITHIN, Phase, Synchronised
 from dynbench.engine.rank.turns import Moment
 from dynbench.runs.columns import COMM_COLUMNS, GRAD_REL_ERROR, REPEATED, TURN, Column
 from dynbench.runs.records import StepRow, work_hash
@@ -118,23 +119,18 @@ def extra_values(
     compression = strategy.wire.row()
     if compression.get(GRAD_REL_ERROR.name) is not None:  # by collectives that are not counted
         bytes_sent = None
-    sent = {
+    return {
+        TURN.name: moment.turn,
         "comm_ms": traffic.busy_ms,
         "comm_sum_ms": traffic.sum_ms,
         "hidden_comm_ms": hidden_ms(traffic.calls, synchronised.spans_ns),
         "collectives": len(traffic.calls),
-        **{
-            f"sync_{phase}_ms": synchronised.within_ms.get(phase, 0.0) for phase in ("forward", "backward", "optimizer")
-        },
+        **{f"sync_{phase}_ms": synchronised.within_ms.get(phase, 0.0) for phase in WITHIN},
         "bytes_raw": traffic.bytes_raw,
         "bytes_wire": traffic.bytes_wire,
         "gradient_bytes_raw": traffic.gradient_raw,
         "gradient_bytes_wire": traffic.gradient_wire,
         "bytes_sent": bytes_sent,
-    }
-    return {
-        TURN.name: moment.turn,
-        **sent,
         REPEATED.name: repeated,
         **replica.row(),
         **replica.counted(parts),
@@ -171,10 +167,9 @@ class RowBuilder:
         share: Share,
         parts: Sequence[LossPart],
         phases: Mapping[Phase, float],
-        *,
         step_ms: float,
-        peak_mem_mb: float | None,
-        reserved_mem_mb: float | None,
+        memory: MemoryNow,
+        *,
         skipped: bool,
     ) -> StepRow:
         """The row of one step: a share, what its micro-batches gave, and `phases` and `step_ms` in milliseconds."""
@@ -194,16 +189,11 @@ class RowBuilder:
             padded_tokens=sum(part.tokens for part in parts),
             real_tokens2=real_tokens2,
             padded_tokens2=real_tokens2 if self.layout == "packed" else padded_tokens2,
-            plan_ms=phases["plan"],
-            data_ms=phases["data"],
-            forward_ms=phases["forward"],
-            backward_ms=phases["backward"],
-            sync_ms=phases["sync"],
-            optimizer_ms=phases["optimizer"],
+            **{f"{phase}_ms": phases[phase] for phase in PHASES},
             compute_ms=phases["forward"] + phases["backward"],
             step_time_ms=step_ms,
-            peak_mem_mb=peak_mem_mb,
-            reserved_mem_mb=reserved_mem_mb,
+            peak_mem_mb=memory.peak_mb,
+            reserved_mem_mb=memory.reserved_mb,
             loss=mean_loss(parts),
             work_hash=work_hash(ids, lengths),
             skipped=int(skipped),

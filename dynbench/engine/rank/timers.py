@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from dynbench.clock import Clock, HostClock, clock_for
+from dynbench.clock import Clock, clock_for
 from dynbench.wire.segment import named_range
 
 Phase = Literal["plan", "data", "forward", "backward", "sync", "optimizer"]
@@ -42,7 +42,7 @@ class StepTimer:
 
     Args:
         device: whose clock times what is queued on it.
-        at: told every phase that begins.
+        at: called with every phase that begins.
         patience_s: longest wait for what is queued, s; None for ever.
     """
 
@@ -56,7 +56,7 @@ class StepTimer:
         self._at = at
         self._phase: Phase = "plan"
         self.clock = clock_for(device, patience_s)
-        self._host = HostClock()
+        self._host = Clock()
         self._intervals: list[tuple[Phase, Clock, object, object]] = []
         self._within: list[tuple[Phase, object, object]] = []
         self._ready: tuple[object, int] | None = None

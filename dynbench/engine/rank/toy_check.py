@@ -7,15 +7,15 @@ micro-batches. The ranks are processes of this machine that end with the check.
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import resource_tracker
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Literal
 
@@ -254,27 +254,26 @@ def check_strategies(names: Sequence[str], ranks: int) -> Generator[Checked, Non
             yield Checked(name, optimizer, ranks + servers, found.largest, found.name, exact, passed)
 
 
-def _on_processes(names: Sequence[str], world_size: int) -> Iterator[tuple[str, str, Difference]]:
+Found = tuple[str, str, Difference]
+"""A strategy, an optimizer, and how far their weights are apart."""
+
+
+def _on_processes(names: Sequence[str], world_size: int) -> Iterator[Found]:
     """What the ranks find, as they find it; none of them is left, whatever ends this."""
     from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
+    found: SimpleQueue[Found] = get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="dynbench-check-") as folder:
-        found, told = Path(folder) / "found.jsonl", 0
-        found.touch()
         with _deaf_to_ctrl_c():
             context = start_processes(  # type: ignore[no-untyped-call]  # torch's is untyped
-                _rank, (list(names), world_size, folder), world_size, join=False, start_method="spawn"
+                _rank, (list(names), world_size, folder, found), world_size, join=False, start_method="spawn"
             )
         try:
             ended = False
             while not ended:
                 ended = context.join(timeout=POLL_S)
-                lines = found.read_text(encoding="utf-8").splitlines(keepends=True)
-                complete = [line for line in lines if line.endswith("\n")]
-                for line in complete[told:]:
-                    name, optimizer, difference = json.loads(line)
-                    yield name, optimizer, Difference(**difference)
-                told = len(complete)
+                while not found.empty():
+                    yield found.get()
         except (ProcessRaisedException, ProcessExitedException) as error:
             raise WorkerFailed(
                 f"sync check: rank {error.error_index} of {world_size}: {str(error).strip().splitlines()[-1]}",
@@ -298,9 +297,8 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _rank(rank: int, names: Sequence[str], world_size: int, folder: str) -> None:
-    """One of the processes; the one that has the states writes how far they are apart."""
-    import torch
+def _rank(rank: int, names: Sequence[str], world_size: int, folder: str, results: SimpleQueue[Found]) -> None:
+    """One of the processes; the one that has the states reports how far they are apart."""
     import torch.distributed as dist
 
     die_with_parent()
@@ -311,7 +309,6 @@ def _rank(rank: int, names: Sequence[str], world_size: int, folder: str) -> None
         for optimizer in OPTIMIZERS:
             found = check_strategy(config_of(name), Case(optimizer))
             if found is not None:
-                with (Path(folder) / "found.jsonl").open("a", encoding="utf-8") as file:
-                    file.write(json.dumps([name, optimizer, asdict(found)]) + "\n")
+                results.put((name, optimizer, found))
     dist.barrier()
     dist.destroy_process_group()

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dynbench.config.schema import Train
 from dynbench.engine.failure import EVALUATING, PositionFile
@@ -54,7 +53,7 @@ class Switch:
     Args:
         players: the arms.
         device: of this rank.
-        on_turn: told which arm comes.
+        on_turn: called with the arm that comes.
         meet: returns when every rank has called it.
     """
 
@@ -69,25 +68,25 @@ class Switch:
         self._device = device
         self._on_turn = on_turn
         self._meet = meet
-        self._states = [_RandomState.now(device)] * len(players)
+        self._states = [_random_state(device)] * len(players)
         self._on: int | None = None
 
     def __call__(self, arm: int) -> None:
-        """Hand over to an arm, which may be the one that had the last turn; ranks leave this together."""
+        """Hand over to an arm, which may be the one that had the last turn; ranks leave this at one time."""
         gc.collect()  # before an arm leaves: memory that only cycles hold would be left with the next one
         if self._on is not None:
             self._players[self._on].leave()
-            self._states[self._on] = _RandomState.now(self._device)
+            self._states[self._on] = _random_state(self._device)
         self._on = arm
         self._on_turn(arm)
-        self._states[arm].restore(self._device)
+        _restore_random(self._states[arm], self._device)
         self._players[arm].enter()
         self._meet()
 
 
 @contextmanager
 def garbage_between_turns() -> Iterator[None]:
-    """Inside it Python collects garbage only when it is told to, and looks only at what was made inside."""
+    """Inside it Python collects garbage only on `gc.collect()`, and looks only at what was made inside."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -117,6 +116,7 @@ def play(
         position: notes steps and evaluations that begin.
     """
     position = position or PositionFile()
+    hand_over: Callable[[int], None] = switch or (lambda arm: None)
 
     def due(step: int) -> bool:
         return any(player.due(step) for player in players)
@@ -131,8 +131,7 @@ def play(
             if round_.measured and compiled is None:
                 compiled = graphs_compiled()
             for arm in order:
-                if switch is not None:
-                    switch(arm)
+                hand_over(arm)
                 players[arm].restart()
                 number = next(turn)
                 for step in round_.steps:
@@ -144,7 +143,7 @@ def play(
                     except Exception as error:
                         if stop.signum is None or not players[arm].is_between_steps():
                             raise
-                        # Another rank was asked to stop a step earlier, and is gone.
+                        # Another rank was stopped a step earlier, and is gone.
                         _log.warning("step %d: left unfinished, as the run is to stop (%s)", step, error)
                     if stop.signum is not None:
                         for each, last in done.items():
@@ -152,7 +151,10 @@ def play(
                         return
             if round_.evaluated:
                 position.at(EVALUATING)
-                _evaluate(players, order, round_.steps[-1], switch)
+                step = round_.steps[-1]
+                for arm in filter(lambda arm: players[arm].due(step), order):
+                    hand_over(arm)
+                    players[arm].evaluate(step)
     if compiled is not None and (more := graphs_compiled() - compiled):
         _log.warning(
             "torch.compile made %d graphs while steps were measured, 0 is the limit: their time is in these steps; "
@@ -167,34 +169,16 @@ def graphs_compiled() -> int:
     return int(utils.counters["stats"]["unique_graphs"]) if utils is not None else 0
 
 
-def _evaluate(players: Sequence[ArmLoop], order: Sequence[int], step: int, switch: Switch | None) -> None:
-    """Evaluate all arms that are due, one after the other at one point."""
-    for arm in order:
-        if players[arm].due(step):
-            if switch is not None:
-                switch(arm)
-            players[arm].evaluate(step)
+def _random_state(device: torch.device) -> tuple[Any, ...]:
+    """What the generators of this process would draw next; code of the user's own may use any of them."""
+    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state(), on_device
 
 
-@dataclass(frozen=True, slots=True)
-class _RandomState:
-    """What the generators of a process would draw next; code of the user's own may use any of them."""
-
-    of_python: tuple[Any, ...]
-    of_numpy: dict[str, Any]
-    of_cpu: Tensor
-    of_cuda: Tensor | None
-
-    @classmethod
-    def now(cls, device: torch.device) -> _RandomState:
-        """As it is."""
-        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        return cls(random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state(), cuda)
-
-    def restore(self, device: torch.device) -> None:
-        """As it was."""
-        random.setstate(self.of_python)
-        np.random.set_state(self.of_numpy)
-        torch.set_rng_state(self.of_cpu)
-        if self.of_cuda is not None:
-            torch.cuda.set_rng_state(self.of_cuda, device)
+def _restore_random(state: tuple[Any, ...], device: torch.device) -> None:
+    of_python, of_numpy, of_cpu, on_device = state
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
+    torch.set_rng_state(of_cpu)
+    if on_device is not None:
+        torch.cuda.set_rng_state(on_device, device)

@@ -12,10 +12,9 @@ from dynbench.config.schema import Config
 from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.plan_check import check_steps_of_rank
 from dynbench.engine.planning import SPEEDS_FILE, StepPlans, loaded_problem, step_plans
-from dynbench.engine.rank.evaluation import EVAL_FILE, Epochs, Evaluator, Scalars, evaluated_together, scalars_of
+from dynbench.engine.rank.evaluation import Scalars, evaluation_of, scalars_of
 from dynbench.engine.rank.loop import ArmLoop, build_strategy, session
-from dynbench.engine.rank.memory import MemoryMeter
-from dynbench.engine.rank.rank_facts import EPOCHS_FILE
+from dynbench.engine.rank.memory import MemoryMeter, MemoryNow
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.replica import PlayedStatistics, Replica, gradient_megabytes, seed_dropout
 from dynbench.engine.rank.row_builder import RowBuilder
@@ -36,8 +35,7 @@ class Played:
     share: Share
     parts: Sequence[LossPart]
     phases: Mapping[Phase, float]
-    peak_mem_mb: float | None
-    reserved_mem_mb: float | None
+    memory: MemoryNow
 
     @property
     def compute_ms(self) -> float:
@@ -72,7 +70,7 @@ class VirtualLoop(ArmLoop):
         plan_ms = self.timer.take_phases()["plan"]
         weight = sum(self.replica.weight(share) for share in plan.shares)
         scale = 1 / weight if weight else 0.0
-        played = [self.in_turn(step, rank, share, scale) for rank, share in enumerate(plan.shares)]
+        played = [self.play(step, rank, share, scale) for rank, share in enumerate(plan.shares)]
         with self.timer.device("optimizer"):
             self.replica.update()
         phases, _ = self.timer.end_step()
@@ -84,15 +82,12 @@ class VirtualLoop(ArmLoop):
         """Those of all virtual ranks become one."""
         self.statistics.average()
 
-    def in_turn(self, step: int, rank: int, share: Share, scale: float) -> Played:
-        """Play one rank with its own running statistics."""
-        self.statistics.begin(rank)
-        played = self.play(step, rank, share, scale)
-        self.statistics.end(rank, self.replica.take_trained())
-        return played
-
     def play(self, step: int, rank: int, share: Share, scale: float) -> Played:
-        """Forward and backward of one rank, its loss times `scale`, the device synchronised around them."""
+        """Forward and backward of one rank with its own running statistics, its loss times `scale`.
+
+        The device is synchronised before and after.
+        """
+        self.statistics.begin(rank)
         self.memory.reset()
         with self.timer.host("data"):
             batches = self.replica.load(share)
@@ -101,14 +96,16 @@ class VirtualLoop(ArmLoop):
         parts = self.replica.compute(batches, lambda: scale)
         self.timer.clock.synchronise()
         phases = self.timer.take_phases()
+        self.statistics.end(rank, self.replica.take_trained())
         factor = self.config.launch.slowdown.get(rank, 1.0)
         stretched = {**phases, "forward": phases["forward"] * factor, "backward": phases["backward"] * factor}
-        return Played(share, parts, stretched, self.memory.peak_mb(), self.memory.reserved_mb())
+        return Played(share, parts, stretched, self.memory.now())
 
     def record(self, moment: Moment, played: Sequence[Played], plan_ms: float, optimizer_ms: float) -> None:
         """Write every rank's row: it waits for the slowest rank, then for the modelled all-reduce."""
         skipped, common = self.replica.precision.take_skipped(), {TURN.name: moment.turn, **self.replica.row()}
         slowest_ms = max(part.busy_ms for part in played)
+        step_ms = plan_ms + slowest_ms + self.comm_ms + optimizer_ms
         for part, rows, writer in zip(played, self.rows, self.writers, strict=True):
             phases: dict[Phase, float] = {
                 **part.phases,
@@ -116,16 +113,7 @@ class VirtualLoop(ArmLoop):
                 "sync": slowest_ms - part.busy_ms + self.comm_ms,
                 "optimizer": optimizer_ms,
             }
-            row = rows.row(
-                moment,
-                part.share,
-                part.parts,
-                phases,
-                step_ms=plan_ms + slowest_ms + self.comm_ms + optimizer_ms,
-                peak_mem_mb=part.peak_mem_mb,
-                reserved_mem_mb=part.reserved_mem_mb,
-                skipped=skipped,
-            )
+            row = rows.row(moment, part.share, part.parts, phases, step_ms, part.memory, skipped=skipped)
             extra = {**common, **self.replica.counted(part.parts)}
             writer.write(row, extra)
             self.epochs.add(row, extra)
@@ -149,33 +137,25 @@ def virtual_loop(
         names = [column.name for column in columns]
         write_columns(run.ranks_dir, columns)
         scalars = files.enter_context(scalars_of(config, run, writes=True))
-        told = [scalars, *(Scalars() for _ in range(1, world_size))]
+        drawn = [scalars, *(Scalars() for _ in range(1, world_size))]
+        evaluator, epochs = evaluation_of(run, config, workload, context, problem, scalars)
         yield VirtualLoop(
             config=config,
-            plans=step_plans(config, problem, paces_in_order, run.path / SPEEDS_FILE),
+            plans=step_plans(config, problem, _in_order, run.path / SPEEDS_FILE),
             replica=replica,
             timer=timer,
             memory=memory,
             rows=[RowBuilder(rank, policy, config.workload.layout, train.lengths) for rank in range(world_size)],
             writers=[
-                files.enter_context(RowWriter(run.rank_file(rank), names, told[rank].row)) for rank in range(world_size)
+                files.enter_context(RowWriter(run.rank_file(rank), names, also.row)) for rank, also in enumerate(drawn)
             ],
-            epochs=Epochs(config.train, list, file=run.ranks_dir / EPOCHS_FILE),
-            evaluator=Evaluator(
-                config,
-                workload,
-                context.device,
-                shard=(0, 1),
-                sum_over_ranks=list,
-                file=run.path / EVAL_FILE,
-                batch=evaluated_together(config, problem, workload),
-                also=scalars.evaluation,
-            ),
+            evaluator=evaluator,
+            epochs=epochs,
             statistics=PlayedStatistics(replica.model, world_size),
             comm_ms=comm_model.allreduce_ms(gradient_megabytes(replica.model), world_size),
         )
 
 
-def paces_in_order(paces: Mapping[int, float]) -> FloatArray:
+def _in_order(paces: Mapping[int, float]) -> FloatArray:
     """The paces of all ranks, shape [G]; this process plays them all."""
     return np.array([paces[rank] for rank in sorted(paces)])

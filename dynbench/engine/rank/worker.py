@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 
 from dynbench.config.schema import Config
 from dynbench.engine.failure import BUILDING, PREPARING
-from dynbench.engine.rank.exchange import check_same_config, check_same_data, wait_for_all, wait_patiently
+from dynbench.engine.rank.exchange import check_same, check_same_config, wait_for_all, wait_patiently
 from dynbench.engine.rank.launched import run_as_rank
 from dynbench.engine.rank.loop import Loop, real_loop
 from dynbench.engine.rank.memory import MemoryMeter, arm_meter, check_room, memory_meter
@@ -26,6 +26,7 @@ from dynbench.workloads.registry import build_workload, import_model_code
 from dynbench.workloads.token_shards import already_checked
 
 _log = logging.getLogger(__name__)
+_SAME_DATA = "Point workload.data_path and the caches at the same data on every node."
 MakeLoop = Callable[[Run, Config, RankContext, Workload, MemoryMeter], AbstractContextManager[Loop | VirtualLoop]]
 
 
@@ -48,7 +49,7 @@ def _build(
     runs: Sequence[Run], configs: Sequence[Config], turns: Turns | None, context: RankContext, open_loops: ExitStack
 ) -> list[Loop | VirtualLoop]:
     """The arms' loops, in the order of the runs; built in the order that the turns say."""
-    together = None if turns is None else turns.facts([run.id for run in runs])
+    launch = None if turns is None else turns.facts([run.id for run in runs])
     players: dict[int, Loop | VirtualLoop] = {}
     workloads: dict[tuple[object, ...], Workload] = {}
     for arm in [0] if turns is None else turns.building():
@@ -61,11 +62,11 @@ def _build(
         if data not in workloads:
             workloads[data] = load_workload(config, context)
         workload = workloads[data]
-        check_same_data(workload.train.fingerprint)
+        check_same("data", {"fingerprint": workload.train.fingerprint}, _SAME_DATA)
         memory = memory_meter(context.device) if turns is None else arm_meter(context.device)
         half = DTYPES.get(config.train.precision)
         packed_rows = check_rows(workload, config.train.seed, context.device, half) if packs(workload) else None
-        write_facts(run, config, context, workload, memory, together, packed_rows)
+        write_facts(run, config, context, workload, memory, launch, packed_rows)
         if not players:
             _log.info("%d samples, %d ranks on %s", len(workload.train), context.world_size, context.device.type)
         context.position.at(BUILDING)
@@ -85,22 +86,20 @@ def load_workload(config: Config, context: RankContext) -> Workload:
     meanwhile what a model of a size of ours is made by.
     """
     context.position.at(PREPARING)
+    makes_model = not config.workload.reads_model
     if context.local_rank != 0:
-        _import_model_code(config)
+        if makes_model:
+            import_model_code(config.workload)
         wait_patiently()
         with already_checked():
             workload = build_workload(config)
     else:
         workload = build_workload(config)
         wait_patiently()
-        _import_model_code(config)
+        if makes_model:
+            import_model_code(config.workload)
     wait_patiently()
     return workload
-
-
-def _import_model_code(config: Config) -> None:
-    if not config.workload.reads_model:
-        import_model_code(config.workload)
 
 
 if __name__ == "__main__":

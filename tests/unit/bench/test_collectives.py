@@ -18,7 +18,7 @@ from dynbench.bench.collective_calls import PERIOD, compare, contribution, fill,
 from dynbench.bench.collectives import BUS_FACTORS, COMM_FILE, DIVIDED, Collectives, fit_alpha_beta
 from dynbench.bench.rank import rows_of
 from dynbench.bench.record import read_options
-from dynbench.clock import HostClock
+from dynbench.clock import Clock
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.row_builder import can_count
 from dynbench.errors import ConfigError, UsageError
@@ -102,7 +102,7 @@ def test_iterations_that_are_queued_are_measured_and_judged_alike(ranks: WarmRan
 def test_a_queue_begins_behind_a_collective_and_goes_on_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
 
-    class Noted(HostClock):
+    class Noted(Clock):
         def mark(self) -> int:
             done.append("mark")
             return super().mark()

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from probes import make_probe
+from probes import make_probe, resolved
 
-from dynbench.config.layers import load_config
 from dynbench.engine.comm_model import build_comm_model, resolve_comm_model
-from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.errors import UsageError
 from dynbench.runs.store import RunStore
+
+VIRTUAL = ("launch.launcher=virtual", "launch.device=cpu")
 
 
 def comm_file(folder: Path, **changes: object) -> str:
@@ -27,28 +27,24 @@ def comm_file(folder: Path, **changes: object) -> str:
     return str(path)
 
 
-def test_none(tmp_path: Path) -> None:
-    for text in (None, "none"):
-        model = build_comm_model(text, tmp_path)
-        assert model.allreduce_ms(100, 64) == 0 and "none" in model.description
-
-
-def test_alpha_beta(tmp_path: Path) -> None:
-    model = build_comm_model("0.5,0.2", tmp_path)
-    assert model.allreduce_ms(10, 8) == pytest.approx(2.5)
-    assert "0.5 ms + 0.2 ms/MB" in model.description
-
-
-def test_measured_points(tmp_path: Path) -> None:
-    model = build_comm_model(comm_file(tmp_path), tmp_path)
-    assert model.allreduce_ms(5.5, 2) == pytest.approx(2.5)
-    assert model.allreduce_ms(20, 2) == pytest.approx(8)
-    assert model.allreduce_ms(10, 64) == pytest.approx(4 * (2 * 63 / 64) / 1)
-
-
-def test_one_point_is_proportional(tmp_path: Path) -> None:
-    model = build_comm_model(comm_file(tmp_path, allreduce=[{"megabytes": 10, "ms": 4}]), tmp_path)
-    assert model.allreduce_ms(5, 2) == pytest.approx(2)
+@pytest.mark.parametrize(
+    ("text", "points", "megabytes", "ranks", "ms"),
+    [
+        (None, None, 100, 64, 0),
+        ("none", None, 100, 64, 0),
+        ("0.5,0.2", None, 10, 8, 2.5),
+        ("file", {}, 5.5, 2, 2.5),
+        ("file", {}, 20, 2, 8),
+        ("file", {}, 10, 64, 4 * (2 * 63 / 64)),
+        ("file", {"allreduce": [{"megabytes": 10, "ms": 4}]}, 5, 2, 2),
+    ],
+)
+def test_what_an_all_reduce_takes(
+    tmp_path: Path, text: str | None, points: dict[str, object] | None, megabytes: float, ranks: int, ms: float
+) -> None:
+    """None, given coefficients, measured points with any number of ranks, and one point, which is proportional."""
+    given = text if points is None else comm_file(tmp_path, **points)
+    assert build_comm_model(given, tmp_path).allreduce_ms(megabytes, ranks) == pytest.approx(ms)
 
 
 @pytest.mark.parametrize(
@@ -72,19 +68,18 @@ def test_other_schemas_are_refused(tmp_path: Path, changes: dict[str, object]) -
         build_comm_model(comm_file(tmp_path, **changes), tmp_path)
 
 
-@pytest.mark.parametrize("bad", ["nan", "inf", "-inf", "-1", "1e999"])
-@pytest.mark.parametrize("place", ["{},0.5", "0.5,{}"])
-def test_numbers_that_are_no_time_are_refused(tmp_path: Path, place: str, bad: str) -> None:
-    with pytest.raises(UsageError, match=r"launch\.comm_model: .* is negative or not finite"):
-        build_comm_model(place.format(bad), tmp_path)
-
-
-def test_not_json_negative_or_missing(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.json"
-    broken.write_text("[")
-    for text in (str(broken), "-1,2", str(tmp_path / "absent.json"), "no-such-probe"):
-        with pytest.raises(UsageError):
-            build_comm_model(text, tmp_path)
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(place.format(bad) for place in ("{},0.5", "0.5,{}") for bad in ("nan", "inf", "-inf", "-1", "1e999")),
+        *("{folder}/broken.json", "{folder}/absent.json", "no-such-probe"),
+    ],
+)
+def test_what_is_no_model_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "broken.json").write_text("[")
+    said = "is negative or not finite" if "," in text else ""
+    with pytest.raises(UsageError, match=rf"launch\.comm_model: .*{said}"):
+        build_comm_model(text.format(folder=tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize("text", [None, "none", "0.5,0.2", "absent.json", "file"])
@@ -95,18 +90,14 @@ def test_what_names_no_run_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_model_that_cannot_be_built_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
-    config = load_config(
-        None, ["launch.launcher=virtual", "launch.device=cpu", f"launch.comm_model={tmp_path / 'absent.json'}"]
-    )
     with pytest.raises(UsageError, match=r"absent\.json: No such file"):
-        resolve(config, Machine(cores=2, gpus=0, bf16=False), RunStore(tmp_path))
+        resolved(*VIRTUAL, f"launch.comm_model={tmp_path / 'absent.json'}")
 
 
 @pytest.mark.parametrize("reference", ["@latest:probe", "probed"])
 def test_a_run_is_decided_by_its_id(tmp_path: Path, reference: str) -> None:
     store = RunStore(tmp_path)
     probe = make_probe(store)
-    config = load_config(None, ["launch.launcher=virtual", "launch.device=cpu", f"launch.comm_model='{reference}'"])
-    resolved = resolve(config, Machine(cores=2, gpus=0, bf16=False), store)
-    assert resolved.config.launch.comm_model == probe.id
-    assert resolved.decisions["launch.comm_model"] == {"value": probe.id, "reason": f"run meant by '{reference}'"}
+    found = resolved(*VIRTUAL, f"launch.comm_model='{reference}'", store=store)
+    assert found.config.launch.comm_model == probe.id
+    assert found.decisions["launch.comm_model"] == {"value": probe.id, "reason": f"run meant by '{reference}'"}

@@ -11,12 +11,13 @@ import transformers
 from architectures import write_config
 from batches import batch_of
 from packed import WINDOW
+from probes import resolved
 from toys import InDouble
 
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
-from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.planning import build_problem
+from dynbench.engine.rank.memory import MemoryNow
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.engine.rank.saved import Saved
@@ -25,7 +26,6 @@ from dynbench.engine.rank.turns import Moment
 from dynbench.errors import ConfigError, LeakFound, UsageError
 from dynbench.kernels import Boundaries, packed_attention
 from dynbench.plugins.policies import ROWS
-from dynbench.runs.store import RunStore
 from dynbench.schedule.policy import Planner
 from dynbench.workloads.base import Saves
 from dynbench.workloads.batches import check_rows, make_micro_batch, samples_to_check
@@ -49,30 +49,15 @@ FLATTENED = {"flattened": ("flattened", "partition", 1), "static flattened": ("f
 """Of models whose own attention keeps samples of a row apart."""
 
 
-def resolved(
-    folder: Path,
-    architecture: str,
-    layout: str,
-    policy: str = "partition",
-    rows: int = 1,
-    more: tuple[str, ...] = (),
+def configured(
+    folder: Path, architecture: str, layout: str, policy: str = "partition", rows: int = 1, more: tuple[str, ...] = ()
 ) -> Config:
     name = "causal_lm" if architecture in CAUSAL else "text_classification"
-    settings = [
-        f"workload.model={write_config(folder / architecture, architecture, **CHANGES.get(architecture, {}))}",
-        f"workload.name={name}",
-        "workload.size=model",
-        f"workload.layout={layout}",
-        f"schedule.policy={policy}",
-        f"schedule.micro_batches={rows}",
-        "workload.dropout=0",
-        "workload.max_length=40",
-        "workload.subset=100",
-        f"train.global_batch={BATCH}",
-        f"launch.nproc={RANKS}",
-        *more,
-    ]
-    return resolve(load_config(None, settings), Machine(cores=2, gpus=0, bf16=False), RunStore(folder)).config
+    model = write_config(folder / architecture, architecture, **CHANGES.get(architecture, {}))
+    workload = (f"model={model}", f"name={name}", "size=model", f"layout={layout}", "dropout=0", "max_length=40")
+    schedule = (f"schedule.policy={policy}", f"schedule.micro_batches={rows}")
+    sizes = ("workload.subset=100", f"train.global_batch={BATCH}", f"launch.nproc={RANKS}")
+    return resolved(*(f"workload.{each}" for each in workload), *schedule, *sizes, *more).config
 
 
 @pytest.mark.parametrize("architecture", ["distilbert", "bert", "roberta", "modernbert", "gpt2", "llama"])
@@ -81,7 +66,7 @@ def test_packed_steps_are_those_of_padded_batches(architecture: str, tmp_path: P
     trained = {}
     plans = PLANS | (FLATTENED if architecture in CAUSAL else {})
     for name, plan in plans.items():
-        config = resolved(tmp_path, architecture, *plan)
+        config = configured(tmp_path, architecture, *plan)
         workload = build_workload(config)
         problem = build_problem(config, workload.train.lengths, RANKS, 1, positions=workload.positions)
         replica = Replica(config, workload, CPU, StepTimer(CPU), InDouble())
@@ -106,7 +91,7 @@ def test_packed_steps_are_those_of_padded_batches(architecture: str, tmp_path: P
 def test_a_row_holds_real_tokens_only_and_its_labels_follow_its_order(
     architecture: str, layout: str, tmp_path: Path
 ) -> None:
-    config = resolved(tmp_path, architecture, layout)
+    config = configured(tmp_path, architecture, layout)
     workload = build_workload(config)
     ids = np.array([7, 3, 50, 21, 3])
     batch = make_micro_batch(workload, workload.train, ids, 8)
@@ -128,7 +113,7 @@ def test_a_row_holds_real_tokens_only_and_its_labels_follow_its_order(
 
 
 def test_rows_record_the_layout_and_no_padding(tmp_path: Path) -> None:
-    config = resolved(tmp_path, "distilbert", "packed", rows=2)
+    config = configured(tmp_path, "distilbert", "packed", rows=2)
     workload = build_workload(config)
     replica = Replica(config, workload, CPU, StepTimer(CPU), InDouble())
     share = (np.arange(5), np.arange(5, 12))
@@ -138,8 +123,7 @@ def test_rows_record_the_layout_and_no_padding(tmp_path: Path) -> None:
         replica.compute(replica.load(share), lambda: 1.0),
         PHASES,
         step_ms=0.0,
-        peak_mem_mb=None,
-        reserved_mem_mb=None,
+        memory=MemoryNow(None, None),
         skipped=False,
     )
     assert (row.layout, row.micro_batches) == ("packed", 2)
@@ -152,7 +136,7 @@ def test_rows_record_the_layout_and_no_padding(tmp_path: Path) -> None:
 def test_evaluation_gives_what_padded_batches_give(architecture: str, tmp_path: Path) -> None:
     sums = []
     for layout in ("padded", "packed"):
-        workload = build_workload(resolved(tmp_path, architecture, layout))
+        workload = build_workload(configured(tmp_path, architecture, layout))
         assert workload.eval is not None
         model = workload.build_model(0).eval()
         with torch.no_grad():
@@ -163,7 +147,7 @@ def test_evaluation_gives_what_padded_batches_give(architecture: str, tmp_path: 
 
 @pytest.mark.parametrize("architecture", ["roberta", "modernbert", "llama"])
 def test_the_proof_is_on_the_data_s_own_samples(architecture: str, tmp_path: Path) -> None:
-    workload = build_workload(resolved(tmp_path, architecture, "packed"))
+    workload = build_workload(configured(tmp_path, architecture, "packed"))
     found = check_rows(workload, 0, CPU, None)
     assert max(found["lengths"]) == workload.train.lengths.max() and len(found["lengths"]) == 6
     assert found["foreign_gradient"] == 0
@@ -179,7 +163,7 @@ def test_a_leak_on_the_data_s_own_samples_is_found(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(packed_attention, "attend", shifted)
     with pytest.raises(LeakFound, match="another sample's embeddings"):
-        check_rows(build_workload(resolved(tmp_path, "bert", "packed")), 0, CPU, None)
+        check_rows(build_workload(configured(tmp_path, "bert", "packed")), 0, CPU, None)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +173,7 @@ def test_a_leak_on_the_data_s_own_samples_is_found(tmp_path: Path, monkeypatch: 
 def test_what_is_seen_of_flattened_rows_is_kept_and_nothing_refused(
     architecture: str, more: tuple[str, ...], leaks: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    workload = build_workload(resolved(tmp_path, architecture, "flattened", more=more))
+    workload = build_workload(configured(tmp_path, architecture, "flattened", more=more))
     with caplog.at_level("WARNING", "dynbench"):
         found = check_rows(workload, 0, CPU, None)
     assert max(found["lengths"]) == workload.train.lengths.max()
@@ -197,13 +181,24 @@ def test_what_is_seen_of_flattened_rows_is_kept_and_nothing_refused(
     assert sum("it trains all the same" in record.getMessage() for record in caplog.records) == leaks
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_a_cache_is_made_of_flattened_rows_only(layout: str) -> None:
-    causal = ("workload.name=causal_lm", "workload.size=tiny", "workload.use_cache=true")
-    with pytest.raises(ConfigError, match=r"workload\.use_cache: true, but .*workload\.layout to flattened"):
-        load_config(None, [*causal, f"workload.layout={layout}"])
-    with pytest.raises(ConfigError, match=r"workload\.use_cache: true, but .*of causal_lm"):
-        load_config(None, ["workload.use_cache=true", "workload.layout=flattened"])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        *(
+            (f"workload.name=causal_lm workload.size=tiny workload.use_cache=true workload.layout={layout}", message)
+            for layout in ("padded", "packed")
+            for message in [r"workload\.use_cache: true, but .*workload\.layout to flattened"]
+        ),
+        ("workload.use_cache=true workload.layout=flattened", r"workload\.use_cache: true, but .*of causal_lm"),
+        (
+            "workload.layout=packed workload.name=mine.py:Mine",
+            r"workload\.layout: 'packed' rows are not made by mine\.py:Mine.*text_classification, causal_lm",
+        ),
+    ],
+)
+def test_settings_that_no_row_is_made_with(settings: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(None, settings.split())
 
 
 @pytest.mark.parametrize(("lengths", "expected"), [([5], [0, 0]), ([9, 2, 4], [1, 2, 0]), (range(1, 101), [0, 99])])
@@ -211,12 +206,6 @@ def test_which_samples_the_proof_is_on(lengths: list[int], expected: list[int]) 
     data = TokenisedData.from_samples([[1] * length for length in lengths], np.zeros(len(lengths), np.int64))
     found = samples_to_check(data).tolist()
     assert found == expected if len(lengths) < 6 else [found[0], found[-1], len(found)] == [*expected, 6]
-
-
-def test_code_of_the_users_own_makes_no_packed_rows() -> None:
-    with pytest.raises(ConfigError, match=r"workload\.layout: 'packed' rows are not made by mine\.py:Mine") as caught:
-        load_config(None, ["workload.layout=packed", "workload.name=mine.py:Mine"])
-    assert "text_classification, causal_lm" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +229,7 @@ def test_other_architectures_are_refused_before_anything_is_launched(
 
 
 def test_a_model_trained_on_packed_rows_is_saved_as_any_other(tmp_path: Path) -> None:
-    workload = build_workload(resolved(tmp_path, "bert", "packed"))
+    workload = build_workload(configured(tmp_path, "bert", "packed"))
     assert isinstance(workload, Saves)
     model = workload.build_model(0).eval()
     workload.save(tmp_path / "saved", model.state_dict())

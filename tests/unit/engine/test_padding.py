@@ -10,6 +10,7 @@ import torch
 
 from dynbench.config.layers import load_config
 from dynbench.engine.planning import build_problem
+from dynbench.engine.rank.memory import MemoryNow
 from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.engine.rank.turns import Moment
 from dynbench.plugins import POLICIES
@@ -61,8 +62,7 @@ def test_plans_rows_and_tensors_agree(workload: Workload, policy: str, cost_type
                 parts,
                 PHASES,
                 step_ms=0.0,
-                peak_mem_mb=0.0,
-                reserved_mem_mb=0.0,
+                memory=MemoryNow(None, None),
                 skipped=False,
             )
             assert row.padded_tokens == planned.padded_tokens[rank] == sum(n * width for n, width in shapes)

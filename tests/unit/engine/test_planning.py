@@ -11,7 +11,9 @@ import pytest
 from dynbench.config.layers import load_config
 from dynbench.engine.planning import (
     EstimatedSpeeds,
+    Planned,
     PlansAhead,
+    PlanSource,
     ReplicatedPlans,
     StepPlans,
     build_problem,
@@ -67,7 +69,7 @@ def test_a_probe_must_be_named() -> None:
 def test_ranks_take_disjoint_shares_of_one_plan() -> None:
     problem = build_problem(load_config(None, ["train.global_batch=20"]), LENGTHS, 4, 1)
     for policy in ("static", "partition", "prefix"):
-        shares = [ReplicatedPlans(StepPlans(Planner(policy, problem)), rank).share(0) for rank in range(4)]
+        shares = [ReplicatedPlans(StepPlans(Planner(policy, problem)), rank).share(0)[0] for rank in range(4)]
         ids = np.concatenate([part for share in shares for part in share])
         assert len(ids) == len(set(ids.tolist())) == 20
 
@@ -83,26 +85,24 @@ def test_a_probe_tells_speeds_where_its_ranks_differ() -> None:
 
 
 def test_a_step_is_planned_and_told_of_while_the_one_before_begins() -> None:
-    asked, told = [], []
+    planned, observed = [], []
 
-    class Plans:
-        def share(self, step: int) -> Share:
-            asked.append(step)
-            return (np.array([step]),)
-
-        def all_shares(self) -> list[Share]:
-            return [(np.array([asked[-1]]),), ()]
+    class Plans(PlanSource):
+        def share(self, step: int) -> Planned:
+            planned.append(step)
+            share = (np.array([step]),)
+            return share, [share, ()]
 
         def observe(self, share: Share, compute_ms: float) -> None:
-            told.append(compute_ms)
+            observed.append(compute_ms)
 
     expected: list[list[int]] = []
     plans = PlansAhead(Plans(), lambda share: expected.append([int(ids[0]) for ids in share]), steps=4)
     for step in range(4):
-        assert plans.share(step)[0].tolist() == [step]
-        assert [[ids.tolist() for ids in share] for share in plans.all_shares() or ()] == [[[step]], []]
+        share, shares = plans.share(step)
+        assert share[0].tolist() == [step] and [len(each) for each in shares or ()] == [1, 0]
         plans.observe((), float(step))
-    assert (asked, told) == ([0, 1, 2, 3], [0.0, 1.0, 2.0, 3.0]), "each once, in order, none beyond the last"
+    assert (planned, observed) == ([0, 1, 2, 3], [0.0, 1.0, 2.0, 3.0]), "each once, in order, none beyond the last"
     assert expected == [[0, 1], [1, 2], [2, 3]]
 
 

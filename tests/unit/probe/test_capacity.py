@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from probes import Answer, FakeChildren, capacity_row, make_probe
 
 from dynbench.config.schema import Probe
 from dynbench.probe.capacity import (
@@ -25,7 +25,8 @@ from dynbench.probe.capacity import (
     with_margin,
 )
 from dynbench.probe.fit import fit_memory
-from dynbench.runs.probe_record import CapacityRow, MemoryFit, ProbeRecord, Soak, read_probe
+from dynbench.runs.probe_record import PROBE_FILE, CapacityRow, MemoryFit, Soak, read_probe
+from dynbench.runs.store import RunStore
 from dynbench.schedule.capacity import UNLIMITED, Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.policy import Problem, make_policy
@@ -104,89 +105,61 @@ def test_length_grid() -> None:
     assert length_grid(256, [64, 16, 64]) == (16, 64)
 
 
-Reply = dict[str, object] | None
-PASSED: Reply = {"ok": True, "peak_mem_mb": 1.0, "reserved_mem_mb": 1.0, "allocator_retries": None}
+PASSED = {"ok": True, "peak_mem_mb": 1.0, "reserved_mem_mb": 1.0, "allocator_retries": None}
+Reply = Callable[[int, Mapping[str, Any]], Answer]
 
 
-class Ranks:
-    """Two trial processes whose first answers to a soak are given and whose later ones are that it passed."""
-
-    def __init__(self, first: Reply) -> None:
-        self._replies: list[Reply] = [first]
-
-    def __enter__(self) -> Ranks:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def ask(self, requests: Sequence[Mapping[str, object]]) -> list[Reply]:
-        return [self._replies.pop() if self._replies else PASSED, *[PASSED] * (len(requests) - 1)]
+def once(first: Answer) -> Reply:
+    """Rank 0 answers so the first time; later all ranks pass."""
+    left = [first]
+    return lambda rank, _: left.pop() if left and rank == 0 else PASSED
 
 
 def row(rank: int, length: int, most: int, fail: int | None) -> CapacityRow:
-    return CapacityRow(rank=rank, length=length, max_batch=most, tested_ok=most, tested_fail=fail, peak_mem_mb=None)
+    return CapacityRow.model_validate(capacity_row(rank, length, most, fail))
 
 
-def soaked(first: Reply, fail: Callable[[int], int | None]) -> tuple[bool, dict[int, int]]:
-    """Whether the soak passed in the end, and rank 0's capacities by length."""
-    ranks = Ranks(first)
-    rows = [row(rank, length, most, fail(most)) for rank in (0, 1) for length, most in ((32, 4), (64, 1))]
-    lengths = np.array([8] * 90 + [60] * 10)
-    problem = Problem(lengths, workers=2, global_batch=3, cost=CostModel("tokens"))
-    outcome, after = soak(lambda: ranks, problem, rows, None, 5, lambda _: None)
-    return bool(outcome and outcome.ok), {row.length: row.max_batch for row in after if row.rank == 0}
-
-
-@pytest.mark.parametrize("found_limit", [True, False])
-@pytest.mark.parametrize("first", [None, {"ok": False, "n": 2, "length": 8}, {"ok": False, "n": 1, "length": 100}])
-def test_one_sample_that_passed_its_trial_is_left(first: Reply, found_limit: bool) -> None:
-    passed, capacities = soaked(first, lambda most: most + 1 if found_limit else None)
-    assert passed
-    assert capacities[64] == 1
-    assert 1 <= capacities[32] <= 4
+def soaked(
+    reply: Reply, shapes: Mapping[int, tuple[int, int | None]], global_batch: int, **given: Any
+) -> tuple[FakeChildren, Soak | None, list[CapacityRow]]:
+    """A soak of two ranks: by length, the largest micro-batch and what failed."""
+    ranks = FakeChildren(reply)
+    rows = [row(rank, length, *found) for rank in (0, 1) for length, found in shapes.items()]
+    lengths = np.array([30 if "model" in given else 8] * 90 + [60] * (30 if "model" in given else 10))
+    problem = Problem(lengths, workers=2, global_batch=global_batch, cost=CostModel("tokens"))
+    outcome, after = soak(ranks, problem, rows, given.pop("model", None), 5, lambda _: None, **given)
+    return ranks, outcome, after
 
 
 @pytest.mark.parametrize("found_limit", [True, False])
-def test_one_sample_that_failed_alone_is_not(found_limit: bool) -> None:
-    first: Reply = {"ok": False, "n": 1, "length": 60}
-    _, capacities = soaked(first, lambda most: most + 1 if found_limit else None)
-    assert capacities[64] == 0
-    assert capacities[32] >= 1
+@pytest.mark.parametrize(
+    ("first", "left"),
+    [
+        (None, 1),
+        ({"ok": False, "n": 2, "length": 8}, 1),
+        ({"ok": False, "n": 1, "length": 100}, 1),
+        ({"ok": False, "n": 1, "length": 60}, 0),
+    ],
+)
+def test_one_sample_that_passed_its_trial_is_left_unless_it_failed_alone(
+    first: Answer, left: int, found_limit: bool
+) -> None:
+    shapes = {length: (most, most + 1 if found_limit else None) for length, most in ((32, 4), (64, 1))}
+    _, outcome, after = soaked(once(first), shapes, 3)
+    capacities = {row.length: row.max_batch for row in after if row.rank == 0}
+    assert (outcome is not None and outcome.ok) or not left
+    assert capacities[64] == left and 1 <= capacities[32] <= 4
 
 
 def test_what_passed_alone_and_failed_in_the_soak_gets_the_margin_that_the_others_have() -> None:
     """Where no limit had been found: it had no margin, and it alone is lowered."""
-    ranks = Ranks({"ok": False, "n": 4, "length": 30})
-    rows = [row(rank, length, most, fail) for rank in (0, 1) for length, most, fail in ((32, 10, None), (64, 9, 10))]
-    problem = Problem(np.array([8] * 90 + [60] * 10), workers=2, global_batch=8, cost=CostModel("tokens"))
-    outcome, after = soak(lambda: ranks, problem, rows, None, 5, lambda _: None, None, 0.2)
+    first = {"ok": False, "n": 4, "length": 30}
+    _, outcome, after = soaked(once(first), {32: (10, None), 64: (9, 10)}, 8, margin=0.2)
     assert outcome is not None and outcome.ok and outcome.shrunk == 1
     assert [(each.rank, each.length, each.max_batch, each.tested_fail) for each in after] == [
         *[(0, 32, 3, 4), (0, 64, 9, 10)],
         *[(1, 32, 10, None), (1, 64, 9, 10)],
     ]
-
-
-class Replaying(Ranks):
-    """Answers by a rule of how much memory each micro-batch takes; remembers what was asked."""
-
-    def __init__(self, peak_mb: Callable[[int, int], float], limit_mb: float) -> None:
-        super().__init__(None)
-        self._peak_mb, self._limit_mb = peak_mb, limit_mb
-        self.replays: list[int] = []
-
-    def ask(self, requests: Sequence[Mapping[str, object]]) -> list[Reply]:
-        shapes = [[(int(n), int(length)) for n, length in request["micro_batches"]] for request in requests]
-        self.replays.append(sum(shape[0][0] for shape in shapes))
-        return [self._answer(shape) for shape in shapes]
-
-    def _answer(self, shapes: list[tuple[int, int]]) -> Reply:
-        peaks = [self._peak_mb(n, length) for n, length in shapes]
-        beyond = [shape for shape, peak in zip(shapes, peaks, strict=True) if peak > self._limit_mb]
-        failure = {"n": beyond[0][0], "length": beyond[0][1]} if beyond else {}
-        kept = {"peak_mem_mb": max(peaks), "reserved_mem_mb": max(peaks), "allocator_retries": None}
-        return {"ok": not beyond, **kept, **failure}
 
 
 LIMIT_MB = 200.0
@@ -201,13 +174,20 @@ MODEL = MemoryFit(
 )
 
 
-def replayed(global_batch: int, in_pieces: float) -> tuple[Replaying, Soak | None, list[CapacityRow]]:
-    """A soak in which shapes take `in_pieces` times the memory of the trials."""
-    ranks = Replaying(lambda n, length: 100.0 + in_pieces * 0.1 * n * length, LIMIT_MB)
-    rows = [row(rank, length, most, most + 1) for rank in (0, 1) for length, most in ((32, 30), (64, 15))]
-    problem = Problem(np.array([30] * 90 + [60] * 30), workers=2, global_batch=global_batch)
-    outcome, after = soak(lambda: ranks, problem, rows, MODEL, 5, lambda _: None, LIMIT_MB)
-    return ranks, outcome, after
+def replayed(
+    global_batch: int, in_pieces: float, told_mb: float | None = None
+) -> tuple[FakeChildren, Soak | None, list[CapacityRow]]:
+    """A soak in which shapes take `in_pieces` times the memory of the trials; a refusal may tell another peak."""
+
+    def reply(_: int, request: Mapping[str, Any]) -> Answer:
+        shapes = request["micro_batches"]
+        peaks = [100.0 + in_pieces * 0.1 * n * length for n, length in shapes]
+        beyond = [shape for shape, peak in zip(shapes, peaks, strict=True) if peak > LIMIT_MB]
+        failure = {"ok": False, "n": beyond[0][0], "length": beyond[0][1]} if beyond else {}
+        return {**PASSED, "peak_mem_mb": told_mb if beyond and told_mb else max(peaks), **failure}
+
+    shapes = {32: (30, 31), 64: (15, 16)}
+    return soaked(reply, shapes, global_batch, model=MODEL, limit_mb=LIMIT_MB)
 
 
 @pytest.mark.parametrize("in_pieces", [1.2, 1.5, 2.0])
@@ -215,7 +195,7 @@ def test_capacities_are_lowered_by_as_much_as_the_peak_was_too_high(in_pieces: f
     ranks, outcome, after = replayed(26, in_pieces)
     assert outcome is not None and outcome.ok
     assert outcome.peak_mem_mb is not None and outcome.peak_mem_mb <= LIMIT_MB
-    assert len(ranks.replays) <= 5, "each replay takes as long as training so many steps"
+    assert len(ranks.requests) <= 5, "each replay takes as long as training so many steps"
     assert all(0.3 * before <= row.max_batch <= before for row, before in zip(after, (30, 15) * 2, strict=True))
 
 
@@ -223,7 +203,7 @@ def test_a_batch_that_the_capacities_cannot_hold_is_soaked_with_fewer_samples() 
     ranks, outcome, after = replayed(48, 2.0)
     assert outcome is not None and outcome.ok
     assert outcome.global_batch is not None and outcome.global_batch < 48
-    assert ranks.replays[-1] == outcome.global_batch
+    assert sum(request["micro_batches"][0][0] for request in ranks.requests[-1]) == outcome.global_batch
     capacity = Capacity.table([[(row.length, row.max_batch) for row in after if row.rank == rank] for rank in (0, 1)])
     problem = Problem(np.array([30] * 90 + [60] * 30), 2, outcome.global_batch, capacity=capacity)
     assert make_policy("partition", problem).misfit(5) is None
@@ -231,15 +211,7 @@ def test_a_batch_that_the_capacities_cannot_hold_is_soaked_with_fewer_samples() 
 
 
 def test_a_rank_refused_again_and_again_is_lowered_faster() -> None:
-    class Refused(Replaying):
-        def _answer(self, shapes: list[tuple[int, int]]) -> Reply:
-            reply = super()._answer(shapes)
-            return reply if reply and reply["ok"] else {**(reply or {}), "peak_mem_mb": 150.0}
-
-    ranks = Refused(lambda n, length: 100.0 + 0.2 * n * length, LIMIT_MB)
-    rows = [row(rank, length, most, most + 1) for rank in (0, 1) for length, most in ((32, 30), (64, 15))]
-    problem = Problem(np.array([30] * 90 + [60] * 30), workers=2, global_batch=26)
-    outcome, _ = soak(lambda: ranks, problem, rows, MODEL, 5, lambda _: None, LIMIT_MB)
+    _, outcome, _ = replayed(26, 2.0, told_mb=150.0)
     assert outcome is not None and outcome.ok and outcome.shrunk <= 4
 
 
@@ -249,38 +221,23 @@ Fits = Callable[[int, int, int], bool]
 """Whether n samples of a length fit on a rank."""
 
 
-class FakeRanks:
+def answering(fits: Fits) -> FakeChildren:
     """Answers like trial processes, from a rule instead of memory."""
 
-    def __init__(self, fits: Fits) -> None:
-        self._fits = fits
+    def reply(rank: int, request: Mapping[str, Any]) -> Answer:
+        if request["op"] == "trial":
+            n, length = request["n"], request["length"]
+            return {"fits": fits(rank, n, length), "peak_mem_mb": 100.0 + 0.1 * n * length}
+        beyond = [shape for shape in request.get("micro_batches", ()) if not fits(rank, *shape)]
+        return {"ok": False, "n": beyond[0][0], "length": beyond[0][1]} if beyond else PASSED
 
-    def ask(self, requests: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-        return [self._answer(rank, **request) for rank, request in enumerate(requests)]
-
-    def ask_all(self, request: Mapping[str, object], *, together: bool = False) -> list[dict[str, object]]:
-        return self.ask([request, request])
-
-    def _answer(self, rank: int, op: str, **asked: object) -> dict[str, object]:
-        if op == "trial":
-            n, length = asked["n"], asked["length"]
-            return {"fits": self._fits(rank, n, length), "peak_mem_mb": 100.0 + 0.1 * n * length}
-        if op == "soak":
-            for n, length in asked["micro_batches"]:
-                if not self._fits(rank, n, length):
-                    return {"ok": False, "n": n, "length": length}
-            return {"ok": True, "peak_mem_mb": 1.0, "reserved_mem_mb": 1.0, "allocator_retries": None}
-        return {"ms": 1.0}
-
-    @contextlib.contextmanager
-    def start(self) -> Iterator[FakeRanks]:
-        yield self
+    return FakeChildren(reply)
 
 
 def search(fits: Fits) -> tuple[list[CapacityRow], list[list[tuple[int, int | None]]]]:
     """Rows and tables of two ranks."""
-    found = find_capacities(FakeRanks(fits).start, LENGTHS, 2, CEILING, Probe(), lambda text: None)
-    return found.rows, capacity_tables(found.rows, fit_memory(found.trials), 2)
+    rows, trials = find_capacities(answering(fits), LENGTHS, 2, CEILING, Probe(), lambda text: None)
+    return rows, capacity_tables(rows, fit_memory(trials), 2)
 
 
 def within_tokens(*limits: int) -> Fits:
@@ -319,27 +276,12 @@ def test_a_failure_at_a_shorter_length_limits_the_longer_ones() -> None:
     assert {most for _, most in table} == {9}
 
 
-def problem(global_batch: int = 32) -> Problem:
-    lengths = pl.Series([8] * 400 + [60] * 100).to_numpy().copy()
-    return Problem(lengths, workers=2, global_batch=global_batch, cost=CostModel("tokens"))
-
-
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_soak_that_fails_finds_the_limit(dies: bool) -> None:
     rows, _ = search(lambda *_: True)
-
-    class Ranks(FakeRanks):
-        died = False
-
-        def ask(self, requests: Sequence[Mapping[str, object]]) -> list[dict[str, object] | None]:
-            replies = super().ask(requests)
-            if dies and not self.died:
-                self.died = True
-                return [None, replies[1]]
-            return replies
-
-    fits: Fits = (lambda *_: True) if dies else (lambda rank, n, length: rank == 1 or length < 40 or n <= 5)
-    outcome, after = soak(Ranks(fits).start, problem(), rows, None, 5, lambda text: None)
+    problem = Problem(np.array([8] * 400 + [60] * 100), workers=2, global_batch=32, cost=CostModel("tokens"))
+    ranks = FakeChildren(once(None)) if dies else answering(lambda rank, n, length: rank == 1 or length < 40 or n <= 5)
+    outcome, after = soak(ranks, problem, rows, None, 5, lambda text: None)
     assert outcome is not None and outcome.ok and outcome.shrunk >= 1
     (first, second) = (dict(table) for table in capacity_tables(after, None, 2))
     assert set(second.values()) == {None}
@@ -347,34 +289,13 @@ def test_a_soak_that_fails_finds_the_limit(dies: bool) -> None:
     assert (first[32] is None) is not dies, "at lengths below the failed one nothing is known to fail"
 
 
-RECORD: dict[str, object] = {
-    "device": "cpu", "precision": "fp32", "memory_limit_mb": 1.0, "world_size": 2, "global_batch": 32,
-    "pad_to_multiple_of": 1, "workload": {}, "timings": [], "cost_model": None, "memory_model": None,
-    "speeds": [1.0, 1.0], "allreduce": None, "soak": None, "predicted_speedup": {}, "break_even_batch": None,
-}  # fmt: skip
-
-
-def limit_row(length: int, max_batch: int, tested_fail: int | None, rank: int = 0) -> dict[str, object]:
-    tested = {"tested_ok": max_batch, "tested_fail": tested_fail, "peak_mem_mb": None}
-    return {"rank": rank, "length": length, "max_batch": max_batch, **tested}
-
-
-def written(folder: Path, **content: object) -> ProbeRecord:
-    trials = [{"rank": 0, "length": 32, "n": 4, "fits": True, "peak_mem_mb": None}]
-    (folder / "probe.json").write_text(json.dumps({**RECORD, "trials": trials, **content}))
-    return read_probe(folder)
-
-
 def test_a_record_of_the_first_version_is_read_without_its_ceilings(tmp_path: Path) -> None:
-    capacity = [
-        limit_row(32, 31, None),
-        limit_row(64, 31, None),
-        limit_row(128, 20, 24),
-        limit_row(32, 9, 10, 1),
-        limit_row(64, 9, None, 1),
-    ]
+    found = [(0, 32, 31, None), (0, 64, 31, None), (0, 128, 20, 24), (1, 32, 9, 10), (1, 64, 9, None)]
     tables = [[(32, 31), (40, 31), (64, 31), (72, 28), (128, 20)], [(32, 9), (64, 9)]]
-    old = written(tmp_path, schema_version=1, capacity=capacity, tables=tables)
-    assert old.tables == [[(32, None), (40, None), (64, None), (72, 28), (128, 20)], tables[1]]
-    new = written(tmp_path, schema_version=2, capacity=capacity, tables=tables)
-    assert new.tables == tables
+    trials = [{"rank": 0, "length": 32, "n": 4, "fits": True, "peak_mem_mb": None}]
+    record = {"capacity": [capacity_row(*each) for each in found], "tables": tables, "trials": trials}
+    run = make_probe(RunStore(tmp_path), **record, workload={})
+    content = json.loads((run.path / PROBE_FILE).read_text())
+    assert read_probe(run.path).tables == tables
+    (run.path / PROBE_FILE).write_text(json.dumps({**content, "schema_version": 1}))
+    assert read_probe(run.path).tables == [[(32, None), (40, None), (64, None), (72, 28), (128, 20)], tables[1]]

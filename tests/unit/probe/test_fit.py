@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from probes import capacity_row
 
 from dynbench.lengths import SST2
 from dynbench.probe.capacity import capacity_tables
@@ -109,6 +110,10 @@ def trial(n: int, length: int, peak_mem_mb: float) -> TrialRow:
     return TrialRow(rank=0, n=n, length=length, fits=True, peak_mem_mb=peak_mem_mb)
 
 
+def row(rank: int, length: int, most: int) -> CapacityRow:
+    return CapacityRow.model_validate(capacity_row(rank, length, most, 1000))
+
+
 def test_memory_model_and_the_lengths_between() -> None:
     trials = [trial(n, L, 500 + 0.02 * n * L + 1e-5 * n * L * L) for n, L in GRID]
     model = fit_memory(trials)
@@ -131,21 +136,11 @@ def test_too_few_points_give_no_model() -> None:
     assert accuracy(lambda n, length: n * length * 1.0, [GridPoint(1, 32, 1.0)]) is None
 
 
-def row(length: int, max_batch: int, tested_fail: int | None = 1000, rank: int = 0) -> CapacityRow:
-    return CapacityRow(
-        rank=rank, length=length, max_batch=max_batch, tested_ok=max_batch, tested_fail=tested_fail, peak_mem_mb=None
-    )
-
-
-def trial_of(n: int, length: int) -> TrialRow:
-    return TrialRow(rank=0, length=length, n=n, fits=True, peak_mem_mb=400 + 0.02 * n * length + 1e-5 * n * length**2)
-
-
 @given(st.lists(st.integers(1, 300), min_size=3, max_size=3))
 def test_tables_never_rise_and_keep_the_probed_lengths(capacities: list[int]) -> None:
     falling = sorted(capacities, reverse=True)
-    rows = [row(length, n) for length, n in zip((32, 128, 256), falling, strict=True)]
-    model = fit_memory([trial_of(n, length) for n in (1, 4, 16) for length in (32, 128, 256)])
+    rows = [row(0, length, n) for length, n in zip((32, 128, 256), falling, strict=True)]
+    model = fit_memory([trial(n, L, 400 + 0.02 * n * L + 1e-5 * n * L**2) for n in (1, 4, 16) for L in (32, 128, 256)])
     (table,) = capacity_tables(rows, model, 1)
     counts = [n for _, n in table]
     assert counts == sorted(counts, reverse=True)
@@ -154,16 +149,16 @@ def test_tables_never_rise_and_keep_the_probed_lengths(capacities: list[int]) ->
 
 
 def test_a_length_that_does_not_fit_is_not_in_the_table() -> None:
-    (table,) = capacity_tables([row(32, 10), row(64, 0)], None, 1)
+    (table,) = capacity_tables([row(0, 32, 10), row(0, 64, 0)], None, 1)
     assert max(length for length, _ in table) == 32
 
 
 def test_grid_stays_within_the_smallest_capacity() -> None:
-    rows = [row(32, 20), row(64, 5), row(32, 12, rank=1), row(64, 6, rank=1)]
+    rows = [row(0, 32, 20), row(0, 64, 5), row(1, 32, 12), row(1, 64, 6)]
     points = grid(rows, ceiling=100)
     assert [n for n, length in points if length == 32] == [1, 2, 4, 8, 12]
     assert [n for n, length in points if length == 64] == [1, 2, 4, 5]
-    assert max(n for n, _ in grid([row(32, 20)], ceiling=7)) == 7
+    assert max(n for n, _ in grid([row(0, 32, 20)], ceiling=7)) == 7
 
 
 def test_relative_speeds_follow_the_times() -> None:

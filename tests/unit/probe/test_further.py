@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import selectors
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from probes import COST, make_probe
+from probes import COST, Answer, FakeChildren, make_probe
 
 from dynbench.config.layers import load_config
 from dynbench.engine.planning import build_cost
 from dynbench.engine.rank.loop import build_strategy
 from dynbench.errors import UsageError
 from dynbench.plugins import STRATEGIES
-from dynbench.probe.children import Children
 from dynbench.probe.fit import Timings, at_full_speed, fit_cost, further_at_full_speed, time_grid
 from dynbench.probe.trial import TrialStep
 from dynbench.runs.store import RunStore
@@ -128,35 +125,28 @@ def test_a_split_step_has_the_gradients_of_the_whole_one_under_the_runs_synchron
 def timed(
     points: Sequence[tuple[int, int]],
     slowdown: Mapping[int, float],
-    asked: list[tuple[int, int]],
+    tried: list[tuple[int, int]],
     further: Sequence[dict[str, object] | None] = ({"ms": FURTHER}, {"ms": FURTHER}),
 ) -> Timings:
-    """`time_grid` on two ranks of planted times; `asked` takes the shape that splitting is timed at."""
+    """`time_grid` on two ranks of planted times; `tried` takes the shape that splitting is timed at."""
 
-    class Children:
-        gradient_bytes, world_size = 10**6, 2
+    def reply(rank: int, request: Mapping[str, Any]) -> Answer:
+        if request["op"] == "time":
+            return {"ms": [step_ms(request["n"], request["length"])]}
+        if request["op"] == "further":
+            tried.append((request["n"], request["length"]))
+            return further[rank]
+        return {"ms": 1.0}
 
-        def ask_all(self, request: Mapping[str, int], *, together: bool = False) -> list[dict[str, object] | None]:
-            assert together == (request["op"] != "time")
-            if request["op"] == "time":
-                return [{"ms": [step_ms(request["n"], request["length"])]}] * 2
-            if request["op"] == "further":
-                asked.append((request["n"], request["length"]))
-                return list(further)
-            return [{"ms": 1.0}] * 2
-
-    @contextmanager
-    def start() -> Iterator[Children]:
-        yield Children()
-
-    return time_grid(start, start, points, 1, 0, lambda text: None, slowdown, share=12)
+    ranks = FakeChildren(reply)
+    return time_grid(ranks, ranks, points, 1, 0, lambda text: None, slowdown, share=12)
 
 
 @pytest.mark.parametrize(("largest", "half"), [(64, 6), (8, 4), (7, 3), (2, 1)])
 def test_the_price_is_timed_at_a_ranks_share_as_far_as_it_fits(largest: int, half: int) -> None:
-    asked: list[tuple[int, int]] = []
-    timings = timed([(n, length) for n in (1, largest) for length in (32, 64)], {1: 2.0}, asked)
-    assert asked == [(half, 32)]
+    tried: list[tuple[int, int]] = []
+    timings = timed([(n, length) for n in (1, largest) for length in (32, 64)], {1: 2.0}, tried)
+    assert tried == [(half, 32)] * 2
     assert timings.further == [FURTHER, 2 * FURTHER]
 
 
@@ -185,27 +175,6 @@ def test_where_a_rank_ends_while_splitting_is_timed_the_probe_goes_on_without_th
     assert timings.further is None
     assert len(timings.points) == 8
     assert "a further micro-batch costs is unknown" in caplog.text
-
-
-def test_ranks_that_wait_for_one_that_ended_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed_out = []
-
-    class Watched(selectors.DefaultSelector):
-        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-            found = super().select(timeout)
-            timed_out.append(not found)
-            return found
-
-    monkeypatch.setattr(selectors, "DefaultSelector", Watched)
-    with closing(Children({}, 2, 1, tmp_path, timeout_s=60.0, tidy=False)) as group:
-        for code in ("import sys; sys.stdin.readline()", "import sys; sys.stdin.read()"):
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            group._processes.append(subprocess.Popen([sys.executable, "-c", code], **pipes))
-        assert group.ask_all({"op": "further"}, together=True) == [None, None]
-        assert timed_out == [False]
-        assert group._processes[1].poll() is None
-        gone = group.failed(group.gone[0], "it ended", "Look.")
-        assert gone.message == f"probe: rank 0: it ended; log: {group.log_of(0)}" and gone.hint == "Look."
 
 
 def stored_probe(root: Path, **cost: float) -> None:

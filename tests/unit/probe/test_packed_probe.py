@@ -7,12 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from probes import make_probe, probe_record
+from probes import make_probe, probe_record, resolved
 
 from dynbench.config.layers import load_config
-from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.planning import build_cost, build_problem, probe_capacity
-from dynbench.errors import ConfigError
 from dynbench.kernels.packed_attention import Boundaries, cheaper_arrangement, most_demanding
 from dynbench.probe import trial
 from dynbench.probe.capacity import planned_shapes
@@ -26,7 +24,6 @@ from dynbench.workloads.registry import build_workload
 
 PACKED = ("workload.layout=packed", "workload.max_length=64", "workload.subset=200", "train.global_batch=16")
 RESOLVED = ("workload.pad_to_multiple_of=1",)
-MACHINE = Machine(cores=2, gpus=0, bf16=False)
 
 
 def test_a_trial_is_a_row_of_equal_samples_without_padding() -> None:
@@ -107,20 +104,9 @@ def test_plans_price_a_row_with_the_fit(tmp_path) -> None:
     cost = {"alpha_ms": 2.0, "beta_ms_per_token": 0.5, "gamma_ms_per_token2": 0.01, "heldout": {}}
     store = RunStore(tmp_path)
     make_probe(store, *PACKED, cost_model=cost)
-    asked = load_config(None, [*PACKED, "schedule.policy=partition", "probe.run=probed", "launch.nproc=2"])
-    config = resolve(asked, MACHINE, store).config
+    config = resolved(*PACKED, "schedule.policy=partition", "probe.run=probed", "launch.nproc=2", store=store).config
     assert build_cost(config, 1, tmp_path).cost_packed(30, 500) == 2.0 + 0.5 * 30 + 0.01 * 500
     problem = build_problem(config, np.full(64, 40), 2, 1, tmp_path)
     assert problem.packed and problem.capacity.limit(0, 40) == 40 * 64
     speedups = predicted_speedups(problem, 0.0)
     assert speedups["partition"] == pytest.approx(1.0) and speedups["window"] is speedups["prefix"] is None
-
-
-@pytest.mark.parametrize(("ours", "theirs"), [("packed", "padded"), ("padded", "packed")])
-def test_a_probe_of_the_other_layout_is_refused(tmp_path, ours: str, theirs: str) -> None:
-    store = RunStore(tmp_path)
-    settings = [setting for setting in PACKED if "layout" not in setting]
-    make_probe(store, *settings, f"workload.layout={theirs}")
-    asked = load_config(None, [*settings, f"workload.layout={ours}", "probe.run=probed", "launch.nproc=2"])
-    with pytest.raises(ConfigError, match=rf"workload\.layout: '{ours}', but probe.run .* was made with '{theirs}'"):
-        resolve(asked, MACHINE, store)

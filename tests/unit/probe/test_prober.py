@@ -7,22 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from probes import make_probe
+from probes import GRADIENT_BYTES, Answer, FakeChildren, make_probe
 
 from dynbench.config.layers import load_config
 from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.launching.resolve import Machine, resolve
-from dynbench.engine.planning import build_problem
 from dynbench.engine.rank.replica import gradient_megabytes
 from dynbench.errors import UsageError
 from dynbench.plugins import STRATEGIES
 from dynbench.probe import prober
 from dynbench.probe.prober import Prober, run_probe
 from dynbench.probe.trial import TrialStep
-from dynbench.runs.atomic import write_json
 from dynbench.runs.probe_record import PROBE_FILE, ProbeRecord
 from dynbench.runs.store import RunStore
 from dynbench.units import mb
@@ -31,45 +28,23 @@ from dynbench.workloads.registry import build_workload
 ALPHA, BETA = 2.0, 0.05
 REDUCE_MS = 3.0
 RANKS = 4
-GRADIENT_BYTES = 12_000_000
 VIRTUAL = ("launch.launcher=virtual", f"launch.world_size={RANKS}")
 REAL = ("launch.launcher=torchrun", f"launch.nproc={RANKS}")
 
 
-class Answering:
-    """Trial processes without processes: everything fits, and a step takes what a planted cost says."""
-
-    gradient_bytes = GRADIENT_BYTES
-
-    def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
-
-    def __enter__(self) -> Answering:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def ask(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, object] | None]:
-        return [self._answer(request) for request in requests]
-
-    def ask_all(self, request: Mapping[str, Any], *, together: bool = False) -> list[dict[str, object] | None]:
-        return self.ask([request] * self.world_size)
-
-    def _answer(self, request: Mapping[str, Any]) -> dict[str, object]:
-        if request["op"] == "trial":
-            return {"fits": True, "peak_mem_mb": 1.0}
-        if request["op"] == "meet":
-            return {}
-        if request["op"] == "reduce":
-            return {"ms": REDUCE_MS}
-        ms = ALPHA + BETA * request["n"] * request["length"]
-        return {"ms": [ms] if request["op"] == "time" else ms}
+def planted(_: int, request: Mapping[str, Any]) -> Answer:
+    """Everything fits, and a step takes what a planted cost says."""
+    if request["op"] == "trial":
+        return {"fits": True, "peak_mem_mb": 1.0}
+    if request["op"] in ("meet", "reduce"):
+        return {"ms": REDUCE_MS}
+    ms = ALPHA + BETA * request["n"] * request["length"]
+    return {"ms": [ms] if request["op"] == "time" else ms}
 
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
-    monkeypatch.setattr(Prober, "_children", lambda self, run, **_: Answering(self.processes))
+    monkeypatch.setattr(Prober, "_children", lambda self, run, **_: FakeChildren(planted, self.processes))
     return RunStore(tmp_path)
 
 
@@ -115,18 +90,6 @@ def test_virtual_ranks_pay_what_their_run_will_charge(store: RunStore, comm_mode
     text = None if comm_model == "null" else comm_model.strip("'")
     assert record.overhead_ms == build_comm_model(text, store.root).allreduce_ms(mb(GRADIENT_BYTES), RANKS)
     assert record.allreduce is None
-
-
-@pytest.mark.slow
-def test_communication_hides_the_predicted_gain_of_virtual_ranks(store: RunStore) -> None:
-    free, dear = probed(store, *VIRTUAL), probed(store, *VIRTUAL, "launch.comm_model='100000,0'")
-    for policy in ("partition", "window"):
-        before, after = free.predicted_speedup[policy], dear.predicted_speedup[policy]
-        assert before is not None and after is not None
-        assert before > 1.2
-        assert 1.0 <= after < 1.01
-    assert free.break_even_batch is not None and dear.break_even_batch is not None
-    assert free.break_even_batch < dear.break_even_batch
 
 
 def test_a_prediction_charges_the_gradient_that_the_run_sends() -> None:
@@ -189,19 +152,6 @@ def test_a_slowed_rank_is_that_rank(
     assert record.speeds == pytest.approx(speeds)
     assert record.cost_model is not None
     assert record.cost_model.beta_ms_per_token == pytest.approx(fastest * BETA)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", [VIRTUAL, REAL], ids=["virtual", "real"])
-def test_a_run_on_the_probe_plans_with_the_slowed_rank(store: RunStore, launcher: Sequence[str]) -> None:
-    record = probed(store, *launcher, "launch.slowdown={2: 2}")
-    run = store.create("probe", "probe", name="slowed")
-    write_json(run.path / PROBE_FILE, record.model_dump())
-    slowed = ("launch.device=cpu", "launch.slowdown={2: 2}", "schedule.mode=dynamic", "probe.run=slowed")
-    config = load_config(None, (*launcher, *slowed))
-    resolved = resolve(config, Machine(8, 0, False), store).config
-    assert resolved.schedule.speeds == (1.0, 1.0, 0.5, 1.0)
-    assert build_problem(resolved, np.arange(2, 100), RANKS, 1, store.root).relative_speeds().tolist() == [1, 1, 0.5, 1]
 
 
 def test_a_learning_rate_that_rises_over_epochs_is_no_matter_of_a_probe(store: RunStore) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from dynbench.config.layers import load_config
+from dynbench.engine.rank.memory import MemoryNow
 from dynbench.errors import NothingFits, UsageError
 from dynbench.probe import trial
 from dynbench.probe.children import served_mb
@@ -54,20 +56,10 @@ def test_a_trial_fits_when_what_training_reports_is_within_the_limit(
     monkeypatch.setattr(trial, "limit_process", limited.append)
     step = TrialStep.__new__(TrialStep)
     step._limit_bytes = None if limit_mb is None else int(limit_mb * 1e6)
-    step.memory = Peaked()
+    step.memory = SimpleNamespace(reset=lambda: None, now=lambda: MemoryNow(100.0, None))  # type: ignore[assignment]
     monkeypatch.setattr(step, "step", lambda n, length, most: None, raising=False)
     assert step.fits(4, 32) == (fits, 100.0)
     assert limited == ([] if limit_mb is None else [step._limit_bytes])
-
-
-class Peaked:
-    """A meter that always peaks at 100 MB."""
-
-    def reset(self) -> None:
-        pass
-
-    def peak_mb(self) -> float:
-        return 100.0
 
 
 @pytest.mark.slow

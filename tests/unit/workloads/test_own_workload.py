@@ -16,7 +16,7 @@ from own import EXAMPLE, NAME, imports_forgotten, write_own
 from dynbench.config.layers import load_config
 from dynbench.config.paths import path_problems
 from dynbench.config.schema import Workload
-from dynbench.engine.launching.auto_settings import decide_shape
+from dynbench.engine.launching.auto_settings import Decisions, decide_shape
 from dynbench.errors import ConfigError, DataError, UsageError, WorkerFailed
 from dynbench.plugins import WORKLOADS
 from dynbench.workloads.inputs import check_inputs
@@ -134,12 +134,13 @@ def test_what_a_registered_workload_takes_its_settings_for_is_its_own_affair(mon
     config = load_config(None, ["workload.dataset=tsv", "workload.data_path=gone.tsv", "workload.model=./gone"])
     with pytest.raises(ConfigError, match="data_path"):
         check_inputs(config)
-    decisions: dict[str, dict[str, object]] = {}
     monkeypatch.setattr(WORKLOADS, "ours", frozenset())
     assert path_problems(config) == []
     assert check_inputs(config) is None
     assert load_config(None, ["workload.data_path=lengths.txt"]).workload.runs_own_code
-    assert decide_shape(config, decisions) == {"workload.size": "small"} and decisions == {}
+    found = Decisions(config)
+    decide_shape(found)
+    assert (found.changes, found.reasons) == ({"workload.size": "small"}, {})
 
 
 IDS = np.arange(3, dtype=np.int64)

@@ -6,22 +6,18 @@ from pathlib import Path
 
 import pytest
 from photographs import write_folder
+from probes import LAPTOP, resolved
 
 from dynbench.config.digest import changed, dump_config
 from dynbench.config.layers import load_config, load_mapping
 from dynbench.config.recipe_file import recipe_yaml, written_recipe
 from dynbench.config.recipes import resolve_cells
 from dynbench.config.schema import Config
-from dynbench.engine.launching.resolve import Machine, resolve
+from dynbench.engine.launching.resolve import resolve
 from dynbench.errors import ConfigError, UsageError
 from dynbench.runs.store import RunStore
 
-MACHINE = Machine(cores=2, gpus=0, bf16=False)
 MLP = ("workload.name=mlp", "train.epochs=2")
-
-
-def resolved(*given: str):
-    return resolve(load_config(None, given), MACHINE, RunStore(Path("nowhere")))
 
 
 def test_steps_follow_from_the_samples() -> None:
@@ -30,13 +26,8 @@ def test_steps_follow_from_the_samples() -> None:
     assert (train.steps, train.epochs, train.epoch_steps) == (2 * 81 - 10, 2, 81), "8,192 samples, 81 full batches"
     assert found.decisions["train.steps"]["value"] == 152
     assert "8,192 samples" in str(found.decisions["train.steps"]["reason"])
-    again = resolve(found.config, MACHINE, RunStore(Path("nowhere")))
+    again = resolve(found.config, LAPTOP, RunStore(Path("nowhere")))
     assert again.config == found.config, "what is decided stays"
-
-
-def test_a_subset_and_texts_have_epochs_too() -> None:
-    few = resolved("train.epochs=3", "workload.subset=100", "train.global_batch=10", "train.warmup_steps=0")
-    assert few.config.train.steps == 30
 
 
 def test_files_that_cannot_be_read_are_no_samples(tmp_path: Path) -> None:
@@ -85,7 +76,7 @@ def test_the_file_of_a_run_says_both_and_has_to_agree(tmp_path: Path) -> None:
     assert load_config(path) == config
     path.write_text(dump_config(changed(config, {"train.steps": 50})))
     with pytest.raises(ConfigError, match=r"train.steps: 50, but train.epochs 2 are 246 beside the warm-up"):
-        resolve(load_config(path), MACHINE, RunStore(tmp_path))
+        resolve(load_config(path), LAPTOP, RunStore(tmp_path))
 
 
 RECIPE = """\
@@ -120,7 +111,7 @@ def test_what_is_laid_over_takes_the_place_of_the_other(tmp_path: Path) -> None:
 def test_a_batch_given_for_each_worker_grows_with_their_number(given: tuple[str, ...], batch: int) -> None:
     found = resolved("train.batch_per_worker=8", "workload.subset=96", *given)
     assert found.config.train.global_batch == batch == found.decisions["train.global_batch"]["value"]
-    assert resolve(found.config, MACHINE, RunStore(Path("nowhere"))).config == found.config
+    assert resolve(found.config, LAPTOP, RunStore(Path("nowhere"))).config == found.config
 
 
 def test_a_batch_that_is_given_twice_is_refused(tmp_path: Path) -> None:
@@ -128,7 +119,7 @@ def test_a_batch_that_is_given_twice_is_refused(tmp_path: Path) -> None:
     path.write_text(dump_config(changed(Config(), {"train.global_batch": 20, "train.batch_per_worker": 8})))
     said = "train.global_batch: 20, but train.batch_per_worker 8 on 2 workers are 16"
     with pytest.raises(ConfigError, match=said):
-        resolve(load_config(path), MACHINE, RunStore(tmp_path))
+        resolve(load_config(path), LAPTOP, RunStore(tmp_path))
     with pytest.raises(ConfigError, match=said):
         load_config(path, ["launch.launcher=torchrun", "launch.nproc=2"])
     with pytest.raises(ConfigError, match="both say how large a step is"):

@@ -30,11 +30,6 @@ def append(run: Run, rank: int, text: str) -> None:
         file.write(text)
 
 
-def test_before_the_first_row(run: Run) -> None:
-    progress = ProgressReader([run], [range(2)], 10, None).look()
-    assert (progress.steps_done, progress.total_steps, progress.loss) == (0, 10, None)
-
-
 def test_before_the_first_row_what_takes_long_is_shown_with_its_rate(run: Run, monkeypatch, caplog) -> None:
     monkeypatch.setattr(cache, "FIRST_S", 0.0)
     logger = cache.progress_logger
@@ -42,6 +37,7 @@ def test_before_the_first_row_what_takes_long_is_shown_with_its_rate(run: Run, m
     monkeypatch.setattr(logging.getLogger("dynbench"), "handlers", [])
     keep_warnings(run, RankContext(0, 0, 2, torch.device("cpu")), Ranks(2))
     reader = ProgressReader([run], [range(1)], 10, None)
+    assert (reader.look().steps_done, reader.look().total_steps, reader.look().loss) == (0, 10, None)
     with caplog.at_level(logging.INFO):
         cache.Progress("tokenising a file", 100, "characters").add(50)
     assert reader.look().preparing.startswith("tokenising a file: ")

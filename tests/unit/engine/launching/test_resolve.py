@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from recipe_files import load_cells
 
-from dynbench.config.digest import config_digest, flatten
+from dynbench.config.digest import config_digest, flatten, value_of
 from dynbench.config.layers import load_config
 from dynbench.config.recipes import find_recipe, list_recipes
 from dynbench.engine.launching.resolve import Machine, Resolved, launch_warnings, resolve
 from dynbench.engine.launching.torchrun import ranks_from_environment
-from dynbench.errors import ConfigError, RunLookupError, UsageError
+from dynbench.errors import ConfigError, UsageError
 from dynbench.experiment import preflight
 from dynbench.plugins import COMPRESSORS, options_of
 from dynbench.plugins.compressors import FeedbackOptions
@@ -43,28 +43,35 @@ def test_nothing_is_left_open() -> None:
         assert all(decision["reason"] for decision in resolved.decisions.values())
 
 
+ALONE = Machine(cores=1, gpus=0, bf16=False)
+INSIDE = Machine(cores=8, gpus=0, bf16=False, ranks_given=(2, 8))
+
+
 @pytest.mark.parametrize(
-    ("machine", "launcher", "world_size", "threads", "precision", "multiple"),
+    ("machine", "overrides", "launcher", "world_size", "decided"),
     [
-        (LAPTOP, "torchrun", 2, 1, "fp32", 1),
-        (SERVER, "torchrun", 4, 16, "fp32", 1),
-        (Machine(cores=1, gpus=0, bf16=False), "torchrun", 2, 1, "fp32", 1),
-        (ONE_GPU, "virtual", 4, 4, "bf16", 8),
-        (OLD_GPUS, "torchrun", 4, 4, "fp16", 8),
+        (LAPTOP, "", "torchrun", 2, {"launch.threads": 1, "train.precision": "fp32", "workload.pad_to_multiple_of": 1}),
+        (SERVER, "", "torchrun", 4, {"launch.threads": 16}),
+        (ALONE, "", "torchrun", 2, {"launch.threads": 1}),
+        (ONE_GPU, "", "virtual", 4, {"launch.threads": 4, "train.precision": "bf16", "launch.nproc": 1}),
+        (OLD_GPUS, "", "torchrun", 4, {"train.precision": "fp16", "workload.pad_to_multiple_of": 8}),
+        (SERVER, "launch.nproc=8 launch.threads=3", "torchrun", 8, {"launch.threads": 3}),
+        (LAPTOP, "workload.pad_to_multiple_of=4", "torchrun", 2, {"workload.pad_to_multiple_of": 4}),
+        (LAPTOP, "launch.nnodes=4 launch.rdzv_endpoint=a:1 launch.nproc=2", "torchrun", 8, {"launch.nnodes": 4}),
+        (LAPTOP, "launch.world_size=8", "virtual", 8, {"launch.nproc": 1}),
+        (ONE_GPU, "launch.nproc=4 launch.world_size=4", "virtual", 4, {}),
+        (LAPTOP, "launch.nproc=4 launch.world_size=4", "torchrun", 4, {}),
+        (INSIDE, "launch.nproc=7", "torchrun", 8, {"launch.nproc": 2, "launch.nnodes": 4, "launch.threads": 4}),
+        (LAPTOP, "schedule.mode=dynamic", "torchrun", 2, {"schedule.policy": "partition"}),
+        (LAPTOP, "schedule.mode=dynamic schedule.policy=prefix", "torchrun", 2, {"schedule.buffer": 64 - 2 + 1}),
     ],
 )
-def test_defaults(
-    machine: Machine, launcher: str, world_size: int, threads: int, precision: str, multiple: int
+def test_what_is_decided(
+    machine: Machine, overrides: str, launcher: str, world_size: int, decided: dict[str, object]
 ) -> None:
-    resolved = decide(machine)
-    config = resolved.config
-    assert (config.launch.launcher, resolved.world_size, config.launch.threads) == (launcher, world_size, threads)
-    assert (config.train.precision, config.workload.pad_to_multiple_of) == (precision, multiple)
-
-
-def test_what_is_given_is_kept() -> None:
-    config = decide(SERVER, "launch.nproc=8", "launch.threads=3", "workload.pad_to_multiple_of=4").config
-    assert (config.launch.nproc, config.launch.threads, config.workload.pad_to_multiple_of) == (8, 3, 4)
+    resolved = decide(machine, *overrides.split())
+    assert (resolved.config.launch.launcher, resolved.world_size) == (launcher, world_size)
+    assert {key: value_of(resolved.config, key) for key in decided} == decided
 
 
 @pytest.mark.parametrize(("weights", "rate"), [("random", 5e-4), ("pretrained", 2e-5)])
@@ -108,21 +115,6 @@ def test_what_a_compressor_leaves_out_is_kept_where_it_is_much() -> None:
     assert "compress.error_feedback" not in given.decisions
 
 
-def test_policy_of_a_mode() -> None:
-    assert decide(LAPTOP, "schedule.mode=dynamic").config.schedule.policy == "partition"
-    prefix = decide(LAPTOP, "schedule.mode=dynamic", "schedule.policy=prefix").config
-    assert prefix.schedule.buffer == 64 - 2 + 1
-
-
-def test_nodes_multiply() -> None:
-    assert decide(LAPTOP, "launch.nnodes=4", "launch.rdzv_endpoint=a:1", "launch.nproc=2").world_size == 8
-
-
-def test_world_size_alone_means_virtual() -> None:
-    resolved = decide(LAPTOP, "launch.world_size=8")
-    assert (resolved.config.launch.launcher, resolved.world_size, resolved.config.launch.nproc) == ("virtual", 8, 1)
-
-
 @pytest.mark.parametrize(
     ("overrides", "nearest"),
     [
@@ -137,26 +129,25 @@ def test_rules_are_checked_with_the_ranks_known(overrides: tuple[str, ...], near
         decide(LAPTOP, *overrides)
 
 
-def test_impossible_devices() -> None:
-    with pytest.raises(UsageError, match="sees no GPU"):
-        decide(LAPTOP, "launch.device=cuda")
-    with pytest.raises(UsageError, match="8 ranks for 4 GPUs"):
-        decide(OLD_GPUS, "launch.nproc=8")
-    with pytest.raises(UsageError, match="bf16 needs a GPU"):
-        decide(LAPTOP, "train.precision=bf16")
+BROKEN = Machine(cores=4, gpus=0, bf16=False, gpu_fault="the driver on your system is too old (found 12080)")
 
 
-def test_unknown_probe() -> None:
-    with pytest.raises(RunLookupError, match=r"schedule\.capacity: run .p7."):
-        decide(LAPTOP, "schedule.capacity=p7")
-
-
-def test_inside_torchrun() -> None:
-    resolved = decide(Machine(cores=8, gpus=0, bf16=False, ranks_given=(2, 8)), "launch.nproc=7")
-    launch = resolved.config.launch
-    assert (resolved.world_size, launch.nproc, launch.nnodes, launch.threads) == (8, 2, 4, 4)
-    with pytest.raises(UsageError, match="virtual inside torchrun"):
-        decide(Machine(cores=8, gpus=0, bf16=False, ranks_given=(2, 2)), "launch.launcher=virtual")
+@pytest.mark.parametrize(
+    ("machine", "overrides", "message"),
+    [
+        (LAPTOP, "launch.device=cuda", "sees no GPU"),
+        (OLD_GPUS, "launch.nproc=8", "8 ranks for 4 GPUs"),
+        (ONE_GPU, "launch.nproc=2", "2 ranks for 1 GPUs"),
+        (LAPTOP, "train.precision=bf16", "bf16 needs a GPU"),
+        (INSIDE, "launch.launcher=virtual", "virtual inside torchrun"),
+        (BROKEN, "launch.device=cuda", "too old"),
+        (BROKEN, "launch.nnodes=2 launch.rdzv_endpoint=a:1", "too old"),  # other nodes may have theirs
+        (replace(BROKEN, ranks_given=(2, 4)), "", "too old"),
+    ],
+)
+def test_impossible_devices(machine: Machine, overrides: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        decide(machine, *overrides.split())
 
 
 def test_rank_variables() -> None:
@@ -171,35 +162,14 @@ def test_rank_variables() -> None:
     assert ranks_from_environment(step) == (2, 4)
 
 
-def test_one_gpu_plays_the_ranks_that_a_recipe_asks_for() -> None:
-    resolved = decide(ONE_GPU, "launch.nproc=4", "launch.world_size=4")
-    assert (resolved.config.launch.launcher, resolved.world_size) == ("virtual", 4)
-    resolved = decide(LAPTOP, "launch.nproc=4", "launch.world_size=4")
-    assert (resolved.config.launch.launcher, resolved.world_size) == ("torchrun", 4)
-    with pytest.raises(UsageError, match="2 ranks for 1 GPUs"):
-        decide(ONE_GPU, "launch.nproc=2")
-
-
-def test_gpus_that_cannot_be_used_are_no_hindrance_on_the_cpu() -> None:
-    broken = Machine(cores=4, gpus=0, bf16=False, gpu_fault="the driver is too old")
-    with pytest.raises(UsageError, match="the driver is too old"):
-        decide(broken, "launch.device=cuda")
-    assert decide(broken, "launch.device=cpu").world_size == 4
-
-
 def test_auto_takes_the_cpu_where_the_gpus_cannot_be_used_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    """But not on one of several nodes, whose neighbours may have theirs."""
-    broken = Machine(cores=4, gpus=0, bf16=False, gpu_fault="the driver on your system is too old (found 12080)")
     for _ in range(2):
-        decided = decide(broken)
+        decided = decide(BROKEN)
         assert (decided.config.launch.device, decided.config.train.precision) == ("cpu", "fp32")
         assert "too old (found 12080)" in str(decided.decisions["launch.device"]["reason"])
     assert [record.levelname for record in caplog.records] == ["WARNING"], "once"
     assert "on the CPU: the driver on your system is too old" in caplog.text
-    with pytest.raises(UsageError, match="too old"):
-        decide(broken, "launch.nnodes=2", "launch.rdzv_endpoint=a:1")
-    with pytest.raises(UsageError, match="too old"):
-        decide(replace(broken, ranks_given=(2, 4)))
+    assert decide(BROKEN, "launch.device=cpu").world_size == 4
 
 
 def test_more_ranks_started_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,12 +186,10 @@ STARTED = Machine(cores=8, gpus=0, bf16=False, ranks_given=(2, 2))
 STORE = RunStore(Path("nowhere"))
 
 
-def warned(machine: Machine, *overrides: str, silent: bool = False) -> list[str]:
-    config = load_config(None, overrides)
-    attached = machine.ranks_given is not None
-    warnings = launch_warnings(
-        None if silent else config, resolve(config, machine, STORE), STORE.root, attached=attached
-    )
+def warned(machine: Machine, *overrides: str, named_before: bool = False) -> list[str]:
+    config, attached = load_config(None, overrides), machine.ranks_given is not None
+    resolved = resolve(config, machine, STORE)
+    warnings = launch_warnings(None if named_before else config, resolved, STORE.root, attached=attached)
     return [warning.partition(":")[0] for warning in warnings]
 
 
@@ -244,24 +212,21 @@ def test_what_the_machine_decides_is_nothing_that_was_asked_for(machine: Machine
         (LAPTOP, "probe.gap=0.2", ["probe.gap"]),
         (GPUS, "probe.gap=0.2", ["probe.gap"]),
         (STARTED, "launch.threads=1", []),
+        (LAPTOP, "launch.nproc=2 launch.world_size=4", ["launch.world_size"]),
+        (LAPTOP, "launch.launcher=virtual launch.world_size=4 launch.nproc=2", ["launch.nproc"]),
+        (GPUS, "schedule.mode=dynamic probe.gap=0.2 probe.memory_fraction=0.5", []),
+        (LAPTOP, "schedule.mode=dynamic probe.gap=0.2", ["probe.gap"]),
+        (STARTED, "schedule.mode=dynamic probe.run=off probe.gap=0.2", ["probe.gap"]),
     ],
 )
 def test_the_machine_decides_what_is_read(machine: Machine, override: str, keys: list[str]) -> None:
-    assert warned(machine, override) == keys
-    assert warned(machine, override, silent=True) == []
+    assert warned(machine, *override.split()) == keys
+    assert warned(machine, *override.split(), named_before=True) == []
 
 
-def test_a_dynamic_run_on_gpus_probes_first_and_reads_its_settings() -> None:
-    assert warned(GPUS, "schedule.mode=dynamic", "probe.gap=0.2", "probe.memory_fraction=0.5") == []
-    assert warned(LAPTOP, "schedule.mode=dynamic", "probe.gap=0.2") == ["probe.gap"]
-    assert warned(STARTED, "schedule.mode=dynamic", "probe.run=off", "probe.gap=0.2") == ["probe.gap"]
+def test_a_probe_cannot_be_made_by_ranks_that_run_already() -> None:
     with pytest.raises(ConfigError, match=r"probe\.run: auto, but torchrun or srun has started the ranks"):
         warned(STARTED, "schedule.mode=dynamic", "probe.run=auto")
-
-
-def test_virtual_ranks_that_the_machine_cannot_play_as_asked() -> None:
-    assert warned(LAPTOP, "launch.nproc=2", "launch.world_size=4") == ["launch.world_size"]
-    assert warned(LAPTOP, "launch.launcher=virtual", "launch.world_size=4", "launch.nproc=2") == ["launch.nproc"]
 
 
 REAL_RANKS = (

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from probes import resolved
 from torch.distributed.run import get_args_parser
 
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config
 from dynbench.engine.launching import torchrun
-from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.launching.run_launch import WORKER_MODULE, _reported, slurm_as_torchrun
 from dynbench.engine.launching.torchrun import (
     marked_environment,
@@ -31,13 +30,8 @@ from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
 
-def resolved(*overrides: str) -> Config:
-    machine = Machine(cores=2, gpus=0, bf16=False)
-    return resolve(load_config(None, overrides), machine, RunStore(Path("nowhere"))).config
-
-
 def test_one_node() -> None:
-    options = get_args_parser().parse_args(torchrun_argv(WORKER_MODULE, [Path("results/r1")], resolved().launch))
+    options = get_args_parser().parse_args(torchrun_argv(WORKER_MODULE, [Path("results/r1")], resolved().config.launch))
     assert options.standalone and options.nproc_per_node == "2"
     assert options.max_restarts == 0 and options.redirects == "3"
     assert options.log_dir == "results/r1/logs/torchrun"
@@ -49,14 +43,10 @@ def test_rendezvous_flags_pass_through() -> None:
     several = resolved(
         "launch.nnodes=2", "launch.node_rank=1", "launch.rdzv_endpoint=host:29400", "launch.rdzv_id=job7"
     )
-    options = get_args_parser().parse_args(torchrun_argv(WORKER_MODULE, [Path("r")], several.launch))
+    options = get_args_parser().parse_args(torchrun_argv(WORKER_MODULE, [Path("r")], several.config.launch))
     assert not options.standalone
     assert (options.nnodes, options.node_rank, options.rdzv_id) == ("2", 1, "job7")
     assert (options.rdzv_endpoint, options.rdzv_backend) == ("host:29400", "c10d")
-
-
-def test_threads_are_set() -> None:
-    assert thread_environment(3)["OMP_NUM_THREADS"] == "3"
 
 
 def test_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,43 +58,40 @@ def test_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torchrun, "run", fake_run)
     before = dict(os.environ)
-    assert torchrun.run_torchrun(["x.py"], {"OMP_NUM_THREADS": "5"}) == {}
+    ended = torchrun.run_torchrun(["x.py"], thread_environment(5))
+    assert (ended.exit_codes, ended.lost) == ({}, None)
     assert seen["OMP_NUM_THREADS"] == "5"
     assert dict(os.environ) == before
 
 
-def test_ranks_of_a_folder_whose_name_is_no_utf_8(tmp_path: Path) -> None:
-    run = Run(tmp_path / os.fsdecode(b"caf\xe9 and more") / "run")
-    words = [sys.executable, "-c", "print(flush=True); input()", "a.module", run.path]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    rank = subprocess.Popen(words, **pipes, stderr=subprocess.DEVNULL)
-    try:
-        assert rank.stdout is not None and rank.stdout.readline(), "it runs, and has its command line"
-        assert rank_pids("a.module", run) == [rank.pid]
-        assert rank_pids("a.module", Run(tmp_path / "run")) == []
-    finally:
-        rank.communicate(b"")
-
-
 def test_what_a_rank_had_started_ends_and_nothing_of_the_launcher_or_of_another_run(tmp_path: Path) -> None:
-    run, other = Run(tmp_path / os.fsdecode(b"caf\xe9") / "run"), Run(tmp_path / "run")
+    """Ranks are known by their command line, also in a folder whose name is no UTF-8, what they start by a mark."""
+    run, other = Run(tmp_path / os.fsdecode(b"caf\xe9 and more") / "run"), Run(tmp_path / "run")
     words = [sys.executable, "-c", "print(flush=True); input()"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    marks = (
-        marked_environment(run) | {"RANK": "1"},
-        marked_environment(run),
-        marked_environment(other) | {"RANK": "1"},
-    )
+    mark, of_rank = marked_environment(run), {"RANK": "1"}
+    started = {
+        "rank": ([*words, "a.module", run.path], {}),
+        "of the rank": (words, mark | of_rank),
+        "of the launcher": (words, mark),
+        "of another run": (words, marked_environment(other) | of_rank),
+    }
     own = {name: value for name, value in os.environ.items() if name != "RANK"}
-    started = [subprocess.Popen(words, **pipes, env={**own, **mark}) for mark in marks]
+    processes = {
+        name: subprocess.Popen(command, **pipes, env={**own, **marks}) for name, (command, marks) in started.items()
+    }
     try:
-        for each in started:
+        for each in processes.values():
             assert each.stdout is not None and each.stdout.readline(), "it runs, and has its environment"
+        assert rank_pids("a.module", run) == [processes["rank"].pid] and rank_pids("a.module", other) == []
         stop_leftovers("a.module", run)
-        assert started[0].wait(30) == -signal.SIGTERM
-        assert [each.poll() for each in started[1:]] == [None, None]
+        for name, each in processes.items():
+            if "rank" in name:
+                assert each.wait(30) == -signal.SIGTERM
+            else:
+                assert each.poll() is None
     finally:
-        for each in started:
+        for each in processes.values():
             each.kill()
             each.communicate()
 

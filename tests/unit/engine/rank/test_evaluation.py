@@ -7,13 +7,14 @@ import math
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
 from batches import batch_of
+from probes import resolved
 from toys import Toy
 
 from dynbench.analysis.evaluations import evaluation_of
@@ -21,7 +22,6 @@ from dynbench.analysis.merge import _read_evaluations
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config, Train
 from dynbench.engine.launching.progress import ProgressReader
-from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.rank import evaluation as module
 from dynbench.engine.rank.evaluation import (
     EVAL_BATCH,
@@ -29,18 +29,18 @@ from dynbench.engine.rank.evaluation import (
     SCALARS_FOLDER,
     Epochs,
     Evaluator,
-    evaluated_together,
+    eval_batch_size,
     scalars_of,
 )
+from dynbench.engine.rank.loop import Loop
 from dynbench.engine.rank.memory import memory_meter
 from dynbench.engine.rank.optimizer_step import Precision
-from dynbench.engine.rank.rank_facts import EPOCHS_FILE, Told, read_epochs
+from dynbench.engine.rank.rank_facts import EPOCHS_FILE, read_epochs
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
 from dynbench.engine.rank.turns import play
 from dynbench.engine.rank.virtual import virtual_loop
 from dynbench.runs.records import StepRow
 from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.policy import Problem
 from dynbench.sync.base import Local
@@ -112,14 +112,14 @@ def test_neither_ranks_nor_seeds_change_it(
      (Capacity.table([[(8, 40), (24, 5)]]), 5), (Capacity.table([[(8, 40)]]), 1),
      (PackedCapacity.uniform(24 * 9 + 5), 9), (PackedCapacity.uniform(23), 1)],
 )  # fmt: skip
-def test_no_more_is_evaluated_together_than_training_has_room_for(
+def test_no_more_is_evaluated_at_a_time_than_training_has_room_for(
     workload: CausalLanguageModel, capacity: Capacity, most: int
 ) -> None:
     """In samples as long as the longest of them, which is padded or packed to 24 tokens."""
     assert workload.eval is not None and workload.eval.lengths.max() == 24
     layout = "packed" if isinstance(capacity, PackedCapacity) else "padded"
     problem = Problem(workload.train.lengths, workers=2, global_batch=8, capacity=capacity, layout=layout)
-    assert evaluated_together(configured(), problem, workload) == most
+    assert eval_batch_size(configured(), problem, workload) == most
 
 
 def test_a_loss_beyond_all_numbers_has_no_perplexity(tmp_path: Path, workload: CausalLanguageModel) -> None:
@@ -179,19 +179,15 @@ def test_an_epoch_is_said_when_it_ends(caplog: pytest.LogCaptureFixture) -> None
     assert said(caplog) == ["epoch 2 of 2: training loss 2.0000, accuracy 100.0%; 0.1 s, 120 samples/s"], "begun anew"
 
 
-def test_workloads_that_count_nothing_have_no_accuracy(caplog: pytest.LogCaptureFixture) -> None:
-    epochs = Epochs(TRAIN, list)
+def test_workloads_that_count_nothing_have_no_accuracy_and_without_epochs_nothing_is_exchanged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    epochs, none = Epochs(TRAIN, list), Epochs(Train(), lambda _: pytest.fail("a collective"))
     with caplog.at_level(logging.INFO):
-        epochs.add(row(0, 6, 1.0, 50.0), {})
-        epochs.end(3, {"loss": 0.5, "perplexity": 1.6})
+        for each in (epochs, none):
+            each.add(row(0, 6, 1.0, 50.0), {})
+            each.end(3, {"loss": 0.5, "perplexity": 1.6})
     assert said(caplog) == ["epoch 1 of 2: training loss 1.0000; evaluation loss 0.5000; 0.1 s, 120 samples/s"]
-
-
-def test_without_epochs_nothing_is_said_and_nothing_exchanged() -> None:
-    epochs = Epochs(Train(), lambda _: pytest.fail("a collective"))
-    epochs.add(row(0, 6, 1.0, 50.0), {})
-    assert not any(map(epochs.ends, range(200)))
-    epochs.end(99, {"loss": 1.0})
 
 
 def test_every_run_of_a_launch_keeps_its_own(tmp_path: Path) -> None:
@@ -225,12 +221,11 @@ def test_the_first_that_trains_says_it_and_its_steps_are_the_time(caplog: pytest
 
 
 @pytest.mark.parametrize(("steps", "lines"), [(4, [1, 2, 3, 4]), (95, [*range(9, 95, 9), 95])])
-def test_the_loss_of_about_ten_steps_is_said(caplog: pytest.LogCaptureFixture, steps: int, lines: list[int]) -> None:
+def test_the_loss_of_about_ten_steps_is_logged(caplog: pytest.LogCaptureFixture, steps: int, lines: list[int]) -> None:
+    loop = SimpleNamespace(config=SimpleNamespace(train=Train(steps=steps, warmup_steps=0)))
     with caplog.at_level(logging.INFO):
-        for says in (False, True):
-            told = Told(steps, says=says)
-            for step in range(steps):
-                told.step(replace(row(1, 6, 0.5, 50.0), step=step))
+        for step in range(steps):
+            Loop._log_step(loop, replace(row(1, 6, 0.5, 50.0), step=step))
     assert [int(line.split()[1]) for line in said(caplog)] == lines
     assert said(caplog)[0] == f"step {lines[0]} of {steps}: loss 0.5000 over the 6 samples of this rank, 50.0 ms"
 
@@ -276,11 +271,11 @@ class Evaluated(Toy):
 
 
 def drawn_config(*settings: str) -> Config:
-    asked = [
+    given = [
         *("train.global_batch=6", "train.warmup_steps=1", "train.steps=3", "train.max_grad_norm=1", *settings),
         *("launch.launcher=virtual", "launch.world_size=2", "launch.device=cpu"),
     ]
-    return resolve(load_config(None, asked), Machine(cores=2, gpus=0, bf16=False), RunStore(Path("nowhere"))).config
+    return resolved(*given).config
 
 
 def trained(folder: Path, config: Config) -> Run:
@@ -303,18 +298,6 @@ def test_the_first_ranks_rows_and_the_evaluations_are_drawn(tmp_path: Path, made
     assert not tags & {f"rank_0/{name}" for name in ("step", "rank", "warmup", "work_hash", "policy", "turn")}
     assert {tag for tag in tags if not tag.startswith("rank_0/")} == {"evaluation/loss", "evaluation/samples"}
     assert writer.scalars["evaluation/loss", 3] == pl.read_csv(run.path / EVAL_FILE)["loss"][0]
-
-
-def test_arms_that_take_turns_have_a_writer_each(tmp_path: Path, made: dict[Path, SummaryWriter]) -> None:
-    config = drawn_config("train.tensorboard=true")
-    runs = [Run(tmp_path / name) for name in "ab"]
-    with scalars_of(config, runs[0], writes=True) as first, scalars_of(config, runs[1], writes=True) as second:
-        first.evaluation(0, {"loss": 1.0, "accuracy": None})
-        second.evaluation(0, {"loss": 2.0})
-    assert [made[run.path / SCALARS_FOLDER].scalars for run in runs] == [
-        {("evaluation/loss", 0): 1.0},
-        {("evaluation/loss", 0): 2.0},
-    ]
 
 
 def test_nothing_is_written_unasked_or_by_other_ranks(tmp_path: Path, made: dict[Path, SummaryWriter]) -> None:

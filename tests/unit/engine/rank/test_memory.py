@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from dynbench.config.layers import load_config
 from dynbench.engine.rank import memory
-from dynbench.engine.rank.memory import LifetimePeak, ResidentMemory, Saved, check_room, memory_meter
+from dynbench.engine.rank.memory import ResidentMemory, Saved, check_room, memory_meter
 from dynbench.errors import ReplicasTooLarge
 
 MB = 1_000_000
@@ -33,27 +33,23 @@ def hold_for_a_moment(size: int) -> None:
 def test_peak_is_seen_and_forgotten() -> None:
     meter = resident()
     meter.reset()
-    before = meter.peak_mb()
+    before = meter.now().peak_mb
     hold_for_a_moment(64 * MB)
-    assert meter.peak_mb() > before + 60
+    assert meter.now().peak_mb > before + 60
     meter.reset()
-    assert meter.peak_mb() < before + 60
-    assert meter.reserved_mb() <= meter.peak_mb() + 1
+    assert meter.now().peak_mb < before + 60
+    assert meter.now().reserved_mb <= meter.now().peak_mb + 1
 
 
-def test_lifetime_peak_never_falls() -> None:
-    meter = LifetimePeak()
-    before = meter.peak_mb()
-    meter.reset()
-    assert meter.peak_mb() >= before > 10
-
-
-def test_fallback_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_peak_cannot_be_reset_it_never_falls_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise OSError("not here")
 
     monkeypatch.setattr(memory, "ResidentMemory", refuse)
-    assert "cannot reset" in memory_meter(torch.device("cpu")).source
+    meter = memory_meter(torch.device("cpu"))
+    before = meter.now().peak_mb
+    meter.reset()
+    assert meter.now().peak_mb >= before > 10 and "cannot reset" in meter.source
 
 
 def most(*rows: int) -> int:
@@ -94,61 +90,51 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "gather_objects", lambda value: [value, 2 * value])
 
 
+def room_for(monkeypatch: pytest.MonkeyPatch, available_mb: float, *arms: tuple[str, ...]) -> bool:
+    """Whether the models of arms fit on every rank; the second has twice as much memory as the first."""
+    monkeypatch.setattr(memory, "memory_mb", lambda: {"available": available_mb})
+    try:
+        check_room([load_config(None, ["launch.nproc=2", *arm]) for arm in arms], MODEL, CPU)
+    except ReplicasTooLarge:
+        return False
+    return True
+
+
 @pytest.mark.parametrize(
-    ("sync", "compress", "copies"),
+    ("settings", "copies"),
     [
-        ("ddp", "none", 4),
-        ("local_sgd", "none", 5),
-        ("diloco", "none", 6),
-        ("zero1", "none", 3.5),
-        ("fsdp", "none", 2),
-        ("ps", "none", 5),
-        ("ddp", "topk", 5),
-        ("ddp", "topk compress.error_feedback=false", 4),
-        ("ddp", "fp8", 4),
-        ("ddp", "fp8 compress.error_feedback=true", 5),
+        ("sync.name=ddp", 4),
+        ("sync.name=local_sgd", 5),
+        ("sync.name=diloco", 6),
+        ("sync.name=zero1", 3.5),
+        ("sync.name=fsdp", 2),
+        ("sync.name=ps", 5),
+        ("compress.name=topk", 5),
+        ("compress.name=topk compress.error_feedback=false", 4),
+        ("compress.name=fp8", 4),
+        ("compress.name=fp8 compress.error_feedback=true", 5),
     ],
 )
 @pytest.mark.parametrize("arms", [1, 2, 3])
-@pytest.mark.parametrize("probed", [None, [(64, None)], [(32, None), (64, 8)]])
+@pytest.mark.parametrize(("probed", "share"), [(None, 0.5), ([(64, None)], 0.5), ([(32, None), (64, 8)], 0.1)])
 def test_what_fits_is_let_through(
     monkeypatch: pytest.MonkeyPatch,
     arms: int,
     probed: list[tuple[int, int | None]] | None,
-    sync: str,
-    compress: str,
+    share: float,
+    settings: str,
     copies: float,
 ) -> None:
-    replica_mb = copies * 4.0
-    config = load_config(
-        None,
-        [
-            "launch.nproc=2",
-            f"sync.name={sync}",
-            *f"compress.name={compress}".split(),
-            *(["schedule.capacity=p", "probe.run=p"] if probed else []),
-        ],
-    )
+    arm = (*settings.split(), *(("schedule.capacity=p", "probe.run=p") if probed else ()))
     monkeypatch.setattr(memory, "load_probe", lambda *_: SimpleNamespace(tables=[[(64, None)], probed]))
-    share = 0.1 if probed is not None and probed[-1][1] is not None else 0.5
-    for room, fits in ((1.01, True), (0.99, False)):
-        available = room * 2 * arms * replica_mb / share
-        monkeypatch.setattr(memory, "memory_mb", lambda: {"available": available})  # noqa: B023
-        if fits or arms == 1:
-            check_room([config] * arms, MODEL, CPU)
-        else:
-            with pytest.raises(ReplicasTooLarge, match=f"the models of {arms} arms take {arms * replica_mb:.0f} MB"):
-                check_room([config] * arms, MODEL, CPU)
+    needed = 2 * arms * copies * 4.0 / share
+    assert room_for(monkeypatch, 1.01 * needed, *[arm] * arms)
+    assert room_for(monkeypatch, 0.99 * needed, *[arm] * arms) == (arms == 1)
 
 
 def test_every_arm_counts_with_what_it_holds_and_with_its_own_capacities(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, outer = (load_config(None, ["launch.nproc=2", f"sync.name={name}"]) for name in ("ddp", "diloco"))
-    monkeypatch.setattr(memory, "memory_mb", lambda: {"available": 2 * 79.0})
-    with pytest.raises(ReplicasTooLarge, match=r"take 40 MB per rank at rest, more than 50%"):
-        check_room([plain, outer], MODEL, CPU)
-    monkeypatch.setattr(memory, "memory_mb", lambda: {"available": 2 * 399.0})
-    check_room([plain, outer], MODEL, CPU)
-    capped = load_config(None, ["launch.nproc=2", "sync.name=diloco", "schedule.capacity=p", "probe.run=p"])
+    plain, outer = ("sync.name=ddp",), ("sync.name=diloco",)
     monkeypatch.setattr(memory, "load_probe", lambda *_: SimpleNamespace(tables=[[(64, 8)]]))
-    with pytest.raises(ReplicasTooLarge, match=r"take 40 MB per rank at rest, more than 10%"):
-        check_room([plain, capped], MODEL, CPU)
+    assert not room_for(monkeypatch, 2 * 79.0, plain, outer) and room_for(monkeypatch, 2 * 81.0, plain, outer)
+    capped = (*outer, "schedule.capacity=p", "probe.run=p")
+    assert not room_for(monkeypatch, 2 * 399.0, plain, capped) and room_for(monkeypatch, 2 * 401.0, plain, capped)

@@ -29,9 +29,15 @@ STEPS = [
 ]  # fmt: skip
 
 
-def by_place(events: list[SimpleNamespace]) -> tuple[dict[tuple[str, str], ProfileRow], float]:
-    rows, step_ms = table_of(events, 2, 2)
-    return {(row.phase, row.operation): row for row in rows}, step_ms
+def table(*events: SimpleNamespace) -> list[ProfileRow]:
+    rows, step_ms = table_of([*STEPS, *events], 2, 2)
+    assert step_ms == 100 and all(row.share == pytest.approx(row.ms / 100) for row in rows)
+    return rows
+
+
+def ms_by_place(*events: SimpleNamespace) -> dict[tuple[str, str], float]:
+    """Milliseconds of two steps."""
+    return {(row.phase, row.operation): 2 * row.ms for row in table(*events)}
 
 
 def test_time_by_phase_and_operation_per_step() -> None:
@@ -42,21 +48,19 @@ def test_time_by_phase_and_operation_per_step() -> None:
         event("gloo:broadcast", 96, 98),
     ]  # fmt: skip
     computed = [event("aten::mm", 12, 28), event("aten::add", 20, 25), event("aten::mm", 135, 145)]
-    found, step_ms = by_place([*STEPS, *sent, *computed])
-    assert step_ms == 100
-    expected = {
-        ("forward", "compute"): 16 / 2,
-        ("backward", "compute"): 10 / 2,
-        ("backward", "all_reduce"): 29.5 / 2,
-        ("backward", "reduce_scatter"): 29.5 / 2,
-        ("backward", "communication"): 39.5 / 2,
-        ("optimizer", "reduce_scatter"): 10 / 2,
-        ("optimizer", "communication"): 10 / 2,
-        ("other", "past the wire"): 2 / 2,
-    }
-    assert {place: row.ms for place, row in found.items()} == pytest.approx(expected)
-    assert all(row.share == pytest.approx(row.ms / 100) for row in found.values())
-    assert found["forward", "compute"].calls == 1
+    assert ms_by_place(*sent, *computed) == pytest.approx(
+        {
+            ("forward", "compute"): 16,
+            ("backward", "compute"): 10,
+            ("backward", "all_reduce"): 29.5,
+            ("backward", "reduce_scatter"): 29.5,
+            ("backward", "communication"): 39.5,
+            ("optimizer", "reduce_scatter"): 10,
+            ("optimizer", "communication"): 10,
+            ("other", "past the wire"): 2,
+        }
+    )
+    assert [row.calls for row in table(*computed) if row.phase == "forward"] == [1]
 
 
 def test_work_that_begins_late_is_still_that_of_who_asked_for_it() -> None:
@@ -66,14 +70,13 @@ def test_work_that_begins_late_is_still_that_of_who_asked_for_it() -> None:
         event("gloo:all_reduce", 45, 50), event("gloo:broadcast", 50, 54), event("gloo:broadcast", 54, 58),
         event("gloo:broadcast", 60, 61),
     ]  # fmt: skip
-    found, _ = by_place([*STEPS, *sent])
-    assert {place: row.ms for place, row in found.items()} == pytest.approx(
+    assert ms_by_place(*sent) == pytest.approx(
         {
-            ("forward", "past the wire"): 9 / 2,
-            ("backward", "all_reduce"): 5 / 2,
-            ("backward", "all_gather"): 8 / 2,
-            ("backward", "past the wire"): 1 / 2,
-            ("backward", "communication"): 13 / 2,
+            ("forward", "past the wire"): 9,
+            ("backward", "all_reduce"): 5,
+            ("backward", "all_gather"): 8,
+            ("backward", "past the wire"): 1,
+            ("backward", "communication"): 13,
         }
     )
 
@@ -87,13 +90,8 @@ def test_on_a_gpu_kernels_count_and_not_what_launched_them() -> None:
         event("dynbench::all_reduce", 40, 60, "DeviceType.CUDA"),
         event("aten::mm", 12, 13), event("gemm", 14, 24, "DeviceType.CUDA"),
     ]  # fmt: skip
-    found, _ = by_place([*STEPS, *events])
-    assert {place: row.ms for place, row in found.items()} == pytest.approx(
-        {
-            ("forward", "compute"): 5,
-            ("backward", "all_reduce"): 19.5 / 2,
-            ("backward", "communication"): 19.5 / 2,
-        }
+    assert ms_by_place(*events) == pytest.approx(
+        {("forward", "compute"): 10, ("backward", "all_reduce"): 19.5, ("backward", "communication"): 19.5}
     )
 
 
@@ -107,11 +105,8 @@ def test_a_kernel_that_sends_and_receives_is_of_the_operation_that_asked_for_it(
         event(kernel, 50, 51, "DeviceType.CUDA"), event("ncclDevKernel_Broadcast_RING", 51, 55, "DeviceType.CUDA"),
         event(kernel, 60, 66, "DeviceType.CUDA"),
     ]  # fmt: skip
-    found, _ = by_place([*STEPS, *events])
     expected = {"all_to_all": 8, "receive": 2, "send": 1, "broadcast": 4, "past the wire": 6, "communication": 15}
-    assert {place: row.ms for place, row in found.items()} == pytest.approx(
-        {("backward", operation): ms / 2 for operation, ms in expected.items()}
-    )
+    assert ms_by_place(*events) == pytest.approx({("backward", name): ms for name, ms in expected.items()})
 
 
 def test_the_last_steps_of_the_warm_up_are_profiled() -> None:

@@ -42,13 +42,7 @@ def test_warnings_are_kept_once_and_on_one_line(run: Run) -> None:
     assert read_warnings(run) == ["two lines of 3", "worse"]
 
 
-def test_other_ranks_keep_nothing(run: Run) -> None:
-    keep_warnings(run, context(1), Ranks(2))
-    logging.getLogger("dynbench").warning("seen by rank 0 too")
-    assert read_warnings(run) == []
-
-
-def test_the_first_that_trains_is_heard_beside_a_server(run: Run) -> None:
+def test_the_first_that_trains_is_heard_beside_a_server_and_no_other(run: Run) -> None:
     for rank in (0, 1, 2):
         keep_warnings(run, context(rank), Ranks(3, 1))
         logging.getLogger("dynbench").warning("of rank %d", rank)

@@ -18,17 +18,19 @@ from dynbench.signals import handled
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
 
 
+def ended(code: str, *arguments: object) -> tuple[int, str]:
+    """Exit code and output of a program that has the module `rank_process` and this process's defaults."""
+    imports = "import os, signal, sys; from pathlib import Path; from dynbench.engine.rank import rank_process\n"
+    words = [sys.executable, "-c", imports + code, *map(str, arguments)]
+    process = ForkedPopen(words, stdout=subprocess.PIPE, text=True)
+    output, _ = process.communicate()
+    return process.returncode, output
+
+
 @pytest.mark.slow
 def test_a_rank_whose_launcher_died_while_it_started_ends_at_once() -> None:
-    code = (
-        "import sys; from dynbench.engine.rank.rank_process import die_with_parent; die_with_parent(int(sys.argv[1]))"
-    )
-
-    def exit_code(launcher: int) -> int:
-        return ForkedPopen([sys.executable, "-c", code, str(launcher)]).wait()
-
-    assert exit_code(os.getpid()) == 0
-    assert exit_code(os.getpid() + 1) == 143
+    code = "rank_process.die_with_parent(int(sys.argv[1]))"
+    assert [ended(code, os.getpid() + wrong)[0] for wrong in (0, 1)] == [0, 143]
 
 
 @pytest.mark.parametrize(
@@ -73,12 +75,8 @@ def test_a_rank_that_waits_for_the_others_in_torch_is_ended_by_a_signal(monkeypa
 
 @pytest.mark.slow
 def test_a_process_ends_at_once_with_its_output_written() -> None:
-    code = (
-        "import atexit, sys; from dynbench.engine.rank.rank_process import exit_now\n"
-        "atexit.register(print, 'shut down'); print('said'); exit_now(7)"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (7, "said\n")
+    code = "import atexit; atexit.register(print, 'shut down'); print('said'); rank_process.exit_now(7)"
+    assert ended(code) == (7, "said\n")
 
 
 @pytest.mark.slow
@@ -86,20 +84,16 @@ def test_a_process_ends_at_once_with_its_output_written() -> None:
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_signal_waits_for_the_step_in_progress_and_a_nohup_stays_one(name: str, ignored: bool) -> None:
     code = (
-        "import os, signal, sys; from dynbench.engine.rank.rank_process import StopFlag\n"
         "number = getattr(signal, sys.argv[1])\n"
         "signal.signal(number, signal.SIG_IGN if sys.argv[2] == 'True' else signal.SIG_DFL)\n"
-        "stop = StopFlag()\n"
+        "stop = rank_process.StopFlag()\n"
         "with stop.defer():\n"
         "    os.kill(os.getpid(), number)\n"
         "print(stop.signum == number); sys.stdout.flush()\n"
         "os.kill(os.getpid(), number)\n"
     )
-    process = ForkedPopen([sys.executable, "-c", code, name, str(ignored)], stdout=subprocess.PIPE, text=True)
-    said, _ = process.communicate()
     kept = name == "SIGHUP" and ignored
-    assert said == f"{not kept}\n"
-    assert process.returncode == (0 if kept else 128 + getattr(signal, name))
+    assert ended(code, name, ignored) == (0 if kept else 128 + getattr(signal, name), f"{not kept}\n")
 
 
 @pytest.mark.slow
@@ -123,10 +117,8 @@ def test_texts_are_tokenised_by_the_threads_of_all_ranks_of_a_node(launch: str, 
 @pytest.mark.slow
 def test_a_second_signal_while_a_model_is_saved_leaves_what_was_there(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from pathlib import Path\n"
-        "from dynbench.engine.rank.rank_process import StopFlag\n"
         "from dynbench.runs.atomic import replacing_folder\n"
-        "stop, folder = StopFlag(), Path(sys.argv[1]) / 'last'\n"
+        "stop, folder = rank_process.StopFlag(), Path(sys.argv[1]) / 'last'\n"
         "with stop.defer():\n"
         "    with replacing_folder(folder) as partial:\n"
         "        (partial / 'model').write_text('first')\n"
@@ -135,7 +127,6 @@ def test_a_second_signal_while_a_model_is_saved_leaves_what_was_there(tmp_path: 
         "        (partial / 'model').write_text('half')\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
-    assert ended.returncode == 130
+    assert ended(code, tmp_path) == (130, "")
     assert {path.name: path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == {"model": "first"}
     assert [path.name for path in tmp_path.iterdir()] == ["last"]

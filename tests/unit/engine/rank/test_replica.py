@@ -134,6 +134,16 @@ def test_virtual_ranks_leave_what_a_step_did_not_use_as_one_process_does(optimiz
     assert [gradient is None for gradient in kept or ()] == [False] * 4 + [True] * 2
 
 
+def linear(model: nn.Module | None = None, **given: object) -> Replica:
+    """A replica of a small model whose loss is its summed output."""
+    workload = SimpleNamespace(
+        build_model=lambda seed: copy.deepcopy(model or nn.Linear(2, 1)), loss=lambda model, x: model(x["x"]).sum()
+    )
+    config = load_config(None, ["train.learning_rate=1.0", "train.precision=fp32", "workload.pad_to_multiple_of=1"])
+    parts = {"timer": StepTimer(CPU), "strategy": Local()} | given
+    return Replica(config, workload, CPU, **parts)  # type: ignore[arg-type]
+
+
 def test_the_same_micro_batch_again_and_again_is_accumulated_up_to_the_last() -> None:
     entered, finished = [], []
 
@@ -145,12 +155,8 @@ def test_the_same_micro_batch_again_and_again_is_accumulated_up_to_the_last() ->
         def finish(self) -> None:
             finished.append(None)
 
-    workload = SimpleNamespace(build_model=lambda seed: nn.Linear(2, 1), loss=lambda model, x: model(x["x"]).mean())
-    config = load_config(None, ["train.learning_rate=1.0", "train.precision=fp32", "workload.pad_to_multiple_of=1"])
-    device = torch.device("cpu")
-    replica = Replica(config, workload, device, StepTimer(device), Counting())  # type: ignore[arg-type]
     batch = MicroBatch(1, 1.0, 2, 2, {"x": torch.ones(1, 2)})
-    parts = replica.compute([batch] * 3, lambda: 1 / 3)
+    parts = linear(strategy=Counting()).compute([batch] * 3, lambda: 1 / 3)
     assert (len(parts), len(entered), len(finished)) == (3, 2, 1)
 
 
@@ -164,12 +170,10 @@ def test_ranks_with_fewer_micro_batches_repeat_their_smallest_with_weight_zero()
 
 def test_what_is_repeated_leaves_running_statistics_as_they_are() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    workload = SimpleNamespace(build_model=lambda seed: copy.deepcopy(model), loss=lambda model, x: model(x["x"]).sum())
-    config = load_config(None, ["train.learning_rate=1.0", "train.precision=fp32", "workload.pad_to_multiple_of=1"])
     batches = [MicroBatch(n, float(n), 2, 2 * n, {"x": torch.randn(n, 2) + n}) for n in (3, 5)]
     found = []
     for count in (2, 4):
-        replica = Replica(config, workload, CPU, StepTimer(CPU), Local())  # type: ignore[arg-type]
+        replica = linear(model)
         replica.compute(evened_out(batches, count), lambda: 1.0)
         found.append((replica.model.state_dict(), [each.grad for each in replica.model.parameters()]))
     (once, gradients), (again, same) = found
@@ -198,13 +202,9 @@ def test_the_wait_for_what_the_step_weighs_is_sync(monkeypatch: pytest.MonkeyPat
         shown.now_ms += 40
         return 0.5
 
-    workload = SimpleNamespace(
-        build_model=lambda _: nn.Linear(1, 1), loss=lambda module, inputs: module(inputs["x"]).sum()
-    )
-    config, timer = load_config(None, ["workload.pad_to_multiple_of=1", "train.learning_rate=0.1"]), StepTimer(CPU)
-    with session(Local(config.sync)) as strategy:
-        one = Replica(config, workload, CPU, timer, strategy)
-        one.compute([MicroBatch(2, 2.0, 1, 2, {"x": torch.ones(2, 1)})], scale)
+    timer = StepTimer(CPU)
+    batch = MicroBatch(2, 2.0, 1, 2, {"x": torch.ones(2, 2)})
+    linear(timer=timer).compute([batch], scale)
     phases, step_ms = timer.end_step()
     assert (phases["sync"], step_ms) == (40, 40)
 
@@ -258,17 +258,8 @@ def test_every_rank_has_the_mean_weighted_by_samples(samples: list[int]) -> None
             torch.testing.assert_close(running_statistics(model)[place].double(), wanted, rtol=1e-6, atol=1e-7)
 
 
-def test_an_unweighted_mean_would_show() -> None:
-    models, before = averaged([6, 2])
-    plain = (before[0][0] + before[1][0]) / 2
-    assert not torch.allclose(running_statistics(models[0])[0], plain)
-
-
-def test_other_models_exchange_nothing() -> None:
+def test_other_models_exchange_nothing_and_where_nothing_was_trained_nothing_changes() -> None:
     average_statistics(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), 5, lambda _: pytest.fail("a collective"))
-
-
-def test_where_nothing_was_trained_since_nothing_changes() -> None:
     model = network()
     before = [statistic.clone() for statistic in running_statistics(model)]
     average_statistics(model, 0, list)

@@ -19,13 +19,13 @@ from dynbench.cli.main import main
 from dynbench.config.digest import changed, dump_config
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
-from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator, Keeper
+from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.engine.rank.saved import Saved, Writer, evaluate_saved, find_saved
 from dynbench.errors import ConfigError, DataError, UsageError
 from dynbench.runs.store import RunStore
 from dynbench.sync.base import Local
-from dynbench.workloads.base import Saves
+from dynbench.workloads.base import Saves, Workload
 from dynbench.workloads.own_code import own_code_settings, remember_run
 from dynbench.workloads.registry import build_workload
 
@@ -119,6 +119,11 @@ def test_a_classifier_is_read_back_too(tmp_path: Path) -> None:
         evaluate_saved(settings)
 
 
+def saving(config: Config, workload: Workload, folder: Path | None) -> Evaluator:
+    file = None if folder is None else folder / EVAL_FILE
+    return Evaluator(config, workload, CPU, shard=None, sum_over_ranks=list, file=file)
+
+
 def test_without_evaluation_the_last_model_is_kept(tmp_path: Path) -> None:
     assert kept(tmp_path, configured(None, "train.eval_samples=0")) == []
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["last"]
@@ -134,11 +139,11 @@ def test_what_is_kept_is_the_same_on_all_ranks_and_written_by_one(tmp_path: Path
     config, workload = configured(None), build_workload(configured(None))
     assert isinstance(workload, Saves)
     for folder in (tmp_path, None):
-        keeper = Keeper(config, workload, folder)
+        keeper = saving(config, workload, folder)
         saved = []
         for step, loss in enumerate([2.0, 3.0, 1.0, 1.5]):
             before = len(asked)
-            keeper.after(step, Counting(), {"loss": loss})
+            keeper.save_after(step, Counting(), {"loss": loss})
             saved.append(len(asked) > before)
         assert saved == [True, False, True, True]
     assert len(asked) == 6 and not (tmp_path / "model").exists()
@@ -156,7 +161,7 @@ def test_an_interrupted_run_keeps_the_last_model_that_a_rank_has_whole(
     workload = build_workload(config)
     strategy.wrap(workload.build_model(0), CPU)
     for settings in (config, changed(config, {"train.save_model": False})):
-        Keeper(settings, workload, tmp_path).interrupted(1, strategy)
+        saving(settings, workload, tmp_path).interrupted(1, strategy)
     assert (tmp_path / "model" / "last" / "config.json").is_file() == (not sharded)
     assert ("model/last is not kept" in caplog.text) == sharded
 
@@ -361,10 +366,10 @@ def test_the_best_model_is_that_of_the_best_accuracy_where_one_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: list[tuple[float, float | None]], best: int
 ) -> None:
     config, kept_at = configured(None), []
-    keeper = Keeper(config, build_workload(config), tmp_path)
-    monkeypatch.setattr(keeper, "_write", lambda step, state, names: kept_at.append(step) if "best" in names else None)
+    keeper = saving(config, build_workload(config), tmp_path)
+    monkeypatch.setattr(keeper, "_save", lambda step, state, names: kept_at.append(step) if "best" in names else None)
     for step, (loss, accuracy) in enumerate(found):
-        keeper.after(step, SimpleNamespace(full_state=dict), {"loss": loss, "accuracy": accuracy})
+        keeper.save_after(step, SimpleNamespace(full_state=dict), {"loss": loss, "accuracy": accuracy})
     assert kept_at[-1] == best
 
 

@@ -59,14 +59,10 @@ class Arm:
     def due(self, step: int) -> bool:
         return False
 
-    def evaluate(self, step: int) -> None:
-        raise AssertionError("nothing is due")
-
     def enter(self) -> None:
         pass
 
-    def leave(self) -> None:
-        pass
+    leave = enter
 
 
 def run(arms: list[Arm], make_switch: Callable[..., Switch] = Switch, meet: Callable[[], None] = lambda: None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from dynbench.config.schema import Train
 from dynbench.engine.rank.evaluation import Epochs
+from dynbench.engine.rank.memory import MemoryMeter, MemoryNow
 from dynbench.engine.rank.replica import PlayedStatistics, gradient_megabytes, running_statistics
 from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.engine.rank.timers import StepTimer
@@ -33,23 +35,24 @@ def turn(share: tuple[np.ndarray, ...], forward_ms: float, backward_ms: float) -
     parts = [
         LossPart(len(ids), 1.0, (width := int(ids.max()) + 1), len(ids) * width, torch.tensor(0.5)) for ids in share
     ]
-    return Played(share, parts, phases, 10.0, 20.0)  # type: ignore[arg-type]  # the phases are all there
+    return Played(share, parts, phases, MemoryNow(10.0, 20.0))  # type: ignore[arg-type]  # the phases are all there
+
+
+def loop_of(model: torch.nn.Module, **parts: Any) -> VirtualLoop:
+    """The loop of two virtual ranks, as far as a test uses it."""
+    unused = dict.fromkeys(("config", "plans", "replica", "timer", "evaluator"))
+    given = {"memory": MemoryMeter(), "rows": [], "writers": [], "epochs": Epochs(Train(), list), "comm_ms": 0.0}
+    return VirtualLoop(**{**unused, **given, **parts}, statistics=PlayedStatistics(model, 2))
 
 
 def test_everyone_waits_for_the_slowest() -> None:
     lengths, files = np.arange(1, 9), [Collected(), Collected()]
-    loop = VirtualLoop(  # type: ignore[arg-type]  # only what `record` uses
-        config=None,
-        plans=None,
+    loop = loop_of(
+        torch.nn.Linear(1, 1),
         replica=SimpleNamespace(precision=SimpleNamespace(take_skipped=lambda: False), row=dict, counted=lambda _: {}),
-        timer=None,
-        memory=None,
         rows=[RowBuilder(rank, "static", "padded", lengths) for rank in (0, 1)],
         writers=files,
-        evaluator=None,
-        epochs=Epochs(Train(), list),
         comm_ms=4.0,
-        statistics=PlayedStatistics(torch.nn.Linear(1, 1), 2),
     )
     turns = [turn((np.array([0, 1]),), 10, 20), turn((np.array([6, 7]),), 15, 35)]
     loop.record(Moment(0, measured=True), turns, plan_ms=3.0, optimizer_ms=5.0)
@@ -94,25 +97,19 @@ def test_virtual_ranks_have_running_statistics_of_their_own_samples_as_real_ones
     evaluator = SimpleNamespace(
         after=lambda *_: seen.append([each.clone() for each in running_statistics(network.model)]), sum_over_ranks=list
     )
-    loop = VirtualLoop(  # type: ignore[arg-type]  # only what is played
+    loop = loop_of(
+        network.model,
         config=SimpleNamespace(train=Train(), launch=SimpleNamespace(slowdown={})),
-        plans=None,
         replica=network,
         timer=StepTimer(torch.device("cpu")),
-        memory=SimpleNamespace(reset=lambda: None, peak_mb=lambda: None, reserved_mb=lambda: None),
-        rows=[],
-        writers=[],
         evaluator=evaluator,
-        epochs=Epochs(Train(), list),
-        comm_ms=0.0,
-        statistics=PlayedStatistics(network.model, 2),
     )
     for stretch in (0, 1):
         samples = [0, 0]
         for step in range(3):
             first = 30 * stretch + 10 * step
             for rank, ids in enumerate((np.arange(first, first + 6), np.arange(first + 6, first + 10))):
-                loop.in_turn(step, rank, (ids,), 1.0)
+                loop.play(step, rank, (ids,), 1.0)
                 alone[rank](network.samples[ids])
                 samples[rank] += len(ids)
         loop.evaluate(step)
