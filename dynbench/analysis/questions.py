@@ -266,7 +266,7 @@ COMPRESS = Question(
         "targets.bytes_to_target",
         "targets.perplexity_at_budget",
     ),
-    overview=("compression_ratio", "bytes_wire.mean", "exposed_comm_ms.mean", *EVALUATION),
+    overview=("compression_ratio", "traffic_compression_ratio", "bytes_wire.mean", "exposed_comm_ms.mean", *EVALUATION),
     figures=(
         "compression_loss",
         "compression_progress",
