@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -196,3 +196,43 @@ def _show_checked(rows: Sequence[Mapping[str, Any]]) -> None:
         f"\n{sum(row['passed'] for row in exact)} of {len(exact)} runs of {len({row['strategy'] for row in exact})} "
         "exact strategies train what one process does, but for rounding"
     )
+
+
+@sync.command("demo", epilog="\b\nExamples:\n  dynbench sync demo\n  dynbench sync demo --op all --ranks 3")
+@click.option("--op", "operation", default="all_reduce", show_default=True, help="The collective, or all of them.")
+@click.option("--ranks", type=click.IntRange(2, 8), default=4, show_default=True, help="Processes on this CPU.")
+@table_option
+@common_options
+def demo(settings: Settings, operation: str, ranks: int) -> None:
+    """Show what a collective does: every rank's tensor before and after it."""
+    from dynbench.cli.console import working
+    from dynbench.engine.rank.demo import OPERATIONS, Seen, demonstrate
+    from dynbench.errors import UsageError, did_you_mean
+
+    if operation not in (*OPERATIONS, "all"):
+        hint = did_you_mean(operation, OPERATIONS)
+        raise UsageError(f"--op: {operation!r}. {hint}", f"Known: {', '.join(OPERATIONS)}, all.")
+    chosen = list(OPERATIONS) if operation == "all" else [operation]
+    found: list[Seen] = []
+    with (
+        working(settings.shows_progress, "starting ranks", line_every_s=LINE_EVERY_S),
+        closing(demonstrate(chosen, ranks)) as seen,
+    ):
+        found.extend(seen)
+    rows = [asdict(each) for each in sorted(found, key=lambda each: (chosen.index(each.operation), each.rank))]
+    if not print_for_script(settings, "sync demo", {"seen": rows}, [f"{r['operation']} {r['rank']}" for r in rows]):
+        columns: Columns = {
+            "operation": "operation",
+            "rank": "rank",
+            "before": _tensor("before"),
+            "after": _tensor("after"),
+        }
+        print_records(columns, rows)
+        print_line("")
+        for name in chosen:
+            print_line(f"{OPERATIONS[name].call}: {OPERATIONS[name].meaning}")
+
+
+def _tensor(key: str) -> Callable[[Mapping[str, Any]], str]:
+    """A cell with a tensor, or nothing."""
+    return lambda line: "" if line[key] is None else f"[{', '.join(map(str, line[key]))}]"
