@@ -367,7 +367,7 @@ TOPOLOGY = Question(
     loss_drift=0.05,
     metrics=SYNC.metrics,
     overview=("step_time_ms.mean", "exposed_comm_ms.mean", "bytes_wire.mean", "wait_fraction", *EVALUATION),
-    figures=("epochs", "scaling", "time_breakdown", "step_time_distribution"),
+    figures=("messages", "epochs", "scaling", "time_breakdown", "step_time_distribution"),
     columns=("efficiency",),
     chapters=("topology", "server", "training", "growth", "scaling", "traffic", "profile", "time"),
 )
