@@ -53,16 +53,28 @@ class CodedGather(Gatherer):
             codec.encode(values if isinstance(codec, Whole) else values.float(), known, payload)
         received = sent.new_empty(ranks * message.nbytes)
 
-        def read(done: Future[Tensor]) -> Tensor:
-            done.value()
-            with torch.no_grad():
-                for rank, own in enumerate(full.view(ranks, -1)):
-                    payloads = message.payloads(message.row(received, rank), 0)
-                    for codec, part, payload in zip(codecs, parts, payloads, strict=True):
-                        _decode(codec, payload, known, part.of(own).view(-1))
+        def read() -> Tensor:
+            for rank, own in enumerate(full.view(ranks, -1)):
+                payloads = message.payloads(message.row(received, rank), 0)
+                for codec, part, payload in zip(codecs, parts, payloads, strict=True):
+                    _decode(codec, payload, known, part.of(own).view(-1))
             return full
 
-        return channel.all_gather(received, sent).then(read)
+        return _Read(channel.all_gather(received, sent), read)
+
+
+class _Read(Future[Tensor]):
+    """A gather that is read where it is waited for: on a GPU by the stream that waits, to which its memory belongs."""
+
+    def __init__(self, done: Future[Tensor], read: Callable[[], Tensor]) -> None:
+        super().__init__()
+        self._done, self._read = done, read
+
+    @torch.no_grad()
+    def wait(self) -> Tensor:
+        """Wait for the messages and decode them; called once."""
+        self._done.wait()
+        return self._read()
 
 
 def _decode(codec: Codec, payload: Sequence[Tensor], known: Known, out: Tensor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import nan
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -26,6 +26,7 @@ from dynbench.analysis.figures.steps import of_strategies
 from dynbench.analysis.figures.views import Arms, arm_figure, caption, means, work_rate
 from dynbench.analysis.links import EXPLAINS, bears_out, bucket_point, fit_buckets, size_of, sizes_differ
 from dynbench.analysis.measure import Summaries
+from dynbench.analysis.rank_files import Operation
 from dynbench.analysis.run_facts import oversubscribed
 from dynbench.analysis.scaling import reference_of
 from dynbench.config.digest import flatten
@@ -111,10 +112,10 @@ def messages(arms: Arms) -> Drawing | None:
 
 def _shares(summaries: Summaries, step_ms: float | None) -> dict[str, float]:
     """Parts of a worker's communication in percent of the step, means over launches; empty where they are not known."""
-    known = [found for each in summaries if (found := each.get("by_operation"))]
+    known = [cast(list[Operation], found) for each in summaries if (found := each.get("by_operation"))]
     shares = dict.fromkeys((part.column for part in MESSAGES), 0.0)
     for operation in (line for lines in known for line in lines if line["side"] == "worker"):
-        if operation["wait_ms"] is None:
+        if operation["wait_ms"] is None or operation["transfer_ms"] is None:
             return {}
         share = 100 / (step_ms or nan) / len(known)
         shares[_PART_OF.get(operation["operation"], "collectives")] += operation["transfer_ms"] * share
