@@ -120,6 +120,7 @@ def _single_runs(tour: Tour, store: RunStore) -> None:
     tour.run("sync", "ls", document="plugins --json")
     tour.run("compress", "ls", document="compress ls --json")
     tour.run("sync", "check", "ddp", document="sync check --json")
+    tour.run("sync", "demo", "--ranks", "2", document="sync demo --json")
     tour.run("data", "lengths", "--subset", "90", "-o", str(tour.root / "l.npy"), document="data lengths --json")
     (tour.root.parent / f"{0:032}.npz").write_bytes(b"kept")
     tour.run("data", "cache", "--folder", str(tour.root.parent), document="data cache --json")

@@ -17,10 +17,12 @@ from sync_jobs import MODELS
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from dynbench.compress.cast import Fp8
+from dynbench.compress.quantised import Qsgd
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.rank.exchange import max_over_ranks
-from dynbench.engine.rank.loop import build_strategy, session
+from dynbench.engine.rank.loop import build_strategy, build_wire, session
 from dynbench.engine.rank.optimizer_step import Clipper, Precision
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
@@ -38,6 +40,8 @@ from dynbench.engine.rank.toy_check import (
 from dynbench.errors import UsageError
 from dynbench.plugins import STRATEGIES
 from dynbench.sync import FullyShardedDDP, fully_sharded
+from dynbench.wire.base import Wire
+from dynbench.wire.traffic import Traffic
 
 
 class TiedBlock(nn.Module):
@@ -410,3 +414,76 @@ def course_fully_sharded(rank: int, compute_dtype: torch.dtype | None, adamw: bo
             whole, atol = module.gather_full_params(), 1e-6 if compute_dtype is None else 1e-4
             near += [torch.allclose(whole[name], p, atol=atol, rtol=1e-4) for name, p in alone.named_parameters()]
     return {"near": all(near), "gradients": all(gradients), "norms": norms}
+
+
+class Wide(nn.Module):
+    """Two blocks whose weights are rounded when they are gathered, an uneven one among them, and the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(*shape), nn.Tanh()) for shape in ((48, 65), (65, 48)))
+        self.head = nn.Linear(48, 50)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden)
+
+
+def gathered_in_bytes(
+    rank: int, name: str, compress: str, compute_dtype: torch.dtype | None
+) -> tuple[float, float, Traffic]:
+    """Steps on rounded parameters held against one process that rounds them the same way, steps and keeps its own.
+
+    Returns:
+        The largest distance of a parameter at the end, relative to the largest; the same of rounded ones from those
+        that are kept; and the traffic of a step.
+    """
+    torch.manual_seed(0)
+    alone = Wide()
+    kept = dict(alone.named_parameters())
+    module = FullyShardedDDP(deepcopy(alone), compute_dtype, wire=_byte_wire(name, compress))
+    ours, reference = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (module, alone))
+    batches = torch.randn(3, 2, 4, 48)
+    for batch in batches:
+        module._wire.take()
+        module(batch[rank]).float().square().mean().backward()
+        module.finish_gradient_synchronization()
+        traffic = module._wire.take()
+        ours.step()
+        ours.zero_grad()
+        rounded = {key: _rounded(value, name, compute_dtype) for key, value in kept.items()}
+        for each in batch:
+            for key, value in _gradients(alone, rounded, each).items():
+                kept[key].grad = value / 2 if kept[key].grad is None else kept[key].grad + value / 2
+        reference.step()
+        reference.zero_grad()
+    found = module.gather_full_params()
+    module._wire.close()
+    most = max(float(value.detach().abs().max()) for value in kept.values())
+    apart = max(float((found[key] - value).detach().abs().max()) for key, value in kept.items())
+    away = max(float((rounded[key].float() - value).detach().abs().max()) for key, value in kept.items())
+    return apart / most, away / most, traffic
+
+
+def _byte_wire(name: str, compress: str) -> Wire:
+    changes = ["sync.name=fsdp", f"compress.gather={name}", f"compress.name={compress}"]
+    return build_wire(load_config(overrides=changes), CPU)
+
+
+def _rounded(parameter: Tensor, name: str, compute_dtype: torch.dtype | None) -> Tensor:
+    """A parameter as both ranks compute with it: each rank's half of its rows, filled up, by the codec."""
+    codec = Qsgd(bits=8, bucket=256, contractive=True) if name == "int8" else Fp8()
+    value = parameter.detach() if compute_dtype is None else parameter.detach().to(compute_dtype)
+    rows = -(-len(value) // 2)
+    halves = [nn.functional.pad(half, (0, 0) * (half.dim() - 1) + (0, rows - len(half))) for half in value.split(rows)]
+    if halves[0].numel() >= 1024:
+        halves = [codec.decompress(codec.compress(half)) for half in halves]
+    return torch.cat(halves)[: len(value)].requires_grad_()
+
+
+def _gradients(model: nn.Module, parameters: dict[str, Tensor], batch: Tensor) -> dict[str, Tensor]:
+    given = batch.to(next(iter(parameters.values())).dtype)
+    loss = torch.func.functional_call(model, parameters, (given,)).float().square().mean()
+    found = torch.autograd.grad(loss, list(parameters.values()))
+    return {key: gradient.float() for key, gradient in zip(parameters, found, strict=True)}

@@ -38,7 +38,8 @@ def _compression_ratios(merged: MergedRun) -> tuple[float | None, float | None]:
     steps = merged.measured
     counted = steps.filter(pl.col(COMPRESSES.name)) if COMPRESSES.name in steps.columns else steps
     raw, gradient, wire = (total(counted, name) or 0.0 for name in (*GRADIENT_BYTES, "bytes_wire"))
-    return ratio(raw, gradient), ratio(wire - gradient + raw, wire)
+    plain = total(counted, "bytes_uncompressed") if "bytes_uncompressed" in counted.columns else wire - gradient + raw
+    return ratio(raw, gradient), ratio(plain, wire)
 
 
 class Timed(TypedDict):

@@ -266,7 +266,7 @@ COMPRESS = Question(
         "targets.bytes_to_target",
         "targets.perplexity_at_budget",
     ),
-    overview=("compression_ratio", "bytes_wire.mean", "exposed_comm_ms.mean", *EVALUATION),
+    overview=("compression_ratio", "traffic_compression_ratio", "bytes_wire.mean", "exposed_comm_ms.mean", *EVALUATION),
     figures=(
         "compression_loss",
         "compression_progress",
@@ -367,7 +367,7 @@ TOPOLOGY = Question(
     loss_drift=0.05,
     metrics=SYNC.metrics,
     overview=("step_time_ms.mean", "exposed_comm_ms.mean", "bytes_wire.mean", "wait_fraction", *EVALUATION),
-    figures=("epochs", "scaling", "time_breakdown", "step_time_distribution"),
+    figures=("messages", "epochs", "scaling", "time_breakdown", "step_time_distribution"),
     columns=("efficiency",),
     chapters=("topology", "training", "scaling", "traffic", "profile", "time"),
 )

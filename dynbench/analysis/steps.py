@@ -33,7 +33,7 @@ MERGED_COLUMNS = (
 _OPTIONAL_MEANS = (
     *("comm_ms", "comm_sum_ms", "comm_wait_ms", "comm_transfer_ms", "hidden_comm_ms", "collectives"),
     *("sync_forward_ms", "sync_backward_ms", "sync_optimizer_ms", "bytes_raw", "bytes_wire", "bytes_sent"),
-    *("gradient_bytes_raw", "gradient_bytes_wire"),
+    *("gradient_bytes_raw", "gradient_bytes_wire", "bytes_uncompressed"),
 )
 """Columns that only some runs have."""
 CODING = ("compress_ms", "decompress_ms")

@@ -184,3 +184,44 @@ def _show_checked(rows: Sequence[Mapping[str, Any]]) -> None:
         f"\n{sum(row['passed'] for row in exact)} of {len(exact)} runs of {len({row['strategy'] for row in exact})} "
         "exact strategies train what one process does, but for rounding"
     )
+
+
+@command(
+    "demo",
+    group=sync,
+    table=True,
+    epilog="\b\nExamples:\n  dynbench sync demo\n  dynbench sync demo --op all --ranks 3",
+)
+@click.option("--op", "operation", default="all_reduce", show_default=True, help="The collective, or all of them.")
+@click.option("--ranks", type=click.IntRange(2, 8), default=4, show_default=True, help="Processes on this CPU.")
+def demo(settings: Settings, operation: str, ranks: int) -> None:
+    """Show what a collective does: every rank's tensor before and after it."""
+    from dynbench.engine.rank.demo import OPERATIONS, Seen, demonstrate
+    from dynbench.errors import UsageError, did_you_mean
+
+    if operation not in (*OPERATIONS, "all"):
+        near = did_you_mean(operation, OPERATIONS)
+        raise UsageError(f"--op: {operation!r}. {near}", f"Known: {', '.join(OPERATIONS)}, all.")
+    chosen = list(OPERATIONS) if operation == "all" else [operation]
+    found: list[Seen] = []
+    with (
+        settings.working("starting ranks", line_every_s=LINE_EVERY_S),
+        closing(demonstrate(chosen, ranks)) as seen,
+    ):
+        found.extend(seen)
+    rows = [asdict(each) for each in sorted(found, key=lambda each: (chosen.index(each.operation), each.rank))]
+    if not settings.printed(
+        {"seen": rows}, [f"{row['operation']} {row['rank']} {_tensor(row['after'])}" for row in rows]
+    ):
+        columns: Columns = {
+            "operation": "operation",
+            "rank": "rank",
+            "before": lambda row: _tensor(row["before"]),
+            "after": lambda row: _tensor(row["after"]),
+        }
+        print_records(columns, rows)
+        print_lines("", *(f"{OPERATIONS[name].call}: {OPERATIONS[name].meaning}" for name in chosen))
+
+
+def _tensor(elements: Sequence[int] | None) -> str:
+    return "" if elements is None else f"[{', '.join(map(str, elements))}]"

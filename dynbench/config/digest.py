@@ -20,6 +20,7 @@ NOT_IDENTITY = (
 OF_SILENT: Mapping[str, object] = {
     "sync.communicate": False,
     "compress.name": "none",
+    "compress.gather": "none",
     "train.exposed": False,
     "train.memory_parts": False,
     "train.save_model": False,

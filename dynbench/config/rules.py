@@ -223,6 +223,7 @@ def _what_is_sent_can_be_compressed(config: Config) -> Problems:
     training = {other: entry for other, entry in STRATEGIES.items() if entry.trains}
     serverless = ", ".join(other for other, entry in training.items() if not entry.servers)
     able = ", ".join(other for other, entry in training.items() if entry.compresses)
+    gathers = config.compress.gather != "none" and not (strategy and strategy.whole == 0)
     instead = "sync.name to another" if sync.communicate else "sync.communicate to true"
     return {
         f"compress.name: {name!r} compresses what is sent, and {sync.silent} sends nothing; set it to none, or "
@@ -231,6 +232,8 @@ def _what_is_sent_can_be_compressed(config: Config) -> Problems:
         f"true, or sync.name to {serverless}": strategy and strategy.servers and not sync.communicate,
         f"compress.name: {name!r} compresses means over ranks, which sync.name {sync.name!r} does not ask for; set it "
         f"to none, or sync.name to {able}": strategy and not strategy.compresses and compresses,
+        f"compress.gather: {config.compress.gather!r}, but under sync.name {sync.name!r} no parameters are gathered "
+        "while a model runs; set it to none, or sync.name to fsdp": strategy and gathers,
     }
 
 

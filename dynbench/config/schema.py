@@ -226,6 +226,9 @@ class Compress(Section):
 
     name: CompressorName = "none"
     """Compressor of the registry (`dynbench compress ls`)."""
+    gather: Literal["none", "int8", "fp8"] = "none"
+    """In what the strategy fsdp gathers parameters, which it keeps in full precision: int8, with a scale for every 256
+    elements, or fp8; ranks compute with the rounded ones. none gathers them as they are."""
 
 
 class Train(Section):

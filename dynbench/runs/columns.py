@@ -63,6 +63,7 @@ COMM_COLUMNS: tuple[Column, ...] = (
         "What of gradients, or of the changes of steps apart, this rank would have sent as they are; by the formulas.",
     ),
     Column("gradient_bytes_wire", "integer", "B", "What it sent of them."),
+    Column("bytes_uncompressed", "integer", "B", "What this rank would have sent, had nothing been compressed."),
     Column(
         "bytes_sent",
         "integer",

@@ -113,7 +113,8 @@ class FullyShardedDDP(nn.Module):
         self._under_way: list[Future[Tensor]] = []
         streams = streams_of(where, waiting)
         for each in self._sharded:
-            gather, layouts = Gather(self._wire, waiting, streams), self._layouts(each)
+            gather = Gather(self._wire, waiting, streams, self._shards(each))
+            layouts = self._layouts(each)
             sends = (self._wire, waiting, streams, self._sending)
             scatter = Scatter(*sends, _parameters_of(each), layouts, self._under_way)
             each.set_custom_all_gather(gather)
@@ -225,6 +226,16 @@ class FullyShardedDDP(nn.Module):
                 (f"{self._names[id(each.sharded_param)]}/{rank}", each.padded_sharded_param_size)
                 for rank in range(self._wire.world_size)
                 for each in trained
+            )
+            found[sum(segment.numel for segment in segments)] = segments
+        return found
+
+    def _shards(self, module: FSDPModule) -> Mapping[int, Sequence[Segment]]:
+        """By its elements, what a rank's shard of a module is made of, filled up."""
+        found = {}
+        for group in module._get_fsdp_state()._fsdp_param_groups:
+            segments = lay_out(
+                (self._names[id(each.sharded_param)], each.padded_sharded_param_size) for each in group.fsdp_params
             )
             found[sum(segment.numel for segment in segments)] = segments
         return found

@@ -68,10 +68,13 @@ class Gather(DefaultAllocMixin, AllGather):
         wire: the wire.
         waiting: entered while it is waited for.
         streams: of a device that has several.
+        layouts: by its elements, what a shard is made of.
     """
 
-    def __init__(self, wire: Wire, waiting: Waiting, streams: Streams | None) -> None:
-        self._wire, self._waiting, self._streams = wire, waiting, streams
+    def __init__(
+        self, wire: Wire, waiting: Waiting, streams: Streams | None, layouts: Mapping[int, Sequence[Segment]]
+    ) -> None:
+        self._wire, self._waiting, self._streams, self._layouts = wire, waiting, streams, layouts
         self.end: Any = None
         """Of the last gather on a stream, an event; None once it was waited for."""
 
@@ -79,7 +82,9 @@ class Gather(DefaultAllocMixin, AllGather):
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
         """Gather; what torch waits for, or None where nothing is left to wait for."""
-        future = self._wire.gather(output_tensor, input_tensor)
+        # Of parameters of several types torch makes bytes, whose parts are not known.
+        parts = self._layouts.get(len(input_tensor), ()) if input_tensor.is_floating_point() else ()
+        future = self._wire.gather(output_tensor, input_tensor, parts)
         if self._streams is None:
             return _UnderWay(future, self._waiting)
         future.wait()

@@ -57,8 +57,15 @@ class Wire(ABC):
         """This rank's part of that mean into `shard`, shape [n/G]; `flat` is used up."""
 
     @abstractmethod
-    def gather(self, full: Tensor, shard: Tensor) -> Future[Tensor]:
-        """Every rank's `shard`, shape [n/G], into `full`, shape [n]."""
+    def gather(self, full: Tensor, shard: Tensor, parts: Sequence[Segment] = ()) -> Future[Tensor]:
+        """Every rank's `shard`, shape [n/G], into `full`, shape [n].
+
+        Args:
+            full: receives them, this rank's among them.
+            shard: this rank's; it may be its place in `full`.
+            parts: what a shard is made of, where it may be sent in fewer bytes, by which it changes; none sends it
+                as it is.
+        """
 
     @abstractmethod
     def broadcast(self, tensor: Tensor, source: int) -> Future[Tensor]:
@@ -107,6 +114,14 @@ class Averager(ABC):
         shard.copy_(torch.chunk(flat, channel.world_size)[channel.rank])
 
 
+class Gatherer(ABC):
+    """Gathers shards of parameters in fewer bytes."""
+
+    @abstractmethod
+    def gather(self, channel: Channel, full: Tensor, shard: Tensor, parts: Sequence[Segment]) -> Future[Tensor]:
+        """As `Wire.gather`; what stands in `full` is the same on all ranks."""
+
+
 def new_future(device: torch.device) -> Future[Tensor]:
     """A future of tensors on `device`."""
     return Future(devices=[device]) if device.type == "cuda" else Future()
@@ -117,10 +132,12 @@ class PlainWire(Wire):
 
     Args:
         channel: the wire closes it; None for one over the default process group.
+        gatherer: how parts of shards are gathered; None sends them as they are.
     """
 
-    def __init__(self, channel: Channel | None = None) -> None:
+    def __init__(self, channel: Channel | None = None, gatherer: Gatherer | None = None) -> None:
         self._channel = Channel() if channel is None else channel
+        self._gatherer = gatherer
         self.rank, self.world_size = self._channel.rank, self._channel.world_size
 
     @property
@@ -138,9 +155,17 @@ class PlainWire(Wire):
         with self._averaging("reduce_scatter", flat):
             return self._begin(lambda: self._channel.reduce_scatter(shard, flat.div_(self.world_size)), shard, flat)
 
-    def gather(self, full: Tensor, shard: Tensor) -> Future[Tensor]:
+    def gather(self, full: Tensor, shard: Tensor, parts: Sequence[Segment] = ()) -> Future[Tensor]:
         """All-gathered."""
-        return self._begin(lambda: self._channel.all_gather(full, shard), full, shard)
+        gatherer, channel = self._gatherer, self._channel
+        if gatherer is None or not parts:
+            return self._begin(lambda: channel.all_gather(full, shard), full, shard)
+
+        def gathered() -> Future[Tensor]:
+            with channel.ledger.in_place_of("gathered", "all_gather", nbytes(shard), self.world_size):
+                return gatherer.gather(channel, full, shard, parts)
+
+        return self._begin(gathered, full, shard)
 
     def broadcast(self, tensor: Tensor, source: int) -> Future[Tensor]:
         """The tensor of rank `source`, in place."""
@@ -171,7 +196,7 @@ class PlainWire(Wire):
 
     def _averaging(self, operation: str, flat: Tensor) -> AbstractContextManager[None]:
         """What is called within averages `flat`, in place of one operation."""
-        return self._channel.ledger.averaging(operation, nbytes(flat), self.world_size)
+        return self._channel.ledger.in_place_of("gradient", operation, nbytes(flat), self.world_size)
 
     def _hand_in(self, tensor: Tensor | None) -> None:
         if tensor is not None:
@@ -227,7 +252,7 @@ class NullWire(Wire):
         """This rank's part of its own gradient."""
         return self._answer(flat, shard.copy_(flat.view(self.world_size, -1)[self.rank].view_as(shard)))
 
-    def gather(self, full: Tensor, shard: Tensor) -> Future[Tensor]:
+    def gather(self, full: Tensor, shard: Tensor, parts: Sequence[Segment] = ()) -> Future[Tensor]:
         """This rank's shard, which may be a part of `full`, in its place; or in all."""
         places = full.view(self.world_size, -1)
         if self._echoes:

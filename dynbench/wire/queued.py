@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from dynbench.wire.base import Averager, PlainWire, new_future
+from dynbench.wire.base import Averager, Gatherer, PlainWire, new_future
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import Segment
 
@@ -40,10 +40,11 @@ class QueuedWire(PlainWire):
     Args:
         channel: the wire closes it.
         averager: how gradients are averaged.
+        gatherer: how parts of shards are gathered; None sends them as they are.
     """
 
-    def __init__(self, channel: Channel, averager: Averager) -> None:
-        super().__init__(channel)
+    def __init__(self, channel: Channel, averager: Averager, gatherer: Gatherer | None = None) -> None:
+        super().__init__(channel, gatherer)
         self._averager = averager
         self._group: dist.ProcessGroup | None = None
         self.columns = averager.columns

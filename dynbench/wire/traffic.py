@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 from dynbench.clock import NS_PER_MS, Clock
 from dynbench.runs.row_writer import EVERYONE, Call
@@ -26,6 +27,10 @@ Of the bandwidth-optimal algorithms: a ring for all-reduce, reduce-scatter and a
 Parallel Distrib. Comput. 69, 2009), where an all-gather is handed a rank's own part; a broadcast, which some ranks pass
 on and some do not, as the mean over ranks.
 """
+
+
+Compressed = Literal["gradient", "gathered"]
+"""What may travel in fewer bytes: means of gradients, and shards of parameters that are gathered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,10 @@ class Traffic:
     """What this rank would have sent of gradients that it averaged, had they been sent as they are, see `SENT`."""
     gradient_wire: int = 0
     """What it sent of these."""
+    gathered_raw: int = 0
+    """What it would have sent of shards that were gathered in fewer bytes, had they been sent as they are."""
+    gathered_wire: int = 0
+    """What it sent of these."""
     calls: Sequence[Call] = ()
     """All calls, in their order."""
 
@@ -61,6 +70,12 @@ class Traffic:
     def bytes_wire(self) -> int:
         """What this rank sent."""
         return sum(tally.bytes_wire for tally in self.operations.values())
+
+    @property
+    def bytes_uncompressed(self) -> int:
+        """What it would have sent, had nothing been compressed."""
+        saved = self.gradient_raw - self.gradient_wire + self.gathered_raw - self.gathered_wire
+        return self.bytes_wire + saved
 
     @property
     def sum_ms(self) -> float:
@@ -77,7 +92,7 @@ class Entry:
     number: int
     bytes_in: int
     bytes_wire: int
-    of_gradient: bool
+    compressed: Compressed | None
     start: object
     end: object | None = None
 
@@ -93,7 +108,7 @@ class Ledger:
     clock: Clock
     _entries: list[Entry] = field(default_factory=list)
     _bytes_raw: int = 0
-    _gradient_raw: int = 0
+    _raw_of: Counter[Compressed] = field(default_factory=Counter)
     _here: threading.local = field(default_factory=threading.local)
     _numbers: Counter[tuple[str, int]] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -104,22 +119,22 @@ class Ledger:
             self._bytes_raw += size
 
     @contextmanager
-    def averaging(self, operation: str, size: int, ranks: int) -> Iterator[None]:
-        """What this thread calls within averages gradients, for which `operation` of `size` bytes would do."""
+    def in_place_of(self, what: Compressed, operation: str, size: int, ranks: int) -> Iterator[None]:
+        """What this thread calls within does what `operation` of `size` bytes would."""
         with self._lock:
-            self._gradient_raw += SENT[operation](size, ranks)
-        self._here.averages = True
+            self._raw_of[what] += SENT[operation](size, ranks)
+        self._here.compressed = what
         try:
             yield
         finally:
-            self._here.averages = False
+            self._here.compressed = None
 
     def begin(self, operation: str, size: int, ranks: int, peer: int = EVERYONE) -> Entry:
         """An operation is called with so many bytes, of a send or receive with the other rank."""
         among = "everyone" if peer == EVERYONE else operation, peer
-        averages, sent = getattr(self._here, "averages", False), SENT[operation](size, ranks)
+        compressed, sent = getattr(self._here, "compressed", None), SENT[operation](size, ranks)
         with self._lock:
-            entry = Entry(operation, peer, self._numbers[among], size, sent, averages, self.clock.mark())
+            entry = Entry(operation, peer, self._numbers[among], size, sent, compressed, self.clock.mark())
             self._numbers[among] += 1
             self._entries.append(entry)
         return entry
@@ -141,7 +156,7 @@ class Ledger:
             taken = set(map(id, done))
             self._entries = [entry for entry in self._entries if id(entry) not in taken]
             raw, self._bytes_raw = self._bytes_raw, 0
-            gradient_raw, self._gradient_raw = self._gradient_raw, 0
+            raw_of, self._raw_of = self._raw_of, Counter()
         to_ns = self.clock.to_host_ns()
         calls = [
             Call(entry.operation, entry.peer, entry.number, entry.bytes_wire, to_ns(entry.start), to_ns(entry.end))
@@ -157,8 +172,20 @@ class Ledger:
                 before.ms + (call.end_ns - call.start_ns) / NS_PER_MS,
             )
         busy_ms = union_ms([(call.start_ns, call.end_ns) for call in calls])
-        gradient_wire = sum(entry.bytes_wire for entry in done if entry.of_gradient)
-        return Traffic(operations, busy_ms, raw, gradient_raw, gradient_wire, calls)
+        wire_of: Counter[Compressed] = Counter()
+        for entry in done:
+            if entry.compressed is not None:
+                wire_of[entry.compressed] += entry.bytes_wire
+        return Traffic(
+            operations,
+            busy_ms,
+            raw,
+            raw_of["gradient"],
+            wire_of["gradient"],
+            raw_of["gathered"],
+            wire_of["gathered"],
+            calls,
+        )
 
 
 def union_ms(spans: Iterable[tuple[float, float]]) -> float:

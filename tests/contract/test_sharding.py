@@ -8,10 +8,12 @@ from gpu.fully_shard import told
 from sharding_jobs import (
     FILLED,
     OneWeight,
+    Wide,
     built,
     changed_in_place,
     course_fully_sharded,
     filled,
+    gathered_in_bytes,
     in_single,
     norm_of_one_weight,
     normalised,
@@ -121,3 +123,23 @@ def test_peaks_beside_those_of_torch(ranks: WarmRanks) -> None:
     for found in ranks(peaks_beside_torchs):
         assert len(found) == 2 and min(found.values()) > 0
         assert told(found).startswith("peaks of 3 steps: torch's fully_shard ")
+
+
+@pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("compress", ["none", "fp8"])
+@pytest.mark.parametrize("gather", ["int8", "fp8"])
+def test_parameters_gathered_in_bytes_train_as_rounded_ones_do_in_one_process(
+    ranks: WarmRanks, gather: str, compress: str, compute_dtype: torch.dtype | None
+) -> None:
+    in_blocks, rest = (sum(p.numel() for p in part.parameters()) for part in (Wide().blocks, Wide().head))
+    for apart, rounding, traffic in ranks(gathered_in_bytes, gather, compress, compute_dtype):
+        exact = compress == "none" and compute_dtype is None
+        assert apart < (1e-6 if exact else 2e-3)
+        assert rounding > 1e-3, "what is gathered differs from what is kept"
+        wanted = (2 * in_blocks + rest) // 2 * (4 if compute_dtype is None else 2)
+        assert traffic.gathered_raw == pytest.approx(wanted, rel=0.01), "blocks are gathered twice, the rest once"
+        least = 3.5 if compute_dtype is None else 1.8
+        assert traffic.gathered_raw / traffic.gathered_wire > least
+        assert traffic.bytes_uncompressed == traffic.bytes_wire + (
+            traffic.gathered_raw - traffic.gathered_wire + traffic.gradient_raw - traffic.gradient_wire
+        )

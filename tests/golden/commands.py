@@ -5,7 +5,7 @@ from __future__ import annotations
 HELP = (
     *("", "probe", "train", "solve", "analyze", "report", "compare", "bench", "eval", "generate", "tensorboard"),
     *("data", "data cache", "data lengths", "data wikipedia", "runs", "runs export", "runs ls", "runs rm", "runs show"),
-    *("recipes", "recipes cp", "recipes ls", "recipes show", "sync", "sync check", "sync ls", "compress"),
+    *("recipes", "recipes cp", "recipes ls", "recipes show", "sync", "sync check", "sync demo", "sync ls", "compress"),
     *("compress ls", "plugins", "guide", "doctor"),
 )
 """Commands whose --help is held."""

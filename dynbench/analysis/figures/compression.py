@@ -74,9 +74,9 @@ def _perplexity_or_loss(arms: Arms) -> str:
 
 @figure("train", several)
 def compression_loss(arms: Arms) -> Drawing | None:
-    """How many times fewer bytes an arm sends against its evaluation, and bytes against the error of its gradients."""
+    """How many times less an arm sends in all against its evaluation, and bytes against the error of its gradients."""
     measure = _perplexity_or_loss(arms)
-    keys = {"compression": "compression_ratio", "sent_mb": "bytes_wire.mean", measure: f"eval.{measure}"}
+    keys = {"compression": "traffic_compression_ratio", "sent_mb": "bytes_wire.mean", measure: f"eval.{measure}"}
     table = means(arms, keys | {"gradient_error": "compression.grad_rel_error"})
     table = table.with_columns(pl.col("sent_mb") * mb(1))
     if table.drop_nulls(["compression", measure]).is_empty():
@@ -84,7 +84,7 @@ def compression_loss(arms: Arms) -> Drawing | None:
     panels = [
         Lines(rows=rows, x=x, y=y, x_label=x_label, y_label=y_label, log="xy", names="arm")
         for x, y, x_label, y_label in (
-            ("compression", measure, "bytes of gradients over bytes sent", f"evaluation {measure}"),
+            ("compression", measure, "times fewer bytes, all traffic", f"evaluation {measure}"),
             ("sent_mb", "gradient_error", "sent per rank and step (MB)", "relative error of the gradient"),
         )
         if (rows := table.filter(pl.col(x) > 0, pl.col(y) > 0)).height

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import nan
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -25,6 +25,8 @@ from dynbench.analysis.figures.charts import (
 from dynbench.analysis.figures.steps import of_strategies
 from dynbench.analysis.figures.views import Arms, arm_figure, caption, means, work_rate
 from dynbench.analysis.links import EXPLAINS, bears_out, bucket_point, fit_buckets, size_of, sizes_differ
+from dynbench.analysis.measure import Summaries
+from dynbench.analysis.rank_files import Operation
 from dynbench.analysis.run_facts import oversubscribed
 from dynbench.analysis.scaling import reference_of
 from dynbench.config.digest import flatten
@@ -70,6 +72,56 @@ def strategies(arms: Arms) -> Drawing:
         "Memory: what a rank that trains holds after the optimizer's first step, in tensors." if counted else "",
     )
     return arm_figure("Strategies at a glance", arms, table, bars, *notes)
+
+
+MESSAGES = (
+    Part("push", "push", "communication"),
+    Part("pull", "pull", "decompress"),
+    Part("collectives", "collectives", "under way"),
+    Part("wait", "waiting in them", "wait"),
+)
+"""Of a worker's communication: what it transfers to a server, from it, or among all ranks, and waiting for others."""
+_PART_OF = {"send": "push", "receive": "pull"}
+
+
+@figure("train", lambda arms: arms if any(arm.runs[0].facts.servers for arm in arms) else None)
+def messages(arms: Arms) -> Drawing | None:
+    """Bars of training time, throughput and a worker's communication by kind, an arm below the other.
+
+    Returns:
+        None where no arm has a server, or calls were not kept.
+    """
+    table = means(arms, {"units_per_s": work_rate(arms[0]), "training_s": "step_time_ms.total"})
+    step_ms = means(arms, {"step_ms": "step_time_ms.mean"})["step_ms"]
+    shares = [_shares(arm.summaries, ms) for arm, ms in zip(arms, step_ms, strict=True)]
+    if not any(shares):
+        return None
+    parts = pl.DataFrame(shares, dict.fromkeys((part.column for part in MESSAGES), pl.Float64))
+    table = pl.concat([table.with_columns(pl.col("training_s") / 1000), parts.fill_null(0.0)], how="horizontal")
+    panels = {
+        "training time (s)": [Part("training_s", "", "compute")],
+        str(unit_of(arms[0].runs[0]).rate): [Part("units_per_s", "", "compute")],
+        "a worker's communication (% of the step)": MESSAGES,
+    }
+    bars = [Bars(rows=table, parts=shown, x_label=label) for label, shown in panels.items()]
+    note = (
+        "Means over launches. Training time: the measured steps of a launch. Push and pull: transfers to the server "
+        "and from it; waiting: until the last rank had called. Communication beside computing counts, too."
+    )
+    return arm_figure("Training time, throughput and messages", arms, table, bars, note)
+
+
+def _shares(summaries: Summaries, step_ms: float | None) -> dict[str, float]:
+    """Parts of a worker's communication in percent of the step, means over launches; empty where they are not known."""
+    known = [cast(list[Operation], found) for each in summaries if (found := each.get("by_operation"))]
+    shares = dict.fromkeys((part.column for part in MESSAGES), 0.0)
+    for operation in (line for lines in known for line in lines if line["side"] == "worker"):
+        if operation["wait_ms"] is None or operation["transfer_ms"] is None:
+            return {}
+        share = 100 / (step_ms or nan) / len(known)
+        shares[_PART_OF.get(operation["operation"], "collectives")] += operation["transfer_ms"] * share
+        shares["wait"] += operation["wait_ms"] * share
+    return shares if known else {}
 
 
 @figure("train")

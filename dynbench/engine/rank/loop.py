@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dynbench.compress.base import Compressor
+from dynbench.compress.gathered import gatherer_of
 from dynbench.config.image_rules import ahead
 from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config
@@ -198,7 +199,7 @@ def session(strategy: Strategy) -> Iterator[Strategy]:
 
 
 def build_wire(config: Config, device: torch.device) -> Wire:
-    """A wire over a process group of its own, with the compressor of `compress.name` in it; a collective.
+    """A wire over a process group of its own, which sends what the `compress` section says; a collective.
 
     Or, with `sync.communicate: false`, one that sends nothing, where nothing is compressed either.
     """
@@ -217,7 +218,8 @@ def build_wire(config: Config, device: torch.device) -> Wire:
             )
         channel.link = Link(config.launch.link_gbps)
     compressor: Compressor | None = COMPRESSORS.find(config.compress.name).load()(config.compress)
-    return PlainWire(channel) if compressor is None else QueuedWire(channel, compressor)
+    gatherer = gatherer_of(config.compress.gather)
+    return PlainWire(channel, gatherer) if compressor is None else QueuedWire(channel, compressor, gatherer)
 
 
 def build_strategy(config: Config, device: torch.device) -> Strategy:

@@ -130,6 +130,7 @@ def extra_values(
         "bytes_wire": traffic.bytes_wire,
         "gradient_bytes_raw": traffic.gradient_raw,
         "gradient_bytes_wire": traffic.gradient_wire,
+        "bytes_uncompressed": traffic.bytes_uncompressed,
         "bytes_sent": bytes_sent,
         REPEATED.name: repeated,
         **replica.row(),

@@ -8,15 +8,8 @@ micro-batches. The ranks are processes of this machine that end with the check.
 from __future__ import annotations
 
 import math
-import signal
-import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
-from multiprocessing import get_context, resource_tracker
-from multiprocessing.queues import SimpleQueue
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -25,10 +18,9 @@ from torch.optim import Optimizer
 
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
+from dynbench.engine.rank.local_ranks import answers_of_ranks
 from dynbench.engine.rank.loop import build_strategy, session
 from dynbench.engine.rank.optimizer_step import Precision
-from dynbench.engine.rank.rank_process import die_with_parent
-from dynbench.errors import WorkerFailed
 from dynbench.plugins import STRATEGIES
 from dynbench.sync.base import Strategy
 
@@ -42,8 +34,6 @@ SMALL_BUCKET_MB = 0.0003
 State = Mapping[str, Tensor]
 OptimizerName = Literal["sgd", "adamw"]
 OPTIMIZERS: tuple[OptimizerName, ...] = ("sgd", "adamw")
-PATIENCE = timedelta(seconds=60)
-POLL_S = 0.2
 
 
 class ToyModel(nn.Module):
@@ -258,57 +248,15 @@ Found = tuple[str, str, Difference]
 """A strategy, an optimizer, and how far their weights are apart."""
 
 
-def _on_processes(names: Sequence[str], world_size: int) -> Iterator[Found]:
-    """What the ranks find, as they find it; none of them is left, whatever ends this."""
-    from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
-
-    found: SimpleQueue[Found] = get_context("spawn").SimpleQueue()
-    with tempfile.TemporaryDirectory(prefix="dynbench-check-") as folder:
-        with _deaf_to_ctrl_c():
-            context = start_processes(  # type: ignore[no-untyped-call]  # torch's is untyped
-                _rank, (list(names), world_size, folder, found), world_size, join=False, start_method="spawn"
-            )
-        try:
-            ended = False
-            while not ended:
-                ended = context.join(timeout=POLL_S)
-                while not found.empty():
-                    yield found.get()
-        except (ProcessRaisedException, ProcessExitedException) as error:
-            raise WorkerFailed(
-                f"sync check: rank {error.error_index} of {world_size}: {str(error).strip().splitlines()[-1]}",
-                f"Check one strategy at a time: dynbench sync check {names[0]}.",
-                rank=error.error_index,
-            ) from error
-        finally:
-            for process in context.processes:
-                process.kill()
-                process.join()
+def _on_processes(names: list[str], world_size: int) -> Iterator[Found]:
+    hint = f"Check one strategy at a time: dynbench sync check {names[0]}."
+    return answers_of_ranks(_found, (names,), world_size, "sync check", hint)
 
 
-@contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Processes that are started in it never hear SIGINT: it is meant for this one, which hears it afterwards."""
-    resource_tracker.ensure_running()  # which unblocks it when it is started
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _rank(rank: int, names: Sequence[str], world_size: int, folder: str, results: SimpleQueue[Found]) -> None:
-    """One of the processes; the one that has the states reports how far they are apart."""
-    import torch.distributed as dist
-
-    die_with_parent()
-    torch.set_num_threads(1)
-    meet = (Path(folder) / "meet").as_uri()
-    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world_size, timeout=PATIENCE)
+def _found(names: Sequence[str]) -> Iterator[Found]:
+    """On a rank that has the states, how far they are apart; a collective."""
     for name in names:
         for optimizer in OPTIMIZERS:
             found = check_strategy(config_of(name), Case(optimizer))
             if found is not None:
-                results.put((name, optimizer, found))
-    dist.barrier()
-    dist.destroy_process_group()
+                yield name, optimizer, found

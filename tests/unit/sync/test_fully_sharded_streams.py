@@ -5,7 +5,7 @@ The device is made up: tensors are on the CPU, streams have clocks of their own,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 
@@ -24,6 +24,7 @@ from dynbench.sync import fully_sharded
 from dynbench.sync.fully_sharded import FullyShardedDDP
 from dynbench.sync.fully_sharded_streams import Streams
 from dynbench.wire.base import NullWire
+from dynbench.wire.segment import Segment
 
 CPU = torch.device("cpu")
 FORWARD_MS, BACKWARD_MS, BLOCKS, RANKS = 4.0, 8.0, 3, 2
@@ -125,7 +126,7 @@ class SlowWire(NullWire):
         super().mean_shard(flat, (), shard)
         return self._sent("reduce_scatter")
 
-    def gather(self, full: Tensor, shard: Tensor) -> Future[Tensor]:
+    def gather(self, full: Tensor, shard: Tensor, parts: Sequence[Segment] = ()) -> Future[Tensor]:
         super().gather(full, shard)
         return self._sent("all_gather")
 

@@ -92,7 +92,7 @@ def test_what_the_device_has_not_done_comes_next_time() -> None:
 
 def test_what_averages_gradients_is_told_from_the_rest() -> None:
     ledger = Ledger(Hands())
-    with ledger.averaging("all_reduce", 400, 2):
+    with ledger.in_place_of("gradient", "all_reduce", 400, 2):
         for operation in ("all_to_all", "all_gather"):
             ledger.end(ledger.begin(operation, 40, 2))
         elsewhere = threading.Thread(target=lambda: ledger.end(ledger.begin("broadcast", 8, 2)))

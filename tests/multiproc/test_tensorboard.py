@@ -1,0 +1,65 @@
+"""TensorBoard itself on what a training wrote: its own reader, and its server as a browser asks it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import polars as pl
+import pytest
+from multiproc.launches import start
+
+from dynbench.engine.rank.evaluation import EVAL_FILE, SCALARS_FOLDER
+from dynbench.runs.store import RunStore
+
+pytestmark = pytest.mark.multiproc
+LAUNCH = ("launch.launcher=virtual", "launch.world_size=2", "launch.device=cpu", "workload.subset=96")
+STEPS = ("train.steps=4", "train.warmup_steps=1", "train.global_batch=12", "train.eval_samples=16")
+
+
+def test_scalars_are_read_back_and_served(tmp_path: Path) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    trained = start(tmp_path, "train", "--tensorboard", settings=(*LAUNCH, *STEPS))
+    said, complaint = trained.communicate(timeout=240)
+    assert trained.returncode == 0, said + complaint
+    run = RunStore(tmp_path).resolve("@latest")
+    events = reader.EventAccumulator(str(run.path / SCALARS_FOLDER)).Reload()
+    rows = pl.read_csv(run.rank_file(0))
+    for name in ("loss", "step_time_ms", "real_tokens"):
+        drawn = [event.value for event in events.Scalars(f"rank_0/{name}")]
+        assert drawn == pytest.approx(rows[name].to_list(), rel=1e-6)
+    (evaluation,) = events.Scalars("evaluation/loss")
+    assert evaluation.value == pytest.approx(pl.read_csv(run.path / EVAL_FILE)["loss"][0], rel=1e-6)
+
+    server = start(tmp_path, "tensorboard", "--json", "--host", "127.0.0.1", settings=())
+    try:
+        assert server.stdout is not None
+        printed = ""
+        while not printed.rstrip().endswith("}"):
+            line = server.stdout.readline()
+            assert line, "it ended: " + (server.stderr.read() if server.stderr else "")
+            printed += line
+        address = json.loads(printed)["address"]
+        tags = _served(f"{address}data/plugin/scalars/tags")
+        assert "rank_0/loss" in next(iter(tags.values()))
+    finally:
+        server.send_signal(signal.SIGINT)
+    assert server.wait(timeout=30) == 0
+
+
+def _served(url: str, patience_s: float = 60) -> dict[str, dict[str, object]]:
+    """What the server answers once it has read the runs."""
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            with urlopen(url, timeout=10) as answer:
+                if found := json.load(answer):
+                    return found
+        except URLError:
+            pass
+        assert time.monotonic() < end, "nothing is served"
+        time.sleep(0.2)
