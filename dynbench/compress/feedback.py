@@ -1,4 +1,4 @@
-"""What compression leaves out: measured, and kept for the next step.
+"""What compression leaves out: measured, and added to the next step.
 
 Error feedback: Seide et al., 2014; Karimireddy et al., 2019.
 """
@@ -6,7 +6,6 @@ Error feedback: Seide et al., 2014; Karimireddy et al., 2019.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -24,17 +23,12 @@ ERROR_COLUMNS: tuple[Column, ...] = (
 )
 
 
-@dataclass
 class Error:
     """Sums over what was averaged in a step."""
 
-    difference: float = 0.0
-    exact: float = 0.0
-    found: float = 0.0
-    product: float = 0.0
-    largest: float = 0.0
-    largest_difference: float = 0.0
-    measured: bool = False
+    def __init__(self) -> None:
+        self.measured = False
+        self._sums, self._most = torch.zeros(4, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
 
     def add(self, exact: Tensor, found: Tensor, holders: dist.ProcessGroup | None = None) -> None:
         """A flat gradient's mean, and what came of it, both of shape [n].
@@ -52,25 +46,21 @@ class Error:
         if holders is not None:
             dist.all_reduce(sums, group=holders)
             dist.all_reduce(most, dist.ReduceOp.MAX, group=holders)
-        difference, square, found_square, product = sums.tolist()
-        largest, largest_difference = most.tolist()
-        self.difference += difference
-        self.exact += square
-        self.found += found_square
-        self.product += product
-        self.largest = max(self.largest, largest)
-        self.largest_difference = max(self.largest_difference, largest_difference)
+        self._sums += sums.cpu()
+        self._most = torch.maximum(self._most, most.cpu())
         self.measured = True
 
     def row(self, residual_norm: float) -> dict[str, object]:
         """The values of the columns; none where nothing was measured."""
         if not self.measured:
             return dict.fromkeys(column.name for column in ERROR_COLUMNS)
-        both = (self.exact * self.found) ** 0.5
+        difference, exact, found, product = self._sums.tolist()
+        largest, largest_difference = self._most.tolist()
+        both = (exact * found) ** 0.5
         return {
-            GRAD_REL_ERROR.name: (self.difference / self.exact) ** 0.5 if self.exact else None,
-            GRAD_MAX_ERROR.name: self.largest_difference / self.largest if self.largest else None,
-            "grad_cos_sim": self.product / both if both else None,
+            GRAD_REL_ERROR.name: (difference / exact) ** 0.5 if exact else None,
+            GRAD_MAX_ERROR.name: largest_difference / largest if largest else None,
+            "grad_cos_sim": product / both if both else None,
             "residual_norm": residual_norm,
         }
 
@@ -86,28 +76,28 @@ class Residuals:
     """What this rank has not yet sent of every parameter, in float32; how gradients are cut may change."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, Tensor] = {}
-        """By parameter."""
+        self.by_name: dict[str, Tensor] = {}
+        """Of the whole parameter, shape [n]."""
 
     def corrected(self, part: Part, gradient: Tensor) -> Tensor:
-        """A gradient, shape [numel], with what was left out before: a view of what is kept, to be taken from."""
+        """A gradient, shape [numel], with what was left out before: a view of the residual, to be taken from."""
         return self.of(part, gradient).add_(gradient)
 
     def of(self, part: Part, like: Tensor) -> Tensor:
-        """What is kept of a part, shape [numel], where a tensor is."""
-        whole = self.kept.get(part.name)
+        """The residual of a part, shape [numel], where a tensor is."""
+        whole = self.by_name.get(part.name)
         whole = torch.zeros(part.whole, device=like.device) if whole is None else whole.to(like.device)
-        self.kept[part.name] = whole
+        self.by_name[part.name] = whole
         return whole[part.start : part.start + part.numel]
 
     @property
     def nbytes(self) -> int:
         """Memory."""
-        return sum(whole.numel() * whole.element_size() for whole in self.kept.values())
+        return sum(whole.numel() * whole.element_size() for whole in self.by_name.values())
 
     def norm(self) -> float:
-        """2-norm of all that is kept."""
-        return float(sum(float(whole.double().square().sum()) for whole in self.kept.values()) ** 0.5)
+        """2-norm of all residuals."""
+        return float(sum(float(whole.double().square().sum()) for whole in self.by_name.values()) ** 0.5)
 
 
 class SecondResiduals:

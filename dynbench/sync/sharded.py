@@ -177,7 +177,7 @@ class Zero1(Replicated):
         self.module.gather()
 
     def buffers(self) -> Iterable[Tensor]:
-        """The buckets in which whole gradients are put together."""
+        """The buckets in which whole gradients are assembled."""
         return [bucket.flat for bucket in self.module.sharded]
 
     def gradient_norm(self) -> Tensor:

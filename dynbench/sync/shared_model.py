@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dynbench.errors import UsageError
-from dynbench.wire.base import PlainWire, Wire
+from dynbench.wire.base import Wire
 from dynbench.wire.channel import Channel
 
 Described = tuple[str, str, tuple[int, ...], tuple[int, ...], str]
@@ -26,7 +26,7 @@ def wire_for(tensor: Tensor) -> Wire:
     """
     if not dist.is_initialized():
         raise UsageError("no process group for gradients to meet in", "Call torch.distributed.init_process_group.")
-    return PlainWire(Channel(device=tensor.device))
+    return Wire(Channel(device=tensor.device))
 
 
 def share_model(module: nn.Module, wire: Wire) -> None:
@@ -182,11 +182,11 @@ def give_memory(part: nn.Module, whole: nn.Module, device: torch.device) -> None
     for tensor in (*part.parameters(), *part.buffers()):
         if tensor.is_meta:
             empty = torch.empty_like(tensor, device=device)
-            kept = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-            given[id(tensor)] = tensor, kept
+            made = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+            given[id(tensor)] = tensor, made
     for module in whole.modules():
         places: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, vars(module))
-        for held in places:
-            for name, value in held.items():
+        for named in places:
+            for name, value in named.items():
                 if id(value) in given:
-                    held[name] = given[id(value)][1]
+                    named[name] = given[id(value)][1]

@@ -113,29 +113,29 @@ Named = Sequence[tuple[str, nn.Parameter]]
 
 
 class FlatDDP(SynchronisedModule):
-    """Data parallelism in one message, or one for each type of parameters: copied together, averaged, copied back."""
+    """Data parallelism in one message, or one for each type of parameters: copied into one, averaged, copied back."""
 
     def _average(self) -> None:
         self._on_ready()
         unused = self._unused()
-        used = [named for index, named in enumerate(self._trained) if index not in unused]
-        kinds = sorted(used, key=lambda named: str(named[1].dtype))
-        for _, kind in groupby(kinds, key=lambda named: named[1].dtype):
-            together = list(kind)
-            flat = self.flatten(together)
-            self._wire.mean(flat, lay_out((name, p.shape) for name, p in together)).wait()
-            self.unflatten(flat, together)
+        used = [each for index, each in enumerate(self._trained) if index not in unused]
+        kinds = sorted(used, key=lambda each: str(each[1].dtype))
+        for _, kind in groupby(kinds, key=lambda each: each[1].dtype):
+            named = list(kind)
+            flat = self.flatten(named)
+            self._wire.mean(flat, lay_out((name, p.shape) for name, p in named)).wait()
+            self.unflatten(flat, named)
 
-    def flatten(self, together: Named) -> Tensor:
+    def flatten(self, named: Named) -> Tensor:
         """Their gradients one after the other, shape [n]; zeros for one that this rank lacks."""
-        given = [torch.zeros_like(p) if p.grad is None else p.grad for _, p in together]
+        given = [torch.zeros_like(p) if p.grad is None else p.grad for _, p in named]
         for gradient in given:
             refuse_sparse(gradient)
         return torch.cat([gradient.reshape(-1) for gradient in given])
 
-    def unflatten(self, flat: Tensor, together: Named) -> None:
+    def unflatten(self, flat: Tensor, named: Named) -> None:
         """Back to the gradients."""
-        for segment, (_, parameter) in zip(lay_out((name, p.shape) for name, p in together), together, strict=True):
+        for segment, (_, parameter) in zip(lay_out((name, p.shape) for name, p in named), named, strict=True):
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
             parameter.grad.copy_(segment.of(flat))

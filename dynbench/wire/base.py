@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -20,72 +20,26 @@ from dynbench.wire.channel import Channel, nbytes
 from dynbench.wire.segment import Segment
 from dynbench.wire.traffic import Ledger, Traffic
 
+if TYPE_CHECKING:
+    from dynbench.config.schema import Compress
 
-class Wire(ABC):
-    """The verbs of a strategy; called in the same order on all ranks.
 
-    Verbs return at once. Flat tensors are contiguous, shape [n]; shards are the G equal parts of one, in order of rank.
+class Compressor(ABC):
+    """Averages gradients over ranks in fewer bytes, by collectives of its own.
+
+    Its methods run one after the other in a thread of the wire's, in the same order on all ranks, without gradients
+    being recorded. They wait for what they send. State from step to step belongs to a segment's name: how gradients are
+    cut into flat ones may change.
+
+    Args:
+        settings: the `compress` section; None for the defaults.
     """
-
-    rank: int
-    """This rank."""
-    world_size: int
-    """Their number (G)."""
-    failure: BaseException | None = None
-    """Why this wire no longer works, where it knows better than the futures; torch hands on their texts only."""
-    columns: Sequence[Column] = ()
-    """Columns that the compressor on it adds to a rank's rows."""
-
-    @property
-    @abstractmethod
-    def group(self) -> dist.ProcessGroup:
-        """The process group, for what torch sets up by itself."""
-
-    def row(self) -> Mapping[str, object]:
-        """The values of `columns` for the step that ended."""
-        return {}
-
-    def weigh(self, weight: float) -> None:  # noqa: B027  # of compressors whose ranks vote
-        """What this rank's samples of the step count; called before the first gradient."""
-
-    @abstractmethod
-    def mean(self, flat: Tensor, segments: Sequence[Segment]) -> Future[Tensor]:
-        """The mean over ranks of a flat gradient, in place."""
-
-    @abstractmethod
-    def mean_shard(self, flat: Tensor, segments: Sequence[Segment], shard: Tensor) -> Future[Tensor]:
-        """This rank's part of that mean into `shard`, shape [n/G]; `flat` is used up."""
-
-    @abstractmethod
-    def gather(self, full: Tensor, shard: Tensor) -> Future[Tensor]:
-        """Every rank's `shard`, shape [n/G], into `full`, shape [n]."""
-
-    @abstractmethod
-    def broadcast(self, tensor: Tensor, source: int) -> Future[Tensor]:
-        """The tensor of rank `source`, in place."""
-
-    @abstractmethod
-    def send(self, tensor: Tensor, to: int) -> Future[Tensor]:
-        """The tensor to rank `to`."""
-
-    @abstractmethod
-    def receive(self, tensor: Tensor, source: int) -> Future[Tensor]:
-        """What rank `source` sends, in place."""
-
-    @abstractmethod
-    def take(self) -> Traffic:
-        """What was sent since the last call, as far as it is complete."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of threads and of the process group; nothing can be asked any more."""
-
-
-class Averager(ABC):
-    """The mean of gradients by collectives of its own, each waited for before it returns: a compressor."""
 
     columns: ClassVar[Sequence[Column]] = ()
     """Columns that it adds to a rank's rows."""
+
+    def __init__(self, settings: Compress | None = None) -> None:
+        self.settings = settings
 
     def row(self) -> Mapping[str, object]:
         """The values of `columns` for the step that ended; called when nothing is being sent."""
@@ -106,40 +60,59 @@ class Averager(ABC):
         self.mean(channel, flat, segments)
         shard.copy_(torch.chunk(flat, channel.world_size)[channel.rank])
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Its state from step to step; empty for most. A probe of memory counts it where this is overridden."""
+        return {}
+
 
 def new_future(device: torch.device) -> Future[Tensor]:
     """A future of tensors on `device`."""
     return Future(devices=[device]) if device.type == "cuda" else Future()
 
 
-class PlainWire(Wire):
-    """Gradients travel as they are.
+class Wire:
+    """The verbs of a strategy, called in the same order on all ranks; gradients are sent as they are.
+
+    Verbs return at once. Flat tensors are contiguous, shape [n]; shards are the G equal parts of one, in order of rank.
 
     Args:
         channel: the wire closes it; None for one over the default process group.
     """
 
+    failure: BaseException | None = None
+    """Why this wire no longer works, where it knows better than the futures; torch hands on their texts only."""
+    columns: Sequence[Column] = ()
+    """Columns that the compressor on it adds to a rank's rows."""
+
     def __init__(self, channel: Channel | None = None) -> None:
         self._channel = Channel() if channel is None else channel
         self.rank, self.world_size = self._channel.rank, self._channel.world_size
+        self._ledger = self._channel.ledger
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """The channel's process group."""
+        """The process group, for what torch sets up by itself."""
         return self._channel.group
 
+    def row(self) -> Mapping[str, object]:
+        """The values of `columns` for the step that ended."""
+        return {}
+
+    def weigh(self, weight: float) -> None:
+        """What this rank's samples of the step count; called before the first gradient."""
+
     def mean(self, flat: Tensor, segments: Sequence[Segment]) -> Future[Tensor]:
-        """Divided first, so that a sum in half precision does not overflow, then all-reduced."""
+        """The mean over ranks of a flat gradient, in place; divided first, for sums in half precision."""
         with self._averaging("all_reduce", flat):
             return self._begin(lambda: self._channel.all_reduce(flat.div_(self.world_size)), flat, flat)
 
     def mean_shard(self, flat: Tensor, segments: Sequence[Segment], shard: Tensor) -> Future[Tensor]:
-        """Divided first, then reduce-scattered."""
+        """This rank's part of that mean into `shard`, shape [n/G]; `flat` is used up."""
         with self._averaging("reduce_scatter", flat):
             return self._begin(lambda: self._channel.reduce_scatter(shard, flat.div_(self.world_size)), shard, flat)
 
     def gather(self, full: Tensor, shard: Tensor) -> Future[Tensor]:
-        """All-gathered."""
+        """Every rank's `shard`, shape [n/G], into `full`, shape [n]."""
         return self._begin(lambda: self._channel.all_gather(full, shard), full, shard)
 
     def broadcast(self, tensor: Tensor, source: int) -> Future[Tensor]:
@@ -155,15 +128,15 @@ class PlainWire(Wire):
         return self._begin(lambda: self._channel.receive(tensor, source), tensor)
 
     def take(self) -> Traffic:
-        """What was sent since the last call."""
-        return self._channel.ledger.take()
+        """What was sent since the last call, as far as it is complete."""
+        return self._ledger.take()
 
     def close(self) -> None:
-        """Close the channel."""
+        """Let go of threads and of the process group; no verb can be called any more."""
         self._channel.close()
 
     def _begin(
-        self, operation: Callable[[], Future[Tensor]], result: Tensor, handed_in: Tensor | None = None
+        self, operation: Callable[[], Future[Any]], result: Tensor, handed_in: Tensor | None = None
     ) -> Future[Tensor]:
         """Start an operation of the channel, for which the strategy hands in a tensor, or none."""
         self._hand_in(handed_in)
@@ -171,61 +144,57 @@ class PlainWire(Wire):
 
     def _averaging(self, operation: str, flat: Tensor) -> AbstractContextManager[None]:
         """What is called within averages `flat`, in place of one operation."""
-        return self._channel.ledger.averaging(operation, nbytes(flat), self.world_size)
+        return self._ledger.averaging(operation, nbytes(flat), self.world_size)
 
     def _hand_in(self, tensor: Tensor | None) -> None:
         if tensor is not None:
-            self._channel.ledger.hand_in(nbytes(tensor))
+            self._ledger.hand_in(nbytes(tensor))
 
 
 _FAKE = "torch.testing._internal.distributed.fake_pg"
 """Importing it registers torch's back end `fake`, whose collectives return at once."""
 
 
-def silent_group() -> dist.ProcessGroup:
-    """A group of all processes of the default one, over which nothing goes; a collective."""
+def null_group() -> dist.ProcessGroup:
+    """A group of all processes of the default one, over which nothing is sent; a collective."""
     importlib.import_module(_FAKE)
     group: dist.ProcessGroup = dist.new_group(backend="fake")
     return group
 
 
 class NullWire(Wire):
-    """Answers at once with what this rank has; ranks train apart.
+    """Sends nothing: every verb ends at once, with what this rank has, and a mean is this rank's own gradient.
 
     Args:
         rank: this rank.
         world_size: their number (G).
-        silent: a group of as many ranks for what torch divides among them by itself, of `silent_group`, which outlives
-            the wire; None for a group of this rank alone, made when it is asked for.
+        group: of as many ranks for what torch divides among them by itself, of `null_group`, which outlives the wire;
+            None for a group of this rank alone, made when it is first used.
         echoes: what is gathered is this rank's part in every place, and finite, as those need who gather into new
             memory; else the other places stay as they are.
     """
 
     def __init__(
-        self, rank: int, world_size: int, silent: dist.ProcessGroup | None = None, *, echoes: bool = False
+        self, rank: int, world_size: int, group: dist.ProcessGroup | None = None, *, echoes: bool = False
     ) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self._silent, self._echoes = silent, echoes
+        self.rank, self.world_size = rank, world_size
+        self._given_group, self._echoes = group, echoes
         self._ledger = Ledger(HostClock())
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """A process group over which nothing goes."""
-        return self._alone if self._silent is None else self._silent
+        """A process group over which nothing is sent."""
+        return self._alone if self._given_group is None else self._given_group
 
     @cached_property
     def _alone(self) -> dist.ProcessGroup:
         group: dist.ProcessGroup = dist.new_group([self.rank], use_local_synchronization=True)
         return group
 
-    def mean(self, flat: Tensor, segments: Sequence[Segment]) -> Future[Tensor]:
-        """This rank's own gradient."""
-        return self._answer(flat, flat)
-
     def mean_shard(self, flat: Tensor, segments: Sequence[Segment], shard: Tensor) -> Future[Tensor]:
         """This rank's part of its own gradient."""
-        return self._answer(flat, shard.copy_(flat.view(self.world_size, -1)[self.rank].view_as(shard)))
+        shard.copy_(flat.view(self.world_size, -1)[self.rank].view_as(shard))
+        return super().mean_shard(flat, segments, shard)
 
     def gather(self, full: Tensor, shard: Tensor) -> Future[Tensor]:
         """This rank's shard, which may be a part of `full`, in its place; or in all."""
@@ -234,32 +203,22 @@ class NullWire(Wire):
             places.copy_(shard.view(1, -1).clone())
         else:
             places[self.rank].copy_(shard.view(-1))
-        return self._answer(shard, full)
-
-    def broadcast(self, tensor: Tensor, source: int) -> Future[Tensor]:
-        """This rank's own tensor."""
-        return self._answer(tensor, tensor)
-
-    def send(self, tensor: Tensor, to: int) -> Future[Tensor]:
-        """Goes nowhere."""
-        return self._answer(tensor, tensor)
-
-    def receive(self, tensor: Tensor, source: int) -> Future[Tensor]:
-        """What `tensor` held before."""
-        return self._answer(None, tensor)
-
-    def take(self) -> Traffic:
-        """What the strategy handed in since the last call; nothing was sent."""
-        return self._ledger.take()
+        return super().gather(full, shard)
 
     def close(self) -> None:
         """End the group, if there is one."""
         if (group := self.__dict__.pop("_alone", None)) is not None:
             dist.destroy_process_group(group)
 
-    def _answer(self, handed_in: Tensor | None, result: Tensor) -> Future[Tensor]:
-        if handed_in is not None:
-            self._ledger.hand_in(nbytes(handed_in))
+    def _begin(
+        self, operation: Callable[[], Future[Any]], result: Tensor, handed_in: Tensor | None = None
+    ) -> Future[Tensor]:
+        """Nothing is begun."""
+        self._hand_in(handed_in)
         future = new_future(result.device)
         future.set_result(result)
         return future
+
+    def _averaging(self, operation: str, flat: Tensor) -> AbstractContextManager[None]:
+        """Nothing would be sent of it."""
+        return nullcontext()

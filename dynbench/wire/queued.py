@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from dynbench.wire.base import Averager, PlainWire, new_future
+from dynbench.wire.base import Compressor, Wire, new_future
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import Segment
 
@@ -31,7 +31,7 @@ class _Job:
     """When the tensors are ready, on CUDA."""
 
 
-class QueuedWire(PlainWire):
+class QueuedWire(Wire):
     """Gradients travel as a compressor sends them, and everything else in turn with them.
 
     What a job raises comes out of its future, and of every later one: after it the ranks no longer agree on whose turn
@@ -39,14 +39,14 @@ class QueuedWire(PlainWire):
 
     Args:
         channel: the wire closes it.
-        averager: how gradients are averaged.
+        compressor: how gradients are averaged.
     """
 
-    def __init__(self, channel: Channel, averager: Averager) -> None:
+    def __init__(self, channel: Channel, compressor: Compressor) -> None:
         super().__init__(channel)
-        self._averager = averager
+        self._compressor = compressor
         self._group: dist.ProcessGroup | None = None
-        self.columns = averager.columns
+        self.columns = compressor.columns
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._stream = _stream_of(channel.device)
         self._closed = False
@@ -66,7 +66,7 @@ class QueuedWire(PlainWire):
 
         def average() -> None:
             with self._averaging("all_reduce", flat):
-                self._averager.mean(self._channel, flat, segments)
+                self._compressor.mean(self._channel, flat, segments)
 
         return self._queue(average, flat, flat)
 
@@ -75,17 +75,17 @@ class QueuedWire(PlainWire):
 
         def average() -> None:
             with self._averaging("reduce_scatter", flat):
-                self._averager.mean_shard(self._channel, flat, segments, shard)
+                self._compressor.mean_shard(self._channel, flat, segments, shard)
 
         return self._queue(average, shard, flat)
 
     def row(self) -> Mapping[str, object]:
         """What the compressor says of the step that ended."""
-        return self._averager.row()
+        return self._compressor.row()
 
     def weigh(self, weight: float) -> None:
         """Handed on."""
-        self._averager.weigh(weight)
+        self._compressor.weigh(weight)
 
     def close(self) -> None:
         """Finish the job in progress, give up the others, and close the channel."""

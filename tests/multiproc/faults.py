@@ -45,6 +45,7 @@ ENDLESS = ["--set", "train.steps=100000"]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 """What a user who launches the ranks puts before a command."""
 TWO_ARMS = "description: two\narms:\n  - {name: static}\n  - {name: partition, set: {schedule.mode: dynamic}}\n"
+"""A recipe, but for its launches."""
 PHASES = {
     "start": (CONNECTING, None, "while meeting the other ranks", None),
     "data": (PREPARING, None, "while preparing its data", None),
@@ -235,6 +236,13 @@ def answered(root: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
         patch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **_: Path(path).write_bytes(png()))
         code = main([*arguments, "--json"])
     return code, json.loads(said.getvalue())
+
+
+def recipe_of(folder: Path, launches: str = "2", name: str = "two") -> str:
+    """The file of a recipe of two arms."""
+    file = folder / f"{name}.yaml"
+    file.write_text(f"{TWO_ARMS}launches: {launches}\n", encoding="utf-8")
+    return str(file)
 
 
 def own_texts(data: Path, vocabulary: Path) -> tuple[str, ...]:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from multiproc.faults import (
     ENDLESS,
-    TWO_ARMS,
     Command,
     analyzed,
     answered,
     check,
+    recipe_of,
     rows_kept,
     settled,
 )
@@ -53,7 +53,7 @@ def test_the_disk_fills_while_rows_are_written(tmp_path: Path) -> None:
 @pytest.mark.matrix
 def test_the_disk_fills_under_a_comparison(tmp_path: Path) -> None:
     """No arm is to blame: they stay together when the comparison goes on."""
-    ended = Command(tmp_path).ran("compare", _recipe(tmp_path), "--name", "demo", "--json", first=FILLS)
+    ended = Command(tmp_path).ran("compare", recipe_of(tmp_path), "--name", "demo", "--json", first=FILLS)
     comparison, *arms = ended.runs
     settled(ended, comparison, 2, Status.FAILED, "rank_1.csv: File too large", rank=1)
     assert "dynbench compare --resume demo" in ended.error["hint"] and "start anew" not in ended.error["hint"]
@@ -80,7 +80,7 @@ def test_the_disk_fills_under_a_benchmark(tmp_path: Path) -> None:
 @pytest.mark.matrix
 def test_the_disk_fills_while_a_comparison_is_judged(tmp_path: Path) -> None:
     command = Command(tmp_path)
-    ended = command.ran("compare", _recipe(tmp_path), "--name", "demo", "--json", first=JUDGES)
+    ended = command.ran("compare", recipe_of(tmp_path), "--name", "demo", "--json", first=JUDGES)
     comparison, *arms = ended.runs
     settled(ended, comparison, 2, Status.FAILED, "File too large")
     assert "dynbench compare --resume demo" in ended.error["hint"]
@@ -91,12 +91,6 @@ def test_the_disk_fills_while_a_comparison_is_judged(tmp_path: Path) -> None:
     settled(command, comparison, 0, Status.COMPLETED)
     trained = [run for run in command.runs if run.record().command == "train"]
     assert len(trained) == len(arms), "no launch is repeated"
-
-
-def _recipe(folder: Path) -> str:
-    file = folder / "two.yaml"
-    file.write_text(TWO_ARMS + "launches: 2\n", encoding="utf-8")
-    return str(file)
 
 
 def test_the_disk_fills_while_summaries_are_written(tmp_path: Path) -> None:

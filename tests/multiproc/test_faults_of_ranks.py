@@ -10,10 +10,10 @@ from multiproc.faults import (
     ENDLESS,
     IMPATIENT,
     PHASES,
-    TWO_ARMS,
     Command,
     answered,
     check,
+    recipe_of,
     rows_kept,
     settled,
 )
@@ -141,11 +141,9 @@ def test_a_rank_is_killed_that_waits_for_a_program(tmp_path: Path) -> None:
     "fault", [*(pytest.param(fault, marks=pytest.mark.matrix) for fault in ("killed", "hangs")), "without memory"]
 )
 def test_a_rank_of_a_comparison(tmp_path: Path, fault: str) -> None:
-    recipe = tmp_path / "two.yaml"
-    recipe.write_text(TWO_ARMS + "launches: 2\n", encoding="utf-8")
     command, patience = Command(tmp_path), ("--set", f"launch.timeout_s={TIMEOUT_S}")
     ended = command.ran(
-        "compare", str(recipe), "--name", "demo", "--json", *patience,
+        "compare", recipe_of(tmp_path), "--name", "demo", "--json", *patience,
         first=IMPATIENT + at(fault, "forward", rank=1, step=4),
     )  # fmt: skip
     said = {"killed": "rank 1 was killed by SIGKILL in forward of step 4", "hangs": "rank 1 hung in forward of step 4"}

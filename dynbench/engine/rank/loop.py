@@ -52,7 +52,7 @@ from dynbench.runs.run import Run
 from dynbench.schedule.plan import Share
 from dynbench.schedule.policy import Problem, policy_class
 from dynbench.sync.base import Local, Strategy
-from dynbench.wire.base import NullWire, PlainWire, Wire, silent_group
+from dynbench.wire.base import NullWire, Wire, null_group
 from dynbench.wire.channel import Channel, Link
 from dynbench.wire.queued import QueuedWire
 from dynbench.workloads.base import Expects, Workload
@@ -216,8 +216,8 @@ def build_wire(config: Config, device: torch.device) -> Wire:
     """
     if not config.sync.communicate:
         entry = STRATEGIES.find(config.sync.name)
-        silent = silent_group() if entry.moments == "divided" else None  # whose ranks hold their part here too
-        return NullWire(dist.get_rank(), dist.get_world_size(), silent, echoes=not entry.whole)
+        group = null_group() if entry.moments == "divided" else None  # whose ranks hold their part here too
+        return NullWire(dist.get_rank(), dist.get_world_size(), group, echoes=not entry.whole)
     channel = Channel.of_its_own(device, timedelta(seconds=config.launch.timeout_s))
     if options_of(config.sync, ShardOptions).reduce_scatter == "native":
         channel.native_reduce_scatter = True
@@ -227,7 +227,7 @@ def build_wire(config: Config, device: torch.device) -> Wire:
             raise UsageError(asked, "Leave it out, or --set launch.device=cpu on one node.")
         channel.link = Link(config.launch.link_gbps)
     compressor: Compressor | None = COMPRESSORS.find(config.compress.name).load()(config.compress)
-    return PlainWire(channel) if compressor is None else QueuedWire(channel, compressor)
+    return Wire(channel) if compressor is None else QueuedWire(channel, compressor)
 
 
 def build_strategy(config: Config, device: torch.device) -> Strategy:

@@ -20,6 +20,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 from dynbench.bench import attention
 from dynbench.bench.attention import Attention, Flash, hand_count, plain_bytes
 from dynbench.bench.base import Row
+from dynbench.bench.measuring import Changes
 from dynbench.plugins.benchmarks import AttentionOptions
 
 CPU = torch.device("cpu")
@@ -211,34 +212,11 @@ def test_plain_attention_is_torchs_own() -> None:
 
 
 def test_memory_on_a_gpu_leaves_out_what_is_compiled_and_tuned_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: Triton's tuner holds 256 MB while the first pass looks for tiles."""
-    held, most = [1000], [1000]
-
-    def hold(size: int) -> None:
-        held[0] += size
-        most[0] = max(most[0], held[0])
-
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [[]]})
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history_impl", lambda *_, **__: None)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: held[0])
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: most[0])
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: most.__setitem__(0, held[0]))
-    tuned: list[bool] = []
-
-    def forward() -> Tensor:
-        if not tuned:
-            hold(256_000_000)
-            hold(-256_000_000)
-        tuned.append(True)
-        hold(50)
-        return torch.ones(1)
-
-    def backward(result: Tensor) -> None:
-        hold(20)
-        hold(-70)
-
-    assert attention.with_memory(forward, backward, torch.device("cuda")) == (50, 70)
+    done: list[str] = []
+    nothing = Changes(0, 0, np.zeros(1), np.zeros(1, dtype=np.int64))
+    monkeypatch.setattr(attention, "watch", lambda work, *_, **__: (done.append("watched"), work(), nothing)[1:])
+    attention.with_memory(lambda: done.append("forward"), lambda _: done.append("backward"), torch.device("cuda"))
+    assert done == ["forward", "backward", "watched", "forward", "watched", "backward"]
 
 
 def test_flex_makes_its_mask_once(monkeypatch: pytest.MonkeyPatch) -> None:

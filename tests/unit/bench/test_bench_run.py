@@ -30,7 +30,7 @@ from dynbench.bench.record import add_line, add_rows, cases_done, read_benchmark
 from dynbench.cli.main import main
 from dynbench.config.schema import Launch
 from dynbench.engine.comm_model import build_comm_model
-from dynbench.engine.failure import failure_file, record_failure, unfinished_ranks
+from dynbench.engine.failure import failure_file, record_failure
 from dynbench.engine.launching.resolve import Machine
 from dynbench.engine.launching.torchrun import RanksEnded
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
@@ -164,21 +164,6 @@ def test_what_was_measured_is_kept_and_shown_at_every_end(
     gone_on = json.loads(capsys.readouterr().out)
     assert gone_on["rows"][:2] == shown["rows"] and len(gone_on["rows"]) == 3 and run.status is Status.COMPLETED
     assert len((run.path / "rows.csv").read_text().splitlines()) == 4
-
-
-def test_where_ranks_of_an_earlier_launch_were_is_forgotten(
-    store: RunStore, ranks: dict, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ranks[1] = NothingFits("16 GiB asked for")
-    launched = bench_run.launch_ranks
-
-    def and_leaves_a_place(module: str, runs: Sequence[Run], launch: Launch) -> RanksEnded:
-        assert unfinished_ranks(runs[0]) == []
-        (runs[0].ranks_dir / "at_5").write_text(":measuring")
-        return launched(module, runs, launch)
-
-    monkeypatch.setattr(bench_run, "launch_ranks", and_leaves_a_place)
-    assert len(run_it(capsys, 0, "--no-figures")["rows"]) == 3
 
 
 def test_a_case_behind_a_hundred_that_were_not_measured_is_drawn(store: RunStore) -> None:
