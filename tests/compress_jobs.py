@@ -18,8 +18,8 @@ from wire_jobs import MINUTE, kernel_bytes
 from dynbench.compress import CompressedMean, TopK
 from dynbench.engine.rank.loop import build_strategy, session
 from dynbench.engine.rank.toy_check import Case, State, difference, train_alone, train_on_ranks
+from dynbench.wire.base import QueuedWire
 from dynbench.wire.channel import Channel
-from dynbench.wire.queued import QueuedWire
 from dynbench.wire.segment import lay_out
 
 STEPS = 20

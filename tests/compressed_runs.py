@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import merge_run
-from dynbench.compress.compressing import COMPRESS_COLUMNS
-from dynbench.compress.feedback import ERROR_COLUMNS
+from dynbench.compress.compressing import COMPRESS_COLUMNS, ERROR_COLUMNS
 from dynbench.runs.atomic import write_text
 from dynbench.runs.columns import COMM_COLUMNS, write_columns
 from dynbench.runs.row_writer import Call, CallWriter

@@ -19,9 +19,8 @@ from toys import TwoStages
 from dynbench.config.schema import Compress
 from dynbench.engine.rank.exchange import compare_clocks
 from dynbench.engine.rank.row_builder import SentBytes
-from dynbench.wire.base import NullWire, Wire
+from dynbench.wire.base import NullWire, QueuedWire, Wire
 from dynbench.wire.channel import BROADCAST_FROM, Channel, Link
-from dynbench.wire.queued import QueuedWire
 from dynbench.wire.segment import Segment, lay_out
 from dynbench.wire.traffic import Traffic
 

@@ -253,8 +253,8 @@ def _queued(
 ) -> NDArray[np.float64]:
     """Likewise, each queued behind the one before, as nccl-tests has it, as many as there is time for by the warm-up.
 
-    The first starts behind a tiny collective, which ends on all ranks at one time: neither a launch nor a rank that comes
-    late is in the times. What has been sent again and again is no result, so that another call follows.
+    The first starts behind a tiny collective, which ends on all ranks at one time: neither a launch nor a late rank is
+    in the times. What has been sent again and again is no result, so that another call follows.
     """
     began = time.monotonic()
 

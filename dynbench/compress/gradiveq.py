@@ -13,8 +13,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from dynbench.compress.compressing import Common, OfWhole, average
-from dynbench.compress.feedback import settle
+from dynbench.compress.compressing import Common, OfWhole, average, settle
 from dynbench.compress.mean import compressor
 from dynbench.plugins.compressors import GradiVeqOptions
 from dynbench.wire.channel import Channel

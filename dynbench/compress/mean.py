@@ -13,8 +13,7 @@ from torch import Tensor
 
 from dynbench.compress.base import seed_of
 from dynbench.compress.codec import Codec, Known, Whole
-from dynbench.compress.compressing import Compressing, feedback_of
-from dynbench.compress.feedback import SecondResiduals, settle
+from dynbench.compress.compressing import Compressing, SecondResiduals, feedback_of, settle
 from dynbench.compress.message import Message, Scratch
 from dynbench.errors import UsageError
 from dynbench.plugins import options_of

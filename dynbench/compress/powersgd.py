@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from dynbench.compress.base import normal, seed_of
-from dynbench.compress.compressing import Common, OfWhole, average
-from dynbench.compress.feedback import settle
+from dynbench.compress.compressing import Common, OfWhole, average, settle
 from dynbench.compress.mean import compressor
 from dynbench.plugins.compressors import PowerSgdOptions
 from dynbench.wire.channel import Channel

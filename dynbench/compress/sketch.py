@@ -12,8 +12,7 @@ from torch import Tensor
 
 from dynbench.compress.base import seed_of, share_of
 from dynbench.compress.codec import CHUNK
-from dynbench.compress.compressing import Common, OfWhole, average
-from dynbench.compress.feedback import settle
+from dynbench.compress.compressing import Common, OfWhole, average, settle
 from dynbench.compress.mean import compressor
 from dynbench.plugins.compressors import SketchOptions
 from dynbench.wire.channel import Channel

@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_map_only
 
 from dynbench.errors import UsageError
 from dynbench.sync.fully_sharded_streams import Gather, Scatter, Waiting, blocks_of, streams_of
-from dynbench.sync.shared_model import (
+from dynbench.sync.synchronised import (
+    FlatDDP,
     check_same_model,
     give_memory,
     share_tensors,
@@ -27,7 +28,6 @@ from dynbench.sync.shared_model import (
     unused_everywhere,
     wire_for,
 )
-from dynbench.sync.synchronised import FlatDDP
 from dynbench.wire.base import Wire
 from dynbench.wire.segment import Segment, lay_out
 
@@ -115,13 +115,13 @@ class FullyShardedDDP(nn.Module):
         for each in self._sharded:
             gather, layouts = Gather(self._wire, waiting, streams), self._layouts(each)
             sends = (self._wire, waiting, streams, self._sending)
-            scatter = Scatter(
-                *sends, [one for group in _groups_of(each) for one in group.fsdp_params], layouts, self._under_way
-            )
+            parameters = [one for group in _groups_of(each) for one in group.fsdp_params]
+            scatter = Scatter(*sends, parameters, layouts, self._under_way)
             each.set_custom_all_gather(gather)
             each.set_custom_reduce_scatter(scatter)
-            for group in _groups_of(each) if streams is not None else ():
-                streams.watch(group, gather, scatter)
+            if streams is not None:
+                for group in _groups_of(each):
+                    streams.watch(group, gather, scatter)
             each.set_gradient_divide_factor(1.0)
             each.set_force_sum_reduction_for_comms(True)
             if hasattr(each, "set_reduce_scatter_unused_params"):
@@ -146,8 +146,8 @@ class FullyShardedDDP(nn.Module):
             self._watched = True
             for place, each in enumerate(self._trained):
                 if hasattr(each, "_unsharded_param"):
-                    note = lambda _, place=place: self._used.add(place)  # noqa: E731
-                    each._unsharded_param.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+                    note = partial(self._note_used, place)
+                    each._unsharded_param.register_post_accumulate_grad_hook(note)
         return output
 
     @contextmanager
@@ -235,6 +235,9 @@ class FullyShardedDDP(nn.Module):
         self._sent += 1
         if self._sent == self._messages and not self._replicated:
             self._on_ready()
+
+    def _note_used(self, place: int, _: Tensor) -> None:
+        self._used.add(place)
 
 
 def _outermost(module: nn.Module, types: type[nn.Module] | tuple[type[nn.Module], ...]) -> list[nn.Module]:

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 
 from dynbench.errors import UsageError
-from dynbench.sync.shared_model import flat_like, refuse_sparse, view_like
-from dynbench.sync.synchronised import SynchronisedModule
+from dynbench.sync.synchronised import SynchronisedModule, flat_like, refuse_sparse, view_like
 from dynbench.units import bytes_of_mib
 from dynbench.wire.base import Wire
 from dynbench.wire.channel import nbytes

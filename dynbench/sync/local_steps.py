@@ -22,7 +22,7 @@ from dynbench.plugins import options_of
 from dynbench.plugins.strategies import DilocoOptions, LocalOptions
 from dynbench.runs.columns import Column
 from dynbench.sync.base import Stepper, Strategy
-from dynbench.sync.shared_model import flat_like, share_model, trained_parameters, view_like
+from dynbench.sync.synchronised import flat_like, share_model, trained_parameters, view_like
 from dynbench.wire.base import Wire
 from dynbench.wire.segment import Segment, lay_out
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from dynbench.clock import clock_for
 from dynbench.runs.columns import Column
 from dynbench.sync.base import Stepper, Strategy
-from dynbench.sync.shared_model import share_model, trained_parameters
+from dynbench.sync.synchronised import share_model, trained_parameters
 from dynbench.wire.traffic import Spans
 
 SERVER = 0

@@ -17,7 +17,7 @@ from dynbench.sync.base import OptimizerFactory, Stepper, gradient_norm
 from dynbench.sync.fully_sharded_streams import blocks_of
 from dynbench.sync.in_order import Bucket, BucketedDDP, Members, Part
 from dynbench.sync.replicated import Replicated
-from dynbench.sync.shared_model import view_like
+from dynbench.sync.synchronised import view_like
 from dynbench.wire.base import Wire
 
 

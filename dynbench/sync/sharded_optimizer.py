@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dynbench.errors import UsageError
-from dynbench.sync.shared_model import flat_like, view_like, wire_for
+from dynbench.sync.synchronised import flat_like, view_like, wire_for
 from dynbench.wire.base import Wire
 
 Params = Iterable[Any]

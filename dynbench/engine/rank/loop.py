@@ -52,9 +52,8 @@ from dynbench.runs.run import Run
 from dynbench.schedule.plan import Share
 from dynbench.schedule.policy import Problem, policy_class
 from dynbench.sync.base import Local, Strategy
-from dynbench.wire.base import NullWire, Wire, null_group
+from dynbench.wire.base import NullWire, QueuedWire, Wire, null_group
 from dynbench.wire.channel import Channel, Link
-from dynbench.wire.queued import QueuedWire
 from dynbench.workloads.base import Expects, Workload
 from dynbench.workloads.batches import evened_out
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from toys import Bf16
 
 from dynbench.compress import CompressedMean, GradiVeq, Known, TopK
-from dynbench.compress.compressing import Compressing
-from dynbench.compress.feedback import ERROR_COLUMNS, Error
+from dynbench.compress.compressing import ERROR_COLUMNS, Compressing, Error
 from dynbench.config.schema import Compress
 from dynbench.plugins import COMPRESSORS
 from dynbench.wire.segment import lay_out

@@ -19,7 +19,7 @@ from dynbench.errors import UsageError
 from dynbench.plugins import STRATEGIES
 from dynbench.sync import NaiveDDP
 from dynbench.sync.sharded import Zero1
-from dynbench.sync.shared_model import unused_everywhere
+from dynbench.sync.synchronised import unused_everywhere
 from dynbench.wire.base import NullWire
 
 GPU = torch.device("cuda", 0)

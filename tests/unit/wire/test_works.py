@@ -17,9 +17,8 @@ from torch.futures import Future
 from dynbench.config.schema import Compress, Sync
 from dynbench.plugins import COMPRESSORS, STRATEGIES
 from dynbench.wire import channel as channel_module
-from dynbench.wire.base import Wire
+from dynbench.wire.base import QueuedWire, Wire
 from dynbench.wire.channel import Channel
-from dynbench.wire.queued import QueuedWire
 
 
 class Nccl:
