@@ -169,7 +169,7 @@ def test_what_stands_in_records_is_said_with_the_same_numbers(
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_what_is_not_recorded_as_a_phrase_is_quoted(language: str) -> None:
+def test_what_is_not_recorded_as_a_phrase_is_shown_as_it_is(language: str) -> None:
     template = load_template(language)
     assert said(template, None, "written by hand") == "written by hand"
     unheard_of = Phrase("of a later version", "unheard.of").record()

@@ -33,7 +33,7 @@ def expected(overlap: int, own: float, steps: int = 12) -> list[list[float]]:
 
 
 @pytest.mark.parametrize(("overlap", "own"), [(0, 0.5), (1, 0.5), (2, 0.0), (3, 0.25)])
-def test_a_meeting_that_takes_steps_is_the_papers(ranks: WarmRanks, overlap: int, own: float) -> None:
+def test_an_averaging_that_takes_steps_is_the_papers(ranks: WarmRanks, overlap: int, own: float) -> None:
     for found, wanted in zip(ranks(streamed, overlap, own), expected(overlap, own), strict=True):
         assert found == pytest.approx(wanted, rel=1e-12)
 

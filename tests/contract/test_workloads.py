@@ -141,7 +141,7 @@ def test_capacities_and_speeds_decide_counts(tmp_path: Path, name: str, policy: 
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_its_model_is_kept(tmp_path: Path, name: str) -> None:
+def test_its_model_is_stored(tmp_path: Path, name: str) -> None:
     assert isinstance(built(name), Saves)
     judge(tmp_path, configured(name, "static", "train.save_model=true"), built(name))
     assert {path.name for path in (tmp_path / MODEL_FOLDER).iterdir()} == {BEST, LAST}

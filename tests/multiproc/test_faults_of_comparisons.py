@@ -11,10 +11,10 @@ import pytest
 from damaged import DAMAGES, refused
 from multiproc.faults import (
     Command,
-    answered,
+    check_rows,
     own_texts,
+    printed_by,
     recipe_of,
-    rows_kept,
     settled,
 )
 from multiproc.launches import wait_until
@@ -42,7 +42,7 @@ def test_terminated_and_resumed(tmp_path: Path) -> None:
     assert "dynbench compare --resume demo" in stopped.error["hint"]
     first = read_state(comparison.path).launches[0]
     assert first.done and first.run is not None
-    rows_kept(store.resolve(first.run), 8)
+    check_rows(store.resolve(first.run), 8)
 
     resumed = command.ran("compare", "--resume", "demo", "--json", bare=True, first=UNRENDERED)
 
@@ -104,7 +104,7 @@ def test_a_damaged_file_of_a_comparison(compared: tuple[Command, Command], tmp_p
         path = store.resolve("one").path / file
         path.write_bytes(damage(path.read_bytes()))
         runs = len(store.list())
-        code, said = answered(store.root, "compare", "--resume", "one")
+        code, said = printed_by(store.root, "compare", "--resume", "one")
         assert code == 2 and len(store.list()) == runs, said
         refused(said, path)
 
@@ -112,7 +112,7 @@ def test_a_damaged_file_of_a_comparison(compared: tuple[Command, Command], tmp_p
 def test_a_moved_comparison(compared: tuple[Command, Command], tmp_path: Path) -> None:
     root = tmp_path / "elsewhere"
     shutil.copytree(compared[0].store.root, root)
-    code, said = answered(root, "report", "one")
+    code, said = printed_by(root, "report", "one")
     assert code == 0, said
     texts = [
         path.read_text(encoding="utf-8") for path in (root / compared[0].store.resolve("one").id).glob("report*.md")
@@ -133,7 +133,7 @@ def test_data_that_change_in_a_comparison(tmp_path: Path, monkeypatch: pytest.Mo
     comparison, *launched = ended.runs
     for run in launched:
         assert run.status is Status.COMPLETED
-        rows_kept(run, 8)
+        check_rows(run, 8)
     if mode == "apart":
         settled(ended, comparison, 5, Status.FAILED, "data.fingerprint")
         assert "start anew" in ended.error["hint"] and "--resume" not in ended.error["hint"]

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from multiproc.faults import ENDLESS, PHASES, TORCHRUN, Command, analyzed, check, rows_kept, settled
+from multiproc.faults import ENDLESS, PHASES, TORCHRUN, Command, analyzed, check, check_rows, settled
 from multiproc.launches import command, environment, wait_until
 from planted import at, in_folder
 
@@ -117,7 +117,7 @@ def test_rank_0_is_killed_while_it_merges(tmp_path: Path) -> None:
     """Where the user launched the ranks: rank 0 does there what else the launcher does."""
     ended = Command(tmp_path).ran("train", "--json", first=MERGE, under=TORCHRUN)
     assert (ended.code, ended.run.status) == (1, Status.COMPLETED), ended.stderr
-    rows_kept(ended.run, 8)
+    check_rows(ended.run, 8)
     analyzed(ended)
 
 
@@ -166,5 +166,5 @@ def test_what_trains_no_single_run_is_stopped_too(tmp_path: Path, name: str, how
         settled(ended, first, 128 + signum, Status.INTERRUPTED, f"stopped by {signum.name}")
         assert ended.error["kind"] == "interrupted"
     if written is not None:
-        rows_kept(ended.run, written)
+        check_rows(ended.run, written)
         analyzed(ended)

@@ -128,15 +128,15 @@ def test_step_is_the_slowest_rank_plus_the_model(launch: Launch) -> None:
 
 @pytest.mark.alone
 def test_a_slowed_rank_makes_the_other_wait(launch: Launch) -> None:
-    rows = rows_of(launch("schedule.mode=static", "launch.slowdown={1: 3}"))
+    run = launch("schedule.mode=static", "launch.slowdown={1: 3}")
+    rows = rows_of(run)
     slowed, other = (rows.filter(rows["rank"] == rank) for rank in (1, 0))
     assert slowed["compute_ms"].sum() > 1.5 * other["compute_ms"].sum()
     assert other["sync_ms"].sum() > slowed["sync_ms"].sum()
-    run = launch("schedule.mode=static", "launch.slowdown={1: 3}")
     merge_run(run)
-    told = pl.read_parquet(run.path / "merged_metrics.parquet")
-    waits = [told.filter(rank=rank)["comm_wait_ms"].sum() for rank in (1, 0)]
-    transfers = [told.filter(rank=rank)["comm_transfer_ms"].sum() for rank in (1, 0)]
+    merged = pl.read_parquet(run.path / "merged_metrics.parquet")
+    waits = [merged.filter(rank=rank)["comm_wait_ms"].sum() for rank in (1, 0)]
+    transfers = [merged.filter(rank=rank)["comm_transfer_ms"].sum() for rank in (1, 0)]
     assert waits[1] > 3 * waits[0], "the planted wait is the other rank's"
     assert waits[1] > 0.5 * (slowed["compute_ms"].sum() - other["compute_ms"].sum())
     assert transfers[0] == pytest.approx(transfers[1], rel=0.5), "what is transferred is transferred by both"

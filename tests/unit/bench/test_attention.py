@@ -80,10 +80,10 @@ def test_what_runs_out_of_memory_is_a_row_with_its_hand_count(monkeypatch: pytes
     assert [row.case for row in measured if row.status == "oom"] == [
         f"plain {each} 64 x 8 float32" for each in ("forward", "backward")
     ]
-    told = benchmark.said(measured)[-1]
+    last = benchmark.said(measured)[-1]
     assert (
-        told.startswith("plain first runs out of memory at plain forward 64 x 8")
-        and hand_count(1, 64, "float32") in told
+        last.startswith("plain first runs out of memory at plain forward 64 x 8")
+        and hand_count(1, 64, "float32") in last
     )
 
 
@@ -179,10 +179,10 @@ def test_flash_is_timed_by_triton_as_often_as_asked(
 
 
 def test_what_is_compiled_runs_backward_once_after_each_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[tuple[str, bool]] = []
+    passes: list[tuple[str, bool]] = []
 
     def backward(result: Tensor, *, again: bool = False) -> None:
-        kept.append((each, again))
+        passes.append((each, again))
 
     monkeypatch.setattr(attention, "triton_timer", lambda device: lambda run, **_: [run() or 1.0])
     for each in ("forward", "backward", "both"):
@@ -192,7 +192,7 @@ def test_what_is_compiled_runs_backward_once_after_each_forward(monkeypatch: pyt
             "triton",
             "own" if each == "backward" else "triton",
         ]
-    assert {each for each, again in kept if again} == {"backward"}
+    assert {each for each, again in passes if again} == {"backward"}
 
 
 def test_tritons_timer_needs_a_gpu_and_triton(monkeypatch: pytest.MonkeyPatch) -> None:

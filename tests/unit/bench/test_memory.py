@@ -61,8 +61,8 @@ def test_peaks_grow_from_phase_to_phase_and_with_the_context(measured: tuple[lis
     for phase in PHASES:
         assert (by[8, phase].p50 or 0) < (by[16, phase].p50 or 0)
     logits = 4 * 16 * 10_000 * 4 / 1e6
-    held = float(by[16, "forward"].columns["before_mb"])
-    assert by[16, "forward"].p50 == pytest.approx(held + 2 * logits, abs=0.1)  # and their softmax
+    before = float(by[16, "forward"].columns["before_mb"])
+    assert by[16, "forward"].p50 == pytest.approx(before + 2 * logits, abs=0.1)  # and their softmax
 
 
 def test_phases_that_are_mixed_up_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +108,9 @@ def test_timelines_reach_the_peak(measured: tuple[list[Row], Path]) -> None:
 
 def test_what_is_watched_is_counted_to_the_byte() -> None:
     def work() -> torch.Tensor:
-        kept = torch.ones(1000)
+        result = torch.ones(1000)
         del_me = torch.ones(3000)
-        return kept + del_me[:1000]
+        return result + del_me[:1000]
 
     _, changes = watch(work, CPU)
     assert (changes.most, changes.after) == (4 * 5000, 4 * 1000)
