@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from contextlib import closing
 from functools import cache
@@ -11,34 +10,19 @@ from functools import cache
 import torch
 import torch.distributed as dist
 from compressors import compressor, settings
-from strategy_jobs import CPU
-from sync_jobs import MODELS
+from sync_jobs import CPU, MODELS, configured
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
-from wire_jobs import MINUTE
+from wire_jobs import MINUTE, kernel_bytes
 
 from dynbench.compress import CompressedMean, TopK
-from dynbench.compress.cast import Fp16Torch
-from dynbench.config.layers import load_config
-from dynbench.config.schema import Config
 from dynbench.engine.rank.loop import build_strategy, session
-from dynbench.engine.rank.optimizer_step import Precision
-from dynbench.engine.rank.row_builder import SentBytes
-from dynbench.engine.rank.toy_check import SMALL_BUCKET_MB, Case, State, difference, train_alone, train_on_ranks
-from dynbench.plugins import COMPRESSORS, STRATEGIES
+from dynbench.engine.rank.toy_check import Case, State, difference, train_alone, train_on_ranks
+from dynbench.wire.base import QueuedWire
 from dynbench.wire.channel import Channel
-from dynbench.wire.queued import QueuedWire
 from dynbench.wire.segment import lay_out
 
 STEPS = 20
-
-
-def configured(sync: str, form: str) -> Config:
-    """A strategy in small buckets with a compressor."""
-    wanted = {"find_unused": "true", "bucket_mb": SMALL_BUCKET_MB, "inner_steps": 2}
-    options = [f"sync.{key}={value}" for key, value in wanted.items() if STRATEGIES[sync].reads(key)]
-    return load_config(None, [f"sync.name={sync}", *options, *settings(form)])
 
 
 @cache
@@ -58,12 +42,13 @@ def trained(rank: int, sync: str, forms: Sequence[str], steps: int = STEPS) -> d
     """Steps of every form on the toy.
 
     Returns:
-        By form: the model on this rank in one word, the largest difference of a weight from one process's and from
+        By form: a digest of the model on this rank, the largest difference of a weight from one process's and from
         where it began (on rank 0), and what was sent.
     """
     results = {}
     for form in forms:
-        with session(build_strategy(configured(sync, form), CPU)) as strategy:
+        config = configured(sync, "sync.inner_steps=2", *settings(form))
+        with session(build_strategy(config, CPU)) as strategy:
             state = train_on_ranks(strategy, Case("sgd", steps=steps))
             sent = strategy.wire.take().bytes_wire
             word = "" if sync == "fsdp" else digest(strategy.model)
@@ -75,23 +60,6 @@ def trained(rank: int, sync: str, forms: Sequence[str], steps: int = STEPS) -> d
     return results
 
 
-def sent_of_a_gradient(rank: int, forms: Sequence[str], shards: bool) -> dict[str, float]:
-    """By form, how many times fewer bytes are sent of a gradient of 400,000 elements than as it is."""
-    found = {}
-    for form in ("none", *forms):
-        channel = Channel(device=CPU)
-        flat = torch.randn(400_000, generator=torch.Generator().manual_seed(rank))
-        segments = lay_out([("weight", [390, 1000]), ("bias", [10_000])])
-        if form == "none":
-            (channel.reduce_scatter(flat[:200_000].clone(), flat) if shards else channel.all_reduce(flat)).wait()
-        elif shards:
-            compressor(form).mean_shard(channel, flat, segments, torch.empty(200_000))
-        else:
-            compressor(form).mean(channel, flat, segments)
-        found[form] = channel.ledger.take().bytes_wire
-    return {form: found["none"] / found[form] for form in forms}
-
-
 def counted_over_calculated(rank: int, forms: Sequence[str], shards: bool) -> dict[str, float]:
     """By form, bytes that the kernel counts of a gradient of 3,000,000 elements over what the wire says of it."""
     found = {}
@@ -99,15 +67,15 @@ def counted_over_calculated(rank: int, forms: Sequence[str], shards: bool) -> di
     for form in forms:
         with closing(QueuedWire(Channel.of_its_own(CPU, MINUTE), compressor(form))) as wire:
             wire.mean(torch.ones(2), lay_out([("first", [2])])).wait()
-            dist.barrier()
-            sent = SentBytes(counts=True)
             wire.take()
             flat = torch.randn(3_000_000, generator=torch.Generator().manual_seed(rank))
-            (wire.mean_shard(flat, segments, torch.empty(1_500_000)) if shards else wire.mean(flat, segments)).wait()
-            dist.barrier()
-            counted, traffic = sent.take(), wire.take()
-            dist.barrier()  # a rank that closes its group closes the other's connections, with what they counted
-        assert counted is not None
+            shard = torch.empty(1_500_000)
+            counted = kernel_bytes(
+                lambda wire=wire, flat=flat, shard=shard: (
+                    wire.mean_shard(flat, segments, shard) if shards else wire.mean(flat, segments)
+                ).wait()
+            )
+            traffic = wire.take()
         assert sum(call.bytes_wire for call in traffic.calls) == traffic.bytes_wire
         numbers = [call.number for call in traffic.calls]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
@@ -124,13 +92,12 @@ def in_flight(rank: int, forms: Sequence[str]) -> list[bool]:
         for waits in (True, False):
             wire = QueuedWire(Channel(device=CPU), compressor(form))
             source = torch.Generator().manual_seed(rank)
-            flats = [torch.randn(60 + 7 * place, generator=source) for place in range(8)]
             futures = []
-            for place, flat in enumerate(flats):
-                future = wire.mean(flat, lay_out([(f"p{place}", [len(flat)])]))
+            for place in range(8):
+                flat = torch.randn(60 + 7 * place, generator=source)
+                futures.append(wire.mean(flat, lay_out([(f"p{place}", [len(flat)])])))
                 if waits:
-                    future.wait()
-                futures.append(future)
+                    futures[-1].wait()
             results.append([future.wait() for future in futures])
             wire._jobs.put(None)
             wire._thread.join()
@@ -144,7 +111,6 @@ def as_a_hook(rank: int) -> float:
     module, inputs = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)), torch.randn(2, 5, 8)
     channel, compressed = Channel(device=CPU), CompressedMean(TopK(1.0), min_elements=0)
     names = {id(parameter): name for name, parameter in module.named_parameters()}
-    ddp = DistributedDataParallel(module)
 
     def hook(_, bucket):  # DDP reads annotations, and refuses texts
         segments = lay_out((names[id(each)], each.shape) for each in bucket.parameters())
@@ -153,6 +119,7 @@ def as_a_hook(rank: int) -> float:
         future.set_result(bucket.buffer())
         return future
 
+    ddp = DistributedDataParallel(module)
     ddp.register_comm_hook(None, hook)
     ddp(inputs[rank]).square().sum().backward()
     found = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
@@ -162,47 +129,6 @@ def as_a_hook(rank: int) -> float:
     return float((found - wanted).abs().max())
 
 
-def half_precision(rank: int) -> tuple[bool, dict[str, tuple[float, int]]]:
-    """Whether torch's hook gives DistributedDataParallel's gradients what `fp16_torch` makes of them, to the bit.
-
-    And of a gradient by compressor: how far the mean is from the exact one, and the bytes sent.
-    """
-    torch.manual_seed(0)
-    module, inputs = nn.Linear(40, 30), torch.randn(2, 5, 40)
-    module(inputs[rank]).square().sum().backward()
-    own = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
-    module.zero_grad()
-    ddp = DistributedDataParallel(module)
-    ddp.register_comm_hook(None, fp16_compress_hook)
-    ddp(inputs[rank]).square().sum().backward()
-    theirs = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
-    Fp16Torch().mean(Channel(device=CPU), own, lay_out([("weight", [30, 40]), ("bias", [30])]))
-    found = {}
-    for name in ("fp16_torch", "fp16"):
-        config, channel = load_config(None, [f"compress.name={name}"]), Channel(device=CPU)
-        flat = torch.randn(4000, generator=torch.Generator().manual_seed(rank))
-        exact = flat / 2
-        dist.all_reduce(exact)
-        COMPRESSORS[name].load()(config.compress).mean(channel, flat, lay_out([("weight", [40, 100])]))
-        found[name] = (float((flat - exact).abs().max()), channel.ledger.take().bytes_wire)
-    return torch.equal(own, theirs), found
-
-
-def killed(rank: int, sync: str, form: str) -> None:
-    """Steps of a strategy with a compressor, in the second of which the last rank ends before its backward pass."""
-    strategy = build_strategy(configured(sync, form).model_copy(), CPU)
-    module = strategy.wrap(MODELS["gpt2"](), CPU)
-    optimizer = strategy.build_optimizer(module.parameters(), lambda p: torch.optim.SGD(p, lr=0.1))
-    for step in range(3):
-        loss = module(torch.arange(12).view(2, 6)).sum()
-        if step == 1 and rank == 1:
-            os._exit(9)
-        loss.backward()
-        strategy.finish()
-        strategy.step(optimizer, Precision("fp32", CPU))
-        optimizer.zero_grad()
-
-
 def measured(rank: int, form: str, shards: bool) -> list[tuple[float | None, float]]:
     """Of three averages, the relative error as the compressor says it, and as it is of the whole gradient."""
     made, channel, found = compressor(f"{form} error_every=2"), Channel(device=CPU), []
@@ -210,12 +136,13 @@ def measured(rank: int, form: str, shards: bool) -> list[tuple[float | None, flo
         flat = torch.randn(600, generator=torch.Generator().manual_seed(10 * step + rank))
         exact = flat / 2
         dist.all_reduce(exact)
+        segments = lay_out([("weight", [20, 30])])
         if shards:
             shard = torch.empty(300)
-            made.mean_shard(channel, flat, lay_out([("weight", [20, 30])]), shard)
+            made.mean_shard(channel, flat, segments, shard)
             dist.all_gather(list(flat.view(2, -1)), shard)
         else:
-            made.mean(channel, flat, lay_out([("weight", [20, 30])]))
+            made.mean(channel, flat, segments)
         row = made.row()
         error = row["grad_rel_error"]
         assert (error is None) == (row["grad_cos_sim"] is None) == (row["residual_norm"] is None)

@@ -73,6 +73,16 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
 
 
 @pytest.fixture
+def alone() -> Iterator[None]:
+    """A gloo process group of this process."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
 def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
     """No figure is made into pixels."""
     pixel.unrendered(monkeypatch)

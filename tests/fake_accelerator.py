@@ -74,7 +74,7 @@ class Alone(Channel):
 class Silent(NullWire):
     """Likewise, without torch's futures, which look at memory."""
 
-    def _answer(self, handed_in: Tensor | None, result: Tensor) -> Done:  # type: ignore[override]
+    def _begin(self, *_: object) -> Done:  # type: ignore[override]
         return Done()
 
 
@@ -182,13 +182,13 @@ def moved(module: nn.Module, device: torch.device | str) -> nn.Module:
     """In place of torch's `Module.to`, which fails by chance: it exchanges such tensors, if nothing refers to them."""
     there: dict[Tensor, Tensor] = {}
     for each in module.modules():
-        for held in (each._parameters, each._buffers):
-            for name, tensor in held.items():
+        for tensors in (each._parameters, each._buffers):
+            for name, tensor in tensors.items():
                 if tensor is not None and tensor not in there:
-                    kept = tensor.detach().to(device)
+                    moved = tensor.detach().to(device)
                     is_trained = isinstance(tensor, nn.Parameter)
-                    there[tensor] = nn.Parameter(kept, tensor.requires_grad) if is_trained else kept
-                held[name] = None if tensor is None else there[tensor]
+                    there[tensor] = nn.Parameter(moved, tensor.requires_grad) if is_trained else moved
+                tensors[name] = None if tensor is None else there[tensor]
     return module
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import nullcontext
 from typing import Any, ClassVar
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from packed import tiny_model
-from strategy_jobs import known, named, trained_beside_one_process
+from strategy_jobs import trained_beside_one_process
+from sync_jobs import configured
 from torch import nn
 
-from dynbench.config.layers import load_config
 from dynbench.engine.rank.replica import Replica
-from dynbench.engine.rank.toy_check import SMALL_BUCKET_MB, Difference, difference
-from dynbench.plugins import STRATEGIES
+from dynbench.engine.rank.toy_check import Difference, difference
 from dynbench.workloads.batches import PackedRows
 from dynbench.workloads.causal_lm import CausalLanguageModel
 from dynbench.workloads.data import TokenisedData
@@ -79,16 +78,13 @@ def packed(rank: int, sync: str, model: str, optimizer: str, fault: str | None =
 
     A planted fault is `rows` (a row counts one, whatever is in it), or `forgets` (who the row's samples are is lost).
     """
-    wanted = {"find_unused": "true", "bucket_mb": SMALL_BUCKET_MB}
-    options = [f"sync.{key}={value}" for key, value in wanted.items() if STRATEGIES[sync].reads(key)]
     rate = {"sgd": 1e-2, "adamw": 1e-3}[optimizer]
     settings = [f"train.optimizer={optimizer}", f"train.learning_rate={rate}", "train.precision=fp32"]
     layout = ["workload.layout=packed", "schedule.mode=dynamic", "workload.pad_to_multiple_of=1"]
-    config = named(load_config(None, [*options, *settings, *layout]), sync, "none")
+    config = configured(sync, *settings, *layout)
     ours: Any = TINY[model](packed=True)
-    with known(), ExitStack() as faults:
-        if fault == "rows":
-            faults.enter_context(patch.object(Replica, "weight", lambda _, share: float(len(share))))
+    by_rows = patch.object(Replica, "weight", lambda _, share: float(len(share)))
+    with by_rows if fault == "rows" else nullcontext():
         if fault == "forgets":
             whole = ours.collate
             ours.collate = lambda *arguments: _in_one(whole(*arguments))

@@ -1,10 +1,9 @@
-"""What warm ranks do with strategies that shard, fill models, or have to agree on overflow."""
+"""What warm ranks do with fully sharded modules."""
 
 from __future__ import annotations
 
 import warnings
 from copy import deepcopy
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -12,124 +11,58 @@ import pytest
 import torch
 from gpu.fully_shard import WAYS, peaks_of
 from packed_jobs import TINY
-from strategy_jobs import CPU, known, named
-from sync_jobs import MODELS
+from sync_jobs import CPU, MODELS, configured
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from dynbench.compress.cast import Fp8
 from dynbench.compress.quantised import Qsgd
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config
-from dynbench.engine.rank.exchange import max_over_ranks
 from dynbench.engine.rank.loop import build_strategy, build_wire, session
-from dynbench.engine.rank.optimizer_step import Clipper, Precision
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.toy_check import (
-    SMALL_BUCKET_MB,
     VOCABULARY,
     Case,
     Difference,
-    check_strategy,
     difference,
-    toy_model,
     train_alone,
     train_on_ranks,
 )
 from dynbench.errors import UsageError
-from dynbench.plugins import STRATEGIES
 from dynbench.sync import FullyShardedDDP, fully_sharded
 from dynbench.wire.base import Wire
 from dynbench.wire.traffic import Traffic
 
 
-class TiedBlock(nn.Module):
-    """The last of its blocks scores with what it embeds with, and is normalised by statistics that it has kept."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, 16)
-        self.norm = nn.BatchNorm1d(16).eval()
-        self.norm.running_var.mul_(2)
-        self.blocks = nn.ModuleList([*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3)), _scoring()])
-        self.blocks[3][0].weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.norm(self.embed(tokens).mean(1))
-        for block in self.blocks:
-            hidden = block(hidden)
-        return hidden + self.same.sum()
-
-
-def _scoring() -> nn.Module:
-    return nn.Sequential(nn.Linear(16, VOCABULARY))
-
-
-def tied_block() -> nn.Module:
-    torch.manual_seed(0)
-    model = TiedBlock().double()
-    model.same = model.norm.running_var  # a second time, as no buffer
-    return model
-
-
-class OneWeight(nn.Module):
-    """Fewer elements to train than ranks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return nn.functional.one_hot(tokens[:, 0], VOCABULARY).to(self.weight) * self.weight
-
-
-FILLED = {**MODELS, "tied_block": tied_block}
-
-
-def options(sync: str, *more: str) -> Config:
-    """Of a strategy on models with unused parameters and many buckets."""
-    wanted = {"find_unused": "true", "bucket_mb": SMALL_BUCKET_MB}
-    known_to_it = [f"sync.{key}={value}" for key, value in wanted.items() if STRATEGIES[sync].reads(key)]
-    return named(load_config(None, [*known_to_it, *more]), sync, "none")
-
-
-def filled(rank: int, model: str) -> tuple[Difference | None, int, int]:
+def filled(rank: int, model: str) -> tuple[Difference | None, int]:
     """Fully sharded training of a model that only the first rank has values of.
 
     Returns:
-        How far it is from one process's training, where this rank has the state; the most elements that this rank held
-        of parameters that were not sharded; and all of the model's.
+        How far it is from one process's training, where this rank has the state, and the most elements that this rank
+        had of parameters that were not sharded.
     """
 
     def build() -> nn.Module:
         with torch.device("meta" if rank else "cpu"):
-            return FILLED[model]()
+            models.append(MODELS[model]())
+        return models[-1]
 
-    case, held = Case("adamw", model=build), []
+    models: list[nn.Module] = []
+    whole, fully_shard = [], fully_sharded.fully_shard
 
     def shard(part: nn.Module, **settings: Any) -> Any:
-        whole = seen[-1]
-        kept = (p for p in whole.parameters() if not isinstance(p, DTensor) and not p.is_meta)
-        held.append(sum(p.numel() for p in kept))
+        here = (p for p in models[-1].parameters() if not isinstance(p, DTensor) and not p.is_meta)
+        whole.append(sum(p.numel() for p in here))
         return fully_shard(part, **settings)
 
-    seen: list[nn.Module] = []
-
-    def init(self: FullyShardedDDP, module: nn.Module, *arguments: Any, **settings: Any) -> None:
-        seen.append(module)
-        whole(self, module, *arguments, **settings)
-
-    fully_shard, whole = fully_sharded.fully_shard, FullyShardedDDP.__init__
     with (
         patch.object(fully_sharded, "fully_shard", shard),
-        patch.object(FullyShardedDDP, "__init__", init),
-        session(build_strategy(options("fsdp"), CPU)) as strategy,
+        session(build_strategy(configured("fsdp"), CPU)) as strategy,
     ):
-        state = train_on_ranks(strategy, case)
-    alone = Case("adamw", model=FILLED[model])
-    found = None if state is None else difference(state, train_alone(alone, 2))
-    return found, max(held), sum(p.numel() for p in FILLED[model]().parameters())
+        state = train_on_ranks(strategy, Case("adamw", model=build))
+    alone = Case("adamw", model=MODELS[model])
+    return None if state is None else difference(state, train_alone(alone, 2)), max(whole)
 
 
 def built(rank: int, packed: bool) -> list[str]:
@@ -138,71 +71,10 @@ def built(rank: int, packed: bool) -> list[str]:
     for name in ("build_model", "build_empty_model"):
         build = getattr(workload, name)
         setattr(workload, name, lambda *seed, name=name, build=build: calls.append(name) or build(*seed))
-    config = options("fsdp", "train.learning_rate=1e-3", "workload.pad_to_multiple_of=1")
+    config = configured("fsdp", "train.learning_rate=1e-3", "workload.pad_to_multiple_of=1")
     with session(build_strategy(config, CPU)) as strategy:
         Replica(config, workload, CPU, StepTimer(CPU), strategy)
     return calls
-
-
-def one_weight(rank: int, sync: str) -> Difference | None:
-    """Training of a single weight, clipped as well as not."""
-
-    def build() -> nn.Module:
-        return OneWeight().double()
-
-    with known():
-        return check_strategy(options(sync), Case("adamw", model=build))
-
-
-def norm_of_one_weight(rank: int, sync: str) -> tuple[float, float]:
-    """The norm of its gradient on this rank, and what a clipped step of 1 moved it by where this rank has the state."""
-    with session(build_strategy(options(sync), CPU)) as strategy:
-        module = strategy.wrap(OneWeight().double(), CPU)
-        optimizer = strategy.build_optimizer(module.parameters(), lambda p: torch.optim.SGD(p, lr=1.0))
-        clipper = Clipper(0.5, strategy.gradient_norm)
-        (module(torch.zeros(2, 6, dtype=torch.long)).sum() * (rank + 1)).backward()
-        strategy.finish()
-        strategy.step(optimizer, Precision("fp32", CPU, clip=clipper.clip))
-        strategy.drain()
-        state = strategy.full_state()
-        return clipper.row()["grad_norm"], 0.0 if state is None else 1 - float(state["weight"])
-
-
-def overflowing(rank: int, sync: str) -> list[tuple[bool, bool]]:
-    """Steps with a loss scaler, in the second of which the last rank's gradient alone is infinite.
-
-    Returns:
-        Of each, whether it was skipped here, and whether the model's state moved; on ranks without that, False.
-    """
-    found = []
-    with known(), session(build_strategy(options(sync), CPU)) as strategy:
-        module = strategy.wrap(toy_model().float(), CPU)
-        optimizer = strategy.build_optimizer(module.parameters(), lambda p: torch.optim.SGD(p, lr=0.1))
-        precision = Precision("fp16", CPU, None if strategy.equal_gradients else max_over_ranks)
-        for step in range(3):
-            before = strategy.full_state()
-            overflows = step == 1 and rank == strategy.wire.world_size - 1
-            precision.backward(module(torch.arange(12).view(2, 6)).sum() * (float("inf") if overflows else 1.0))
-            strategy.finish()
-            strategy.step(optimizer, precision)
-            strategy.clear_gradients(optimizer)
-            after = strategy.full_state()
-            moved = before is not None and any(not torch.equal(before[name], after[name]) for name in before)
-            assert after is None or all(bool(tensor.isfinite().all()) for tensor in after.values())
-            found.append((precision.take_skipped(), moved))
-    return found
-
-
-def in_single(rank: int, sync: str, model: str) -> float | None:
-    """As `check_strategy`, with SGD in single precision: the largest relative distance of a tensor."""
-    case = Case("sgd", model=lambda: FILLED[model]().float())
-    with known(), session(build_strategy(options(sync), CPU)) as strategy:
-        state, workers = train_on_ranks(strategy, case), strategy.ranks.workers
-    if state is None:
-        return None
-    wanted = train_alone(case, workers)
-    apart = {key: (state[key] - tensor).float().norm() for key, tensor in wanted.items()}
-    return max(float(apart[key] / tensor.float().norm().clamp(min=1)) for key, tensor in wanted.items())
 
 
 def normalised(rank: int) -> tuple[list[torch.dtype], bool]:
@@ -219,13 +91,20 @@ def normalised(rank: int) -> tuple[list[torch.dtype], bool]:
     return [*seen, norm.running_mean.dtype], all(bool(shard.isfinite().all()) for shard in module.shards)
 
 
-def refused(rank: int, scalar: bool) -> str:
-    """What is said of a parameter that cannot be divided."""
-    model = nn.Linear(3, 2)
-    model.odd = nn.Parameter(torch.tensor(1.0) if scalar else torch.ones(3, 2).t())
-    with pytest.raises(UsageError) as refusal:
-        FullyShardedDDP(model)
-    return refusal.value.message
+def refused(rank: int) -> list[str]:
+    """The errors for a scalar, for what is not contiguous, and where nothing is of the types to shard."""
+    found = []
+    for odd, sharded in (
+        (torch.tensor(1.0), nn.Module),
+        (torch.ones(3, 2).t(), nn.Module),
+        (torch.ones(1), nn.Embedding),
+    ):
+        model = nn.Linear(3, 2)
+        model.odd = nn.Parameter(odd)
+        with pytest.raises(UsageError) as refusal:
+            FullyShardedDDP(model, sharded=sharded)
+        found.append(refusal.value.message)
+    return found
 
 
 class RootMeanSquare(nn.Module):
@@ -263,7 +142,7 @@ class SomeLayers(nn.Module):
 
 
 def partly_sharded(rank: int, compute_dtype: torch.dtype | None, tied: bool) -> dict[str, Any]:
-    """Three steps of a model of which linear layers and embeddings alone are sharded, held against one process's.
+    """Three steps of a model of which linear layers and embeddings alone are sharded, beside one process's.
 
     Returns:
         The largest relative distance of a gradient of the first step, and of a tensor at the end; the parameters that
@@ -283,17 +162,17 @@ def partly_sharded(rank: int, compute_dtype: torch.dtype | None, tied: bool) -> 
             sharded=(nn.Linear, nn.Embedding),
             on_ready=lambda: ready.append(sum(model.get_parameter(name).grad is not None for name in plain)),
         )
-        steps = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (module, alone)]
+        optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (module, alone)]
         for step in range(3):
-            for each, rows, optimizer in ((module, mine, steps[0]), (alone, tokens, steps[1])):
-                optimizer.zero_grad()
+            for each, rows in ((module, mine), (alone, tokens)):
+                each.zero_grad()
                 logits = each(rows).float()
                 nn.functional.cross_entropy(logits.flatten(0, 1), rows.flatten()).backward()
             module.finish_gradient_synchronization()
             if step == 0:
-                gradients = {name: _gathered(module, p.grad) for name, p in model.named_parameters()}
+                gradients = _gradients(module)
                 wanted = {name: p.grad for name, p in alone.named_parameters()}
-            for optimizer in steps:
+            for optimizer in optimizers:
                 optimizer.step()
     return {
         "gradients": _apart(gradients, wanted),
@@ -304,9 +183,10 @@ def partly_sharded(rank: int, compute_dtype: torch.dtype | None, tied: bool) -> 
     }
 
 
-def _gathered(module: FullyShardedDDP, gradient: Tensor | None) -> Tensor | None:
-    """On the module's wire: torch's own gather may take a mesh of an earlier one, which it holds to be the same."""
-    return module._whole(gradient) if isinstance(gradient, DTensor) else gradient
+def _gradients(module: FullyShardedDDP) -> dict[str, Tensor | None]:
+    """Gathered on the module's wire: torch's own gather may take a mesh of an earlier one for the same."""
+    named = ((name, p.grad) for name, p in module.module.named_parameters())
+    return {name: module._whole(grad) if isinstance(grad, DTensor) else grad for name, grad in named}
 
 
 def _apart(found: dict[str, Any], wanted: dict[str, Any]) -> float:
@@ -327,93 +207,12 @@ def changed_in_place(rank: int) -> float:
             output *= 2
             output.sum().backward()
     module.finish_gradient_synchronization()
-    gathered = {name: _gathered(module, p.grad) for name, p in module.module.named_parameters()}
-    return _apart(gathered, {name: p.grad for name, p in alone.named_parameters()})
-
-
-def nothing_sharded(rank: int) -> str:
-    """What is said of a module that has none of the layers to be sharded."""
-    with pytest.raises(UsageError) as refusal:
-        FullyShardedDDP(nn.Linear(3, 2), sharded=nn.Embedding)
-    return refusal.value.message
+    return _apart(_gradients(module), {name: p.grad for name, p in alone.named_parameters()})
 
 
 def peaks_beside_torchs(rank: int) -> dict[str, int]:
     """Those of `make first-gpu`."""
     return peaks_of(WAYS, CPU)
-
-
-class Weighted(nn.Module):
-    """A layer of a type of one's own, with a weight; alone, `lowered` is the type that it computes in."""
-
-    def __init__(self, *shape: int) -> None:
-        super().__init__()
-        self.weight, self.lowered = nn.Parameter(torch.randn(shape) / shape[-1] ** 0.5), torch.float32
-
-    def cast(self) -> Tensor:
-        return self.weight if self.lowered == torch.float32 else self.weight.to(self.lowered)
-
-
-class Project(Weighted):
-    """A linear layer."""
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return torch.einsum("...i,oi->...o", hidden, self.cast())
-
-
-class LookUp(Weighted):
-    """An embedding."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.cast()[tokens]
-
-
-class Norm(Weighted):
-    """RMSNorm, in float32 whatever it is given."""
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        wide = hidden.float()
-        scaled = wide * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
-        return (self.weight * scaled).to(hidden.dtype)
-
-
-def get_fsdp(module: nn.Module, compute_dtype: torch.dtype | None) -> FullyShardedDDP:
-    return FullyShardedDDP(module, compute_dtype, sharded=(Project, LookUp))
-
-
-def course_fully_sharded(rank: int, compute_dtype: torch.dtype | None, adamw: bool) -> dict[str, Any]:
-    """What the course asks of its FSDP, on layers of types of one's own: three steps on halves of shuffled samples.
-
-    Returns:
-        Whether all parameters are near one process's after each step; whether every gradient has its parameter's shape
-        and type; and the first step's gradients of the norms.
-    """
-    torch.manual_seed(42)
-    layers = LookUp(100, 64), Norm(64), Project(128, 64), nn.ReLU(), Norm(128), Project(64, 128), Project(100, 64)
-    alone, model = nn.Sequential(*layers), deepcopy(nn.Sequential(*layers))
-    for each in alone:
-        if isinstance(each, Project | LookUp) and compute_dtype is not None:
-            each.lowered = compute_dtype
-    near, gradients, norms = [], [], []
-    with warnings.catch_warnings(action="error"):
-        module = get_fsdp(model, compute_dtype)
-        build = partial(torch.optim.AdamW, lr=1e-3, eps=1e-4) if adamw else partial(torch.optim.SGD, lr=0.01)
-        optimizers = [build(each.parameters()) for each in (alone, module)]
-        tokens, labels = torch.randint(0, 100, (20, 8)), torch.randint(0, 100, (20,))
-        for _ in range(3):
-            order = torch.randperm(20)
-            for each, rows, optimizer in zip((alone, module), (order, order[rank::2]), optimizers, strict=True):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(each(tokens[rows])[:, -1].float(), labels[rows]).backward()
-                if each is module:
-                    module.finish_gradient_synchronization()
-                    found = list(model.parameters())
-                    gradients += [p.grad.shape == p.shape and p.grad.dtype == p.dtype for p in found]
-                    norms = norms or [p.grad.tolist() for p in found if not isinstance(p, DTensor)]
-                optimizer.step()
-            whole, atol = module.gather_full_params(), 1e-6 if compute_dtype is None else 1e-4
-            near += [torch.allclose(whole[name], p, atol=atol, rtol=1e-4) for name, p in alone.named_parameters()]
-    return {"near": all(near), "gradients": all(gradients), "norms": norms}
 
 
 class Wide(nn.Module):

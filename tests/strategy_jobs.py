@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +15,13 @@ import torch
 import torch.distributed as dist
 from batches import batch_of
 from broken_sync import BROKEN_SYNC
-from torch import Tensor, nn
+from torch import Tensor
 from toys import (
     BROKEN_COMPRESSORS,
     BROKEN_NORMS,
     BROKEN_SERVING,
     BROKEN_STRATEGIES,
     COMPRESSORS,
-    SERVING,
     STRATEGIES,
     GivesMeans,
     Toy,
@@ -35,9 +34,8 @@ from dynbench.engine.failure import Position, last_position
 from dynbench.engine.planning import Planned, ReplicatedPlans
 from dynbench.engine.rank import evaluation, replica
 from dynbench.engine.rank import loop as real
-from dynbench.engine.rank.exchange import GlobalBatch, max_over_ranks
+from dynbench.engine.rank.exchange import GlobalBatch
 from dynbench.engine.rank.memory import HeldMemory, memory_meter
-from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.engine.rank.rank_facts import tell_failure
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
 from dynbench.engine.rank.replica import Replica
@@ -46,7 +44,6 @@ from dynbench.engine.rank.worker import train
 from dynbench.plugins import CompressorEntry, StrategyEntry
 from dynbench.runs.run import Run
 from dynbench.sync.fsdp import Fsdp
-from dynbench.wire.base import PlainWire
 from dynbench.workloads.base import Workload
 from dynbench.workloads.batches import evened_out
 from dynbench.workloads.data import TokenisedData
@@ -79,7 +76,7 @@ def entries(form: Any, made: dict[str, Any], **properties: Any) -> dict[str, Any
 def known() -> Iterator[None]:
     """The toys are registered."""
     strategies = entries(StrategyEntry, STRATEGIES | BROKEN_STRATEGIES | BROKEN_NORMS | BROKEN_SYNC)
-    serving = entries(StrategyEntry, SERVING | BROKEN_SERVING, servers=1)
+    serving = entries(StrategyEntry, BROKEN_SERVING, servers=1)
     with (
         patch.dict(plugins.STRATEGIES.entries, strategies | serving),
         patch.dict(plugins.COMPRESSORS.entries, entries(CompressorEntry, COMPRESSORS | BROKEN_COMPRESSORS)),
@@ -87,14 +84,44 @@ def known() -> Iterator[None]:
         yield
 
 
-def named(config: Config, sync: str, compress: str, null: bool = False) -> Config:
+def named(config: Config, sync: str, compress: str | None = None, null: bool = False) -> Config:
     """A configuration with a toy in it, of which the schema knows nothing; `null` sends nothing."""
-    return config.model_copy(
-        update={
-            "sync": config.sync.model_copy(update={"name": sync, "communicate": not null}),
-            "compress": config.compress.model_copy(update={"name": compress}),
-        }
-    )
+    changed: dict[str, Any] = {"sync": config.sync.model_copy(update={"name": sync, "communicate": not null})}
+    if compress is not None:
+        changed["compress"] = config.compress.model_copy(update={"name": compress})
+    return config.model_copy(update=changed)
+
+
+UNPADDED = ("workload.pad_to_multiple_of=1", "train.precision=fp32", "train.learning_rate=1e-2")
+
+
+@contextmanager
+def replicated(config: Config, workload: Any) -> Iterator[Replica]:
+    """This rank's replica under a configured strategy, which is closed afterwards."""
+    with known(), closing(real.build_strategy(config, CPU)) as strategy:
+        yield Replica(config, workload, CPU, StepTimer(CPU), strategy)
+
+
+@dataclass
+class Dealt:
+    """Random uneven shares of a step, and what this rank runs of them."""
+
+    shares: list[list[np.ndarray]]
+    mine: list[np.ndarray]
+    total: GlobalBatch
+    batches: list[Any]
+
+
+def deal(random: np.random.Generator, one: Replica) -> Dealt:
+    """The shares of a step; all ranks call it with equal generators."""
+    strategy, ranks = one.strategy, one.strategy.ranks
+    shares = random_shares(random, random.integers(1, 4, size=ranks.workers))
+    mine = [] if ranks.serves(strategy.wire.rank) else shares[ranks.worker(strategy.wire.rank)]
+    total = GlobalBatch(sum(map(len, mine)), one.weight(tuple(mine)), ranks.workers)
+    batches = one.load(tuple(mine))
+    if strategy.collective_forward:
+        batches = evened_out(batches, max(map(len, shares)))
+    return Dealt(shares, mine, total, batches)
 
 
 @dataclass
@@ -111,56 +138,21 @@ class Watch:
         self.gradients_at_ready.append(self.gradients)
         timer.note_ready()
 
-    def build(self, toy: Toy) -> Callable[[int], nn.Module]:
-        """Of a toy, how its model is built whose gradients are counted, before anything else is told of them."""
-        build = toy.build_model
-
-        def watched(seed: int) -> nn.Module:
-            model = build(seed)
-            self._on(model)
-            return model
-
-        return watched
-
-    def _on(self, model: nn.Module) -> None:
-
-        def count(_: Tensor) -> None:
-            self.gradients += 1
-
-        for parameter in model.parameters():
+    def count(self, parameters: Iterable[Tensor]) -> None:
+        """Count the gradients of these; called before anything else looks at them."""
+        for parameter in parameters:
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(count)
+                parameter.register_post_accumulate_grad_hook(lambda _: setattr(self, "gradients", self.gradients + 1))
 
-    def on_unsharded(self, strategy: Fsdp) -> None:
-        """Count the gradients of parameters that are made anew in the first forward pass."""
-        seen: list[object] = []
+    def count_unsharded(self, strategy: Fsdp) -> None:
+        """Likewise of parameters that are made in the first forward pass."""
+        hook = strategy.module.register_forward_hook(
+            lambda *_: hook.remove() or self.count(each._unsharded_param for each in strategy.module._trained)
+        )
 
-        def count(_: Tensor) -> None:
-            self.gradients += 1
-
-        def once(*_: object) -> None:
-            if not seen:
-                seen.extend(
-                    each._unsharded_param.register_post_accumulate_grad_hook(count) for each in strategy.module._trained
-                )
-
-        strategy.module.register_forward_hook(once)
-
-    @contextmanager
-    def over(self, wire: object) -> Iterator[None]:
-        """Note the verbs of a wire that send gradients."""
-
-        def noting(verb: str) -> Any:
-            inner = getattr(wire, verb)
-
-            def call(*arguments: Any) -> Any:
-                self.events.append(verb)
-                return inner(*arguments)
-
-            return call
-
-        with patch.multiple(wire, **{verb: noting(verb) for verb in ("mean", "mean_shard", "send")}):
-            yield
+    def send(self, verb: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """A verb of a wire that sends gradients, noted."""
+        return lambda *given: self.events.append(verb) or inner(*given)
 
 
 def watched_steps(
@@ -173,59 +165,50 @@ def watched_steps(
 
     Returns:
         Of each step: `error` (relative distance of what rank 0 moved by from the gradient of the whole batch in one
-        process, or with `null` of this rank's own share), `events`, `gradients_at_ready`, `expected_gradients`, and
-        the traffic.
+        process, or with `null` of this rank's own share), `moved` (by how much), the replica's row, `events`,
+        `gradients_at_ready`, `expected_gradients`, and the traffic.
     """
-    settings = ["workload.pad_to_multiple_of=1", "train.precision=fp32", "train.learning_rate=1.0"]
-    if clips:
-        settings.append(f"train.max_grad_norm={LARGEST_NORM}")
-    config = named(load_config(None, settings), sync, compress, null)
-    toy, timer = GivesMeans() if fault == "means" else Toy(), StepTimer(CPU)
-    random = np.random.default_rng(1)
-    watch, results = Watch(), []
+    clip = [f"train.max_grad_norm={LARGEST_NORM}"] if clips else []
+    config = named(load_config(None, [*UNPADDED, "train.learning_rate=1.0", *clip]), sync, compress, null)
+    toy, random, watch, results = GivesMeans() if fault == "means" else Toy(), np.random.default_rng(1), Watch(), []
+    build = toy.build_model
     with (
-        known(),
         patch.object(TokenisedData, "weight", lambda _, ids: len(ids)) if fault == "counts" else nullcontext(),
         patch.object(replica, "build_optimizer", lambda parameters, _: torch.optim.SGD(parameters, lr=1.0)),
-        patch.object(toy, "build_model", watch.build(toy)),
+        patch.object(toy, "build_model", lambda seed: watch.count((model := build(seed)).parameters()) or model),
         patch.object(Replica, "_on_ready", lambda self: watch.ready(self._timer)),
-        closing(real.build_strategy(config, CPU)) as strategy,
+        replicated(config, toy) as one,
     ):
-        one = Replica(config, toy, CPU, timer, strategy)
+        strategy = one.strategy
         if isinstance(strategy, Fsdp):
-            watch.on_unsharded(strategy)
-        trainable, ranks = sum(parameter.requires_grad for parameter in one.model.parameters()), strategy.ranks
+            watch.count_unsharded(strategy)
+        trainable = sum(parameter.requires_grad for parameter in one.model.parameters())
+        verbs = {verb: watch.send(verb, getattr(strategy.wire, verb)) for verb in ("mean", "mean_shard", "send")}
         for _ in range(TRIALS):
-            counts = random.integers(1, 4, size=ranks.workers)
-            shares = random_shares(random, counts)
-            mine = [] if ranks.serves(rank) else shares[ranks.worker(rank)]
+            step = deal(random, one)
             before = strategy.full_state()
             strategy.wire.take()
             watch.events, watch.gradients, watch.gradients_at_ready = [], 0, []
-            total = GlobalBatch(sum(map(len, mine)), one.weight(tuple(mine)), ranks.workers)
-            batches = one.load(tuple(mine))
-            if strategy.collective_forward:
-                batches = evened_out(batches, max(map(len, shares)))
             if fault == "repeats":
-                total = GlobalBatch(total.samples(), sum(batch.weight for batch in batches))
-            with watch.over(strategy.wire):
-                parts = one.compute(batches, total.scale)
-            assert [part.n for part in parts] == [len(ids) for ids in mine]
+                step.total = GlobalBatch(step.total.samples(), sum(batch.weight for batch in step.batches))
+            with patch.multiple(strategy.wire, **verbs):
+                parts = one.compute(step.batches, step.total.scale)
+            assert [part.n for part in parts] == [len(ids) for ids in step.mine]
             one.update()
             strategy.drain()
-            timer.end_step()
-            traffic = strategy.wire.take()
-            after = strategy.full_state()
-            ids = np.concatenate([part for share in (shares if not null else [mine]) for part in share])
-            scale = total.scale() * toy.train.weights[ids].sum() if null else 1.0
+            one._timer.end_step()
+            traffic, after = strategy.wire.take(), strategy.full_state()
+            ids = np.concatenate([part for share in (step.shares if not null else [step.mine]) for part in share])
+            scale = step.total.scale() * toy.train.weights[ids].sum() if null else 1.0
+            there = before is not None and after is not None
             results.append(
                 {
-                    "error": None if before is None or after is None else moved(ids, before, after, scale),
-                    "moved": None if before is None or after is None else distance(before, after),
+                    "error": moved(ids, before, after, scale) if there else None,
+                    "moved": distance(before, after) if there else None,
                     **one.row(),
                     "events": watch.events,
                     "gradients_at_ready": watch.gradients_at_ready,
-                    "expected_gradients": trainable * len(batches),
+                    "expected_gradients": trainable * len(step.batches),
                     "traffic": traffic,
                 }
             )
@@ -238,7 +221,7 @@ def trained_beside_one_process(
     """Steps of the engine's optimizer on random uneven shares, and one process's on the whole batches.
 
     Args:
-        config: of the ranks; registered toys are `known`.
+        config: of the ranks.
         ours: what the ranks train.
         theirs: the same for one process.
         steps: their number.
@@ -248,41 +231,32 @@ def trained_beside_one_process(
     """
     random, alone = np.random.default_rng(2), theirs.build_model(config.train.seed)
     optimizer = replica.build_optimizer(alone.parameters(), config.train)
-    with closing(real.build_strategy(config, CPU)) as strategy:
-        one, ranks = Replica(config, ours, CPU, StepTimer(CPU), strategy), strategy.ranks
-        rank = strategy.wire.rank
+    with replicated(config, ours) as one:
         for _ in range(steps):
-            shares = random_shares(random, random.integers(1, 4, size=ranks.workers))
-            mine = [] if ranks.serves(rank) else shares[ranks.worker(rank)]
-            total = GlobalBatch(sum(map(len, mine)), one.weight(tuple(mine)), ranks.workers)
-            batches = one.load(tuple(mine))
-            if strategy.collective_forward:
-                batches = evened_out(batches, max(map(len, shares)))
-            one.compute(batches, total.scale)
+            step = deal(random, one)
+            one.compute(step.batches, step.total.scale)
             one.update()
-            whole = np.concatenate([ids for share in shares for ids in share])
+            whole = np.concatenate([ids for share in step.shares for ids in share])
             (theirs.loss(alone, batch_of(theirs, whole)) / theirs.train.weight(whole)).backward()
             optimizer.step()
             optimizer.zero_grad()
-        return strategy.full_state(), alone.state_dict()
+        return one.strategy.full_state(), alone.state_dict()
 
 
-def held_and_lost(rank: int, folder: str, sync: str, null: bool) -> tuple[dict[str, float | None], list[float]]:
-    """What this rank holds after a step, MB by kind, and the losses of a few steps, with communication or without."""
-    settings = ["workload.pad_to_multiple_of=1", "train.precision=fp32", "train.learning_rate=1e-2"]
-    config = named(load_config(None, settings), sync, "none", null)
-    toy, losses, run = Toy(), [], Run(Path(folder))
+def memory_and_losses(rank: int, folder: str, sync: str, null: bool) -> tuple[dict[str, float | None], list[float]]:
+    """This rank's memory after a step, MB by kind, and the losses of a few steps, with communication or without."""
+    config = named(load_config(None, UNPADDED), sync, "none", null)
+    losses, run = [], Run(Path(folder))
     run.ranks_dir.mkdir(exist_ok=True)
-    with known(), closing(real.build_strategy(config, CPU)) as strategy:
-        one = Replica(config, toy, CPU, StepTimer(CPU), strategy)
-        held = HeldMemory(run, rank, one, memory_meter(CPU), wanted=True)
+    with replicated(config, Toy()) as one:
+        memory = HeldMemory(run, rank, one, memory_meter(CPU), wanted=True)
         for _ in range(3):
-            with held.computing():
+            with memory.computing():
                 parts = one.compute(one.load((np.arange(8 * rank, 8 * rank + 8),)), lambda: 1 / 8)
-            one.update(held.stepped)
+            one.update(memory.stepped)
             losses += [float(part.total) for part in parts]
-        strategy.drain()
-    found = held._found["after_step"]
+        one.strategy.drain()
+    found = memory._found["after_step"]
     return {kind: value for kind, value in found.items() if kind != "peak_mb"}, losses
 
 
@@ -293,24 +267,11 @@ def trained(rank: int, sync: str) -> tuple[float | None, list[str] | None]:
         Where this rank has the state: its largest difference from one process's, and the names of its tensors; else
         None and None.
     """
-    config = named(load_config(None, ["workload.pad_to_multiple_of=1", "train.precision=fp32"]), sync, "none")
-    config = config.model_copy(update={"train": config.train.model_copy(update={"learning_rate": 1e-2})})
-    with known():
-        state, wanted = trained_beside_one_process(config, Toy(), Toy())
+    config = named(load_config(None, UNPADDED), sync, "none")
+    state, wanted = trained_beside_one_process(config, Toy(), Toy())
     if state is None:
         return None, None
     return max(float((state[name] - tensor).abs().max()) for name, tensor in wanted.items()), sorted(state)
-
-
-def state_of_the_first(rank: int, sync: str) -> list[str] | None:
-    """The names of the whole state, which only the first rank asks for."""
-    settings = ["workload.pad_to_multiple_of=1", "train.precision=fp32", "train.learning_rate=1e-2"]
-    config = named(load_config(None, settings), sync, "none")
-    with known(), closing(real.build_strategy(config, CPU)) as strategy:
-        Replica(config, Toy(), CPU, StepTimer(CPU), strategy)
-        state = strategy.state_alone() if rank == 0 else None
-        dist.barrier()
-    return None if state is None else sorted(state)
 
 
 def random_shares(random: np.random.Generator, counts: np.ndarray) -> list[list[np.ndarray]]:
@@ -343,53 +304,14 @@ def distance(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
     return float(torch.cat([(before[name] - after[name]).flatten() for name in names]).norm())
 
 
-def public(rank: int) -> list[float]:
-    """Every strategy on plain torch: built from nothing, over the default group."""
-    toy, losses = Toy(), []
-    for make in [
-        *(entry.load() for entry in plugins.STRATEGIES.values() if entry.exact and not entry.servers),
-        *STRATEGIES.values(),
-    ]:
-        strategy = make()
-        module = strategy.wrap(toy.build_model(0), CPU)
-        optimizer = strategy.build_optimizer(module.parameters(), lambda p: torch.optim.SGD(p, lr=0.1))
-        loss = toy.loss(module, batch_of(toy, np.arange(rank, 60, 2)))
-        loss.backward()
-        strategy.finish()
-        strategy.step(optimizer, Precision("fp32", CPU))
-        assert isinstance(strategy.wire, PlainWire)
-        state = strategy.full_state()
-        assert (state is not None) == (rank == 0)
-        losses.append(0.0 if state is None else float(sum(tensor.sum() for tensor in state.values())))
-        strategy.close()
-    return losses
-
-
 def profiled(rank: int, sync: str, compress: str) -> list[str]:
     """Names of our ranges in the profile of a step."""
-    config = named(
-        load_config(None, ["workload.pad_to_multiple_of=1", "train.precision=fp32", "train.learning_rate=1.0"]),
-        sync,
-        compress,
-    )
-    toy = Toy()
-    with known(), closing(real.build_strategy(config, CPU)) as strategy:
-        one = Replica(config, toy, CPU, StepTimer(CPU), strategy)
+    with replicated(named(load_config(None, UNPADDED), sync, compress), Toy()) as one:
         batches = one.load((np.arange(rank, 60, 2),))
         everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
         with torch.profiler.profile(experimental_config=everywhere) as profile:
             one.compute(batches, lambda: 1 / 30)
     return [event.name for event in profile.events() if event.name.startswith("dynbench::")]
-
-
-def overflow(rank: int, agree: bool) -> tuple[float, bool]:
-    """Where a parameter is after a step in which only rank 1's gradient is infinite, and whether it was skipped."""
-    parameter = nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.AdamW([parameter], lr=1.0, fused=True)
-    precision = Precision("fp16", CPU, max_over_ranks if agree else None)
-    precision.backward((parameter * (float("inf") if rank == 1 else 1.0)).sum())
-    precision.step(optimizer)
-    return float(parameter), precision.take_skipped()
 
 
 def train_run(rank: int, folder: str, config: Config, tell: bool = False, forgets: bool = False) -> None:

@@ -1,23 +1,34 @@
-"""What warm ranks do with the public classes of `dynbench.sync`, and with strategies on the toy of `sync check`."""
+"""What warm ranks do with a strategy: train models beside one process, and take single steps."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from strategy_jobs import CPU, known, named
+from batches import batch_of
+from strategy_jobs import CPU, known, named, train_run
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from toys import STRATEGIES as TOYS
+from toys import Toy
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from dynbench.config.layers import load_config
+from dynbench.config.schema import Config
+from dynbench.engine.planning import ReplicatedPlans
+from dynbench.engine.rank.exchange import max_over_ranks
 from dynbench.engine.rank.loop import build_strategy, session
-from dynbench.engine.rank.optimizer_step import Precision
+from dynbench.engine.rank.optimizer_step import Clipper, Precision
 from dynbench.engine.rank.toy_check import (
     SMALL_BUCKET_MB,
     VOCABULARY,
@@ -29,16 +40,19 @@ from dynbench.engine.rank.toy_check import (
     train_alone,
     train_on_ranks,
 )
+from dynbench.errors import UsageError
 from dynbench.plugins import STRATEGIES
-from dynbench.sync import BucketedDDP, FlatDDP, FullyShardedDDP, NaiveDDP, OverlapDDP, ShardedOptimizer
-from dynbench.sync.synchronised import SynchronisedModule
-
-PUBLIC: dict[str, type[SynchronisedModule]] = {
-    "naive": NaiveDDP,
-    "flat": FlatDDP,
-    "overlap": OverlapDDP,
-    "bucketed": BucketedDDP,
-}
+from dynbench.sync import (
+    BucketedDDP,
+    FlatDDP,
+    FullyShardedDDP,
+    NaiveDDP,
+    OverlapDDP,
+    ShardedOptimizer,
+    local_steps,
+)
+from dynbench.sync.base import Strategy
+from dynbench.wire.base import Wire
 
 
 class SmallGpt2(nn.Module):
@@ -52,11 +66,6 @@ class SmallGpt2(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.inner(tokens).logits[:, -1]
-
-
-def gpt2() -> nn.Module:
-    torch.manual_seed(0)
-    return SmallGpt2().double()
 
 
 class UsesWeights(nn.Module):
@@ -76,12 +85,113 @@ class UsesWeights(nn.Module):
         return self.tied[0](hidden)
 
 
-def uses_weights() -> nn.Module:
-    torch.manual_seed(0)
-    return UsesWeights().double()
+class TiedBlock(nn.Module):
+    """The last block scores with the embedding's weight; a buffer is also a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 16)
+        self.norm = nn.BatchNorm1d(16, dtype=torch.float64).eval()
+        self.norm.running_var.mul_(2)
+        self.same = self.norm.running_var
+        last = nn.Sequential(nn.Linear(16, VOCABULARY))
+        self.blocks = nn.ModuleList([*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3)), last])
+        last[0].weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.norm(self.embed(tokens).mean(1))
+        for block in self.blocks:
+            hidden = block(hidden)
+        return hidden + self.same.sum()
 
 
-MODELS = {"toy": toy_model, "gpt2": gpt2}
+class OneWeight(nn.Module):
+    """Fewer elements to train than ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return nn.functional.one_hot(tokens[:, 0], VOCABULARY).to(self.weight) * self.weight
+
+
+def seeded(kind: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """Builds a model in double precision, the same wherever it is built."""
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return kind().double()
+
+    return build
+
+
+MODELS = {
+    "toy": toy_model,
+    **{
+        name: seeded(kind)
+        for name, kind in (
+            ("gpt2", SmallGpt2),
+            ("uses_weights", UsesWeights),
+            ("tied_block", TiedBlock),
+            ("one_weight", OneWeight),
+        )
+    },
+}
+
+
+def configured(sync: str, *settings: str, null: bool = False) -> Config:
+    """Settings of a strategy for models with unused parameters and many buckets."""
+    with known():
+        wanted = {"find_unused": "true", "bucket_mb": SMALL_BUCKET_MB, "inner_steps": 1}
+        options = [f"sync.{key}={value}" for key, value in wanted.items() if STRATEGIES[sync].reads(key)]
+    return named(load_config(None, [*options, *settings]), sync, null=null)
+
+
+def of_tokens(module: nn.Module) -> Tensor:
+    """A loss of any of the models."""
+    return module(torch.arange(12).view(2, 6)).sum()
+
+
+@dataclass
+class Steps:
+    """Steps of SGD under a strategy; on a rank that serves, it serves."""
+
+    strategy: Strategy
+    module: nn.Module
+    optimizer: Optimizer
+    precision: Precision = field(default_factory=lambda: Precision("fp32", CPU))
+
+    def __call__(self, loss: Callable[[nn.Module], Tensor] = of_tokens) -> Mapping[str, Any]:
+        """One step; the strategy's row of it."""
+        if self.strategy.ranks.serves(self.strategy.wire.rank):
+            self.strategy.serve()
+        else:
+            self.precision.backward(loss(self.module))
+            self.strategy.finish()
+        self.strategy.step(self.optimizer, self.precision)
+        self.strategy.clear_gradients(self.optimizer)
+        return self.strategy.row()
+
+
+def begun(strategy: Strategy, model: nn.Module, lr: float = 0.1) -> Steps:
+    """Steps of a strategy that takes the model up."""
+    module = strategy.wrap(model, CPU)
+    optimizer = strategy.build_optimizer(module.parameters(), lambda p: torch.optim.SGD(p, lr=lr))
+    return Steps(strategy, module, optimizer)
+
+
+@contextmanager
+def stepping(
+    config: Config,
+    model: nn.Module,
+    lr: float = 0.1,
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Iterator[Steps]:
+    """Steps of a configured strategy, which is closed afterwards."""
+    with known(), session(build_strategy(config, CPU)) as strategy:
+        strategy.waiting = waiting
+        yield begun(strategy, model, lr)
 
 
 def checked(rank: int, sync: str, model: str, optimizer: Any, *settings: str) -> Difference | None:
@@ -95,18 +205,15 @@ def checked(rank: int, sync: str, model: str, optimizer: Any, *settings: str) ->
                     tensor.add_(rank)
         return built
 
+    config = configured(sync, *settings)
     with known():
-        wanted = {"find_unused": "true", "bucket_mb": SMALL_BUCKET_MB}
-        options = [f"sync.{key}={value}" for key, value in wanted.items() if STRATEGIES[sync].reads(key)]
-        config = named(load_config(None, [*options, *settings]), sync, "none")
         return check_strategy(config, Case(optimizer, model=build))
 
 
 def gathered_late(rank: int, model: str) -> Difference | None:
     """As `checked`, of zero1 whose gathered parameters come when they are waited for, and not before."""
-    config = named(load_config(None, [f"sync.bucket_mb={SMALL_BUCKET_MB}"]), "zero1", "none")
-    case = Case("adamw", model={**MODELS, "uses_weights": uses_weights}[model])
-    with session(build_strategy(config, CPU)) as strategy:
+    case = Case("adamw", model=MODELS[model])
+    with session(build_strategy(configured("zero1"), CPU)) as strategy:
         gather = strategy.wire.gather
 
         def late(full: Tensor, shard: Tensor) -> Any:
@@ -122,144 +229,153 @@ def gathered_late(rank: int, model: str) -> Difference | None:
     return None if state is None else difference(state, train_alone(case, 2))
 
 
-def sent_during_backward(rank: int, sync: str, steps: int = 3) -> list[tuple[int, int]]:
-    """Of each step, gradients that were complete when the first was sent, and when all were."""
-    config, found = named(load_config(None, [f"sync.bucket_mb={SMALL_BUCKET_MB}"]), sync, "none"), []
-    with known(), session(build_strategy(config, CPU)) as strategy:
-        model, complete, at_first = toy_model(), [0], []
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(lambda _: complete.__setitem__(0, complete[0] + 1))
-        module = strategy.wrap(model, CPU)
+def sent_during_backward(rank: int, sync: str) -> list[tuple[int, int]]:
+    """Of three steps, gradients that were complete when the first was sent, and when all were."""
+    model, complete, found = toy_model(), [0], []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda _: complete.__setitem__(0, complete[0] + 1))
+    with stepping(configured(sync), model) as steps:
+        at_first: list[int] = []
         for verb in ("mean", "mean_shard"):
-            setattr(strategy.wire, verb, noting(getattr(strategy.wire, verb), lambda: at_first.append(complete[0])))
-        for step in range(steps):
+            inner = getattr(steps.strategy.wire, verb)
+            note = lambda *given, inner=inner: at_first.append(complete[0]) or inner(*given)  # noqa: E731
+            setattr(steps.strategy.wire, verb, note)
+        for step in range(3):
             complete[0] = 0
             at_first.clear()
             tokens = torch.arange(12).view(2, 6) + 2 * step + rank  # rows that begin even on one rank only
-            module(tokens).sum().backward()
-            strategy.finish()
+            steps(lambda module, tokens=tokens: module(tokens).sum())
             found.append((at_first[0], complete[0]))
-            model.zero_grad()
     return found
 
 
-def noting(inner: Any, note: Any) -> Any:
-    def call(*arguments: Any) -> Any:
-        note()
-        return inner(*arguments)
-
-    return call
+FAULTS = ("number", "shape", "dtype", "layout", "buffer number", "buffer shape", "buffer name")
 
 
-def differing(rank: int, name: str, fault: str) -> str:
-    """What is said of parameters that differ between ranks."""
-    width = 3 if fault == "shape" and rank == 1 else 2
-    layers = [nn.Linear(2, width)]
-    if fault == "number" and rank == 1:
-        layers.append(nn.Linear(2, 2))
-    module = nn.Sequential(*layers)
-    if fault == "dtype" and rank == 1:
-        module.double()
-    if fault == "layout":
-        module = nn.Conv2d(2, 2, (2, 3)).to(memory_format=torch.channels_last if rank else torch.contiguous_format)
-    if fault == "buffer_shape" or (fault == "buffer_number" and rank == 1):
-        module.register_buffer("seen", torch.zeros(3 + rank))
-    if fault == "buffer_name":
-        module.register_buffer("seen" if rank else "kept", torch.zeros(3))
-    try:
-        PUBLIC[name](module)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+def other_model(rank: int, fault: str) -> nn.Module:
+    """A model that is another one on rank 1."""
+    other = fault if rank == 1 else None
+    layers = [nn.Conv2d(2, 3 if other == "shape" else 2, (2, 3)), *[nn.Linear(2, 2)] * (other == "number")]
+    model = nn.Sequential(*layers).to(torch.float64 if other == "dtype" else torch.float32)
+    if other == "buffer number" or fault == "buffer shape":
+        model.register_buffer("seen", torch.zeros(3 + rank))
+    if fault == "buffer name":
+        model.register_buffer("seen" if rank else "noted", torch.zeros(3))
+    return model.to(memory_format=torch.channels_last) if other == "layout" else model
 
 
-class Course(nn.Module):
-    """As in the tests of the course: layers without biases, one frozen parameter; tied where that is asked."""
-
-    def __init__(self, tied: bool) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(10, 10, bias=False)
-        self.fc2 = nn.Linear(10, 50 if not tied else 10, bias=False)
-        self.fc3 = nn.Linear(self.fc2.out_features, 10 if tied else 5, bias=False)
-        if tied:
-            self.fc3.weight = self.fc1.weight
-        self.no_grad_fixed_param = nn.Parameter(torch.tensor([2.0, 2.0]), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc3(torch.relu(self.fc2(torch.relu(self.fc1(x)))))
-
-
-def get_ddp_individual_parameters(module: nn.Module) -> nn.Module:
-    return OverlapDDP(module)
-
-
-def get_ddp_bucketed(module: nn.Module, bucket_size_mb: float) -> nn.Module:
-    return BucketedDDP(module, bucket_size_mb)
-
-
-def on_after_backward(ddp_model: Any, optimizer: torch.optim.Optimizer) -> None:
-    ddp_model.finish_gradient_synchronization()
-
-
-def on_train_batch_start(ddp_model: Any, optimizer: torch.optim.Optimizer) -> None:
-    pass
-
-
-def course(rank: int, tied: bool, bucket_size_mb: float | None, individual: bool) -> list[float]:
-    """The course's training: largest difference from one process after each step; rank 0 keeps its weights."""
-    torch.manual_seed(rank)
-    alone = Course(tied)
-    given = deepcopy(alone)
-    ddp = get_ddp_individual_parameters(given) if individual else get_ddp_bucketed(given, bucket_size_mb)
-    for (name, mine), (_, shared) in zip(alone.named_parameters(), ddp.named_parameters(), strict=True):
-        assert torch.equal(mine, shared) == (rank == 0 or name == "no_grad_fixed_param")
-    dist_check(ddp)
-    generator = torch.Generator().manual_seed(5)
-    x, y = torch.randn(20, 10, generator=generator), torch.randn(20, alone.fc3.out_features, generator=generator)
-    with torch.no_grad():
-        for mine, first in zip(alone.parameters(), ddp.parameters(), strict=True):
-            mine.copy_(first)
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (alone, ddp)]
-    found = []
-    for step in range(5):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        nn.functional.mse_loss(alone(x), y).backward()
-        optimizers[0].step()
-        on_train_batch_start(ddp, optimizers[1])
-        mine = slice(rank * 10, rank * 10 + 10)
-        nn.functional.mse_loss(ddp(x[mine]), y[mine]).backward()
-        on_after_backward(ddp, optimizers[1])
-        optimizers[1].step()
-        pairs = zip(alone.parameters(), ddp.parameters(), strict=True)
-        found.append(max(float((a - b).abs().max()) for a, b in pairs))
-        order = torch.randperm(20, generator=torch.Generator().manual_seed(42 + step))
-        x, y = x[order], y[order]
-    dist_check(ddp)
+def refusals(rank: int, sync: str) -> dict[str, str]:
+    """By fault, the error of a strategy that takes up such models; empty where there is none."""
+    found = dict.fromkeys(FAULTS, "")
+    for fault in FAULTS:
+        strategy = build_strategy(named(load_config(None, []), sync), CPU)
+        try:
+            strategy.wrap(other_model(rank, fault), CPU)
+        except UsageError as error:
+            found[fault] = error.message
+        strategy.wire.close()
     return found
 
 
-def dist_check(module: nn.Module) -> None:
-    """All ranks hold the same."""
-    for parameter in module.parameters():
-        others = [torch.empty_like(parameter) for _ in range(dist.get_world_size())]
-        dist.all_gather(others, parameter.detach().clone())
-        assert all(torch.equal(parameter, other) for other in others)
+def norm_of_one_weight(rank: int, sync: str) -> tuple[float, float]:
+    """The norm of its gradient on this rank, and what a clipped step of 1 moved it by where this rank has the state."""
+    with stepping(configured(sync), OneWeight().double(), lr=1.0) as steps:
+        clipper = Clipper(0.5, steps.strategy.gradient_norm)
+        steps.precision = Precision("fp32", CPU, clip=clipper.clip)
+        steps(lambda module: module(torch.zeros(2, 6, dtype=torch.long)).sum() * (rank + 1))
+        steps.strategy.drain()
+        state = steps.strategy.full_state()
+        return clipper.row()["grad_norm"], 0.0 if state is None else 1 - float(state["weight"])
 
 
-def states(rank: int, name: str) -> tuple[list[bool], list[bool]]:
-    """Which gradients are None after steps in which no rank, or one, used a branch; and under no_sync."""
-    model = toy_model()
-    module = PUBLIC[name](model)
-    named = dict(model.named_parameters())
+def overflowing(rank: int, sync: str) -> list[tuple[bool, bool]]:
+    """Steps with a loss scaler, in the second of which the last rank's gradient alone is infinite.
+
+    Returns:
+        Of each, whether it was skipped here, and whether the model's state moved; on ranks without that, False.
+    """
     found = []
-    for first in (1, rank):  # rows that begin odd; on rank 0 even
-        module(torch.full((2, 6), first)).sum().backward()
-        module.finish_gradient_synchronization()
-        found.append([named[key].grad is None for key in ("unused.weight", "turn.weight", "frozen.weight")])
-        model.zero_grad()
-    return found[0], found[1]
+    with stepping(configured(sync), toy_model().float()) as steps:
+        strategy = steps.strategy
+        steps.precision = Precision("fp16", CPU, None if strategy.equal_gradients else max_over_ranks)
+        for step in range(3):
+            before = strategy.full_state()
+            overflows = step == 1 and rank == strategy.wire.world_size - 1
+            steps(lambda module, factor=float("inf") if overflows else 1.0: of_tokens(module) * factor)
+            after = strategy.full_state()
+            moved = before is not None and any(not torch.equal(before[name], after[name]) for name in before)
+            assert after is None or all(bool(tensor.isfinite().all()) for tensor in after.values())
+            found.append((steps.precision.take_skipped(), moved))
+    return found
+
+
+def waits_noted(rank: int, sync: str) -> bool:
+    """Whether in a second step something is waited for between `finish` and the next, as the strategy says itself."""
+    noted: list[bool] = []
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        noted.append(True)
+        yield
+
+    with stepping(configured(sync), MODELS["gpt2"](), waiting=waiting) as steps:
+        steps()
+        noted.clear()
+        steps()
+        return bool(noted)
+
+
+def pushed_buffers(rank: int) -> dict[str, float]:
+    """What the server has of a running mean after the workers saw three rows of 1 and one row of 5."""
+    with stepping(configured("ps"), nn.BatchNorm1d(2, momentum=None).train()) as steps:
+        if rank == 1:
+            steps.module(torch.ones(3, 2))
+        if rank == 2:
+            steps.module(torch.full((2, 2), 5.0))
+            steps.strategy._rows.fill_(1)
+            steps.module.num_batches_tracked.fill_(2)
+        state = steps.strategy.full_state()
+        names = {"mean": "running_mean", "batches": "num_batches_tracked"}
+        return {} if state is None else {key: float(state[name].view(-1)[0]) for key, name in names.items()}
+
+
+def alone_on_the_first(rank: int, sync: str) -> list[str] | None:
+    """The names of the whole state, which only the first rank asks for."""
+    with stepping(configured(sync), MODELS["toy"]()) as steps:
+        state = steps.strategy.state_alone() if rank == 0 else None
+        dist.barrier()
+    return None if state is None else sorted(state)
+
+
+def public(rank: int) -> list[float]:
+    """Every strategy on plain torch: built from nothing, over the default group."""
+    toy, found = Toy(), []
+    registered = [entry.load() for entry in STRATEGIES.values() if entry.exact and not entry.servers]
+    for make in [*registered, *TOYS.values()]:
+        steps = begun(make(), toy.build_model(0))
+        steps(lambda module: toy.loss(module, batch_of(toy, np.arange(rank, 60, 2))))
+        assert type(steps.strategy.wire) is Wire
+        state = steps.strategy.full_state()
+        assert (state is not None) == (rank == 0)
+        found.append(0.0 if state is None else float(sum(tensor.sum() for tensor in state.values())))
+        steps.strategy.close()
+    return found
+
+
+def process_id(rank: int) -> int:
+    return os.getpid()
+
+
+def killed(rank: int, sync: str, *settings: str) -> None:
+    """Steps of a strategy, in the second of which the last rank ends between its forward and its backward pass."""
+    strategy = build_strategy(configured(sync, "launch.timeout_s=60", *settings), CPU)
+    steps, last = begun(strategy, MODELS["gpt2"]()), strategy.wire.world_size - 1
+    for step in range(3):
+        steps(lambda module, ends=step == 1 and rank == last: of_tokens(module) + (os._exit(9) if ends else 0))
+
+
+PUBLIC = {"naive": NaiveDDP, "flat": FlatDDP, "overlap": OverlapDDP, "bucketed": BucketedDDP}
 
 
 def odd_layouts(rank: int, name: str) -> float:
@@ -287,245 +403,207 @@ def odd_layouts(rank: int, name: str) -> float:
     return max(float((a - b).abs().max()) for a, b in pairs)
 
 
-def sharded(rank: int, optimizer_cls: type[torch.optim.Optimizer], settings: dict[str, float]) -> dict[str, Any]:
-    """A sharded optimizer beside the same on every rank by itself, with groups, a schedule, and a group added late."""
+class Course(nn.Module):
+    """As in the tests of the course: layers without biases, one frozen parameter, perhaps a tied one."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(10, 10, bias=False)
+        self.fc2 = nn.Linear(10, 10 if tied else 50, bias=False)
+        self.fc3 = nn.Linear(self.fc2.out_features, 10 if tied else 5, bias=False)
+        if tied:
+            self.fc3.weight = self.fc1.weight
+        self.no_grad_fixed_param = nn.Parameter(torch.tensor([2.0, 2.0]), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc3(torch.relu(self.fc2(torch.relu(self.fc1(x)))))
+
+
+ADAPTERS: dict[str, Callable[[nn.Module], Any]] = {
+    **PUBLIC,
+    **{f"buckets of {size} MiB": lambda module, size=size: BucketedDDP(module, size) for size in (0.0001, 0.0016)},
+    "fully sharded": FullyShardedDDP,
+}
+"""How a loop of one's own takes up a public class."""
+
+
+def course(rank: int, tied: bool, adapter: str) -> float:
+    """A loop of one's own over halves of the samples: largest difference from one process, which begins as rank 0."""
+    torch.manual_seed(rank)
+    module = ADAPTERS[adapter](Course(tied))
     torch.manual_seed(0)
-    mine = [nn.Parameter(torch.randn(size).double()) for size in (7, 30, 2, 11, 5)]
-    mine[2].requires_grad_(False)
-    alone = [nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad) for p in mine]
-    groups = lambda params: [{"params": params[:2]}, {"params": params[2:4], "lr": 0.05}]  # noqa: E731
-    ours = ShardedOptimizer(groups(mine), optimizer_cls, **settings)
-    theirs = optimizer_cls(groups(alone), **settings)
-    schedules = [torch.optim.lr_scheduler.ExponentialLR(each, 0.9) for each in (ours, theirs)]
+    alone = Course(tied)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (alone, module)]
+    for step in range(5):
+        drawn = torch.Generator().manual_seed(step)
+        x, y = (torch.randn(20, size, generator=drawn) for size in (10, alone.fc3.out_features))
+        for model, rows in ((alone, slice(None)), (module, slice(rank * 10, rank * 10 + 10))):
+            model.zero_grad()
+            nn.functional.mse_loss(model(x[rows]), y[rows]).backward()
+        module.finish_gradient_synchronization()
+        for optimizer in optimizers:
+            optimizer.step()
+    whole = module.gather_full_params() if adapter == "fully sharded" else module.module.state_dict()
+    return max(float((whole[name] - tensor).abs().max()) for name, tensor in alone.state_dict().items())
+
+
+BuildOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
+
+
+def grouped() -> tuple[list[nn.Parameter], list[dict[str, Any]]]:
+    """Parameters, one of them frozen, in three groups, of which the last is added late."""
+    torch.manual_seed(0)
+    made = [nn.Parameter(torch.randn(size).double()) for size in (7, 30, 2, 11, 5)]
+    made[2].requires_grad_(False)
+    return made, [{"params": made[:2]}, {"params": made[2:4], "lr": 0.05}, {"params": made[4:], "lr": 0.2}]
+
+
+def optimized(build: BuildOptimizer) -> tuple[list[list[float]], Any, Optimizer]:
+    """The weights, the state and the optimizer after steps with a schedule, a missing gradient and a late group."""
+    parameters, groups = grouped()
+    optimizer = build(groups[:2])
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     for step in range(6):
         if step == 3:
-            for each, params in ((ours, mine), (theirs, alone)):
-                each.add_param_group({"params": params[4:], "lr": 0.2})
-        for number, (a, b) in enumerate(zip(mine, alone, strict=True)):
-            if a.requires_grad and (step, number) != (2, 1):
-                b.grad = torch.randn(a.shape, generator=torch.Generator().manual_seed(step * 9 + number)).double()
-                a.grad = b.grad.clone()
-        for each in (ours, theirs, *schedules):
-            each.step()
-        for each in (ours, theirs):
-            each.zero_grad()
-    whole, wanted = ours.state_dict(), theirs.state_dict()
-    return {
-        "apart": max(float((a - b).abs().max().detach()) for a, b in zip(mine, alone, strict=True)),
-        "held": sum(p.numel() for p in ours.owned(rank)),
-        "states": len(ours.state),
-        "groups": [[group["lr"], group["params"]] for group in whole["param_groups"]],
-        "wanted_groups": [[group["lr"], group["params"]] for group in wanted["param_groups"]],
-        "state": whole["state"],
-        "wanted_state": wanted["state"],
-        "loaded": loaded_apart(whole if rank == 0 else {}, mine, groups, optimizer_cls, settings),
-    }
-
-
-def loaded_apart(state: Any, params: list[nn.Parameter], groups: Any, optimizer_cls: Any, settings: Any) -> float:
-    """How far a step goes wrong after the state, which rank 0 alone has, was loaded, held against all the state."""
-    again = ShardedOptimizer([*groups(params), {"params": params[4:]}], optimizer_cls, **settings)
-    again.load_state_dict(deepcopy(state))
-    before = [p.detach().clone() for p in params]
-    for p in params:
-        p.grad = torch.ones_like(p) if p.requires_grad else None
-    again.step()
-    alone = [nn.Parameter(p.clone(), requires_grad=q.requires_grad) for p, q in zip(before, params, strict=True)]
-    one = optimizer_cls([*groups(alone), {"params": alone[4:]}], **settings)
-    one.load_state_dict(deepcopy(state_of_first(state)))
-    for p in alone:
-        p.grad = torch.ones_like(p) if p.requires_grad else None
-    one.step()
-    return max(float((a - b).abs().max()) for a, b in zip(params, alone, strict=True))
-
-
-def state_of_first(state: Any) -> Any:
-    """What rank 0 has, on every rank."""
-    shared = [state]
-    dist.broadcast_object_list(shared, src=0)
-    return shared[0]
-
-
-def at_another_size(rank: int, folder: str, load: bool) -> list[float] | None:
-    """A sharded optimizer's state saved, and loaded, perhaps by another number of ranks; the weights after a step."""
-    torch.manual_seed(0)
-    params = [nn.Parameter(torch.randn(size).double()) for size in (7, 30, 11)]
-    optimizer = ShardedOptimizer(params, torch.optim.AdamW, lr=0.1)
-    for p in params:
-        p.grad = p.detach().clone()
-    if load:
-        optimizer.load_state_dict(torch.load(f"{folder}/state.pt") if rank == 0 else {})
-    optimizer.step()
-    if not load:
-        state = optimizer.state_dict()
-        if rank == 0:
-            torch.save(state, f"{folder}/state.pt")
-    return [float(p.sum()) for p in params]
-
-
-def meetings(rank: int, fragments: int) -> tuple[list[int], list[int], int]:
-    """Over two rounds of four steps of DiLoCo: parameters that met after each, bytes handed in, and all parameters."""
-    settings = ["sync.inner_steps=4", f"sync.fragments={fragments}"]
-    with session(build_strategy(named(load_config(None, settings), "diloco", "none"), CPU)) as strategy:
-        module = strategy.wrap(toy_model(), CPU)
-        optimizer = strategy.build_optimizer(module.parameters(), lambda p: torch.optim.SGD(p, lr=0.1))
-        rows, sent = [], []
-        strategy.wire.take()
-        for _ in range(8):
-            module(torch.arange(12).view(2, 6)).sum().backward()
-            strategy.finish()
-            strategy.step(optimizer, Precision("fp32", CPU))
-            optimizer.zero_grad()
-            rows.append(strategy.row()["met_parameters"])
-            sent.append(strategy.wire.take().bytes_raw)
-        return rows, sent, sum(p.numel() for p in module.parameters() if p.requires_grad)
-
-
-def outer_steps(rank: int) -> tuple[list[float], list[float]]:
-    """A weight over DiLoCo's rounds, and over steps of torch's Nesterov along the mean of what the ranks did."""
-    settings = ["sync.inner_steps=2", "sync.outer_rate=0.5", "sync.outer_momentum=0.8"]
-    weight = nn.Parameter(torch.ones(1).double())
-    outer = torch.optim.SGD([weight], lr=0.5, momentum=0.8, nesterov=True)
-    ours, theirs = [], []
-    with session(build_strategy(named(load_config(None, settings), "diloco", "none"), CPU)) as strategy:
-        module = nn.Linear(1, 1, bias=False).double()
-        nn.init.ones_(module.weight)
-        strategy.wrap(module, CPU)
-        inner = strategy.build_optimizer(module.parameters(), lambda p: torch.optim.SGD(p, lr=0.1))
-        for _ in range(4):
-            start = weight.detach().clone()
-            moved = sum(2 * 0.1 * (other + 1) for other in range(2)) / 2  # each rank by its own constant gradient
-            for _ in range(2):
-                (module.weight * (rank + 1)).sum().backward()
-                strategy.finish()
-                strategy.step(inner, Precision("fp32", CPU))
-                inner.zero_grad()
-            weight.grad = torch.full_like(start, moved)
-            outer.step()
-            ours.append(float(module.weight))
-            theirs.append(float(weight))
-    return ours, theirs
-
-
-def waits_noted(rank: int, sync: str) -> bool:
-    """Whether in a second step something is waited for between `finish` and the next, as the strategy says itself."""
-    noted: list[bool] = []
-
-    @contextmanager
-    def waiting() -> Iterator[None]:
-        noted.append(True)
-        yield
-
-    with session(build_strategy(named(load_config(None, ["sync.inner_steps=1"]), sync, "none"), CPU)) as strategy:
-        strategy.waiting = waiting
-        module = strategy.wrap(gpt2(), CPU)
-        optimizer = strategy.build_optimizer(module.parameters(), lambda p: torch.optim.SGD(p, lr=0.1))
-        for _ in range(2):
-            noted.clear()
-            if strategy.ranks.serves(rank):
-                strategy.serve()
-            else:
-                module(torch.arange(12).view(2, 6)).sum().backward()
-                strategy.finish()
-            strategy.step(optimizer, Precision("fp32", CPU))
-            optimizer.zero_grad()
-        return any(noted)
-
-
-def messages(rank: int, sync: str) -> list[int]:
-    """Of two steps, the messages of a rank under a parameter server."""
-    with session(build_strategy(named(load_config(None, []), sync, "none"), CPU)) as strategy:
-        module = strategy.wrap(toy_model(), CPU)
-        optimizer = strategy.build_optimizer(module.parameters(), lambda p: torch.optim.SGD(p, lr=0.1))
-        found = []
-        for _ in range(2):
-            if rank == 0:
-                strategy.serve()
-            else:
-                module(torch.arange(12).view(2, 6)).sum().backward()
-                strategy.finish()
-            strategy.step(optimizer, Precision("fp32", CPU))
-            optimizer.zero_grad()
-            found.append(strategy.row()["messages"])
-        return found
-
-
-def pushed_buffers(rank: int) -> dict[str, float]:
-    """What the server has of a running mean after the workers saw three rows of 1 and one row of 5."""
-    with session(build_strategy(named(load_config(None, []), "ps", "none"), CPU)) as strategy:
-        module = strategy.wrap(nn.BatchNorm1d(2, momentum=None).train(), CPU)
-        if rank == 1:
-            module(torch.ones(3, 2))
-        if rank == 2:
-            module(torch.full((2, 2), 5.0))
-            strategy._rows.fill_(1)
-            module.num_batches_tracked.fill_(2)
-        state = strategy.full_state()
-        return {} if state is None else {
-            "mean": float(state["running_mean"][0]), "batches": int(state["num_batches_tracked"])
-        }  # fmt: skip
-
-
-def get_sharded_optimizer(params: Any, optimizer_cls: type[torch.optim.Optimizer], **kwargs: Any) -> Any:
-    return ShardedOptimizer(params, optimizer_cls, **kwargs)
-
-
-def get_fsdp(module: nn.Module, compute_dtype: torch.dtype | None) -> nn.Module:
-    return FullyShardedDDP(module, compute_dtype)
-
-
-def fsdp_gather_full_params(fsdp_model: Any) -> dict[str, Tensor]:
-    return fsdp_model.gather_full_params()
-
-
-def course_sharded(rank: int, tied: bool) -> tuple[float, float]:
-    """Steps with the sharded optimizer, and fully sharded, from equal weights: largest difference from one process."""
-    torch.manual_seed(0)
-    alone = [Course(tied) for _ in range(2)]
-    models = [deepcopy(alone[0]), get_fsdp(deepcopy(alone[1]), None)]
-    settings = {"lr": 0.1, "weight_decay": 0.1, "betas": (0.9, 0.999), "eps": 1e-8}
-    theirs = [torch.optim.AdamW(model.parameters(), **settings) for model in alone]
-    ours = [
-        get_sharded_optimizer(models[0].parameters(), torch.optim.AdamW, **settings),
-        torch.optim.AdamW(models[1].parameters(), **settings),
-    ]
-    generator = torch.Generator().manual_seed(5)
-    x, y = torch.randn(20, 10, generator=generator), torch.randn(20, alone[0].fc3.out_features, generator=generator)
-    for _ in range(5):
-        for number, (model, mine, single, other) in enumerate(zip(models, ours, alone, theirs, strict=True)):
-            part = slice(rank * 10, rank * 10 + 10) if number else slice(None)
-            for each, optimizer, rows in ((model, mine, part), (single, other, slice(None))):
-                optimizer.zero_grad()
-                nn.functional.mse_loss(each(x[rows]), y[rows]).backward()
-                if isinstance(each, FullyShardedDDP):
-                    on_after_backward(each, optimizer)
-                optimizer.step()
-    found = [dict(models[0].state_dict()), fsdp_gather_full_params(models[1])]
-    first, second = (
-        max(float((state[name] - tensor).abs().max()) for name, tensor in single.state_dict().items())
-        for state, single in zip(found, alone, strict=True)
-    )
-    return first, second
-
-
-def process_id(rank: int) -> int:
-    return os.getpid()
-
-
-def killed(rank: int, sync: str) -> None:
-    """Steps of a strategy, in the second of which the last rank ends between its forward and its backward pass."""
-    config = named(load_config(None, ["launch.timeout_s=60", "sync.inner_steps=1"]), sync, "none")
-    strategy = build_strategy(config, CPU)
-    module = strategy.wrap(gpt2(), CPU)
-    optimizer = strategy.build_optimizer(module.parameters(), lambda p: torch.optim.SGD(p, lr=0.1))
-    for step in range(3):
-        if strategy.ranks.serves(rank):
-            strategy.serve()
-        else:
-            loss = module(torch.arange(12).view(2, 6)).sum()
-            if step == 1 and rank == strategy.ranks.world_size - 1:
-                os._exit(9)
-            loss.backward()
-            strategy.finish()
-        strategy.step(optimizer, Precision("fp32", CPU))
+            optimizer.add_param_group(groups[2])
+        for number, p in enumerate(parameters):
+            if p.requires_grad and (step, number) != (2, 1) and (number < 4 or step >= 3):
+                p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(step * 9 + number)).double()
+        optimizer.step()
+        schedule.step()
         optimizer.zero_grad()
+    return [p.tolist() for p in parameters], optimizer.state_dict(), optimizer
+
+
+def resumed(build: BuildOptimizer, state: Any) -> list[list[float]]:
+    """The weights after a step of an optimizer that goes on from a state."""
+    parameters, groups = grouped()
+    optimizer = build(groups)
+    optimizer.load_state_dict(deepcopy(state))
+    for p in parameters:
+        p.grad = torch.ones_like(p) if p.requires_grad else None
+    optimizer.step()
+    return [p.tolist() for p in parameters]
+
+
+def sharded(rank: int, kind: type[Optimizer], settings: dict[str, float]) -> tuple[Any, Any, int, int]:
+    """As `optimized`, of an optimizer with divided state; elements of this rank's part, and its states."""
+    weights, state, optimizer = optimized(lambda groups: ShardedOptimizer(groups, kind, **settings))
+    assert isinstance(optimizer, ShardedOptimizer)
+    return weights, state, sum(p.numel() for p in optimizer.owned(rank)), len(optimizer.state)
+
+
+def sharded_from(rank: int, kind: type[Optimizer], settings: dict[str, float], state: Any) -> list[list[float]]:
+    """As `resumed`, of such an optimizer, from a state that only rank 0 is given."""
+    return resumed(lambda groups: ShardedOptimizer(groups, kind, **settings), state if rank == 0 else {})
+
+
+RATE, SCALE, MOMENTUM = 0.1, 0.5, 0.8
+"""Of the inner step, and of the outer one."""
+
+
+def constant(rank: int) -> Callable[[nn.Module], Tensor]:
+    """A loss whose gradient is this rank's own constant."""
+    return lambda module: sum((p * (rank + 1)).sum() for p in module.parameters())
+
+
+def streamed(rank: int, overlap: int, own: float, steps: int = 12) -> list[float]:
+    """A weight after each step, where an outer step of every fourth one takes `overlap` steps."""
+    given = ("inner_steps=4", f"overlap_steps={overlap}", f"own_share={own}", f"outer_rate={SCALE}")
+    config = configured("diloco", *(f"sync.{each}" for each in (*given, f"outer_momentum={MOMENTUM}")))
+    model, found = nn.Linear(1, 1, bias=False).double(), []
+    nn.init.ones_(model.weight)
+    with stepping(config, model, RATE) as stepped:
+        for _ in range(steps):
+            stepped(constant(rank))
+            found.append(float(model.weight))
+        stepped.strategy.drain()
+    return found
+
+
+def sent_and_met(rank: int, fragments: int, overlap: int) -> tuple[list[int], list[int], list[tuple[int, int]], int]:
+    """Of three rounds: bytes sent after each step, parameters that went on from a mean, and when each was asked for.
+
+    Last all trained elements.
+    """
+    given = ("sync.inner_steps=4", f"sync.fragments={fragments}", f"sync.overlap_steps={overlap}")
+    sent, met, events, receive = [], [], [], local_steps.Fragment.receive
+
+    def received(fragment: Any) -> Any:
+        events.append((fragment.sent_after, len(met) + 1))
+        return receive(fragment)
+
+    with (
+        patch.object(local_steps.Fragment, "receive", received),
+        stepping(configured("diloco", *given), toy_model()) as steps,
+    ):
+        steps.strategy.wire.take()
+        for _ in range(12):
+            met.append(steps()["met_parameters"])
+            steps.strategy.drain()  # so that what was sent is counted where it was
+            sent.append(steps.strategy.wire.take().bytes_raw)
+        return sent, met, events, sum(p.numel() for p in steps.module.parameters() if p.requires_grad)
+
+
+def stopped(rank: int, sync: str, number: int) -> tuple[float, bool] | None:
+    """What the first rank gives alone that stopped after some steps, every fourth of which averaged the models.
+
+    Returns:
+        How far it is from the weights after the last average, None where it gives nothing; whether the rank's own
+        weights have stayed.
+    """
+    torch.manual_seed(0)
+    with stepping(configured(sync, "sync.inner_steps=4"), nn.Linear(3, 3).double(), RATE) as steps:
+        module, met = steps.module, {}
+        for _ in range(number):
+            if steps(constant(rank))["met_parameters"]:
+                met = deepcopy(module.state_dict())
+        own = deepcopy(module.state_dict())
+        given = steps.strategy.state_alone() if rank == 0 else None
+        dist.barrier()
+        if given is None:
+            return None
+        stayed = all(torch.equal(own[name], tensor) for name, tensor in module.state_dict().items())
+        return max(float((given[name] - met[name]).abs().max()) for name in given), stayed
+
+
+def averaged(rank: int, piece: int) -> tuple[float, int, bool]:
+    """An evaluation of ranks that have moved apart.
+
+    Returns:
+        How far what is evaluated is from their mean; the most elements that a gather was of; whether a rank's own
+        parameters are back afterwards.
+    """
+    model = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+    with patch.object(local_steps, "PIECE", piece), stepping(configured("local_sgd"), model) as steps:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(rank)
+        own = [p.detach().clone() for p in model.parameters()]
+        gather, sizes = steps.strategy.wire.gather, []
+        noting = lambda full, shard: sizes.append(len(full)) or gather(full, shard)  # noqa: E731
+        with patch.object(steps.strategy.wire, "gather", noting), steps.strategy.evaluating() as mean:
+            pairs = zip(mean.parameters(), own, strict=True)
+            apart = max(float((p - (q + 0.5 - rank)).detach().abs().max()) for p, q in pairs)
+        back = all(torch.equal(p, q) for p, q in zip(model.parameters(), own, strict=True))
+        return apart, max(sizes), back
+
+
+def trained_ahead(rank: int, folder: str, config: Config, gate: str, first: int, patience_s: float) -> None:
+    """A run in which the last rank begins only when the first one has come to a step of its own."""
+    opened, share = Path(gate), ReplicatedPlans.share
+
+    def gated(self: ReplicatedPlans, step: int) -> Sequence[Any]:
+        if rank == 0 and step == first:
+            opened.touch()
+        if rank == 1 and step == 0:
+            deadline = time.monotonic() + patience_s
+            while not opened.exists():
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"the first rank has not come to step {first}")
+                time.sleep(0.01)
+        return share(self, step)
+
+    with patch.object(ReplicatedPlans, "share", gated):
+        train_run(rank, folder, config)
+    dist.barrier()

@@ -72,8 +72,8 @@ class Noted(TextClassification):
 
 def few_words(settings: Workload) -> Splits:
     splits = generate(lambda n, rng: rng.integers(2, 20, size=n))
-    kept = options_of(settings, Words).words
-    train = splits.train.data.take(np.arange(kept))
+    words = options_of(settings, Words).words
+    train = splits.train.data.take(np.arange(words))
     return Splits(type(splits.train)(train, splits.train.vocab_size, splits.train.pad_id, "a few words"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from multiproc import gradient_rank
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from dynbench.compress.base import Compressor
 from dynbench.runs.columns import Column
-from dynbench.sync.base import Local, OptimizerFactory, Stepper, Strategy, gradient_norm, state_on_cpu
+from dynbench.sync.base import Local, Strategy
 from dynbench.sync.ddp import Ddp
+from dynbench.sync.fsdp import Fsdp
+from dynbench.sync.parameter_server import PerTensor
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import Segment, lay_out
 from dynbench.workloads.data import TokenisedData
@@ -99,144 +100,21 @@ class Naive(Strategy):
         return {"sent_tensors": self._sent}
 
 
-class Sharding(Strategy):
-    """Every rank keeps a part of the parameters and frees the rest between forward passes, as FSDP does."""
-
-    equal_gradients: ClassVar[bool] = False
-    collective_forward: ClassVar[bool] = True
-
-    def _wrapped(self, model: nn.Module) -> nn.Module:
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        self._parameters = [parameter for _, parameter in named]
-        self._segments = lay_out((name, p.shape) for name, p in named)
-        flat = self._flat([p.detach() for p in self._parameters])
-        self._shard = nn.Parameter(flat.chunk(self.wire.world_size)[self.wire.rank].clone())
-        self._release()
-        model.register_forward_pre_hook(lambda module, _: self._collect())
-        return model
-
-    def _flat(self, tensors: Sequence[Tensor]) -> Tensor:
-        """All of them in one, filled up to equal shards."""
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        return nn.functional.pad(flat, (0, -len(flat) % self.wire.world_size))
-
-    def _collect(self) -> None:
-        full = torch.empty(len(self._shard) * self.wire.world_size, dtype=self._shard.dtype)
-        self.wire.gather(full, self._shard.detach()).wait()
-        for parameter, segment in zip(self._parameters, self._segments, strict=True):
-            parameter.untyped_storage().resize_(parameter.numel() * parameter.element_size())
-            parameter.data.copy_(segment.of(full))
-
-    def _release(self) -> None:
-        for parameter in self._parameters:
-            parameter.untyped_storage().resize_(0)
-
-    @contextmanager
-    def accumulating(self) -> Iterator[None]:
-        yield
-        self._release()
-
-    def finish(self) -> None:
-        self.on_ready()
-        gradients = [p.grad for p in self._parameters]
-        self._shard.grad = torch.empty_like(self._shard)
-        self.wire.mean_shard(self._flat(gradients), self._segments, self._shard.grad).wait()
-        for parameter in self._parameters:
-            parameter.grad = None
-        self._release()
-
-    def gradient_norm(self) -> Tensor:
-        return self.norm_over_shards(gradient_norm([self._shard]))
-
-    def build_optimizer(self, parameters: Iterable[nn.Parameter], factory: OptimizerFactory) -> Optimizer:
-        return factory([self._shard])
-
-    @contextmanager
-    def evaluating(self) -> Iterator[nn.Module]:
-        yield self.module
-        self._release()
-
-    def full_state(self) -> dict[str, Tensor] | None:
-        self._collect()
-        state = state_on_cpu(self.model) if self.wire.rank == 0 else None
-        self._release()
-        return state
-
-    def state_alone(self) -> None:
-        pass
-
-
-class NormOfAShard(Sharding):
+class NormOfAShard(Fsdp):
     """Fault: every rank clips by the norm of its own part."""
 
     def gradient_norm(self) -> Tensor:
-        return gradient_norm([self._shard])
+        return nn.utils.get_total_norm(self.module.shards)
 
 
-class Central(Strategy):
-    """The first rank holds the parameters: the others send it their gradients and receive what became of them."""
-
-    equal_gradients: ClassVar[bool] = True
-    columns: ClassVar[tuple[Column, ...]] = (Column("received_tensors", "integer", "", "From other ranks."),)
-
-    def _wrapped(self, model: nn.Module) -> nn.Module:
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._workers = self.evaluators()
-        return model
-
-    @contextmanager
-    def accumulating(self) -> Iterator[None]:
-        yield
-
-    def finish(self) -> None:
-        self.on_ready()
-        self.wire.send(self._flat([p.grad for p in self._parameters]), 0).wait()
-
-    def serve(self) -> None:
-        total = torch.zeros_like(self._flat(self._parameters))
-        for rank in self._workers:
-            total += self._received(rank)
-        self._fill([p.grad for p in self._with_gradients()], total / self.divisor)
-
-    @property
-    def divisor(self) -> int:
-        return len(self._workers)
-
-    def step(self, optimizer: Optimizer, precision: Stepper) -> None:
-        if self.ranks.serves(self.wire.rank):
-            precision.step(optimizer)
-            for rank in self._workers:
-                self.wire.send(self._flat(self._parameters), rank).wait()
-            self._tensors = len(self._workers)
-        else:
-            self._fill([p.data for p in self._parameters], self._received(0))
-            self._tensors = 1
-
-    def row(self) -> Mapping[str, object]:
-        return {"received_tensors": self._tensors}
-
-    def _flat(self, tensors: Sequence[Tensor]) -> Tensor:
-        return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-
-    def _fill(self, tensors: Sequence[Tensor], flat: Tensor) -> None:
-        for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
-            tensor.copy_(part.view_as(tensor))
-
-    def _with_gradients(self) -> Sequence[nn.Parameter]:
-        for parameter in self._parameters:
-            parameter.grad = torch.empty_like(parameter)
-        return self._parameters
-
-    def _received(self, source: int) -> Tensor:
-        return self.wire.receive(torch.zeros_like(self._flat(self._parameters)), source).wait()
-
-
-class CountsServers(Central):
+class CountsServers(PerTensor):
     """Fault: the mean is over all ranks, those that train nothing among them."""
 
-    @property
-    def divisor(self) -> int:
-        return self.wire.world_size
+    def serve(self) -> None:
+        super().serve()
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad *= self.ranks.workers / self.wire.world_size
 
 
 class ReadyLate(Naive):
@@ -324,8 +202,7 @@ class Fails(TwoStages):
             raise ArithmeticError(f"cannot compress {segments[0].name}")
 
 
-STRATEGIES: dict[str, type[Strategy]] = {"one_by_one": Naive, "sharding": Sharding}
-SERVING: dict[str, type[Strategy]] = {"central": Central}
+STRATEGIES: dict[str, type[Strategy]] = {"one_by_one": Naive}
 BROKEN_STRATEGIES: dict[str, type[Strategy]] = {
     "ready_late": ReadyLate,
     "ready_early": ReadyEarly,

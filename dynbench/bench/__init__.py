@@ -1,1 +1,1 @@
-"""Micro-benchmarks: cases measured on ranks, kept as a run of the registry."""
+"""Micro-benchmarks: cases measured on ranks, stored as a run of the registry."""

@@ -169,9 +169,9 @@ def _sharded(given: Setting) -> Iterator[Line]:
             yield Line(label, _ceil(exact), "devices", formula, f"{put}; N >= {exact:.2f}")
     devices, tokens = given.devices, given.local_tokens[-1]
     activations = given.saved_per_token * tokens
-    held = 16 * given.parameters / devices
-    held += (1 - given.sharded_activations) * activations + given.sharded_activations * activations / devices
-    yield Line(f"memory of each of {devices} devices, {tokens} tokens each", held / GB, "GB", formula, f"N={devices}")
+    memory = 16 * given.parameters / devices
+    memory += (1 - given.sharded_activations) * activations + given.sharded_activations * activations / devices
+    yield Line(f"memory of each of {devices} devices, {tokens} tokens each", memory / GB, "GB", formula, f"N={devices}")
 
 
 def batch_of_sum(given: Setting, *, exact: bool = False) -> float:

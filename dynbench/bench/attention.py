@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dynbench.bench.base import ELEMENT_BYTES, Benchmark, Case, Columns, Measured, NotMeasured, Row, titled
+from dynbench.bench.base import ELEMENT_BYTES, Benchmark, Case, Columns, Measured, NotMeasured, Row, ratios, titled
 from dynbench.bench.measuring import free_bytes, time_calls, watch
 from dynbench.errors import UsageError
 from dynbench.kernels import FlashAttentionTorch, FlashAttentionTriton
@@ -69,7 +69,7 @@ class Attention(Benchmark):
     options: AttentionOptions
     passes: ClassVar[Sequence[str]] = ("forward", "backward")
     timer: ClassVar[str] = "own"
-    """Whose clock: `own` times as many iterations as asked for; `triton` is Triton's on a GPU, and else `own` too."""
+    """Whose clock: `own` times the iterations of the options; `triton` is Triton's on a GPU, and else `own` too."""
     own: ClassVar[Mapping[str, Any]] = {"lengths": (256, 1024), "widths": (16, 64), "batch": 8, "causal": False}
     """What null options are."""
     headers: ClassVar = titled(
@@ -147,9 +147,13 @@ class Attention(Benchmark):
 
     def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
         """How many times as long as torch's own attention each way takes, and its memory over that of the plain one."""
+
+        def name(row: Row) -> str:
+            return f"{row.columns['pass']} {row.columns['length']} x {row.columns['channels']} {row.dtype}"
+
         return {
-            "times_of_sdpa": _ratios(rows, "p50", "sdpa"),
-            "memory_of_plain": _ratios(rows, "peak_mb", "plain"),
+            key: ratios(rows, name, lambda row: str(row.columns["way"]), of, value)
+            for key, of, value in (("times_of_sdpa", "sdpa", "p50"), ("memory_of_plain", "plain", "peak_mb"))
         }
 
     def said(self, rows: Sequence[Row]) -> list[str]:
@@ -157,7 +161,7 @@ class Attention(Benchmark):
         lines: list[str] = []
         for name, shown in (("times_of_sdpa", "times of torch's own"), ("memory_of_plain", "memory, of that of plain")):
             last = [*self.summary(rows)[name].items()][-len(self.passes) :]
-            lines += [f"{key}: {shown}: {_listed(ratios)}" for key, ratios in last]
+            lines += [f"{key}: {shown}: {_listed(each)}" for key, each in last]
         lines += [
             f"{row.case}: wrong, {wrong:,} values are NaN or infinite; its times mean nothing"
             for row in rows
@@ -197,21 +201,8 @@ def hand_count(batch: int, length: int, dtype: str) -> str:
     return f"{SQUARES} x {batch} x {length}² x {size} B = {total} for weights, their gradients and those of the scores"
 
 
-def _listed(ratios: Mapping[str, float]) -> str:
-    return ", ".join(f"{way} {ratio:.3g}" for way, ratio in ratios.items())
-
-
-def _ratios(rows: Sequence[Row], column: str, of: str) -> dict[str, dict[str, float]]:
-    """A column over that of the way `of`, by pass and shape, and by way, of what was measured."""
-    found: dict[str, dict[str, float]] = {}
-    for row in rows:
-        value, about = row.as_dict().get(column), row.columns
-        if isinstance(value, int | float):
-            key = f"{about['pass']} {about['length']} x {about['channels']} {row.dtype}"
-            found.setdefault(key, {})[str(about["way"])] = value
-    return {
-        key: {way: ms / by_way[of] for way, ms in by_way.items()} for key, by_way in found.items() if by_way.get(of)
-    }
+def _listed(by_way: Mapping[str, float]) -> str:
+    return ", ".join(f"{way} {ratio:.3g}" for way, ratio in by_way.items())
 
 
 def way_of(way: str, causal: bool, device: torch.device) -> Attend:
@@ -307,7 +298,7 @@ def _error(each: str, found: Gradients, states: Gradients, gradient: Tensor, cau
 def with_memory(
     forward: Callable[[], Tensor], backward: Callable[[Tensor], object], device: torch.device
 ) -> tuple[int, int]:
-    """The bytes that are held between the passes, and the most at once, beside those held before.
+    """The bytes in use between the passes, and the most at once, beside those in use before.
 
     On GPUs a first time of both does not count, in which kernels are compiled and tuned: Triton's tuner holds 256 MB
     meanwhile.
@@ -316,7 +307,7 @@ def with_memory(
         backward(forward())
     result, first = watch(forward, device, history=False)
     _, second = watch(lambda: backward(result), device, history=False)
-    return first.held, max(first.most, first.held + second.most)
+    return first.after, max(first.most, first.after + second.most)
 
 
 def pass_times(

@@ -1,9 +1,9 @@
-"""What a benchmark is: its cases, how one is measured on the ranks, what its rows say together."""
+"""What a benchmark is: its cases, how one is measured on the ranks, what its rows amount to."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
@@ -131,6 +131,18 @@ class Row:
         return {**{each.name: getattr(self, each.name) for each in fields(self)[:-1]}, **self.columns}
 
 
+def ratios(
+    rows: Sequence[Row], name: Callable[[Row], str], way: Callable[[Row], str], of: str, value: str = "p50"
+) -> dict[str, dict[str, float]]:
+    """A column over that of the way `of`, by name and way, of what was measured; only where that was."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        number = row.as_dict().get(value)
+        if isinstance(number, int | float):
+            found.setdefault(name(row), {})[way(row)] = number
+    return {key: {each: one / by[of] for each, one in by.items()} for key, by in found.items() if by.get(of)}
+
+
 class NotMeasured(Exception):
     """What `measure` raises where a case cannot be measured here while others can; the sweep goes on.
 
@@ -192,7 +204,7 @@ class Benchmark(ABC):
         """Measure a case, for one row or several, at least one; every rank calls this at the same time."""
 
     def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """What the rows say together, as summary.json has it."""
+        """What follows from all rows, as summary.json has it."""
         return {}
 
     def said(self, rows: Sequence[Row]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A benchmark as an entry of the run registry: its cases measured on launched ranks, its rows kept whatever ends it.
+"""A benchmark as an entry of the run registry: its cases measured on launched ranks, its rows stored whatever ends it.
 
 The run folder holds bench.json (name and options), ranks/rows.jsonl (the rows as they come, raw), and, made of them at
 every end, rows.csv, summary.json and what else the benchmark writes.
@@ -134,13 +134,13 @@ def measure_bench(run: Run, *, report: Report, on_rows: Callable[[BenchResult], 
 
     Args:
         run: what `start_bench` made, also one that was interrupted.
-        report: told how far it is, a line at a time.
+        report: called with the progress, a line at a time.
         on_rows: called with all rows once no more come, at whatever end.
 
     Raises:
         RecordError: the run's files cannot be read, or its rows are of other cases than are measured here.
         UsageError: another process is at it, or it was begun on a GPU and here is none.
-        WorkerFailed, Interrupted: what was measured is kept, and is the error's `result`.
+        WorkerFailed, Interrupted: what was measured is stored, and is the error's `result`.
     """
     kind, benchmark = read_name(run), read_benchmark(run)
     refuse_running(run)

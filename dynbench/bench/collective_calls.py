@@ -7,7 +7,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 
 import numpy as np
@@ -87,50 +87,38 @@ def prepare(operation: str, count: int, dtype: torch.dtype, group: dist.ProcessG
         device: where the buffers are.
     """
     rank, ranks = group.rank(), group.size()
-    part, mine = count // ranks, contribution(rank)
-
-    def stale(elements: int) -> Tensor:
-        return torch.full((elements,), STALE, dtype=dtype, device=device)
-
-    def filled(elements: int) -> Tensor:
-        return fill(stale(elements), mine)
-
-    if operation == "all_reduce":
-        buffer = stale(count)
-        known = [known_sum(ranks)]
-        return Prepared(lambda: fill(buffer, mine), lambda: dist.all_reduce(buffer, group=group), buffer, known)
-    if operation == "broadcast":
-        buffer, source = stale(count), contribution(0)
-        return Prepared(
-            lambda: fill(buffer, source) if rank == 0 else buffer.fill_(STALE),
-            lambda: dist.broadcast(buffer, group=group, group_src=0),
-            buffer,
-            [source],
-        )
-    if operation == "send_recv":
-        sent, buffer = filled(count), stale(count)
-        to, other = (rank + 1) % ranks, (rank - 1) % ranks
-        return Prepared(
-            lambda: buffer.fill_(STALE), lambda: _pass_on(sent, to, buffer, other, group), buffer,
-            [contribution(other)],
-        )  # fmt: skip
-    call: Callable[..., object]
-    if operation == "reduce_scatter":
-        handed, buffer = filled(count), stale(part)
-        call, known = getattr(dist, _reduce_scatter), [known_sum(ranks, rank * part)]
-    elif operation == "all_gather":
-        handed, buffer = filled(part), stale(count)
-        call, known = getattr(dist, _all_gather), [contribution(other) for other in range(ranks)]
-    else:
-        handed, buffer = filled(count), stale(count)
-        call, known = dist.all_to_all_single, [contribution(other, rank * part) for other in range(ranks)]
-    return Prepared(lambda: buffer.fill_(STALE), lambda: call(buffer, handed, group=group), buffer, known)
+    part, mine, others = count // ranks, contribution(rank), range(ranks)
+    kinds: dict[str, tuple[int, int, list[Pattern], Callable[..., object]]] = {
+        "all_reduce": (0, count, [known_sum(ranks)], lambda result, _: dist.all_reduce(result, group=group)),
+        "broadcast": (
+            0, count, [contribution(0)], lambda result, _: dist.broadcast(result, group=group, group_src=0)
+        ),
+        "send_recv": (count, count, [contribution((rank - 1) % ranks)], partial(_pass_on, group)),
+        "reduce_scatter": (count, part, [known_sum(ranks, rank * part)], partial(_of_two, _reduce_scatter, group)),
+        "all_gather": (part, count, [contribution(each) for each in others], partial(_of_two, _all_gather, group)),
+        "all_to_all": (
+            count, count, [contribution(each, rank * part) for each in others],
+            partial(_of_two, "all_to_all_single", group),
+        ),
+    }  # fmt: skip
+    handed, elements, known, call = kinds[operation]
+    result = torch.full((elements,), STALE, dtype=dtype, device=device)
+    given = fill(torch.full((handed,), STALE, dtype=dtype, device=device), mine)
+    in_place = operation == "all_reduce" or (operation == "broadcast" and rank == 0)
+    start = partial(fill, result, mine) if in_place else partial(result.fill_, STALE)
+    return Prepared(start, lambda: call(result, given), result, known)
 
 
-def _pass_on(sent: Tensor, to: int, received: Tensor, source: int, group: dist.ProcessGroup) -> None:
+def _of_two(name: str, group: dist.ProcessGroup, result: Tensor, given: Tensor) -> None:
+    getattr(dist, name)(result, given, group=group)
+
+
+def _pass_on(group: dist.ProcessGroup, received: Tensor, sent: Tensor) -> None:
+    """Send to the next rank and receive from the one before."""
+    rank, ranks = group.rank(), group.size()
     calls = [
-        dist.P2POp(dist.isend, sent, group=group, group_peer=to),
-        dist.P2POp(dist.irecv, received, group=group, group_peer=source),
+        dist.P2POp(dist.isend, sent, group=group, group_peer=(rank + 1) % ranks),
+        dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % ranks),
     ]
     for work in dist.batch_isend_irecv(calls):
         work.wait()
@@ -161,7 +149,7 @@ def compare(result: Tensor, known: Sequence[Pattern]) -> tuple[int, float]:
 
 
 def measure_collective(case: Case, options: CollectivesOptions, context: RankContext, device: torch.device) -> Measured:
-    """Time the iterations, begun together, and compare the last result with the known one.
+    """Time the iterations, begun at one time, and compare the last result with the known one.
 
     Args:
         case: its operation, shape, type and back end.
@@ -209,7 +197,7 @@ def _nccl() -> dist.ProcessGroup:
 
 
 def _try(operation: str, dtype: torch.dtype, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Do it once with few elements: what a back end does not have, every rank is told alike.
+    """Do it once with few elements: what a back end does not have, every rank learns alike.
 
     Raises:
         NotMeasured: in torch's words.
@@ -265,8 +253,8 @@ def _queued(
 ) -> NDArray[np.float64]:
     """Likewise, each queued behind the one before, as nccl-tests has it, as many as there is time for by the warm-up.
 
-    The first starts behind a tiny collective, which ends on all ranks together: neither a launch nor a rank that comes
-    late is in the times. What has been sent again and again is no result, so that another call follows.
+    The first starts behind a tiny collective, which ends on all ranks at one time: neither a launch nor a late rank is
+    in the times. What has been sent again and again is no result, so that another call follows.
     """
     began = time.monotonic()
 

@@ -72,7 +72,7 @@ class Collectives(Benchmark):
 
     @property
     def processes(self) -> int:
-        """The most that are asked for."""
+        """The most of `processes`."""
         return max(self.options.processes)
 
     device: Device = "cpu"

@@ -1,4 +1,4 @@
-"""What work takes on a device: the time of every call, memory held and at most, and what is free.
+"""What work takes on a device: the time of every call, memory in use and at most, and what is free.
 
 On CPUs every allocation of torch's allocator is counted, as its profiler tells them; what other libraries take by
 themselves, as oneDNN for a product, is not. On CUDA the peak is the allocator's own, the rest its memory history.
@@ -69,16 +69,16 @@ def time_calls(
 
 @dataclass(frozen=True)
 class Changes:
-    """Memory beside that held when the work began.
+    """Memory beside that in use when the work began.
 
     Attributes:
-        held: bytes when it ended.
+        after: bytes when it ended.
         most: bytes at once.
         ms: when it changed, shape [n], the first 0.
-        nbytes: what was held from then, shape [n].
+        nbytes: in use from then, shape [n].
     """
 
-    held: int
+    after: int
     most: int
     ms: NDArray[np.float64]
     nbytes: NDArray[np.int64]
@@ -86,12 +86,12 @@ class Changes:
 
 @dataclass(frozen=True)
 class Allocation:
-    """Memory asked for at one place.
+    """Memory allocated at one place.
 
     Attributes:
         nbytes: each time.
         times: how often.
-        operator: what asked.
+        operator: that allocated it.
         stack: frames outside of torch, the innermost first.
     """
 
@@ -126,9 +126,9 @@ def watch(
 def changes_of(changes: Sequence[tuple[float, int]]) -> Changes:
     """Of single changes, (ms, bytes), in their order."""
     ms, deltas = (np.array([change[column] for change in changes]) for column in (0, 1))
-    held = np.cumsum([0, *deltas]).astype(np.int64)
+    used = np.cumsum([0, *deltas]).astype(np.int64)
     since = np.array([0, *(ms - ms[0])]) if len(ms) else np.zeros(1)
-    return Changes(int(held[-1]), int(held.max()), since, held)
+    return Changes(int(used[-1]), int(used.max()), since, used)
 
 
 def _watch_cuda(
@@ -150,8 +150,8 @@ def _watch_cuda(
     finally:
         if with_history:
             cuda.memory._record_memory_history(enabled=None)
-    held, most = cuda.memory_allocated(device) - before, cuda.max_memory_allocated(device) - before
-    return result, replace(found, held=held, most=most)
+    after, most = cuda.memory_allocated(device) - before, cuda.max_memory_allocated(device) - before
+    return result, replace(found, after=after, most=most)
 
 
 def traced_changes(history: Mapping[str, Any], index: int) -> list[tuple[float, int]]:

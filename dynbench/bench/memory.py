@@ -50,7 +50,7 @@ class Memory(Benchmark):
         return model_cases(self.options, "phase", {phase: phase for phase in PHASES})
 
     def measure(self, case: Case, context: RankContext) -> Sequence[Measured]:
-        """The peak of one phase, and what else is told of it."""
+        """The peak of one phase, and its largest tensors."""
         from dynbench.bench.model_step import STATE_BYTES, ModelStep, build_model
         from dynbench.sync.fully_sharded_streams import blocks_of
 
@@ -69,14 +69,14 @@ class Memory(Benchmark):
             ms, nbytes = thinned(changes)
             timeline = {"ms": ms.tolist(), "mb": ((before + nbytes) / 1e6).tolist()}
             add_line(self.folder / "ranks" / TIMELINES_FILE, {**case.columns, "dtype": case.dtype, **timeline})
-        columns: Columns = {"quantity": "peak", "before_mb": mb(before), "saved_mb": mb(changes.held)}
+        columns: Columns = {"quantity": "peak", "before_mb": mb(before), "saved_mb": mb(changes.after)}
         found = [Measured(np.array([mb(before + changes.most)]), columns, unit="MB")]
         if phase == "forward_saved":
             config: Any = model.config
             found.append(_residual(step, blocks_of(model), residual_bytes(batch, length, config.hidden_size)))
         for each in largest(lambda: work(step), self.options.largest):
-            told: Columns = {"quantity": "tensor", "times": each.times, "operator": each.operator}
-            found.append(Measured(np.array([mb(each.nbytes)]), {**told, "stack": each.stack}, unit="MB"))
+            tensor: Columns = {"quantity": "tensor", "times": each.times, "operator": each.operator}
+            found.append(Measured(np.array([mb(each.nbytes)]), {**tensor, "stack": each.stack}, unit="MB"))
         return found
 
     def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
@@ -117,7 +117,7 @@ WORK: dict[str, Callable[[ModelStep], Tensor | None]] = {
     "forward_saved": lambda step: step.forward(),
     "step": _step,
 }
-"""What each phase runs; what it returns is held until it was watched."""
+"""What each phase runs; what it returns lives until it was watched."""
 
 
 def moments_of(optimizer: Optimizer) -> list[Tensor]:

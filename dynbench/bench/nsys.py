@@ -48,7 +48,7 @@ LIMIT_S = 600
 SOFTMAX_FLOPS = 5
 """Of a score: its part in the maximum, the difference, the exponential, the sum and the quotient."""
 NOTABLE = 0.02
-"""Share of a phase from which a kind of kernel is told of."""
+"""Share of a phase from which a kind of kernel is listed."""
 WARMUP = 5
 """Steps before the one that nsys profiles."""
 PROFILED = 5

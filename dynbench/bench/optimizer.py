@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from dynbench.bench.base import DTYPES, Benchmark, Case, Columns, Measured, Row, titled
+from dynbench.bench.base import DTYPES, Benchmark, Case, Columns, Measured, Row, ratios, titled
 from dynbench.bench.measuring import watch
 from dynbench.bench.memory import moments_of, storage_bytes
 from dynbench.clock import clock_for
@@ -66,7 +66,7 @@ class OptimizerState(Benchmark):
 
     @property
     def processes(self) -> int:
-        """As asked for."""
+        """By the option `ranks`."""
         return self.options.ranks
 
     def cases(self) -> Sequence[Case]:
@@ -93,11 +93,11 @@ class OptimizerState(Benchmark):
         with session(build_strategy(config, context.device)) as strategy:
             trained = _Trained(case, strategy, context.device)
             memory = np.stack([trained.memory_of(each) for each in (trained.make, trained.gradients, trained.step)])
-            held = torch.from_numpy(memory)
-            max_over_ranks(held)
+            largest = torch.from_numpy(memory)
+            max_over_ranks(largest)
             found = [
                 Measured(np.array([mb(value)]), {"quantity": "memory", "moment": moment, "part": part}, unit="MB")
-                for moment, values in zip(MOMENTS, held.tolist(), strict=True)
+                for moment, values in zip(MOMENTS, largest.tolist(), strict=True)
                 for part, value in zip(PARTS, values, strict=True)
             ]
             times, sent = _timed(trained, self.options, context.device)
@@ -117,18 +117,16 @@ class OptimizerState(Benchmark):
             "step_time": ("time", None, "step"),
             "sent": ("traffic", None, None),
         }
-        ratios: dict[str, dict[str, float]] = {}
-        for name, (quantity, moment, part) in wanted.items():
-            found = {
-                (row.case.rpartition(" ")[0], row.columns["way"]): row.p50
-                for row in rows
-                if row.p50 is not None and row.columns.get("quantity") == quantity
-                if row.columns.get("moment") == moment and row.columns.get("part") == part
-            }
-            for (model, way), value in found.items():
-                if way == "zero1" and (plain := found.get((model, "adamw"))):
-                    ratios.setdefault(model, {})[name] = value / plain
-        return {"zero1_of_adamw": ratios}
+        found: dict[str, dict[str, float]] = {}
+        for name, where in wanted.items():
+            chosen = [row for row in rows if tuple(map(row.columns.get, ("quantity", "moment", "part"))) == where]
+            of_adamw = ratios(
+                chosen, lambda row: row.case.rpartition(" ")[0], lambda row: str(row.columns["way"]), "adamw"
+            )
+            for model, ratio in of_adamw.items():
+                if "zero1" in ratio:
+                    found.setdefault(model, {})[name] = ratio["zero1"]
+        return {"zero1_of_adamw": found}
 
     def said(self, rows: Sequence[Row]) -> list[str]:
         """The same in lines, and where dividing the state saves no memory."""
@@ -150,7 +148,7 @@ class _Trained:
     device: torch.device
     model: nn.Module = field(init=False)
     run: ModelStep = field(init=False)
-    held: int = 0
+    total: int = 0
     """Bytes of all that is watched."""
 
     def make(self) -> None:
@@ -183,13 +181,15 @@ class _Trained:
     def memory_of(self, work: Callable[[], None]) -> np.ndarray:
         """Bytes by `PARTS` once this was done, shape [len(PARTS)]."""
         _, changes = watch(work, self.device)
-        peak, self.held = self.held + changes.most, self.held + changes.held
+        peak, self.total = self.total + changes.most, self.total + changes.after
         optimized = [each for group in self.run.optimizer.param_groups for each in group["params"]]
         parameters = [*self.model.parameters(), *optimized]
         known = storage_bytes([*parameters, *self.model.buffers()])
         gradients = storage_bytes([*(p.grad for p in parameters if p.grad is not None), *self.strategy.buffers()])
         state = storage_bytes(moments_of(self.run.optimizer))
-        return np.array([known, gradients, state, self.held - known - gradients - state, self.held, peak], dtype=float)
+        return np.array(
+            [known, gradients, state, self.total - known - gradients - state, self.total, peak], dtype=float
+        )
 
 
 def _timed(trained: _Trained, options: OptimizerOptions, device: torch.device) -> tuple[np.ndarray, int]:

@@ -147,7 +147,7 @@ def read_rows(run: Run) -> list[Row]:
 
 
 def cases_done(run: Run) -> int:
-    """How many cases have their rows; nothing is parsed, as this is asked while something is timed."""
+    """How many cases have their rows; nothing is parsed, as this is called while something is timed."""
     return rows_file(run).read_bytes().count(b"\n") if rows_file(run).exists() else 0
 
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from dynbench.bench.base import Benchmark, Case, Columns, Measured, NotMeasured, Row, model_cases, titled
+from dynbench.bench.base import Benchmark, Case, Columns, Measured, NotMeasured, Row, model_cases, ratios, titled
 from dynbench.clock import clock_for
 from dynbench.plugins.benchmarks import TransformerOptions
 
@@ -83,19 +83,24 @@ class Transformer(Benchmark):
 
     def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Mean time of a step over that of the eager one and of the fp32 one, and what warm-up changes."""
-        warm = [row for row in rows if row.columns.get("warmup") == self.options.warmup]
-        steps = {
-            (row.columns["size"], row.columns["context"], row.dtype, row.columns["compiled"]): row.mean
-            for row in warm
-            if row.mean and row.columns["phase"] == "step"
+        wanted = (self.options.warmup, "step")
+        steps = [row for row in rows if (row.columns.get("warmup"), row.columns.get("phase")) == wanted]
+        compiled = ratios(
+            steps,
+            lambda row: f"{row.columns['size']} {row.columns['context']} {row.dtype}",
+            lambda row: str(row.columns["compiled"]),
+            *("0", "mean"),
+        )
+        half = ratios(
+            [row for row in steps if not row.columns["compiled"]],
+            lambda row: f"{row.columns['size']} {row.columns['context']}",
+            lambda row: row.dtype,
+            *("float32", "mean"),
+        )
+        of_eager = {name: ratio["1"] for name, ratio in compiled.items() if "1" in ratio}
+        of_float32 = {
+            f"{name} {dtype}": ratio for name, by in half.items() for dtype, ratio in by.items() if dtype != "float32"
         }
-        of_eager, of_float32 = {}, {}
-        for (size, context, dtype, compiled), mean in steps.items():
-            name = f"{size} {context} {dtype}"
-            if compiled and (eager := steps.get((size, context, dtype, 0))):
-                of_eager[name] = mean / eager
-            if not compiled and dtype != "float32" and (full := steps.get((size, context, "float32", 0))):
-                of_float32[name] = mean / full
         warmups = {
             str(row.columns["warmup"]): {"mean_ms": row.mean, "sd_ms": row.sd}
             for row in rows

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dynbench.wire.base import Averager
+from dynbench.wire.base import Compressor as Compressor
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Compress
@@ -21,25 +21,6 @@ if TYPE_CHECKING:
 
 def uncompressed(settings: Compress) -> None:
     """The compressor `none`: gradients travel as they are, without a queue."""
-
-
-class Compressor(Averager):
-    """Averages gradients over ranks in fewer bytes, by collectives of its own.
-
-    Its methods run one after the other in a thread of the wire's, in the same order on all ranks, without gradients
-    being recorded. They wait for what they send. What is kept from step to step belongs to a segment's name: how
-    gradients are cut into flat ones may change.
-
-    Args:
-        settings: the `compress` section; None for the defaults.
-    """
-
-    def __init__(self, settings: Compress | None = None) -> None:
-        self.settings = settings
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """What it keeps from step to step; nothing, for most. A probe of memory counts it where this is overridden."""
-        return {}
 
 
 _STEP, *_FACTORS = (each - 2**64 for each in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))

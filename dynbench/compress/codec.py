@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 Way = Literal["gather", "two_stage", "sum"]
-"""How payloads meet. `gather`: every rank gets all of them. `two_stage`: every rank averages a part and compresses the
-mean anew, and all get it. `sum`: they are added up on the way, in their own type."""
+"""How payloads are combined. `gather`: every rank gets all of them. `two_stage`: every rank averages a part and
+compresses the mean anew, and all get it. `sum`: they are added up on the way, in their own type."""
 
 CHUNK = 2**17
 """Elements that element-wise work is done on at a time, so that what lies between two passes stays in the cache."""
@@ -52,12 +52,12 @@ Fields = tuple[Field, ...]
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What both ends know without being told in the payload.
+    """What both ends know beside the payload.
 
     Args:
         seed: equal on all ranks, another one for every tensor and step.
         rank: whose payload it is.
-        ranks: how many meet (G).
+        ranks: their number (G).
         summed: payloads that were added up in it.
         weight: what the rank's samples count.
         number: the greatest of the ranks' `measure`, a scalar of float64.
@@ -101,7 +101,7 @@ class Codec(ABC):
     contractive: bool = True
     """Whether what it leaves out is less than what there was, as error feedback needs."""
     leaves_out: bool = False
-    """Whether it leaves out so much that it is used with error feedback where nothing else is said."""
+    """Whether it leaves out so much that it is used with error feedback by default."""
 
     @abstractmethod
     def fields(self, n: int, known: Known) -> Fields:
@@ -116,7 +116,7 @@ class Codec(ABC):
         """Read a payload into `out`, shape [n]; of one that was summed the mean."""
 
     def measure(self, values: Tensor) -> Tensor:
-        """The number that this rank brings to what they agree on, a scalar; asked of codecs that agree on one."""
+        """The number that this rank brings to what they agree on, a scalar; called for codecs that agree on one."""
         raise NotImplementedError(f"{self.name} agrees on nothing")
 
     def add(self, payload: Sequence[Tensor], known: Known, total: Tensor, factor: float) -> None:

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from dynbench.compress.compressing import Common, Compressing, asked_feedback, average
-from dynbench.compress.feedback import settle
-from dynbench.plugins import options_of
+from dynbench.compress.compressing import Common, OfWhole, average, settle
+from dynbench.compress.mean import compressor
 from dynbench.plugins.compressors import GradiVeqOptions
 from dynbench.wire.channel import Channel
-from dynbench.wire.segment import Part, Segment, cut
-
-if TYPE_CHECKING:
-    from dynbench.config.schema import Compress
+from dynbench.wire.segment import Part, Segment
 
 
 @dataclass
@@ -34,10 +30,10 @@ class _Sliced:
     sent: Tensor
 
 
-class GradiVeq(Compressing):
+class GradiVeq(OfWhole):
     """Slices projected on a basis that all ranks share, found anew every few steps from the slices of all of them.
 
-    What is left out is what a rank's own slices have outside of the space. A shard is cut from the whole mean.
+    What is left out is what a rank's own slices have outside of the space.
 
     Args:
         elements: of a slice; the last one of a parameter is filled up with zeros.
@@ -58,44 +54,35 @@ class GradiVeq(Compressing):
         self._basis: dict[str, Tensor] = {}
         """Orthonormal columns, shape [elements, components], by parameter."""
 
-    def _mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
-        """What is sent whole, the bases that are due, and the parts along them."""
-        self._tally.clock = channel.ledger.clock
-        names = self._compressed(segments)
-        with self._tally.timed("compress_ms"):
-            parts = [part for part in cut(segments, len(flat), 1)[0] if part.name in names and self._fits(part.numel)]
-            sliced = [self._sliced(part, flat) for part in parts]
-        taken = {part.name for part in parts}
-        whole = [segment.of(flat).view(-1) for segment in segments if segment.name not in taken and segment.numel]
-        if whole:
-            with self._tally.beside(bool(sliced)):
-                average(channel, whole)
-        self._refresh(channel, [each for each in sliced if self._is_due(each.part.name)])
-        if sliced:
-            with self._tally.timed("compress_ms"):
-                for each in sliced:
-                    each.sent = each.slices @ self._basis_of(each)
-                    if self.error_feedback:
-                        self._keep(each)
-            average(channel, [each.sent for each in sliced])
-            with self._tally.timed("decompress_ms"):
-                for each in sliced:
-                    each.part.of(flat).copy_(self._restored(each))
-        self._done(segments)
+    def _prepared(self, segments: Sequence[Segment], flat: Tensor) -> list[_Sliced]:
+        """The slices."""
+        return [self._sliced(segment.whole, flat) for segment in segments]
+
+    def _average(self, channel: Channel, flat: Tensor, items: list[_Sliced]) -> None:
+        """The bases that are due, and the parts along them."""
+        self._refresh(channel, [each for each in items if self._is_due(each.part.name)])
+        with self._times.of("compress_ms"):
+            for each in items:
+                each.sent = each.slices @ self._basis_of(each)
+                if self.error_feedback:
+                    settle(each.values.sub_(self._restored(each)))
+        average(channel, [each.sent for each in items])
+        with self._times.of("decompress_ms"):
+            for each in items:
+                each.part.of(flat).copy_(self._restored(each))
 
     def _count(self, n: int) -> int:
         """Slices of a parameter."""
         return -(-n // self.elements)
 
-    def _fits(self, n: int) -> bool:
-        return self.components < self.elements and self._count(n) * self.components < n
+    def _fits(self, segment: Segment) -> bool:
+        return self.components < self.elements and self._count(segment.numel) * self.components < segment.numel
 
     def _sliced(self, part: Part, flat: Tensor) -> _Sliced:
-        given = part.of(flat)
-        values = self._residuals.corrected(part, given) if self.error_feedback else given.float()
+        values = self._corrected(part, flat)
         lacking = self._count(part.numel) * self.elements - part.numel
         slices = (torch.nn.functional.pad(values, (0, lacking)) if lacking else values).view(-1, self.elements)
-        self._tally.count(part.numel, len(slices) * self.components)
+        self._counted(part.numel, len(slices) * self.components)
         return _Sliced(part, values, slices, slices)
 
     def _is_due(self, name: str) -> bool:
@@ -108,16 +95,16 @@ class GradiVeq(Compressing):
         """
         if not due:
             return
-        with self._tally.timed("compress_ms"):
+        with self._times.of("compress_ms"):
             moments = [each.slices.T @ each.slices for each in due]
-        with self._tally.beside():
+        with self._beside():
             average(channel, moments)
-        with self._tally.timed("compress_ms"):
+        with self._times.of("compress_ms"):
             found = [self._principal(moment, channel.rank == 0) for moment in moments]
-        together = torch.stack(found)
-        with self._tally.beside():
-            channel.all_reduce(together).wait()  # the others' are zero: libraries may differ in signs
-        for each, moment, basis in zip(due, moments, together, strict=True):
+        bases = torch.stack(found)
+        with self._beside():
+            channel.all_reduce(bases).wait()  # the others' are zero: libraries may differ in signs
+        for each, moment, basis in zip(due, moments, bases, strict=True):
             self._basis.pop(each.part.name, None)
             if moment.isfinite().all():
                 self._basis[each.part.name] = basis
@@ -137,18 +124,7 @@ class GradiVeq(Compressing):
     def _restored(self, each: _Sliced) -> Tensor:
         return (each.sent @ self._basis_of(each).T).view(-1)[: each.part.numel]
 
-    def _keep(self, each: _Sliced) -> None:
-        settle(each.values.sub_(self._restored(each)))
 
-
-def gradiveq(settings: Compress | None = None) -> GradiVeq:
-    """The compressor `gradiveq`."""
-    options = options_of(settings, GradiVeqOptions)
-    made = GradiVeq(
-        options.slice_elements,
-        options.components,
-        options.refresh_every,
-        error_feedback=asked_feedback(settings, True),
-    )
-    made.configured(settings)
-    return made
+gradiveq = compressor(
+    GradiVeq, GradiVeqOptions, elements="slice_elements", components="components", refresh_every="refresh_every"
+)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from dynbench.compress.base import seed_of
 from dynbench.compress.codec import Codec, Known, Whole
-from dynbench.compress.compressing import Compressing, asked_feedback
-from dynbench.compress.feedback import SecondResiduals, settle
+from dynbench.compress.compressing import Compressing, SecondResiduals, feedback_of, settle
 from dynbench.compress.message import Message, Scratch
 from dynbench.errors import UsageError
 from dynbench.plugins import options_of
@@ -32,7 +31,7 @@ class Item:
 
     Attributes:
         values: what is sent of it, shape [numel]: float32, or as it is where it is sent whole.
-        feedback: `values` is what is kept, and what was sent is taken from it.
+        feedback: `values` is the residual, and what was sent is taken from it.
     """
 
     part: Part
@@ -107,7 +106,7 @@ class CompressedMean(Compressing):
     @classmethod
     def from_settings(cls, codec: Codec, settings: Compress | None) -> CompressedMean:
         """As the `compress` section says; None for the defaults."""
-        made = cls(codec, error_feedback=asked_feedback(settings, codec.leaves_out))
+        made = cls(codec, error_feedback=feedback_of(settings, codec.leaves_out))
         made.configured(settings)
         return made
 
@@ -152,30 +151,26 @@ class CompressedMean(Compressing):
     ) -> Iterator[Items | None]:
         """The parts of every piece; None where all are sent as they are."""
         self.codec.check_ranks(channel.world_size)
-        self._tally.clock = channel.ledger.clock
         names = self._compressed(segments)
-        if names:
-            with self._tally.timed("compress_ms"):
-                cuts = cut(segments, size, pieces)
-                self._second.hand_over(cuts, channel.rank, self._residuals, flat)
-                items = [[self._item(channel, part, flat, part.name in names) for part in piece] for piece in cuts]
-            self._agree(channel, items)
-            for item in self._encoded(items):
-                n, known = item.part.numel, item.known
-                self._tally.count(n, self.codec.kept(n, known), self.codec.index_bytes(n, known))
-            yield items
-        else:
+        if not names:
             yield None
-        self._done(segments)
+            return
+        with self._times.of("compress_ms"):
+            cuts = cut(segments, size, pieces)
+            self._second.hand_over(cuts, channel.rank, self._residuals, flat)
+            items = [[self._item(channel, part, flat, part.name in names) for part in piece] for piece in cuts]
+        self._agree(channel, items)
+        for item in self._encoded(items):
+            n, known = item.part.numel, item.known
+            self._counted(n, self.codec.kept(n, known), self.codec.index_bytes(n, known))
+        yield items
 
     def _item(self, channel: Channel, part: Part, flat: Tensor, encoded: bool) -> Item:
-        given = part.of(flat)
         seed = seed_of(self.seed, part.name, part.start, self._step(part.name))
         known = Known(seed, channel.rank, channel.world_size, weight=self._weight)
         if not encoded:
-            return Item(part, Whole(flat.dtype), known, given)
-        values = self._residuals.corrected(part, given) if self.error_feedback else given.float()
-        return Item(part, self.codec, known, values, self.error_feedback)
+            return Item(part, Whole(flat.dtype), known, part.of(flat))
+        return Item(part, self.codec, known, self._corrected(part, flat), self.error_feedback)
 
     def _encoded(self, items: Items) -> list[Item]:
         return [item for piece in items for item in piece if item.codec is self.codec]
@@ -185,9 +180,9 @@ class CompressedMean(Compressing):
         if not self.codec.measures:
             return
         measured = self._encoded(items)
-        with self._tally.timed("compress_ms"):
+        with self._times.of("compress_ms"):
             numbers = torch.stack([self.codec.measure(item.values).double() for item in measured])
-        with self._tally.beside():
+        with self._beside():
             channel.all_reduce(numbers, dist.ReduceOp.MAX).wait()
         for item, number in zip(measured, numbers.unbind(), strict=True):
             item.known = replace(item.known, number=number)
@@ -197,8 +192,8 @@ class CompressedMean(Compressing):
         message = Message([[item.codec.fields(item.part.numel, item.known) for item in piece] for piece in items])
         like = next(item.values for piece in items for item in piece)
         sent = self._bytes("sent", len(items) * message.nbytes, like)
-        self._tally.wrote(len(sent))
-        with self._tally.timed("compress_ms"):
+        self._counts["payload_bytes"] += len(sent)
+        with self._times.of("compress_ms"):
             for number, piece in enumerate(items):
                 row = message.row(sent, number)
                 for item, payload in zip(piece, message.payloads(row, number), strict=True):
@@ -222,12 +217,12 @@ class CompressedMean(Compressing):
             message, sent = self._written(lane)
             dtype = next(item.codec.fields(1, item.known)[0].dtype for piece in lane for item in piece)
             received = sent if size is None else self._bytes("summed", message.nbytes, out)
-            with self._tally.beside(bool(number)):
+            with self._beside(bool(number)):
                 if size is None:
                     channel.all_reduce(sent.view(dtype)).wait()
                 else:
                     channel.reduce_scatter(received.view(dtype), sent.view(dtype)).wait()
-            with self._tally.timed("decompress_ms"):
+            with self._times.of("decompress_ms"):
                 for item, payload in zip(lane[rank], message.payloads(received, rank), strict=True):
                     with item.target(out, rank * (size or 0)) as target:
                         item.codec.decode(payload, replace(item.known, summed=channel.world_size), target)
@@ -251,7 +246,7 @@ class CompressedMean(Compressing):
         begin: int,
     ) -> None:
         """The mean of every rank's payloads of a piece into `out`, which begins at an element of the flat gradient."""
-        with self._tally.timed("decompress_ms"):
+        with self._times.of("decompress_ms"):
             everyone = [message.payloads(message.row(received, rank), number) for rank in range(channel.world_size)]
             for place, item in enumerate(piece):
                 with item.target(out, begin) as target:
@@ -261,7 +256,7 @@ class CompressedMean(Compressing):
         self, channel: Channel, items: Items, message: Message, own: Tensor, flat: Tensor, size: int
     ) -> None:
         """The second stage: every rank's mean of its piece, compressed anew, to all."""
-        with self._tally.timed("compress_ms"):
+        with self._times.of("compress_ms"):
             mine = self._bytes("given", message.nbytes, flat)
             for item, payload in zip(items[channel.rank], message.payloads(mine, channel.rank), strict=True):
                 mean = item.part.of(own, channel.rank * size)
@@ -270,7 +265,7 @@ class CompressedMean(Compressing):
                 replace(item, values=mean, known=_of_second(item.known, channel.rank)).write(payload)
         received = self._bytes("gathered", channel.world_size * message.nbytes, flat)
         channel.all_gather(received, mine).wait()
-        with self._tally.timed("decompress_ms"):
+        with self._times.of("decompress_ms"):
             for rank, piece in enumerate(items):
                 for item, payload in zip(piece, message.payloads(message.row(received, rank), rank), strict=True):
                     with item.target(flat) as target:
@@ -291,19 +286,26 @@ def _of_second(known: Known, rank: int) -> Known:
 
 
 def compressor(
-    codec: Callable[..., Codec], options: type[CompressionOptions] = CompressionOptions, **arguments: str
-) -> Callable[[Compress | None], CompressedMean]:
-    """What makes a codec's compressor of the `compress` section.
+    kind: Callable[..., Codec | Compressing],
+    options: type[CompressionOptions] = CompressionOptions,
+    /,
+    **arguments: str,
+) -> Callable[[Compress | None], Compressing]:
+    """What makes a compressor of the `compress` section.
 
     Args:
-        codec: the class.
+        kind: the class, of a codec or of a compressor with collectives of its own.
         options: those that it reads.
         arguments: argument of the class to the option that is given to it.
     """
 
-    def made(settings: Compress | None = None) -> CompressedMean:
+    def made(settings: Compress | None = None) -> Compressing:
         given = options_of(settings, options)
-        made_codec = codec(**{argument: getattr(given, option) for argument, option in arguments.items()})
-        return CompressedMean.from_settings(made_codec, settings)
+        found = kind(**{argument: getattr(given, option) for argument, option in arguments.items()})
+        if isinstance(found, Codec):
+            return CompressedMean.from_settings(found, settings)
+        found.error_feedback = feedback_of(settings, found.error_feedback)
+        found.configured(settings)
+        return found
 
     return made

@@ -142,11 +142,11 @@ class Scratch:
     """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, int, torch.device], Tensor] = {}
+        self._buffers: dict[tuple[str, int, torch.device], Tensor] = {}
 
     def __call__(self, name: str, size: int, like: Tensor) -> Tensor:
-        """So many bytes for a purpose, where a tensor is; they hold what they held."""
+        """So many bytes for a purpose, where a tensor is; with the values of their last use."""
         key = (name, size, like.device)
-        if key not in self._held:
-            self._held[key] = torch.zeros(size, dtype=torch.uint8, device=like.device)
-        return self._held[key]
+        if key not in self._buffers:
+            self._buffers[key] = torch.zeros(size, dtype=torch.uint8, device=like.device)
+        return self._buffers[key]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dynbench.compress.codec import Codec, Field, Fields, Known
-from dynbench.compress.compressing import asked_feedback
+from dynbench.compress.compressing import feedback_of
 from dynbench.compress.mean import CompressedMean
 from dynbench.plugins import COMPRESSORS
 
@@ -60,11 +60,9 @@ class Pipeline(Codec):
         self.first.encode(values, known, [elements, *indices])
         if not chosen:
             return
-        alone, begin = _alone(known), 0
         if self.second.measures:
             out[0][0] = self.second.measure(elements)
-            alone, begin = replace(alone, number=out[0][0].double()), 1
-        self.second.encode(elements, alone, out[begin : len(out) - len(indices)])
+        self.second.encode(elements, *self._second(known, out, len(indices)))
 
     def decode(self, payload: Sequence[Tensor], known: Known, out: Tensor) -> None:
         """Back again."""
@@ -79,14 +77,17 @@ class Pipeline(Codec):
         chosen, *indices = self.first.fields(n, known)
         return chosen.length, payload[len(payload) - len(indices) :]
 
+    def _second(self, known: Known, payload: Sequence[Tensor], indices: int) -> tuple[Known, Sequence[Tensor]]:
+        """What the second knows of its payload, its number among it, and that payload."""
+        number = payload[0][0].double() if self.second.measures else None
+        return replace(_alone(known), number=number), payload[self.second.measures : len(payload) - indices]
+
     def _first_payload(self, payload: Sequence[Tensor], known: Known, n: int) -> list[Tensor]:
         chosen, indices = self._split(n, known, payload)
         elements = torch.empty(chosen, device=payload[0].device)
         if chosen:
-            alone, begin = _alone(known), 0
-            if self.second.measures:
-                alone, begin = replace(alone, number=payload[0][0].double()), 1
-            self.second.decode(payload[begin : len(payload) - len(indices)], alone, elements)
+            alone, written = self._second(known, payload, len(indices))
+            self.second.decode(written, alone, elements)
         return [elements, *indices]
 
 
@@ -102,7 +103,7 @@ def pipeline(settings: Compress | None = None) -> CompressedMean:
 
         settings = Compress(name="topk+int8")
     entry = COMPRESSORS.find(settings.name)
-    feedback = asked_feedback(settings, entry.feedback)
+    feedback = feedback_of(settings, entry.feedback)
     apart = settings.model_copy(update={"contractive": feedback, "error_feedback": False})
     first, second = (COMPRESSORS.find(name).load()(apart).codec for name in settings.name.split("+"))
     return CompressedMean.from_settings(Pipeline(first, second), settings)

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from dynbench.compress.base import normal, seed_of
-from dynbench.compress.compressing import Common, Compressing, asked_feedback, average
-from dynbench.compress.feedback import settle
-from dynbench.plugins import options_of
+from dynbench.compress.compressing import Common, OfWhole, average, settle
+from dynbench.compress.mean import compressor
 from dynbench.plugins.compressors import PowerSgdOptions
 from dynbench.wire.channel import Channel
-from dynbench.wire.segment import Segment, cut
-
-if TYPE_CHECKING:
-    from dynbench.config.schema import Compress
+from dynbench.wire.segment import Segment
 
 _DEPENDENT = 1e-5
 """A column of which less than this part is left beside the others counts as none."""
@@ -28,18 +24,17 @@ _DEPENDENT = 1e-5
 class _Matrix:
     """A parameter's gradient, shape [rows, columns], with what was left out before; `left` and `right` make it."""
 
-    name: str
     values: Tensor
     mean: Tensor
     right: Tensor
     left: Tensor
 
 
-class PowerSgd(Compressing):
+class PowerSgd(OfWhole):
     """One step of power iteration from the last step's result, in two all-reduces; other parameters are sent whole.
 
     What is left out is what this rank's gradient differs by from the mean that was decompressed, so that nothing is
-    lost over all ranks. A shard is cut from the whole mean.
+    lost over all ranks.
 
     Args:
         rank: columns of the narrow matrices; a matrix that they do not make smaller is sent whole.
@@ -55,32 +50,27 @@ class PowerSgd(Compressing):
         self.rank = rank
         self._right: dict[str, Tensor] = {}
 
-    def _mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
-        """Both matrices, one after the other."""
-        self._tally.clock = channel.ledger.clock
-        names = self._compressed(segments)
-        with self._tally.timed("compress_ms"):
-            matrices = [
-                self._matrix(segment, flat) for segment in segments if segment.name in names and self._fits(segment)
-            ]
-            taken = {each.name for each in matrices}
-            whole = [segment.of(flat).view(-1) for segment in segments if segment.name not in taken and segment.numel]
-            for each in matrices:
-                each.left = each.values @ each.right
-        if whole:
-            with self._tally.beside(bool(matrices)):
-                average(channel, whole)
-        if matrices:
-            average(channel, [each.left for each in matrices])
-            with self._tally.timed("compress_ms"):
-                for each in matrices:
-                    orthogonalise(each.left)
-                    torch.mm(each.values.T, each.left, out=each.right)
-            average(channel, [each.right for each in matrices])
-            with self._tally.timed("decompress_ms"):
-                for each in matrices:
-                    self._decompressed(each)
-        self._done(segments)
+    def _prepared(self, segments: Sequence[Segment], flat: Tensor) -> list[_Matrix]:
+        """The matrices, and the first product of each."""
+        matrices = [self._matrix(segment, flat) for segment in segments]
+        for each in matrices:
+            each.left = each.values @ each.right
+        return matrices
+
+    def _average(self, channel: Channel, flat: Tensor, items: list[_Matrix]) -> None:
+        """Both narrow matrices, one after the other."""
+        average(channel, [each.left for each in items])
+        with self._times.of("compress_ms"):
+            for each in items:
+                orthogonalise(each.left)
+                torch.mm(each.values.T, each.left, out=each.right)
+        average(channel, [each.right for each in items])
+        with self._times.of("decompress_ms"):
+            for each in items:
+                found = each.left @ each.right.T
+                if self.error_feedback:
+                    settle(each.values.sub_(found))
+                each.mean.copy_(found)
 
     def _fits(self, segment: Segment) -> bool:
         """Whether the narrow matrices are smaller than the parameter."""
@@ -92,10 +82,7 @@ class PowerSgd(Compressing):
 
     def _matrix(self, segment: Segment, flat: Tensor) -> _Matrix:
         rows = segment.shape[0]
-        mean = segment.of(flat).view(rows, -1)
-        [[part]] = cut([segment], segment.offset + segment.numel, 1)
-        given = self._residuals.corrected(part, mean.reshape(-1)) if self.error_feedback else mean.float()
-        values, columns = given.view(rows, -1), self._columns(segment)
+        values, columns = self._corrected(segment.whole, flat).view(rows, -1), self._columns(segment)
         seed = seed_of(self.seed, segment.name, self._step(segment.name))
         right = normal(seed, (values.shape[1], columns), values)
         if (last := self._right.get(segment.name)) is not None:
@@ -103,14 +90,8 @@ class PowerSgd(Compressing):
             norms = torch.linalg.vector_norm(last, dim=0)
             right = torch.where((norms > 0) & norms.isfinite(), last, right)
         self._right[segment.name] = right
-        self._tally.count(segment.numel, columns * (rows + values.shape[1]))
-        return _Matrix(segment.name, values, mean, right, right)
-
-    def _decompressed(self, matrix: _Matrix) -> None:
-        found = matrix.left @ matrix.right.T
-        if self.error_feedback:
-            settle(matrix.values.sub_(found))
-        matrix.mean.copy_(found)
+        self._counted(segment.numel, columns * (rows + values.shape[1]))
+        return _Matrix(values, segment.of(flat).view(rows, -1), right, right)
 
 
 def orthogonalise(matrix: Tensor) -> None:
@@ -127,8 +108,4 @@ def orthogonalise(matrix: Tensor) -> None:
         column.mul_(torch.where(left > _DEPENDENT * size, 1 / left, 0))
 
 
-def powersgd(settings: Compress | None = None) -> PowerSgd:
-    """The compressor `powersgd`."""
-    made = PowerSgd(options_of(settings, PowerSgdOptions).rank, error_feedback=asked_feedback(settings, True))
-    made.configured(settings)
-    return made
+powersgd = compressor(PowerSgd, PowerSgdOptions, rank="rank")

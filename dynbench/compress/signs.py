@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dynbench.compress.codec import Codec, Field, Fields, Known
-from dynbench.compress.compressing import asked_feedback
+from dynbench.compress.compressing import feedback_of
 from dynbench.compress.mean import CompressedMean, compressor
 from dynbench.compress.message import pack, packed_bytes, unpack
 
@@ -64,7 +64,7 @@ class SignSgd(Codec):
 
 def signsgd(settings: Compress | None = None) -> CompressedMean:
     """The compressor `signsgd`."""
-    return CompressedMean.from_settings(SignSgd(vote=not asked_feedback(settings, SignSgd.leaves_out)), settings)
+    return CompressedMean.from_settings(SignSgd(vote=not feedback_of(settings, SignSgd.leaves_out)), settings)
 
 
 class OneBit(Codec):

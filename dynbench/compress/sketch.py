@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Unpack
+from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from dynbench.compress.base import seed_of, share_of
 from dynbench.compress.codec import CHUNK
-from dynbench.compress.compressing import Common, Compressing, asked_feedback, average
-from dynbench.compress.feedback import settle
-from dynbench.plugins import options_of
+from dynbench.compress.compressing import Common, OfWhole, average, settle
+from dynbench.compress.mean import compressor
 from dynbench.plugins.compressors import SketchOptions
 from dynbench.wire.channel import Channel
-from dynbench.wire.segment import Part, Segment, cut
-
-if TYPE_CHECKING:
-    from dynbench.config.schema import Compress
+from dynbench.wire.segment import Part, Segment
 
 _HALF = 32
 """Bits of a hash, the upper ones of a product modulo 2**64."""
@@ -84,10 +81,20 @@ def _hashed(places: Tensor, drawn: Sequence[int]) -> Tensor:
     return places.mul(drawn[0]).add_(drawn[1]).bitwise_right_shift_(_HALF).bitwise_and_(2**_HALF - 1)
 
 
-class Sketch(Compressing):
+@dataclass
+class _Sketched:
+    """A parameter's gradient with what was left out before, shape [n], and its sketch, which becomes the mean."""
+
+    part: Part
+    values: Tensor
+    hashes: CountSketch
+    sketch: Tensor
+
+
+class Sketch(OfWhole):
     """Ranks add up sketches, take the elements that are greatest in the sum, and average these exactly.
 
-    Residuals lack what was sent. A shard is cut from the whole mean.
+    Residuals lack what was sent.
 
     Args:
         ratio: of a parameter's elements, the share that is sent exactly.
@@ -106,51 +113,33 @@ class Sketch(Compressing):
         super().__init__(**common)
         self.ratio, self.rows, self.sketch_columns = ratio, rows, columns
 
-    def _mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
-        """A sketch of each parameter, then the elements found."""
-        self._tally.clock = channel.ledger.clock
-        names = self._compressed(segments)
-        with self._tally.timed("compress_ms"):
-            parts = [part for part in cut(segments, len(flat), 1)[0] if part.name in names]
-            values = [self._given(part, flat) for part in parts]
-            hashes = [self._hashes(part, flat) for part in parts]
-            sketches = [each.write(given) for each, given in zip(hashes, values, strict=True)]
-        whole = [segment.of(flat).view(-1) for segment in segments if segment.name not in names and segment.numel]
-        if whole:
-            with self._tally.beside(bool(parts)):
-                average(channel, whole)
-        if parts:
-            average(channel, sketches)
-            with self._tally.timed("compress_ms"):
-                found = [each.read(sketch).abs() for each, sketch in zip(hashes, sketches, strict=True)]
-                places = [torch.topk(near, share_of(len(near), self.ratio)).indices for near in found]
-                together = zip(values, places, sketches, strict=True)
-                sent = [given[place] + 0 * sketch.sum() for given, place, sketch in together]  # no number if one is not
-                if self.error_feedback:
-                    for given, place in zip(values, places, strict=True):
-                        given[place] = 0
-                        settle(given)
-            average(channel, sent)
-            with self._tally.timed("decompress_ms"):
-                for part, place, mean in zip(parts, places, sent, strict=True):
-                    part.of(flat).zero_()[place] = mean.to(flat.dtype)
-                    self._tally.count(part.numel, len(place))
-        self._done(segments)
+    def _prepared(self, segments: Sequence[Segment], flat: Tensor) -> list[_Sketched]:
+        """A sketch of each parameter."""
+        return [self._sketched(segment.whole, flat) for segment in segments]
 
-    def _given(self, part: Part, flat: Tensor) -> Tensor:
-        given = part.of(flat)
-        return self._residuals.corrected(part, given) if self.error_feedback else given.float()
-
-    def _hashes(self, part: Part, flat: Tensor) -> CountSketch:
+    def _sketched(self, part: Part, flat: Tensor) -> _Sketched:
         columns = max(1, math.ceil(self.sketch_columns * part.numel))
-        return CountSketch(part.numel, self.rows, columns, seed_of(self.seed, part.name), flat.device)
+        hashes = CountSketch(part.numel, self.rows, columns, seed_of(self.seed, part.name), flat.device)
+        values = self._corrected(part, flat)
+        return _Sketched(part, values, hashes, hashes.write(values))
+
+    def _average(self, channel: Channel, flat: Tensor, items: list[_Sketched]) -> None:
+        """The sketches, then the elements found."""
+        average(channel, [each.sketch for each in items])
+        sent, places = [], []
+        with self._times.of("compress_ms"):
+            for each in items:
+                near = each.hashes.read(each.sketch).abs()
+                places.append(torch.topk(near, share_of(len(near), self.ratio)).indices)
+                sent.append(each.values[places[-1]] + 0 * each.sketch.sum())  # no number if one is not
+                if self.error_feedback:
+                    each.values[places[-1]] = 0
+                    settle(each.values)
+        average(channel, sent)
+        with self._times.of("decompress_ms"):
+            for each, place, mean in zip(items, places, sent, strict=True):
+                each.part.of(flat).zero_()[place] = mean.to(flat.dtype)
+                self._counted(each.part.numel, len(place))
 
 
-def sketch(settings: Compress | None = None) -> Sketch:
-    """The compressor `sketch`."""
-    options = options_of(settings, SketchOptions)
-    made = Sketch(
-        options.ratio, options.sketch_rows, options.sketch_columns, error_feedback=asked_feedback(settings, True)
-    )
-    made.configured(settings)
-    return made
+sketch = compressor(Sketch, SketchOptions, ratio="ratio", rows="sketch_rows", columns="sketch_columns")

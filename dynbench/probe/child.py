@@ -28,7 +28,7 @@ from dynbench.probe.children import RESERVE
 from dynbench.probe.trial import TrialStep, limit_process, rehearsed, resident_bytes
 from dynbench.runs.run import Run
 from dynbench.units import mb
-from dynbench.wire.base import silent_group
+from dynbench.wire.base import null_group
 from dynbench.workloads.registry import build_workload, import_model_code
 
 
@@ -82,7 +82,7 @@ def _serve(spec: Mapping[str, Any], config: Config, connection: Connection) -> N
     build = None
     if config.launch.launcher != "virtual":
         STRATEGIES.find(config.sync.name).load()  # before the limit, as the code of models
-        build = partial(rehearsed, config, spec["rank"], spec["world_size"], silent_group())
+        build = partial(rehearsed, config, spec["rank"], spec["world_size"], null_group())
     step, message = None, ""
     try:
         _limit(spec["memory_limit_bytes"], config, device)

@@ -112,7 +112,7 @@ class RehearsalWire(NullWire):
     Args:
         rank: this rank.
         world_size: their number (G).
-        group: of as many ranks, as `silent_group`.
+        group: of as many ranks, as `null_group`.
         compressor: of gradients; of every parameter it takes one, to hold what it keeps of it.
     """
 
@@ -154,7 +154,7 @@ def rehearsed(config: Config, worker: int, workers: int, group: dist.ProcessGrou
         config: resolved settings.
         worker: its number among those that train, from 0.
         workers: their number (G).
-        group: of `silent_group`.
+        group: of `null_group`.
     """
     entry, sync = STRATEGIES.find(config.sync.name), config.sync
     if entry.reads("inner_steps"):  # so that a step holds what the one holds in which ranks meet

@@ -1,4 +1,4 @@
-"""How the ranks' gradients meet: one strategy a file, named in `dynbench/plugins/strategies.py`.
+"""How the ranks' gradients are synchronised: one strategy a file, named in `dynbench/plugins/strategies.py`.
 
 The classes exported here are for any training loop on plain torch, over its default process group:
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from dynbench.config.ranks import Ranks, ranks_under
 from dynbench.runs.columns import Column
-from dynbench.wire.base import NullWire, PlainWire, Wire
+from dynbench.wire.base import NullWire, Wire
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Sync
@@ -59,8 +59,8 @@ class Strategy(ABC):
     """Whether every rank holds the same gradients after `finish`; if not, the loss scalers have to agree."""
 
     steps_apart: ClassVar[bool] = False
-    """Whether a rank goes on to its next step without the others: where all know the plan, nothing of a step is asked
-    of them, neither what its samples weigh nor whether gradients overflowed."""
+    """Whether a rank goes on to its next step without the others: where all know the plan, they exchange nothing
+    about a step, neither what its samples weigh nor whether gradients overflowed."""
 
     fills_models: ClassVar[bool] = False
     """Whether `wrap` takes a model without values, on the meta device, from all ranks but the first."""
@@ -83,7 +83,7 @@ class Strategy(ABC):
 
             settings = Sync()
         self.settings = settings
-        self.wire: Wire = PlainWire() if wire is None else wire
+        self.wire: Wire = Wire() if wire is None else wire
         self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
@@ -144,15 +144,15 @@ class Strategy(ABC):
         return ()
 
     def gradient_norm(self) -> Tensor:
-        """The 2-norm of the whole mean gradient, a scalar, the same wherever it is asked for.
+        """The 2-norm of the whole mean gradient, a scalar, the same on every rank that computes it.
 
-        It is asked for in a step, on every rank that calls `Stepper.step`, once gradients are unscaled. Here every rank
+        It is called in a step, on every rank that calls `Stepper.step`, once gradients are unscaled. Here every rank
         holds the whole gradient; strategies whose ranks hold shards of it return `norm_over_shards` of their own's.
         """
         return gradient_norm(self.model.parameters())
 
     def norm_over_shards(self, own: Tensor) -> Tensor:
-        """The norm of all ranks' shards together, from the norm of this rank's own, a scalar; a collective."""
+        """The norm over all ranks' shards, from the norm of this rank's own, a scalar; a collective."""
         norms = own.new_zeros(self.wire.world_size)
         self.wire.gather(norms, own.reshape(1)).wait()
         return nn.utils.get_total_norm([norms])
@@ -171,7 +171,7 @@ class Strategy(ABC):
         return state_on_cpu(self.model) if self.wire.rank == 0 else None
 
     def state_alone(self) -> dict[str, Tensor] | None:
-        """As `full_state`, but nothing is asked of the others, who may have stopped; the model may be an earlier one.
+        """As `full_state`, but without the others, which may have stopped; the model may be an earlier one.
 
         Returns:
             None also on rank 0, where it has no whole trained model without them.
@@ -188,7 +188,7 @@ class Strategy(ABC):
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """The 2-norm of the gradients that these parameters have, together; a scalar on their device."""
+    """The 2-norm over all gradients that these parameters have, a scalar on their device."""
     return nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
 
 

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from dynbench.plugins import options_of
 from dynbench.plugins.strategies import DdpOptions
 from dynbench.sync.base import OptimizerFactory, Strategy
-from dynbench.sync.shared_model import check_same_model
+from dynbench.sync.synchronised import check_same_model
 from dynbench.wire.base import new_future
 from dynbench.wire.segment import lay_out
 

@@ -90,9 +90,8 @@ class Fsdp(Strategy):
 
     def close(self) -> None:
         """Let go of the module, which holds the process group."""
-        self.__dict__.pop("module", None)
-        self.__dict__.pop("model", None)
-        self.__dict__.pop("_pieces", None)
+        for name in ("module", "model", "_pieces"):
+            self.__dict__.pop(name, None)
         gc.collect()
         super().close()
 

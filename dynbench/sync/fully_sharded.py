@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_map_only
 
 from dynbench.errors import UsageError
 from dynbench.sync.fully_sharded_streams import Gather, Scatter, Waiting, blocks_of, streams_of
-from dynbench.sync.shared_model import (
+from dynbench.sync.synchronised import (
+    FlatDDP,
     check_same_model,
     give_memory,
     share_tensors,
@@ -27,7 +28,6 @@ from dynbench.sync.shared_model import (
     unused_everywhere,
     wire_for,
 )
-from dynbench.sync.synchronised import FlatDDP
 from dynbench.wire.base import Wire
 from dynbench.wire.segment import Segment, lay_out
 
@@ -51,7 +51,7 @@ class FullyShardedDDP(nn.Module):
         device: where it shall be; None where it is, which is not the meta device.
         wire: how it talks to the other ranks; None for the default process group.
         on_ready: called once a step when this rank's last gradients are complete and before they are sent.
-        waiting: entered while a pass waits for what other ranks send; on a GPU its stream does, and marks on that tell.
+        waiting: entered while a pass waits for what other ranks send; on a GPU its stream does.
         reshard: free a block after its forward pass and gather it anew for its backward pass.
 
     Raises:
@@ -83,8 +83,8 @@ class FullyShardedDDP(nn.Module):
         check_same_model(module, self._wire)
         by_blocks = isinstance(module, sharded)
         chosen = [module] if by_blocks else _outermost(module, sharded)
-        held = {id(parameter) for each in chosen for parameter in each.parameters()}
-        _refuse_undividable(module, held)
+        wanted = {id(parameter) for each in chosen for parameter in each.parameters()}
+        _refuse_undividable(module, wanted)
         policy = MixedPrecisionPolicy(compute_dtype, None if compute_dtype is None else torch.float32)
         mesh = DeviceMesh.from_group(self._wire.group, where.type)
         done: set[int] = set()
@@ -116,11 +116,12 @@ class FullyShardedDDP(nn.Module):
             gather = Gather(self._wire, waiting, streams, self._shards(each))
             layouts = self._layouts(each)
             sends = (self._wire, waiting, streams, self._sending)
-            scatter = Scatter(*sends, _parameters_of(each), layouts, self._under_way)
+            parameters = [one for group in _groups_of(each) for one in group.fsdp_params]
+            scatter = Scatter(*sends, parameters, layouts, self._under_way)
             each.set_custom_all_gather(gather)
             each.set_custom_reduce_scatter(scatter)
             if streams is not None:
-                for group in each._get_fsdp_state()._fsdp_param_groups:
+                for group in _groups_of(each):
                     streams.watch(group, gather, scatter)
             each.set_gradient_divide_factor(1.0)
             each.set_force_sum_reduction_for_comms(True)
@@ -129,8 +130,8 @@ class FullyShardedDDP(nn.Module):
         if where.type == "cpu" and by_blocks:  # called in turn; elsewhere torch runs ahead of the device
             for part, following in pairwise((module, *parts[:-1])):
                 part.set_modules_to_forward_prefetch([following])  # type: ignore[operator]  # fully_shard made it one
-        groups = [group for each in self._sharded for group in each._get_fsdp_state()._fsdp_param_groups]
-        trained = [[each for each in group.fsdp_params if each.sharded_param.requires_grad] for group in groups]
+        groups = [group for each in self._sharded for group in _groups_of(each)]
+        trained = list(map(_trained, groups))
         self._trained = [each for group in trained for each in group]
         self._messages = sum(map(bool, trained))
         plain = nn.ParameterList(each for each in module.parameters() if not isinstance(each, DTensor))
@@ -147,7 +148,7 @@ class FullyShardedDDP(nn.Module):
             for place, each in enumerate(self._trained):
                 if hasattr(each, "_unsharded_param"):
                     note = partial(self._note_used, place)
-                    each._unsharded_param.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+                    each._unsharded_param.register_post_accumulate_grad_hook(note)
         return output
 
     @contextmanager
@@ -220,8 +221,8 @@ class FullyShardedDDP(nn.Module):
     def _layouts(self, module: FSDPModule) -> Mapping[int, Sequence[Segment]]:
         """By its elements, what is sent of a module: of every rank in turn its shards of the parameters, filled up."""
         found = {}
-        for group in module._get_fsdp_state()._fsdp_param_groups:
-            trained = [each for each in group.fsdp_params if each.sharded_param.requires_grad]
+        for group in _groups_of(module):
+            trained = _trained(group)
             segments = lay_out(
                 (f"{self._names[id(each.sharded_param)]}/{rank}", each.padded_sharded_param_size)
                 for rank in range(self._wire.world_size)
@@ -276,18 +277,14 @@ def _keep_types(module: nn.Module, apart: Sequence[nn.Module], compute_dtype: to
         own = next(each.parameters(recurse=False), None)
         if own is not None and inside.isdisjoint(each.modules()):
             each.register_forward_pre_hook(partial(_cast_inputs, own.dtype), with_kwargs=True)
-            each.register_forward_hook(partial(_cast_output, compute_dtype))
+            each.register_forward_hook(lambda _, __, output: _cast(compute_dtype, output))
 
 
 def _cast_inputs(dtype: torch.dtype, _: nn.Module, inputs: Any, named: Any) -> Any:
-    return _cast((inputs, named), dtype)
+    return _cast(dtype, (inputs, named))
 
 
-def _cast_output(dtype: torch.dtype, _: nn.Module, __: Any, output: Any) -> Any:
-    return _cast(output, dtype)
-
-
-def _cast(values: Any, dtype: torch.dtype) -> Any:
+def _cast(dtype: torch.dtype, values: Any) -> Any:
     return tree_map_only(Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, values)
 
 
@@ -302,20 +299,20 @@ def _batch_norms(part: nn.Module) -> list[nn.Module]:
     return [each for each in found if each is not part and each.affine]
 
 
-def _refuse_undividable(module: nn.Module, held: Collection[int]) -> None:
+def _refuse_undividable(module: nn.Module, wanted: Collection[int]) -> None:
     """Refuse what torch cannot cut along a first dimension, by name.
 
     Args:
         module: the whole.
-        held: ids of the parameters that are to be sharded.
+        wanted: ids of the parameters that are to be sharded.
 
     Raises:
         UsageError: a parameter of those is a scalar, or not contiguous; or there are none.
     """
-    if not held:
+    if not wanted:
         raise UsageError("nothing to shard: no module of the types that are sharded", "Name those of its layers.")
     for name, parameter in module.named_parameters():
-        if id(parameter) in held and (not parameter.dim() or not parameter.is_contiguous()):
+        if id(parameter) in wanted and (not parameter.dim() or not parameter.is_contiguous()):
             what = "not contiguous" if parameter.dim() else "a scalar"
             raise UsageError(
                 f"parameter {name} is {what}, which fully_shard cannot divide",
@@ -323,6 +320,11 @@ def _refuse_undividable(module: nn.Module, held: Collection[int]) -> None:
             )
 
 
-def _parameters_of(part: FSDPModule) -> list[Any]:
-    """What torch keeps of each parameter that is sharded with a part."""
-    return [each for group in part._get_fsdp_state()._fsdp_param_groups for each in group.fsdp_params]
+def _groups_of(part: FSDPModule) -> Sequence[Any]:
+    """What torch shards with a part, in groups of parameters."""
+    return part._get_fsdp_state()._fsdp_param_groups
+
+
+def _trained(group: Any) -> list[Any]:
+    """What torch has of each parameter of a group that gets gradients."""
+    return [each for each in group.fsdp_params if each.sharded_param.requires_grad]

@@ -2,7 +2,7 @@
 
 On a GPU torch lets the computing stream wait for a block's gather before the block is copied out, and for a
 reduce-scatter before the next begins. The same waits are made here just before torch makes them, within `waiting`:
-nothing changes but that they are told. The next reduce-scatter finds its stream level with the computing one, and a
+nothing changes but that they are timed. The next reduce-scatter finds its stream level with the computing one, and a
 mark there says when gradients are ready.
 """
 
@@ -143,9 +143,9 @@ class Scatter(DefaultAllocMixin, ReduceScatter):
     @staticmethod
     def _read(parameter: Any, output: Tensor) -> bool:
         """Whether torch casts the output, adds it to a gradient, or calls back with it, as it returns."""
-        held = parameter.sharded_param
-        hooks = getattr(held, "_post_accumulate_grad_hooks", None)
-        return held.dtype != output.dtype or held.grad is not None or bool(hooks)
+        shard = parameter.sharded_param
+        hooks = getattr(shard, "_post_accumulate_grad_hooks", None)
+        return shard.dtype != output.dtype or shard.grad is not None or bool(hooks)
 
 
 Waiting = Callable[[], AbstractContextManager[None]]
@@ -168,7 +168,7 @@ class Streams:
         return self._handle.current_stream().record_event()
 
     def watch(self, group: Any, gather: Gather, scatter: Scatter) -> None:
-        """Tell what the computing stream waits for in a parameter group of torch's, which sends by these."""
+        """Time what the computing stream waits for in a parameter group of torch's, which sends by these."""
         wait_for_unshard, post_backward = group.wait_for_unshard, group.post_backward
 
         def wait_for_gather() -> None:

@@ -9,51 +9,19 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.futures import Future
 
-from dynbench.clock import clock_for
 from dynbench.errors import UsageError
-from dynbench.sync.shared_model import flat_like, refuse_sparse, view_like
-from dynbench.sync.synchronised import SynchronisedModule
+from dynbench.sync.synchronised import SynchronisedModule, flat_like, refuse_sparse, view_like
 from dynbench.units import bytes_of_mib
 from dynbench.wire.base import Wire
 from dynbench.wire.channel import nbytes
 from dynbench.wire.segment import lay_out
-
-
-class StepTimes:
-    """Intervals of a step by name; nothing waits for the device until they are taken.
-
-    Args:
-        device: whose clock they are on.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._clock = clock_for(device)
-        self._spans: list[tuple[str, object, object]] = []
-
-    @contextmanager
-    def of(self, name: str) -> Iterator[None]:
-        """Time a block; those of one name add up."""
-        start = self._clock.mark()
-        yield
-        self._spans.append((name, start, self._clock.mark()))
-
-    def take_ms(self) -> defaultdict[str, float]:
-        """Milliseconds by name since the last call, 0 for any other; the device must be synchronised."""
-        spans, self._spans = self._spans, []
-        total: defaultdict[str, float] = defaultdict(float)
-        for name, start, end in spans:
-            total[name] += self._clock.elapsed_ms(start, end)
-        return total
-
 
 Members = Mapping[int, tuple[str, nn.Parameter]]
 """Name and parameter by place among the trained ones."""

@@ -1,7 +1,7 @@
-"""Ranks that train apart for several steps and meet then: local SGD, and DiLoCo's outer optimizer over what they did.
+"""Ranks that train apart for several steps between averages: local SGD, and DiLoCo's outer optimizer over the changes.
 
-Local SGD: Stich, ICLR 2019. DiLoCo: Douillard et al., 2023; parameters meet in fragments, one after the other, as in
-Streaming DiLoCo (Douillard et al., 2025, arXiv:2501.18512), each waited for when its turn comes or some steps later.
+Local SGD: Stich, ICLR 2019. DiLoCo: Douillard et al., 2023; parameters are averaged in fragments, one after the other,
+as in Streaming DiLoCo (Douillard et al., 2025, arXiv:2501.18512), each waited for at once or some steps later.
 With one inner step, and a plain outer step where there is one, the ranks take the mean of their updates, which under
 SGD is the update by the mean gradient.
 """
@@ -22,20 +22,20 @@ from dynbench.plugins import options_of
 from dynbench.plugins.strategies import DilocoOptions, LocalOptions
 from dynbench.runs.columns import Column
 from dynbench.sync.base import Stepper, Strategy
-from dynbench.sync.shared_model import flat_like, share_model, trained_parameters, view_like
+from dynbench.sync.synchronised import flat_like, share_model, trained_parameters, view_like
 from dynbench.wire.base import Wire
 from dynbench.wire.segment import Segment, lay_out
 
 Named = Sequence[tuple[str, nn.Parameter]]
 
 PIECE = 2**20
-"""Elements of a parameter that all ranks' values are held of at a time."""
+"""Elements of a parameter that all ranks' values are gathered of at a time."""
 
 
-class LocalSteps(Strategy):
-    """Every rank steps by its own gradients; what they did since they last met is averaged every few steps.
+class LocalSgd(Strategy):
+    """Every rank steps by its own gradients; every few steps the parameters become their mean over ranks.
 
-    Between two meetings no rank waits for another. Each clips by the norm of its own gradient, and scales its own loss.
+    In between no rank waits for another. Each clips by the norm of its own gradient, and scales its own loss.
     """
 
     equal_gradients: ClassVar[bool] = False
@@ -56,16 +56,16 @@ class LocalSteps(Strategy):
         return options_of(self.settings, LocalOptions).inner_steps
 
     def buffers(self) -> Iterable[Tensor]:
-        """Where ranks last met, and what goes on from one meeting to the next."""
-        kept = [(each.anchor, each.momentum, each.change) for each in self._fragments]
-        return [tensor for of_fragment in kept for tensor in of_fragment if tensor is not None]
+        """The parameters at the last average, the outer momentum, and changes on their way."""
+        tensors = (each for one in self._fragments for each in (one.anchor, one.momentum, one.change))
+        return [each for each in tensors if each is not None]
 
     def _cut(self, named: Named) -> list[Named]:
-        """What meets together."""
+        """What is averaged jointly."""
         return _by_kind(named)
 
     def _due(self) -> Iterable[Fragment]:
-        """The fragments that meet after the step that is the `_steps`-th."""
+        """The fragments whose averaging begins after the step that is the `_steps`-th."""
         return self._fragments if self._steps % self._every == 0 else ()
 
     def accumulating(self) -> AbstractContextManager[None]:
@@ -77,33 +77,31 @@ class LocalSteps(Strategy):
         self.on_ready()
 
     def step(self, optimizer: Optimizer, precision: Stepper) -> None:
-        """The inner step, and what meets after it."""
+        """The inner step, and the averages that are due after it."""
         precision.step(optimizer)
         self._steps += 1
-        self._meet()
+        self._average_due()
 
     @property
-    def _under_way(self) -> int:
-        """Steps that a meeting takes, in which ranks go on."""
+    def _overlap(self) -> int:
+        """Steps that averaging takes, in which ranks go on."""
         return 0
 
     @torch.no_grad()
-    def _meet(self) -> None:
+    def _average_due(self) -> None:
         for fragment in self._due():
             fragment.send(self.wire, self._steps)
-        meeting = [each for each in self._fragments if each.sent_after == self._steps - self._under_way]
-        for fragment in meeting:
-            self._outer(fragment, self._received(fragment))
-        self._met = sum(fragment.size for fragment in meeting)
+        averaged = [each for each in self._fragments if each.sent_after == self._steps - self._overlap]
+        for fragment in averaged:
+            with self.waiting():
+                change = fragment.receive()
+            self._outer(fragment, change)
+        self._met = sum(fragment.size for fragment in averaged)
         self._has_met = self._has_met or self._met > 0
 
-    def _received(self, fragment: Fragment) -> Tensor:
-        with self.waiting():
-            return fragment.receive()
-
     def _outer(self, fragment: Fragment, change: Tensor) -> None:
-        """Go on from where the ranks last met, by the mean of what they did since."""
-        fragment.move(change)
+        """Go on from the last average, by the mean of what the ranks did since."""
+        fragment.anchor += change
         fragment.put(fragment.anchor)
 
     def drain(self) -> None:
@@ -125,8 +123,8 @@ class LocalSteps(Strategy):
             yield
         finally:
             with torch.no_grad():
-                for parameter, kept in own:
-                    parameter.copy_(kept)
+                for parameter, value in own:
+                    parameter.copy_(value)
 
     def full_state(self) -> dict[str, Tensor] | None:
         """The ranks' mean model."""
@@ -135,7 +133,7 @@ class LocalSteps(Strategy):
 
     @torch.no_grad()
     def state_alone(self) -> dict[str, Tensor] | None:
-        """The model where the ranks last met; None before they have."""
+        """The model at the last average; None before the first."""
         if not self._has_met:
             return None
         with self._putting_back():
@@ -145,7 +143,7 @@ class LocalSteps(Strategy):
 
     @torch.no_grad()
     def _average(self) -> None:
-        """In place, a piece after the other, so that little is held of what the others have."""
+        """In place, a piece after the other, which takes little memory."""
         for _, parameter in trained_parameters(self.model):
             flat = flat_like(parameter.detach(), parameter)
             for piece in torch.split(flat, PIECE):
@@ -161,7 +159,7 @@ class LocalSteps(Strategy):
 
 
 class Fragment:
-    """Parameters that meet together, and where they were when they last did.
+    """Parameters that are averaged jointly, and what they were after the last average.
 
     Args:
         named: their names and themselves, of one type.
@@ -197,12 +195,8 @@ class Fragment:
         assert change is not None, "sent"
         return change
 
-    def move(self, change: Tensor) -> None:
-        """Meet at so much beyond where they last met."""
-        self.anchor += change
-
     def put(self, flat: Tensor) -> None:
-        """Set the parameters, not where they last met."""
+        """Set the parameters, not the anchor."""
         for segment, (_, parameter) in zip(self.segments, self.named, strict=True):
             parameter.detach().copy_(view_like(flat[segment.offset : segment.offset + segment.numel], parameter))
 
@@ -211,19 +205,15 @@ class Fragment:
         return torch.cat([flat_like(p.detach(), p) for _, p in self.named])
 
 
-class LocalSgd(LocalSteps):
-    """Local SGD: the parameters become their mean over ranks."""
-
-
-class Diloco(LocalSteps):
+class Diloco(LocalSgd):
     """DiLoCo: an outer step of SGD with Nesterov momentum along the mean of what the ranks did.
 
-    Fragments meet in turn, evenly over the inner steps. Where a meeting takes steps, a rank goes on from a mixture
+    Fragments are averaged in turn, evenly over the inner steps. Where that takes steps, a rank goes on from a mixture
     of where the outer step has led and where it is itself by then.
     """
 
     @property
-    def _under_way(self) -> int:
+    def _overlap(self) -> int:
         return options_of(self.settings, DilocoOptions).overlap_steps
 
     def _cut(self, named: Named) -> list[Named]:
@@ -252,7 +242,7 @@ class Diloco(LocalSteps):
             else:
                 fragment.momentum.mul_(options.outer_momentum).add_(change)
             change = change.add(fragment.momentum, alpha=options.outer_momentum)
-        fragment.move(change * options.outer_rate)
+        fragment.anchor += change * options.outer_rate
         own = options.own_share if options.overlap_steps else 0
         fragment.put(fragment.anchor.lerp(fragment.now(), own) if own else fragment.anchor)
 
@@ -262,7 +252,7 @@ def _by_kind(named: Named) -> list[Named]:
     return [[each for each in named if each[1].dtype == kind] for kind in kinds]
 
 
-class LocalSgdTorch(LocalSteps):
+class LocalSgdTorch(LocalSgd):
     """Ranks that step apart, with a PeriodicModelAverager, whose all-reduces go past the wire and are not counted.
 
     It averages after the first step, and then every `sync.inner_steps`.

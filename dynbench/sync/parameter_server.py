@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dynbench.clock import clock_for
 from dynbench.runs.columns import Column
 from dynbench.sync.base import Stepper, Strategy
-from dynbench.sync.in_order import StepTimes
-from dynbench.sync.shared_model import share_model, trained_parameters
+from dynbench.sync.synchronised import share_model, trained_parameters
+from dynbench.wire.traffic import Spans
 
 SERVER = 0
 OF_A_WORKER, OF_THE_SERVER = ("push_ms", "pull_ms"), ("receive_ms", "average_ms", "send_ms")
@@ -56,11 +57,11 @@ class ParameterServer(Strategy):
     def _wrapped(self, model: nn.Module) -> nn.Module:
         share_model(model, self.wire)
         self._trained = [parameter for _, parameter in trained_parameters(model)]
-        kept, parameters = model.state_dict(keep_vars=True), dict(model.named_parameters(remove_duplicate=False))
-        self._buffers: list[Tensor] = [tensor for name, tensor in kept.items() if name not in parameters]
+        state, parameters = model.state_dict(keep_vars=True), dict(model.named_parameters(remove_duplicate=False))
+        self._buffers: list[Tensor] = [tensor for name, tensor in state.items() if name not in parameters]
         device = next(model.parameters()).device
         self._rows = torch.zeros(1, dtype=torch.float64, device=device)
-        self._times, self._messages, self._exchanged = StepTimes(device), 0, 0
+        self._times, self._messages = Spans(clock_for(device)), 0
         model.register_forward_pre_hook(self._count_rows, with_kwargs=True)
         return model
 
@@ -78,7 +79,7 @@ class ParameterServer(Strategy):
         with torch.no_grad():
             given = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained]
             used = torch.tensor([float(p.grad is not None) for p in self._trained]).to(self._trained[0])
-            with self._exchange("push_ms"):
+            with self._times.of("push_ms"):
                 self._push([used, *given], SERVER)
 
     @torch.no_grad()
@@ -88,7 +89,7 @@ class ParameterServer(Strategy):
         used = torch.zeros(len(self._trained)).to(self._trained[0])
         for rank in self._workers():
             places = [torch.zeros_like(used), *map(torch.zeros_like, total)]
-            with self._exchange("receive_ms"):
+            with self._times.of("receive_ms"):
                 theirs, *gradients = self._pull(places, rank)
             with self._times.of("average_ms"):
                 used += theirs
@@ -100,19 +101,19 @@ class ParameterServer(Strategy):
 
     def step(self, optimizer: Optimizer, precision: Stepper) -> None:
         """The server's step, after which the workers pull its parameters, the smallest first."""
-        held = [parameter.detach() for parameter in sorted(self._trained, key=Tensor.numel)]
+        parameters = [parameter.detach() for parameter in sorted(self._trained, key=Tensor.numel)]
         if self._serves:
             precision.step(optimizer)
         with self.waiting():
             if not self._serves:
-                places = [each.clone() for each in held]
-                with self._exchange("pull_ms"):
+                places = [each.clone() for each in parameters]
+                with self._times.of("pull_ms"):
                     pulled = self._pull(places, SERVER)
-                torch._foreach_copy_(held, pulled)
+                torch._foreach_copy_(parameters, pulled)
                 return
             for rank in self._workers():
-                with self._exchange("send_ms"):
-                    self._push(held, rank)
+                with self._times.of("send_ms"):
+                    self._push(parameters, rank)
 
     def evaluators(self) -> Sequence[int]:
         """The server, which has the parameters."""
@@ -148,12 +149,14 @@ class ParameterServer(Strategy):
         """The workers' buffers to the server: means weighted by rows, of whole numbers the greatest."""
         if not self._buffers:
             return
+        messages = self._messages
         if not self._serves:
             self._push([self._rows, *self._buffers], SERVER)
             self._rows.zero_()
         else:
             self._average_buffers()
-        self._times.take_ms()  # of no step
+        self._messages = messages  # these are of no step
+        self._times.take_ms()
 
     def _average_buffers(self) -> None:
         pulled = [
@@ -176,38 +179,32 @@ class ParameterServer(Strategy):
             tensors = [each for each in (*inputs, *named.values()) if isinstance(each, Tensor) and each.dim()]
             self._rows += len(tensors[0]) if tensors else 1
 
-    @abstractmethod
     def _push(self, tensors: Sequence[Tensor], to: int) -> None:
         """Send tensors to a rank, which pulls as many of the same shapes and types."""
+        for place, tensor in enumerate(self._packed(tensors)):
+            with self._message(place):
+                self.wire.send(tensor.contiguous(), to).wait()
 
-    @abstractmethod
     def _pull(self, tensors: Sequence[Tensor], source: int) -> list[Tensor]:
         """What a rank pushes, into these tensors."""
+        received = [tensor.contiguous() for tensor in self._packed(tensors)]
+        for place, tensor in enumerate(received):
+            with self._message(place):
+                self.wire.receive(tensor, source).wait()
+        return self._unpacked(received, tensors)
 
-    @contextmanager
-    def _exchange(self, column: str) -> Iterator[None]:
-        """In it, all messages of one direction with one rank in a step; `column` is what it takes."""
-        self._exchanged = 0
-        with self._times.of(column):
-            yield
-        self._messages += self._exchanged
+    def _message(self, place: int) -> AbstractContextManager[None]:
+        """In it, a message of an exchange; until the first is through, the other side is waited for."""
+        self._messages += 1
+        return self._times.of(WAITING) if place == 0 and self.tells_waiting else nullcontext()
 
-    @contextmanager
-    def _message(self) -> Iterator[None]:
-        """In it, one of them; until the first is through, the other side is waited for."""
-        opens, self._exchanged = self._exchanged == 0 and self.tells_waiting, self._exchanged + 1
-        with self._times.of(WAITING) if opens else nullcontext():
-            yield
+    @abstractmethod
+    def _packed(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The messages that these tensors are sent in."""
 
-    def _send(self, tensor: Tensor, to: int) -> None:
-        with self._message():
-            self.wire.send(tensor.contiguous(), to).wait()
-
-    def _receive(self, tensor: Tensor, source: int) -> Tensor:
-        received = tensor.contiguous()
-        with self._message():
-            self.wire.receive(received, source).wait()
-        return received
+    @abstractmethod
+    def _unpacked(self, messages: list[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors of received messages, in the shapes of these."""
 
 
 class PerTensor(ParameterServer):
@@ -215,12 +212,11 @@ class PerTensor(ParameterServer):
 
     tells_waiting: ClassVar[bool] = True
 
-    def _push(self, tensors: Sequence[Tensor], to: int) -> None:
-        for tensor in tensors:
-            self._send(tensor, to)
+    def _packed(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        return tensors
 
-    def _pull(self, tensors: Sequence[Tensor], source: int) -> list[Tensor]:
-        return [self._receive(tensor, source) for tensor in tensors]
+    def _unpacked(self, messages: list[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
+        return messages
 
 
 class InOne(ParameterServer):
@@ -228,18 +224,17 @@ class InOne(ParameterServer):
 
     tells_waiting: ClassVar[bool] = False
 
-    def _push(self, tensors: Sequence[Tensor], to: int) -> None:
-        for kind in _kinds(tensors):
-            self._send(torch.cat([tensor.reshape(-1) for tensor in tensors if tensor.dtype == kind]), to)
+    def _packed(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        kinds = _kinds(tensors)
+        return [torch.cat([tensor.reshape(-1) for tensor in tensors if tensor.dtype == kind]) for kind in kinds]
 
-    def _pull(self, tensors: Sequence[Tensor], source: int) -> list[Tensor]:
-        found = list(tensors)
-        for kind in _kinds(tensors):
-            places = [place for place, tensor in enumerate(tensors) if tensor.dtype == kind]
-            flat = self._receive(torch.cat([tensors[place].reshape(-1) for place in places]), source)
-            parts = torch.split(flat, [tensors[place].numel() for place in places])
-            for place, part in zip(places, parts, strict=True):
-                found[place] = part.view(tensors[place].shape)
+    def _unpacked(self, messages: list[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
+        begins = dict.fromkeys(_kinds(tensors), 0)
+        flat, found = dict(zip(begins, messages, strict=True)), []
+        for tensor in tensors:
+            begin = begins[tensor.dtype]
+            begins[tensor.dtype] += tensor.numel()
+            found.append(flat[tensor.dtype][begin : begins[tensor.dtype]].view(tensor.shape))
         return found
 
 

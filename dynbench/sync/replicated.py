@@ -8,13 +8,15 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from dynbench.clock import clock_for
 from dynbench.plugins import options_of
 from dynbench.plugins.strategies import BucketOptions
 from dynbench.runs.columns import Column
 from dynbench.sync.base import Strategy
-from dynbench.sync.in_order import BucketedDDP, OverlapDDP, StepTimes
+from dynbench.sync.in_order import BucketedDDP, OverlapDDP
 from dynbench.sync.synchronised import FlatDDP, NaiveDDP, Named, SynchronisedModule
 from dynbench.wire.base import Wire
+from dynbench.wire.traffic import Spans
 
 
 class Replicated(Strategy):
@@ -68,15 +70,15 @@ class _Timed(FlatDDP):
 
     def __init__(self, module: nn.Module, wire: Wire, on_ready: Callable[[], None]) -> None:
         super().__init__(module, wire, on_ready)
-        self.times = StepTimes(self._device)
+        self.times = Spans(clock_for(self._device))
 
-    def flatten(self, together: Named) -> Tensor:
+    def flatten(self, named: Named) -> Tensor:
         with self.times.of("flatten_ms"):
-            return super().flatten(together)
+            return super().flatten(named)
 
-    def unflatten(self, flat: Tensor, together: Named) -> None:
+    def unflatten(self, flat: Tensor, named: Named) -> None:
         with self.times.of("unflatten_ms"):
-            super().unflatten(flat, together)
+            super().unflatten(flat, named)
 
 
 class Flat(Replicated):

@@ -17,7 +17,7 @@ from dynbench.sync.base import OptimizerFactory, Stepper, gradient_norm
 from dynbench.sync.fully_sharded_streams import blocks_of
 from dynbench.sync.in_order import Bucket, BucketedDDP, Members, Part
 from dynbench.sync.replicated import Replicated
-from dynbench.sync.shared_model import view_like
+from dynbench.sync.synchronised import view_like
 from dynbench.wire.base import Wire
 
 
@@ -177,7 +177,7 @@ class Zero1(Replicated):
         self.module.gather()
 
     def buffers(self) -> Iterable[Tensor]:
-        """The buckets in which whole gradients are put together."""
+        """The buckets in which whole gradients are assembled."""
         return [bucket.flat for bucket in self.module.sharded]
 
     def gradient_norm(self) -> Tensor:

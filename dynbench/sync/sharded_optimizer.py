@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dynbench.errors import UsageError
-from dynbench.sync.shared_model import flat_like, view_like, wire_for
+from dynbench.sync.synchronised import flat_like, view_like, wire_for
 from dynbench.wire.base import Wire
 
 Params = Iterable[Any]
@@ -35,7 +35,7 @@ class ShardedOptimizer(Optimizer):
         kwargs: of the optimizer.
 
     Raises:
-        UsageError: a class that is no optimizer, or LBFGS, which steps all parameters together.
+        UsageError: a class that is no optimizer, or LBFGS, which steps all parameters jointly.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ShardedOptimizer(Optimizer):
         given = list(params)
         self._wire = wire_for(_first(given)) if wire is None else wire
         self._owner: dict[nn.Parameter, int] = {}
-        self._held = [0] * self._wire.world_size
+        self._elements = [0] * self._wire.world_size
         self._local: Optimizer | None = None
         defaults = optimizer_cls([nn.Parameter(torch.empty(0))], **kwargs).defaults
         super().__init__(given, defaults)
@@ -68,9 +68,9 @@ class ShardedOptimizer(Optimizer):
         super().add_param_group({**param_group, "params": list(dict.fromkeys(listed))})
         group = self.param_groups[-1]
         for parameter in sorted(group["params"], key=lambda each: -each.numel()):
-            owner = self._held.index(min(self._held))
+            owner = self._elements.index(min(self._elements))
             self._owner[parameter] = owner
-            self._held[owner] += parameter.numel()
+            self._elements[owner] += parameter.numel()
         if self._local is not None:
             self._local.add_param_group(self._mine(group))
 
@@ -101,18 +101,16 @@ class ShardedOptimizer(Optimizer):
         for rank in range(self._wire.world_size):
             trained = [parameter for parameter in self.owned(rank) if parameter.requires_grad]
             for kind in dict.fromkeys((parameter.dtype, parameter.device) for parameter in trained):
-                together = [each for each in trained if (each.dtype, each.device) == kind]
+                of_kind = [each for each in trained if (each.dtype, each.device) == kind]
                 if rank == self._wire.rank:
-                    flat = torch.cat([flat_like(parameter, parameter) for parameter in together])
+                    flat = torch.cat([flat_like(parameter, parameter) for parameter in of_kind])
                 else:
-                    flat = torch.empty(sum(map(Tensor.numel, together)), dtype=kind[0], device=kind[1])
-                sent.append((rank, together, flat, self._wire.broadcast(flat, rank)))
-        for rank, together, flat, future in sent:
+                    flat = torch.empty(sum(map(Tensor.numel, of_kind)), dtype=kind[0], device=kind[1])
+                sent.append((rank, of_kind, flat, self._wire.broadcast(flat, rank)))
+        for rank, of_kind, flat, future in sent:
             future.wait()
             if rank != self._wire.rank:
-                for parameter, part in zip(
-                    together, torch.split(flat, [each.numel() for each in together]), strict=True
-                ):
+                for parameter, part in zip(of_kind, torch.split(flat, [each.numel() for each in of_kind]), strict=True):
                     parameter.copy_(view_like(part, parameter))
 
     def state_dict(self) -> State:

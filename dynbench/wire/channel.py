@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,12 +56,6 @@ class Arrivals:
         return self._free
 
 
-@dataclass(frozen=True, slots=True)
-class _Delivery:
-    due: float
-    future: Future[object]
-
-
 class Link:
     """Holds back what was moved until it would have arrived.
 
@@ -71,7 +66,7 @@ class Link:
     def __init__(self, gbps: float) -> None:
         self._arrivals = Arrivals(gbps * BITS_PER_GBIT / 8)
         self._lock = threading.Lock()
-        self._deliveries: queue.SimpleQueue[_Delivery | None] = queue.SimpleQueue()
+        self._deliveries: queue.SimpleQueue[tuple[float, Future[object]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._deliver, daemon=True, name="dynbench-link").start()
 
     def carry(self, operation: str, nbytes: int, begin: Callable[[], Future[Any]]) -> Future[object]:
@@ -82,12 +77,12 @@ class Link:
         def moved(done: Future[Any]) -> None:
             try:
                 done.value()
-            except Exception as error:  # torch's, of whatever went wrong in the group: the waiting rank is told
+            except Exception as error:  # torch's, of whatever went wrong in the group
                 arrived.set_exception(error)
                 return
             with self._lock:
                 due = self._arrivals.arrives(operation, nbytes, called, time.monotonic())
-                self._deliveries.put(_Delivery(due, arrived))
+                self._deliveries.put((due, arrived))
 
         begin().add_done_callback(moved)
         return arrived
@@ -98,8 +93,9 @@ class Link:
 
     def _deliver(self) -> None:
         while (delivery := self._deliveries.get()) is not None:
-            time.sleep(max(0.0, delivery.due - time.monotonic()))
-            delivery.future.set_result(None)
+            due, arrived = delivery
+            time.sleep(max(0.0, due - time.monotonic()))
+            arrived.set_result(None)
 
 
 _SENT_AS_THEY_ARE = (
@@ -155,9 +151,7 @@ class Channel:
 
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Future[Tensor]:
         """Combine a tensor of all ranks in place."""
-        return self._run(
-            "all_reduce", tensor, tensor, lambda: dist.all_reduce(tensor, op, group=self.group, async_op=True)
-        )
+        return self._run("all_reduce", tensor, tensor, self._of_group(dist.all_reduce, tensor, op))
 
     def all_reduce_by(self, begin: Callable[[], Future[Any]], sent: Tensor, result: Tensor) -> Future[Tensor]:
         """An all-reduce over this channel's group that other code begins.
@@ -172,22 +166,14 @@ class Channel:
     def reduce_scatter(self, shard: Tensor, full: Tensor) -> Future[Tensor]:
         """The sum over ranks of this rank's part of `full`, shape [G*n], into `shard`, shape [n]."""
         if self.native_reduce_scatter:
-            return self._run(
-                "reduce_scatter", full, shard, lambda: _reduce_scatter(shard, full, group=self.group, async_op=True)
-            )
+            return self._run("reduce_scatter", full, shard, self._of_group(_reduce_scatter, shard, full))
         parts = self._scratch(full)
 
         def add_up() -> None:
             torch.sum(parts.view(self.world_size, -1), 0, out=shard.view(-1))
             self._spare.append(parts)
 
-        return self._run(
-            "reduce_scatter",
-            full,
-            shard,
-            lambda: dist.all_to_all_single(parts, full, group=self.group, async_op=True),
-            add_up,
-        )
+        return self._run("reduce_scatter", full, shard, self._of_group(dist.all_to_all_single, parts, full), add_up)
 
     def _scratch(self, like: Tensor) -> Tensor:
         """Memory that an earlier call has done with, or new: the first touch of new memory costs as much as its use."""
@@ -200,12 +186,8 @@ class Channel:
         """Every rank's `shard`, shape [n], in order of rank into `full`, shape [G*n]."""
         if self._gloo and nbytes(shard) >= BROADCAST_FROM:
             return self._all_broadcast(full, shard)
-        return self._run(
-            "all_gather",
-            shard,
-            full,
-            lambda: _all_gather(self._movable(full), self._movable(shard), group=self.group, async_op=True),
-        )
+        begin = self._of_group(_all_gather, self._movable(full), self._movable(shard))
+        return self._run("all_gather", shard, full, begin)
 
     def _all_broadcast(self, full: Tensor, shard: Tensor) -> Future[Tensor]:
         """The same by a broadcast of each rank, straight to where it belongs: gloo's own copies all of it twice."""
@@ -224,44 +206,32 @@ class Channel:
 
     def all_to_all(self, received: Tensor, given: Tensor) -> Future[Tensor]:
         """Part i of `given`, shape [G*n], to rank i; rank i's part for this rank becomes part i of `received`."""
-        return self._run(
-            "all_to_all",
-            given,
-            received,
-            lambda: dist.all_to_all_single(
-                self._movable(received), self._movable(given), group=self.group, async_op=True
-            ),
-        )
+        begin = self._of_group(dist.all_to_all_single, self._movable(received), self._movable(given))
+        return self._run("all_to_all", given, received, begin)
 
     def broadcast(self, tensor: Tensor, source: int) -> Future[Tensor]:
         """The tensor of rank `source` on all ranks, in place."""
-        return self._run(
-            "broadcast",
-            tensor,
-            tensor,
-            lambda: dist.broadcast(self._movable(tensor), group_src=source, group=self.group, async_op=True),
-        )
+        begin = self._of_group(dist.broadcast, self._movable(tensor), group_src=source)
+        return self._run("broadcast", tensor, tensor, begin)
 
     def send(self, tensor: Tensor, to: int) -> Future[Tensor]:
         """The tensor to rank `to`, which receives it."""
-        return self._run(
-            "send", tensor, tensor, lambda: dist.isend(self._movable(tensor), group_dst=to, group=self.group), peer=to
-        )
+        begin = partial(dist.isend, self._movable(tensor), group_dst=to, group=self.group)
+        return self._run("send", tensor, tensor, begin, peer=to)
 
     def receive(self, tensor: Tensor, source: int) -> Future[Tensor]:
         """What rank `source` sends, into `tensor`."""
-        return self._run(
-            "receive",
-            tensor,
-            tensor,
-            lambda: dist.irecv(self._movable(tensor), group_src=source, group=self.group),
-            peer=source,
-        )
+        begin = partial(dist.irecv, self._movable(tensor), group_src=source, group=self.group)
+        return self._run("receive", tensor, tensor, begin, peer=source)
+
+    def _of_group(self, call: Callable[..., Any], *given: object, **named: object) -> Callable[[], Any]:
+        """A call of torch's on this group that returns at once."""
+        return partial(call, *given, **named, group=self.group, async_op=True)
 
     def close(self) -> None:
         """End a group of its own, unless something is under way in it, which it would wait for.
 
-        Nor on CUDA, where that is a collective and a rank that was told to stop is alone: such a group ends with the
+        Nor on CUDA, where that is a collective and a rank that stops may be alone: such a group ends with the
         default one.
         """
         if self._own and self.device.type != "cuda" and self.ledger.idle:
@@ -281,7 +251,7 @@ class Channel:
         peer: int = EVERYONE,
     ) -> Future[Tensor]:
         entry = self.ledger.begin(operation, nbytes(handed_in), self.world_size, peer)
-        ledger, kept = self.ledger, list[dist.Work]()
+        ledger, unfinished = self.ledger, list[dist.Work]()
         lacks_future = operation in ("send", "receive") or (operation == "reduce_scatter" and finish is None)
 
         def moved() -> Future[Any]:
@@ -291,7 +261,7 @@ class Channel:
             if not isinstance(work, dist.Work):
                 return work
             if not self._gloo:
-                kept.append(work)
+                unfinished.append(work)
             return _waited_for(work) if lacks_future and self._gloo else work.get_future()
 
         def complete(done: Future[object]) -> Tensor:
@@ -303,7 +273,7 @@ class Channel:
 
         if self.link is None:
             done = moved().then(complete)
-            return _Kept(kept[0], done) if kept else done
+            return _WithWork(unfinished[0], done) if unfinished else done
         # Of a broadcast all passes the source's link, whatever ranks send of it on average.
         size = entry.bytes_in if operation in ("receive", "broadcast") else entry.bytes_wire
         if self._gloo and operation == "reduce_scatter" and finish is None:
@@ -342,7 +312,7 @@ def _waited_for(work: dist.Work) -> Future[object]:
     return future
 
 
-class _Kept(Future[Tensor]):
+class _WithWork(Future[Tensor]):
     """The future of a collective whose back end keeps what it reads and writes until its work is waited for, as NCCL.
 
     Torch's own future lets go of nothing: there that memory stays taken until a thread of NCCL's looks after it and the

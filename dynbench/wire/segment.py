@@ -29,6 +29,29 @@ def named_range(name: str, device: torch.device) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """One parameter's part of a piece of a flat gradient.
+
+    Args:
+        name: the parameter's.
+        start: its first element in the parameter.
+        offset: the same in the flat gradient.
+        numel: its elements.
+        whole: the parameter's.
+    """
+
+    name: str
+    start: int
+    offset: int
+    numel: int
+    whole: int
+
+    def of(self, flat: Tensor, begins: int = 0) -> Tensor:
+        """This part of `flat`, which begins at an element of the flat gradient; a view, shape [numel]."""
+        return flat[self.offset - begins : self.offset - begins + self.numel]
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """One parameter's part of a flat gradient.
 
@@ -52,6 +75,11 @@ class Segment:
         """This part of `flat`, shape [n], as a view in the parameter's shape."""
         return flat[self.offset : self.offset + self.numel].view(self.shape)
 
+    @property
+    def whole(self) -> Part:
+        """All of it, as a part of the flat gradient."""
+        return Part(self.name, 0, self.offset, self.numel, self.numel)
+
 
 def lay_out(parameters: Iterable[tuple[str, Sequence[int]]]) -> tuple[Segment, ...]:
     """Segments of named shapes that lie one after the other, from 0 on."""
@@ -61,29 +89,6 @@ def lay_out(parameters: Iterable[tuple[str, Sequence[int]]]) -> tuple[Segment, .
         segments.append(Segment(name, end, tuple(shape)))
         end += segments[-1].numel
     return tuple(segments)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One parameter's part of a piece of a flat gradient.
-
-    Args:
-        name: the parameter's.
-        start: its first element in the parameter.
-        offset: the same in the flat gradient.
-        numel: its elements.
-        whole: the parameter's.
-    """
-
-    name: str
-    start: int
-    offset: int
-    numel: int
-    whole: int
-
-    def of(self, flat: Tensor, begins: int = 0) -> Tensor:
-        """This part of `flat`, which begins at an element of the flat gradient; a view, shape [numel]."""
-        return flat[self.offset - begins : self.offset - begins + self.numel]
 
 
 def cut(segments: Sequence[Segment], piece: int, pieces: int) -> list[list[Part]]:

@@ -1,9 +1,9 @@
-"""What went over a wire since it was last asked: calls, bytes and times, by logical operation."""
+"""What was sent over a wire since the last call of `take`: calls, bytes and times, by logical operation."""
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -186,6 +186,34 @@ class Ledger:
             wire_of["gathered"],
             calls,
         )
+
+
+class Spans:
+    """Intervals by name; nothing waits for the device.
+
+    Args:
+        clock: whose marks they are between.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._spans: list[tuple[str, object, object]] = []
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Time a block; those of one name add up."""
+        start = self.clock.mark()
+        yield
+        self._spans.append((name, start, self.clock.mark()))
+
+    def take_ms(self) -> defaultdict[str, float]:
+        """Milliseconds by name of what has ended since the last call, 0 for any other; the rest comes next time."""
+        done = [self.clock.happened(end) for _, _, end in self._spans]
+        total: defaultdict[str, float] = defaultdict(float)
+        for (name, start, end), ended in zip(self._spans, done, strict=True):
+            total[name] += self.clock.elapsed_ms(start, end) if ended else 0.0
+        self._spans = [span for span, ended in zip(self._spans, done, strict=True) if not ended]
+        return total
 
 
 def union_ms(spans: Iterable[tuple[float, float]]) -> float:

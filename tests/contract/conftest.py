@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
+from strategy_jobs import SETTINGS
 from warm import WarmRanks
 
+from dynbench.config.layers import load_config
+from dynbench.config.schema import Config
+from dynbench.engine.launching.resolve import resolve, this_machine
+from dynbench.engine.launching.run_launch import create_run
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
 
-@pytest.fixture(scope="session")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
-    """Three gloo ranks."""
-    warm = WarmRanks(tmp_path_factory.mktemp("meet"), 3)
-    yield warm
-    warm.close()
+NewRun = Callable[..., tuple[Run, Config]]
 
 
-@pytest.fixture(scope="session")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
-    """Four gloo ranks."""
-    warm = WarmRanks(tmp_path_factory.mktemp("meet"), 4)
-    yield warm
-    warm.close()
+def gloo_ranks(number: int, scope: Literal["module", "session"] = "session") -> Any:
+    """A fixture of so many warm ranks."""
+
+    @pytest.fixture(scope=scope)
+    def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
+        warm = WarmRanks(tmp_path_factory.mktemp("meet"), number)
+        yield warm
+        warm.close()
+
+    return made
+
+
+three, four = gloo_ranks(3), gloo_ranks(4)
+mortal = gloo_ranks(2, "module")
+"""For tests that end them."""
+
+
+@pytest.fixture
+def new_run(tmp_path: Path) -> NewRun:
+    """A run of a few uneven steps that is not yet trained, with its resolved configuration."""
+
+    def make(*settings: str) -> tuple[Run, Config]:
+        store = RunStore(tmp_path / "results")
+        resolved = resolve(load_config(None, [*SETTINGS, *settings]), this_machine(), store)
+        return create_run(resolved, store, ()), resolved.config
+
+    return make

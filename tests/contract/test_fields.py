@@ -96,7 +96,7 @@ def test_what_is_documented_occurs_or_is_optional(tour: Tour) -> None:
 
 
 @pytest.mark.slow
-def test_a_field_that_never_occurs_is_told(tour: Tour) -> None:
+def test_a_field_that_never_occurs_is_reported(tour: Tour) -> None:
     document, check = documents()["report --json"], checked_output(tour, Check())
     field = document.fields[-1]
     grown = [replace(document, fields=(*document.fields, planted)) for planted in (
@@ -132,7 +132,7 @@ def test_types_and_meanings() -> None:
         ("figures", [None], "figures[] is array of string, and None stands in"),
     ],
 )
-def test_a_planted_fault_is_told_with_the_line_to_add(tour: Tour, path: str, value: object, line: str) -> None:
+def test_a_planted_fault_is_reported_with_the_line_to_add(tour: Tour, path: str, value: object, line: str) -> None:
     printed = json.loads(json.dumps(next(each for document, each in tour.printed if document == "train --json")))
     *parents, last = path.split(".")
     reduce(lambda within, key: within[key], parents, printed)[last] = value
@@ -142,7 +142,7 @@ def test_a_planted_fault_is_told_with_the_line_to_add(tour: Tour, path: str, val
 
 
 @pytest.mark.slow
-def test_a_planted_column_is_told(tour: Tour, tmp_path: Path) -> None:
+def test_a_planted_column_is_reported(tour: Tour, tmp_path: Path) -> None:
     path = tmp_path / "eval.csv"
     path.write_text("step,loss,samples,extra\n1.5,2.0,8,x\n", encoding="utf-8")
     check = Check()

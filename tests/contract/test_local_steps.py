@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from apart_jobs import MOMENTUM, RATE, SCALE, averaged, sent_and_met, stopped, streamed, trained_ahead
-from strategy_jobs import SETTINGS, STEPS
+from strategy_jobs import STEPS
+from sync_jobs import MOMENTUM, RATE, SCALE, averaged, sent_and_met, stopped, streamed, trained_ahead
 from warm import RankError, WarmRanks
 
-from dynbench.config.layers import load_config
-from dynbench.engine.launching.resolve import resolve, this_machine
-from dynbench.engine.launching.run_launch import create_run
 from dynbench.plugins import STRATEGIES
-from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc
 
@@ -39,17 +33,23 @@ def expected(overlap: int, own: float, steps: int = 12) -> list[list[float]]:
 
 
 @pytest.mark.parametrize(("overlap", "own"), [(0, 0.5), (1, 0.5), (2, 0.0), (3, 0.25)])
-def test_a_meeting_that_takes_steps_is_the_papers(ranks: WarmRanks, overlap: int, own: float) -> None:
+def test_an_averaging_that_takes_steps_is_the_papers(ranks: WarmRanks, overlap: int, own: float) -> None:
     for found, wanted in zip(ranks(streamed, overlap, own), expected(overlap, own), strict=True):
         assert found == pytest.approx(wanted, rel=1e-12)
 
 
-@pytest.mark.parametrize(("fragments", "overlap"), [(1, 2), (2, 1), (3, 3)])
-def test_a_mean_is_asked_for_so_many_steps_after_it_was_sent(ranks: WarmRanks, fragments: int, overlap: int) -> None:
-    for sent, met, events in ranks(sent_and_met, fragments, overlap):
+@pytest.mark.parametrize(
+    ("fragments", "overlap", "round_"),
+    [(1, 0, [0, 0, 0, 1]), (2, 0, [0, 1, 0, 1]), (3, 0, [1, 1, 0, 1]), (1, 2, None), (2, 1, None), (3, 3, None)],
+)
+def test_fragments_are_averaged_in_turn_and_their_means_used_so_many_steps_later(
+    ranks: WarmRanks, fragments: int, overlap: int, round_: list[int] | None
+) -> None:
+    for sent, met, events, whole in ranks(sent_and_met, fragments, overlap):
         assert events and all(asked == after + overlap for after, asked in events)
-        assert met == [0] * overlap + [size // 8 for size in sent[:-overlap]], "all that was sent, in its turn"
-        assert sum(sent[:4]) == sum(sent[4:8]) == sum(sent[8:]), "each parameter's change once in a round"
+        assert met == [0] * overlap + [size // 8 for size in sent[: len(sent) - overlap]], "all that was sent"
+        assert [sum(sent[first : first + 4]) for first in (0, 4, 8)] == [8 * whole] * 3, "each parameter once a round"
+        assert round_ is None or [int(number > 0) for number in met] == round_ * 3
 
 
 @pytest.mark.parametrize("sync", [*APART, "local_sgd_torch"])
@@ -65,19 +65,11 @@ def test_the_mean_model_is_made_piece_by_piece(ranks: WarmRanks) -> None:
         assert most == 2 * 10, "of each rank a piece"
 
 
-@pytest.mark.parametrize(
-    ("sync", "patience_s"),
-    [*((name, 120.0) for name in APART), ("ddp", 2.0)],
-)
-def test_a_rank_goes_on_before_the_other_has_begun(
-    ranks: WarmRanks, tmp_path: Path, sync: str, patience_s: float
-) -> None:
-    """But where every step is a meeting, as under ddp."""
-    store = RunStore(tmp_path / "results")
-    settings = [*SETTINGS, "train.eval_samples=0", "launch.nproc=2", "launch.timeout_s=60", f"sync.name={sync}"]
-    config = resolve(load_config(None, settings), this_machine(), store)
-    run, gate = create_run(config, store, ()), tmp_path / "gate"
-    arguments = (str(run.path), config.config, str(gate), STEPS - 1, patience_s)
+@pytest.mark.parametrize(("sync", "patience_s"), [*((name, 120.0) for name in APART), ("ddp", 2.0)])
+def test_a_rank_goes_on_before_the_other_has_begun(ranks: WarmRanks, new_run, sync: str, patience_s: float) -> None:
+    """But where gradients are averaged in every step, as under ddp."""
+    run, config = new_run("train.eval_samples=0", "launch.nproc=2", "launch.timeout_s=60", f"sync.name={sync}")
+    arguments = (str(run.path), config, str(run.path / "gate"), STEPS - 1, patience_s)
     if sync in APART:
         ranks(trained_ahead, *arguments)
     else:

@@ -1,4 +1,4 @@
-"""Shards of models that one rank alone has values of, and of next to nothing; overflow that ranks agree on."""
+"""Fully sharded modules: values that one rank alone has, types to compute in, and layers that are not sharded."""
 
 from __future__ import annotations
 
@@ -6,42 +6,33 @@ import pytest
 import torch
 from gpu.fully_shard import told
 from sharding_jobs import (
-    FILLED,
-    OneWeight,
+    MODELS,
     Wide,
     built,
     changed_in_place,
-    course_fully_sharded,
     filled,
     gathered_in_bytes,
-    in_single,
-    norm_of_one_weight,
     normalised,
-    nothing_sharded,
-    one_weight,
-    overflowing,
     partly_sharded,
     peaks_beside_torchs,
     refused,
 )
 from warm import WarmRanks
 
-from dynbench.plugins import STRATEGIES
 from dynbench.sync.fully_sharded_streams import blocks_of
 
 pytestmark = pytest.mark.multiproc
 
-EXACT = [name for name, entry in STRATEGIES.items() if entry.exact]
-EVERYONE_TRAINS = [name for name in EXACT if not STRATEGIES[name].servers]
 
-
-@pytest.mark.parametrize("model", FILLED)
+@pytest.mark.parametrize("model", ["toy", "gpt2", "tied_block"])
 def test_a_model_that_the_first_rank_alone_has_is_trained_as_in_one_process(ranks: WarmRanks, model: str) -> None:
-    """And the others never hold more of it than one of its parts."""
-    (found, whole, elements), (none, most, _) = ranks(filled, model)
+    """And the others never have more of it than one of its parts."""
+    (found, whole), (none, most) = ranks(filled, model)
     assert none is None and found is not None
     assert found.of_rounding <= 1, found
-    parts = [sum(p.numel() for p in block.parameters()) for block in blocks_of(FILLED[model]())]
+    made = MODELS[model]()
+    elements = sum(p.numel() for p in made.parameters())
+    parts = [sum(p.numel() for p in block.parameters()) for block in blocks_of(made)]
     assert whole == elements
     assert most <= max(*parts, elements - sum(parts) + max(parts)) < elements
 
@@ -51,38 +42,17 @@ def test_ranks_but_the_first_build_no_values(ranks: WarmRanks, packed: bool) -> 
     assert ranks(built, packed) == [["build_model"], ["build_empty_model"]]
 
 
-@pytest.mark.parametrize("sync", EVERYONE_TRAINS)
-def test_fewer_elements_than_ranks_are_trained_and_clipped(ranks: WarmRanks, sync: str) -> None:
-    assert sum(p.numel() for p in OneWeight().parameters()) == 1
-    found, none = ranks(one_weight, sync)
-    assert none is None and found.of_rounding <= 1, found
-    assert ranks(norm_of_one_weight, sync) == [(3.0, pytest.approx(0.5, rel=1e-5)), (3.0, 0.0)]
-
-
-@pytest.mark.parametrize("sync", EVERYONE_TRAINS)
-def test_a_step_that_overflows_on_one_rank_is_skipped_on_all(ranks: WarmRanks, sync: str) -> None:
-    first, second = ranks(overflowing, sync)
-    assert first == [(False, True), (True, False), (False, True)]
-    assert [skipped for skipped, _ in second] == [False, True, False]
-
-
-@pytest.mark.parametrize("model", ["gpt2", pytest.param("toy", marks=pytest.mark.matrix)])
-@pytest.mark.parametrize("sync", EXACT)
-def test_in_single_precision_sgd_stays_within_rounding(
-    ranks: WarmRanks, three: WarmRanks, sync: str, model: str
-) -> None:
-    found, *others = (three if STRATEGIES[sync].servers else ranks)(in_single, sync, model)
-    assert found is not None and found < 1e-5
-    assert others == [None] * len(others)
-
-
 def test_batch_norm_stays_out_of_what_is_gathered_in_bf16(ranks: WarmRanks) -> None:
     assert ranks(normalised) == [([torch.bfloat16, torch.float32, torch.float32], True)] * 2
 
 
-@pytest.mark.parametrize(("scalar", "what"), [(True, "a scalar"), (False, "not contiguous")])
-def test_a_parameter_that_cannot_be_divided_is_named(ranks: WarmRanks, scalar: bool, what: str) -> None:
-    assert ranks(refused, scalar) == [f"parameter odd is {what}, which fully_shard cannot divide"] * 2
+def test_what_cannot_be_sharded_is_refused_by_name(ranks: WarmRanks) -> None:
+    assert ranks(refused) == [
+        [
+            *(f"parameter odd is {what}, which fully_shard cannot divide" for what in ("a scalar", "not contiguous")),
+            "nothing to shard: no module of the types that are sharded",
+        ]
+    ] * 2  # fmt: skip
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -101,21 +71,8 @@ def test_layers_that_are_not_sharded_are_replicated(
     assert [each["ready"] for each in found] == [[3, 3, 3], [4, 4, 4]], "once a step, with all that this rank has used"
 
 
-@pytest.mark.parametrize("adamw", [False, True])
-@pytest.mark.parametrize("compute_dtype", [None, torch.float16])
-def test_the_course_s_fully_sharded_adapter(ranks: WarmRanks, compute_dtype: torch.dtype | None, adamw: bool) -> None:
-    """Its `test_fsdp_correctness` and `test_fsdp_gradient_sync`, with no warning from the forward pass."""
-    found = ranks(course_fully_sharded, compute_dtype, adamw)
-    assert [(each["near"], each["gradients"], len(each["norms"])) for each in found] == [(True, True, 2)] * 2
-    assert found[0]["norms"] == found[1]["norms"]
-
-
 def test_what_a_fully_sharded_module_returns_may_be_changed_in_place(ranks: WarmRanks) -> None:
     assert max(ranks(changed_in_place)) < 1e-6
-
-
-def test_no_layer_to_shard_is_refused(ranks: WarmRanks) -> None:
-    assert ranks(nothing_sharded) == ["nothing to shard: no module of the types that are sharded"] * 2
 
 
 def test_peaks_beside_those_of_torch(ranks: WarmRanks) -> None:

@@ -12,14 +12,10 @@ import polars as pl
 import pytest
 from strategy_jobs import (
     LARGEST_NORM,
-    SETTINGS,
     STEPS,
-    held_and_lost,
+    memory_and_losses,
     named,
-    overflow,
     profiled,
-    public,
-    state_of_the_first,
     train_run,
     watched_steps,
 )
@@ -27,15 +23,10 @@ from toys import BROKEN_STRATEGIES, STRATEGIES, TiedModel
 from warm import RankError, WarmRanks
 
 from dynbench.analysis.merge import merge_run
-from dynbench.config.layers import load_config
 from dynbench.engine.failure import root_cause
-from dynbench.engine.launching.resolve import resolve, this_machine
-from dynbench.engine.launching.run_launch import create_run
 from dynbench.errors import WorkerFailed
 from dynbench.plugins import STRATEGIES as REGISTERED
 from dynbench.runs.columns import COMM_COLUMNS, TURN, read_columns
-from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore
 from dynbench.sync.replicated import Replicated
 
 pytestmark = pytest.mark.multiproc
@@ -44,6 +35,9 @@ ALL = {**{name: entry.load() for name, entry in REGISTERED.items() if entry.exac
 EXACT, ROUNDED = 1e-9, 0.02
 COMPRESSED = {"none": EXACT, "two_stages": EXACT, "bf16": ROUNDED}
 """Compressor to the largest relative error of a gradient."""
+SHARES = {"none": 1.0, "two_stages": 1.0, "bf16": 2 / 8}
+"""Of the gradient's bytes, those that a ring of two sends."""
+GRADIENT_BYTES = sum(p.numel() for p in TiedModel().parameters() if p.requires_grad) * 8
 
 
 def test_ranks_that_talk_in_every_forward_pass_are_planned_for_in_slots() -> None:
@@ -63,10 +57,46 @@ def judge(steps: list[list[dict]], tolerance: float) -> None:
             assert sent and sent[-1] > step["events"].index("ready"), "ready before the last gradient is sent"
 
 
+def judge_bytes(steps: list[list[dict]], sync: str, compress: str, null: bool) -> None:
+    """The gradient goes over the wire once; what a strategy gathers besides comes on top."""
+    for traffic in (step["traffic"] for rank in steps for step in rank):
+        extra = traffic.bytes_raw - GRADIENT_BYTES
+        gathered = traffic.operations["all_gather"].bytes_in if "all_gather" in traffic.operations else 0
+        if not ALL[sync].equal_gradients:
+            assert null or compress != "none" or 0 <= extra - gathered < 16, "filled up to equal shards"
+        elif issubclass(ALL[sync], Replicated):
+            assert extra == sum(p.requires_grad for p in TiedModel().parameters()), "which of them are used"
+        else:
+            assert extra == 0
+        if null:
+            assert (dict(traffic.operations), traffic.bytes_wire, traffic.busy_ms) == ({}, 0, 0.0)
+            continue
+        assert traffic.gradient_wire <= traffic.bytes_wire and traffic.gradient_raw >= GRADIENT_BYTES // 2
+        if compress == "none":
+            assert traffic.gradient_raw == traffic.gradient_wire, "nothing is compressed"
+        assert traffic.bytes_wire == sum(tally.bytes_wire for tally in traffic.operations.values()) > 0
+        assert 0 < traffic.busy_ms <= sum(tally.ms for tally in traffic.operations.values()) + 1e-6
+
+
 @pytest.mark.parametrize("compress", COMPRESSED)
 @pytest.mark.parametrize("sync", ALL)
 def test_gradients_are_those_of_the_whole_batch_in_one_process(ranks: WarmRanks, sync: str, compress: str) -> None:
-    judge(ranks(watched_steps, sync, compress, False), COMPRESSED[compress])
+    steps = ranks(watched_steps, sync, compress, False)
+    judge(steps, COMPRESSED[compress])
+    judge_bytes(steps, sync, compress, null=False)
+    for traffic in (step["traffic"] for rank in steps for step in rank if sync == "ddp"):
+        assert traffic.gradient_raw == GRADIENT_BYTES, "of a ring of two"
+        assert traffic.bytes_wire == pytest.approx(SHARES[compress] * GRADIENT_BYTES, rel=0.01)
+        assert compress != "none" or set(traffic.operations) == {"all_reduce"}
+
+
+@pytest.mark.parametrize("sync", ALL)
+def test_without_a_wire_nothing_is_sent_and_every_rank_takes_its_own_gradient(ranks: WarmRanks, sync: str) -> None:
+    """Torch's ZeRO-1 alone leaves the parts of others, which it broadcasts, as they were."""
+    steps = ranks(watched_steps, sync, "none", True)
+    judge_bytes(steps, sync, "none", null=True)
+    if ALL[sync].equal_gradients and sync != "zero1_torch":
+        assert max(step["error"] for step in steps[0]) < EXACT
 
 
 def judge_norms(steps: list[list[dict]]) -> None:
@@ -110,62 +140,11 @@ def test_a_compressor_that_forgets_to_divide_is_caught(ranks: WarmRanks) -> None
 
 
 @pytest.mark.parametrize(
-    ("sync", "fault"), [("ddp", "counts"), ("ddp", "means"), ("sharding", "counts"), ("sharding", "repeats")]
+    ("sync", "fault"), [("ddp", "counts"), ("ddp", "means"), ("fsdp", "counts"), ("fsdp", "repeats")]
 )
 def test_wrong_weights_are_caught(ranks: WarmRanks, sync: str, fault: str) -> None:
     with pytest.raises(AssertionError, match="the mean gradient"):
         judge(ranks(watched_steps, sync, "none", False, fault), ROUNDED)
-
-
-def gradient_bytes() -> int:
-    return sum(p.numel() for p in TiedModel().parameters() if p.requires_grad) * 8
-
-
-@pytest.mark.parametrize("null", [False, True])
-@pytest.mark.parametrize("sync", ALL)
-def test_bytes_are_counted(ranks: WarmRanks, sync: str, null: bool) -> None:
-    """The gradient goes over the wire once; what a strategy gathers besides comes on top."""
-    for rank in ranks(watched_steps, sync, "none", null):
-        for step in rank:
-            traffic = step["traffic"]
-            extra = traffic.bytes_raw - gradient_bytes()
-            gathered = traffic.operations["all_gather"].bytes_in if "all_gather" in traffic.operations else 0
-            if not ALL[sync].equal_gradients:
-                assert null or 0 <= extra - gathered < 16, "filled up to equal shards"
-            elif issubclass(ALL[sync], Replicated):
-                assert extra == sum(p.requires_grad for p in TiedModel().parameters()), "which of them are used"
-            else:
-                assert extra == 0
-            if null:
-                assert (dict(traffic.operations), traffic.bytes_wire, traffic.busy_ms) == ({}, 0, 0.0)
-            else:
-                assert traffic.gradient_raw == traffic.gradient_wire <= traffic.bytes_wire, "nothing is compressed"
-                assert traffic.gradient_raw >= gradient_bytes() // 2
-                assert traffic.bytes_wire == sum(tally.bytes_wire for tally in traffic.operations.values()) > 0
-                assert 0 < traffic.busy_ms <= sum(tally.ms for tally in traffic.operations.values()) + 1e-6
-
-
-def test_a_ring_of_two_sends_ddps_gradient_once(ranks: WarmRanks) -> None:
-    for rank in ranks(watched_steps, "ddp", "none", False):
-        assert {step["traffic"].bytes_wire for step in rank} == {gradient_bytes()}
-        assert {name for step in rank for name in step["traffic"].operations} == {"all_reduce"}
-
-
-@pytest.mark.parametrize(("compress", "share"), [("bf16", 2 / 8), ("two_stages", 1.0)])
-def test_a_compressors_bytes_are_those_that_it_sends(ranks: WarmRanks, compress: str, share: float) -> None:
-    for rank in ranks(watched_steps, "ddp", compress, False):
-        for step in rank:
-            assert step["traffic"].bytes_raw == gradient_bytes()
-            assert step["traffic"].bytes_wire == pytest.approx(share * gradient_bytes(), rel=0.01)
-            assert step["traffic"].gradient_wire == step["traffic"].bytes_wire
-            assert step["traffic"].gradient_raw == gradient_bytes(), "a ring of two"
-
-
-@pytest.mark.parametrize("sync", [name for name, made in ALL.items() if made.equal_gradients and name != "zero1_torch"])
-def test_without_a_wire_every_rank_takes_its_own_gradient(ranks: WarmRanks, sync: str) -> None:
-    """Torch's ZeRO-1 alone leaves the parts of others, which it broadcasts, as they were."""
-    for step in ranks(watched_steps, sync, "none", True)[0]:
-        assert step["error"] < EXACT
 
 
 @pytest.mark.parametrize("sync", [name for name, entry in REGISTERED.items() if not entry.servers and entry.trains])
@@ -173,17 +152,10 @@ def test_without_communication_a_rank_holds_and_steps_what_it_does_with_it(
     ranks: WarmRanks, tmp_path: Path, sync: str
 ) -> None:
     """So that a step with it takes more by the communication alone; what nobody sent is finite."""
-    for (held, _), (alone, losses) in zip(
-        ranks(held_and_lost, str(tmp_path), sync, False), ranks(held_and_lost, str(tmp_path), sync, True), strict=True
-    ):
-        assert alone == {kind: pytest.approx(size) for kind, size in held.items()}
+    beside, without = (ranks(memory_and_losses, str(tmp_path), sync, null) for null in (False, True))
+    for (memory, _), (alone, losses) in zip(beside, without, strict=True):
+        assert alone == {kind: pytest.approx(size) for kind, size in memory.items()}
         assert np.isfinite(losses).all()
-
-
-def test_strategies_work_on_plain_torch(ranks: WarmRanks) -> None:
-    first, second = ranks(public)
-    assert len({round(total, 9) for total in first}) == 1, "all take the same step"
-    assert second == [0.0] * len(ALL)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +163,7 @@ def test_strategies_work_on_plain_torch(ranks: WarmRanks) -> None:
     [
         ("ddp", "none", {"dynbench::all_reduce"}),
         ("ddp", "two_stages", {"dynbench::all_to_all", "dynbench::all_gather"}),
-        ("sharding", "none", {"dynbench::reduce_scatter", "dynbench::all_gather"}),
+        ("fsdp", "none", {"dynbench::reduce_scatter", "dynbench::all_gather"}),
     ],
 )
 def test_collectives_are_ranges_of_a_profile(ranks: WarmRanks, sync: str, compress: str, wanted: set[str]) -> None:
@@ -199,29 +171,10 @@ def test_collectives_are_ranges_of_a_profile(ranks: WarmRanks, sync: str, compre
         assert set(names) == wanted | {f"dynbench::{phase}" for phase in ("forward", "backward", "sync")}
 
 
-def test_a_gradient_that_overflows_on_one_rank_is_skipped_on_all(ranks: WarmRanks) -> None:
-    assert ranks(overflow, True) == [(0.0, True), (0.0, True)]
-    (moved, skipped), (kept, other_skipped) = ranks(overflow, False)
-    assert (moved < 0, skipped) == (True, False), "the same step, had the ranks not agreed"
-    assert (kept, other_skipped) == (0.0, True)
-
-
-@pytest.fixture
-def new_run(tmp_path: Path):
-    def make(sync: str, compress: str, null: bool = False) -> tuple[Run, object]:
-        store = RunStore(tmp_path / "results")
-        resolved = resolve(load_config(None, [*SETTINGS, "launch.nproc=2"]), this_machine(), store)
-        run = create_run(resolved, store, ())
-        return run, named(resolved.config, sync, compress, null)
-
-    return make
-
-
 @pytest.mark.parametrize(
     ("sync", "compress", "null"),
     [
-        ("sharding", "none", False),
-        ("sharding", "two_stages", False),
+        ("fsdp", "two_stages", False),
         ("one_by_one", "bf16", False),
         ("ddp", "none", True),
         ("flat", "none", False),
@@ -233,8 +186,8 @@ def new_run(tmp_path: Path):
 def test_a_run_trains_with_uneven_micro_batches_and_evaluations(
     ranks: WarmRanks, new_run, sync: str, compress: str, null: bool
 ) -> None:
-    run, config = new_run(sync, compress, null)
-    ranks(train_run, str(run.path), config)
+    run, config = new_run("launch.nproc=2")
+    ranks(train_run, str(run.path), named(config, sync, compress, null))
     merged = pl.read_parquet(merge_run(run).run.path / "merged_metrics.parquet").sort("step", "rank")
     assert merged.height == 2 * STEPS
     assert merged["micro_batches"].to_list() == [1 + (step + rank) % 3 for step in range(STEPS) for rank in (0, 1)]
@@ -270,9 +223,9 @@ def test_a_run_trains_with_uneven_micro_batches_and_evaluations(
 
 
 def test_an_exception_in_a_compressor_ends_all_ranks_with_its_message(ranks: WarmRanks, new_run) -> None:
-    run, config = new_run("ddp", "fails")
+    run, config = new_run("launch.nproc=2")
     with pytest.raises(RankError) as ended:
-        ranks(train_run, str(run.path), config, True)
+        ranks(train_run, str(run.path), named(config, "ddp", "fails"), True)
     assert set(ended.value.errors) == {0, 1}
     cause = root_cause(run, {0: 1, 1: 1})
     assert isinstance(cause, WorkerFailed)
@@ -285,11 +238,3 @@ def test_a_strategy_adds_columns_of_other_names_than_the_wire(name: str) -> None
     made = REGISTERED[name].load()
     names = [column.name for column in (*made.columns, *COMM_COLUMNS)]
     assert len(set(names)) == len(names)
-
-
-@pytest.mark.parametrize("sync", [*ALL, "ps"])
-def test_what_the_first_rank_has_whole_it_gives_without_the_others(ranks: WarmRanks, sync: str) -> None:
-    """As a run does that is interrupted, whose ranks stop apart."""
-    first, second = ranks(state_of_the_first, sync)
-    sharded = sync != "ps" and ALL[sync].collective_forward
-    assert first == (None if sharded else sorted(TiedModel().state_dict())) and second is None

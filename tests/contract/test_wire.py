@@ -6,8 +6,9 @@ import pytest
 from warm import WarmRanks
 from wire_jobs import (
     after_a_failure,
-    broadcast_over_a_link,
+    beyond_the_formula,
     charged,
+    clocks_apart,
     closed_with_work_left,
     every_operation,
     every_verb,
@@ -15,7 +16,6 @@ from wire_jobs import (
     large_gather,
     over_a_link,
 )
-from wire_measured_jobs import clocks_apart, clocks_as_they_are, counted_over_calculated, header_bytes
 
 from dynbench.analysis.communication import HEADER_BYTES
 from dynbench.wire.traffic import SENT
@@ -104,41 +104,36 @@ def test_a_large_gather_is_one_all_gather_to_who_counts(ranks: WarmRanks) -> Non
     assert ranks(large_gather) == [True, True]
 
 
-@pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter", "all_gather"])
-def test_the_kernel_counts_the_bytes_of_the_formulas(ranks: WarmRanks, operation: str) -> None:
-    assert ranks(counted_over_calculated, operation, False) == pytest.approx([1.0] * 2, abs=0.02)
-
-
 @pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send"])
-@pytest.mark.parametrize("elements", [2, 4000, 200_000])
-def test_headers_take_no_more_than_is_allowed_for_them(
-    ranks: WarmRanks, four: WarmRanks, operation: str, elements: int
+@pytest.mark.parametrize(("elements", "calls"), [(2, 100), (4000, 100), (200_000, 100), (3_000_000, 1)])
+def test_the_kernel_counts_the_bytes_of_the_formulas_and_few_of_headers(
+    ranks: WarmRanks, four: WarmRanks, operation: str, elements: int, calls: int
 ) -> None:
-    for warm in (ranks, four):
-        found = warm(header_bytes, operation, elements)
-        assert 0 < max(found) <= HEADER_BYTES, found
+    for warm in (ranks, four) if elements < 10**6 else (ranks,):
+        found = warm(beyond_the_formula, operation, elements, calls)
+        if elements < 10**6:
+            assert 0 < max(beyond for _, beyond in found) <= HEADER_BYTES, found
+        else:
+            assert [ratio for ratio, _ in found] == pytest.approx([1.0] * 2, abs=0.02)
 
 
 def test_what_is_sent_past_the_wire_is_counted(ranks: WarmRanks) -> None:
-    assert ranks(counted_over_calculated, "all_reduce", True) == pytest.approx([2.0] * 2, abs=0.04)
+    found = ranks(beyond_the_formula, "all_reduce", 3_000_000, 1, True)
+    assert [ratio for ratio, _ in found] == pytest.approx([2.0] * 2, abs=0.04)
 
 
-def test_several_gradients_take_as_long_as_an_emulated_link_takes_for_all(ranks: WarmRanks) -> None:
+def test_an_emulated_link_takes_its_time_for_all_gradients_and_all_of_a_broadcast(ranks: WarmRanks) -> None:
     gbps, sizes = 0.01, [20_000, 5_000, 15_000]
-    for elapsed_s, busy_ms, means in ranks(over_a_link, gbps, sizes):
+    for elapsed_s, busy_ms, broadcast_s, means in ranks(over_a_link, gbps, sizes):
         assert means == [1.5] * len(sizes)
         assert elapsed_s >= 0.99 * sum(sizes) * 4 * 8 / (gbps * 1e9), "one after the other"
         assert busy_ms >= 990 * sum(sizes) * 4 * 8 / (gbps * 1e9), "so the calls are timed"
-
-
-def test_all_of_a_broadcast_goes_over_an_emulated_link(ranks: WarmRanks) -> None:
-    gbps, size = 0.01, 20_000
-    assert min(ranks(broadcast_over_a_link, gbps, size)) >= 0.99 * size * 4 * 8 / (gbps * 1e9)
+        assert broadcast_s >= 0.99 * sizes[0] * 4 * 8 / (gbps * 1e9)
 
 
 def test_clocks_are_compared_where_ranks_read_different_ones(ranks: WarmRanks) -> None:
-    found = ranks(clocks_apart, 5.0)[0]
+    found, as_they_are = ranks(clocks_apart, 5.0)[0]
     first, second = found["offsets_ns"]
     assert first == 0 and abs(second - 5e9) <= found["uncertainty_ns"] < 1e9
     assert found["source"] == "measured"
-    assert ranks(clocks_as_they_are)[0] == {"offsets_ns": [0, 0], "uncertainty_ns": 0, "source": "same"}
+    assert as_they_are == {"offsets_ns": [0, 0], "uncertainty_ns": 0, "source": "same"}

@@ -5,23 +5,17 @@ Three processes, started once, are the ranks; where every one has to train, the 
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import polars as pl
 import pytest
-from strategy_jobs import SETTINGS, STEPS, named, train_run, trained, watched_steps
-from toys import SERVING, STRATEGIES
+from strategy_jobs import STEPS, named, train_run, trained, watched_steps
+from toys import STRATEGIES
 from warm import RankError, WarmRanks
 
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.summary import summary_of
-from dynbench.config.layers import load_config
-from dynbench.engine.launching.resolve import resolve, this_machine
-from dynbench.engine.launching.run_launch import create_run
 from dynbench.engine.rank.rank_facts import merge_facts
 from dynbench.plugins import STRATEGIES as REGISTRY
 from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc
 
@@ -29,22 +23,19 @@ SERVER_MS, WORKER_MS = ("receive_ms", "average_ms", "send_ms"), ("push_ms", "pul
 
 
 @pytest.fixture
-def train(tmp_path: Path):
+def train(new_run):
     """Trains on warm ranks and merges what they wrote."""
 
     def run_on(warm: WarmRanks, ranks: int, sync: str, *settings: str, **faults: bool) -> MergedRun:
-        store = RunStore(tmp_path / "results")
-        asked = load_config(None, [*SETTINGS, f"launch.nproc={ranks}", *settings])
-        resolved = resolve(asked, this_machine(), store)
-        run = create_run(resolved, store, ())
-        warm(train_run, str(run.path), named(resolved.config, sync, "none"), bool(faults), *faults.values())
+        run, config = new_run(f"launch.nproc={ranks}", *settings)
+        warm(train_run, str(run.path), named(config, sync), bool(faults), *faults.values())
         merge_facts(run)
         return merge_run(Run(run.path))
 
     return run_on
 
 
-@pytest.mark.parametrize("sync", [*(name for name, entry in REGISTRY.items() if entry.exact), *STRATEGIES, *SERVING])
+@pytest.mark.parametrize("sync", [*(name for name, entry in REGISTRY.items() if entry.exact), *STRATEGIES])
 def test_the_full_state_is_that_of_one_process_and_on_the_first_rank_only(three: WarmRanks, sync: str) -> None:
     (error, names), *others = three(trained, sync)
     assert error is not None
@@ -54,7 +45,7 @@ def test_the_full_state_is_that_of_one_process_and_on_the_first_rank_only(three:
 
 
 def test_the_mean_is_over_those_that_train(three: WarmRanks) -> None:
-    steps = three(watched_steps, "central", "none", False)
+    steps = three(watched_steps, "ps", "none", False)
     assert max(step["error"] for step in steps[0]) < 1e-9
     assert [step["gradients_at_ready"] for step in steps[0]] == [[]] * len(steps[0])
 
@@ -65,31 +56,38 @@ def test_a_server_counted_as_a_worker_is_caught(three: WarmRanks) -> None:
     assert three(trained, "counts_servers")[0][0] < 1e-3, "an optimizer that divides by the gradient's size hides it"
 
 
-def test_a_server_takes_part_and_counts_for_nothing(three: WarmRanks, ranks: WarmRanks, train) -> None:
-    served, plain = train(three, 3, "central"), train(ranks, 2, "one_by_one")
+@pytest.mark.parametrize("sync", ["ps", "ps_flat"])
+def test_a_server_takes_part_and_counts_for_nothing(three: WarmRanks, ranks: WarmRanks, train, sync: str) -> None:
+    served, plain = train(three, 3, sync), train(ranks, 2, "one_by_one")
     rows = pl.read_parquet(served.run.path / "merged_metrics.parquet").sort("step", "rank")
     assert rows["rank"].to_list() == [0, 1, 2] * STEPS
     server, workers = rows.filter(rank=0), rows.filter(pl.col("rank") > 0)
     for column in ("local_batch", "micro_batches", "real_tokens", "padded_tokens", "weight", "compute_ms", "work_hash"):
         assert server[column].to_list() == [0] * STEPS, column
     assert server["wait_ms"].null_count() == STEPS
-    assert server["received_tensors"].to_list() == [2] * STEPS
     assert workers["micro_batches"].to_list() == [1 + (step + rank) % 3 for step in range(STEPS) for rank in (0, 1)]
     assert workers["wait_ms"].null_count() == 0
-    least = workers.group_by("step").agg(pl.col("sync_ms").min()).sort("step")["sync_ms"]
-    assert served.steps["exposed_comm_ms"].to_list() == pytest.approx(least.to_list())
-    longest = workers.group_by("step").agg(pl.col("step_time_ms").max()).sort("step")["step_time_ms"]
-    assert served.steps["step_time_max_ms"].to_list() == pytest.approx(longest.to_list())
+    for column, of_step, ours in (("sync_ms", "min", "exposed_comm_ms"), ("step_time_ms", "max", "step_time_max_ms")):
+        wanted = workers.group_by("step").agg(getattr(pl.col(column), of_step)()).sort("step")[column]
+        assert served.steps[ours].to_list() == pytest.approx(wanted.to_list())
+
+    assert (rows["messages"] > 0).all()
+    for found, mine, others in ((server, SERVER_MS, WORKER_MS), (workers, WORKER_MS, SERVER_MS)):
+        assert all((found[column] >= 0).all() and found[column].null_count() == 0 for column in mine)
+        assert all(found[column].null_count() == found.height for column in others)
+    assert (rows["peer_wait_ms"].null_count() == rows.height) == (sync == "ps_flat")
 
     assert (served.world_size, served.workers, served.missing_ranks) == (3, 2, ())
     assert (plain.world_size, plain.workers) == (2, 2)
     summary = summary_of(served)
     assert (summary["world_size"], summary["workers"], summary["rows"]) == (3, 2, 3 * STEPS)
+    timed = summary["timed_ms"]
+    assert set(timed["servers"]) >= {*SERVER_MS, "optimizer_ms", "comm_ms"} and not set(timed["servers"]) & {*WORKER_MS}
+    assert set(timed["workers"]) >= {*WORKER_MS, "comm_ms"} and not set(timed["workers"]) & {*SERVER_MS}
     for column in ("work_hash", "global_batch", "padded_tokens", "local_batch_std"):
         assert served.steps[column].to_list() == plain.steps[column].to_list(), column
     assert served.steps["loss_global"].to_list() == pytest.approx(plain.steps["loss_global"].to_list(), rel=1e-4)
-    assert served.evaluations["step"].to_list() == [1, 3]
-    assert served.evaluations["samples"].to_list() == [9, 9]
+    assert served.evaluations.select("step", "samples").rows() == [(1, 9), (3, 9)]
     assert served.evaluations["loss"].to_list() == pytest.approx(plain.evaluations["loss"].to_list(), rel=1e-4)
 
 
@@ -101,7 +99,7 @@ def test_a_server_takes_part_and_counts_for_nothing(three: WarmRanks, ranks: War
     ],
 )
 def test_what_is_exchanged_for_plans_goes_past_the_server(three: WarmRanks, train, settings: tuple[str, ...]) -> None:
-    served = train(three, 3, "central", *settings)
+    served = train(three, 3, "ps", *settings)
     assert served.steps["global_batch"].to_list() == [12] * STEPS
     if "schedule.speeds=auto" in settings:
         speeds = pl.read_csv(served.run.path / "speeds.csv")
@@ -109,7 +107,7 @@ def test_what_is_exchanged_for_plans_goes_past_the_server(three: WarmRanks, trai
 
 
 def test_freed_parameters_with_uneven_micro_batches_and_evaluations_on_three_ranks(three: WarmRanks, train) -> None:
-    merged = train(three, 3, "sharding")
+    merged = train(three, 3, "fsdp")
     assert merged.workers == 3
     assert merged.steps.height == STEPS
     assert merged.evaluations["samples"].to_list() == [9, 9]
@@ -120,33 +118,12 @@ def test_freed_parameters_with_uneven_micro_batches_and_evaluations_on_three_ran
 
 def test_an_evaluation_batch_too_few_on_a_rank_is_an_error_and_no_hang(ranks: WarmRanks, train) -> None:
     with pytest.raises(RankError) as ended:
-        train(ranks, 2, "sharding", "launch.timeout_s=3", forgets=True)
+        train(ranks, 2, "fsdp", "launch.timeout_s=3", forgets=True)
     assert set(ended.value.errors) == {0, 1}
 
 
 def test_no_strategy_with_servers_is_for_virtual_ranks() -> None:
     assert not [entry.name for entry in REGISTRY.values() if entry.servers and entry.virtual]
-
-
-@pytest.mark.parametrize("sync", ["ps", "ps_flat"])
-def test_a_parameter_server_trains_evaluates_and_keeps_what_two_ranks_do(
-    three: WarmRanks, ranks: WarmRanks, train, sync: str
-) -> None:
-    served, plain = train(three, 3, sync), train(ranks, 2, "ddp")
-    assert (served.workers, plain.workers) == (2, 2)
-    assert served.steps["loss_global"].to_list() == pytest.approx(plain.steps["loss_global"].to_list(), rel=1e-4)
-    assert served.evaluations["samples"].to_list() == [9, 9]
-    assert served.evaluations["loss"].to_list() == pytest.approx(plain.evaluations["loss"].to_list(), rel=1e-4)
-    rows = pl.read_parquet(served.run.path / "merged_metrics.parquet")
-    assert (rows["messages"] > 0).all()
-    for side, mine, others in ((pl.col("rank") == 0, SERVER_MS, WORKER_MS), (pl.col("rank") > 0, WORKER_MS, SERVER_MS)):
-        found = rows.filter(side)
-        assert all((found[column] >= 0).all() and found[column].null_count() == 0 for column in mine)
-        assert all(found[column].null_count() == found.height for column in others)
-    assert (rows["peer_wait_ms"].null_count() == rows.height) == (sync == "ps_flat")
-    timed = summary_of(served)["timed_ms"]
-    assert set(timed["servers"]) >= {*SERVER_MS, "optimizer_ms", "comm_ms"} and not set(timed["servers"]) & {*WORKER_MS}
-    assert set(timed["workers"]) >= {*WORKER_MS, "comm_ms"} and not set(timed["workers"]) & {*SERVER_MS}
 
 
 IMAGES = ("workload.name=image_classification", "workload.size=small", "workload.subset=48")

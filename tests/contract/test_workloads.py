@@ -1,7 +1,8 @@
 """Every workload of the registry trains under every policy, split or not, but for what is refused by name.
 
 In its smallest size and on generated data, by virtual ranks in this process; over real ranks,
-tests/multiproc/test_matrix.py launches every policy with one of them.
+tests/multiproc/test_matrix.py launches every policy with one of them. Where samples have no lengths, policies that deal
+by lengths are refused, and capacities and speeds decide.
 """
 
 from __future__ import annotations
@@ -13,49 +14,40 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-import torch
 from torch import Tensor, nn
 from toys import Toy
+from virtual_runs import RANKS, TRAINABLE, loop_of, rows_of
+from virtual_runs import configured as virtual
 
-from dynbench.analysis.rank_files import read_rank_file
 from dynbench.analysis.steps import step_table
-from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
-from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.rank.evaluation import BEST, EVAL_FILE, LAST, MODEL_FOLDER
-from dynbench.engine.rank.memory import memory_meter
-from dynbench.engine.rank.rank_process import RankContext, StopFlag
-from dynbench.engine.rank.turns import play
-from dynbench.engine.rank.virtual import virtual_loop
-from dynbench.errors import UsageError
+from dynbench.errors import ConfigError, UsageError
 from dynbench.plugins import POLICIES, WORKLOADS
 from dynbench.plugins.policies import ROWS, plan_names, plan_of
-from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore
 from dynbench.schedule.policy import policy_class
 from dynbench.workloads.base import Saves, Workload
 from dynbench.workloads.registry import build_workload
 
-CPU = torch.device("cpu")
-RANKS, STEPS, BATCH = 3, 2, 12
-TRAINABLE = [name for name, entry in POLICIES.items() if entry.in_train]
+STEPS, BATCH = 2, 12
 SPLITTING = [name for name in TRAINABLE if policy_class(name).splits]
 PAIRS = [(workload, policy) for workload in WORKLOADS for policy in TRAINABLE]
 BASELINES = ("sorted_equal", "lpt", "karmarkar_karp", "karmarkar_karp_equal", "group_by_length", "hf_batch_rebalance")
 LEFT_OUT = {("causal_lm", policy) for policy in BASELINES}
 """What only `make test-matrix` trains."""
+WITHOUT_LENGTHS = [name for name, entry in WORKLOADS.items() if entry.lengths is None]
+USEFUL = [name for name in TRAINABLE if POLICIES[name].without_lengths]
 
 
 def configured(workload: str, policy: str, *more: str) -> Config:
     """Resolved settings; a workload's first size is its smallest."""
-    settings = [
-        *(f"workload.name={workload}", f"workload.size={next(iter(WORKLOADS[workload].sizes))}", "workload.subset=60"),
-        *(f"schedule.policy={policy}", *(["schedule.window=2"] if policy == "window" else [])),
-        *(f"train.global_batch={BATCH}", "train.warmup_steps=0", f"train.steps={STEPS}", "train.eval_samples=8"),
-        *("launch.launcher=virtual", f"launch.world_size={RANKS}", "launch.device=cpu", *more),
-    ]
-    machine = Machine(cores=2, gpus=0, bf16=False)
-    return resolve(load_config(None, settings), machine, RunStore(Path("nowhere"))).config
+    size = next(iter(WORKLOADS[workload].sizes))
+    return virtual(
+        policy,
+        *(f"workload.{each}" for each in (f"name={workload}", f"size={size}", "subset=60")),
+        *(f"train.{each}" for each in (f"global_batch={BATCH}", f"steps={STEPS}", "eval_samples=8")),
+        *more,
+    )
 
 
 @cache
@@ -64,17 +56,14 @@ def built(name: str) -> Workload:
     return build_workload(configured(name, "static"))
 
 
-def judge(folder: Path, config: Config, workload: Workload) -> None:
+def judge(folder: Path, config: Config, workload: Workload) -> pl.DataFrame:
     """Its steps have losses, the samples asked for and the weights of these; its evaluation has a loss."""
-    run = Run(folder)
-    run.ranks_dir.mkdir(parents=True)
-    with virtual_loop(run, config, RankContext(0, 0, 1, CPU), workload, memory_meter(CPU)) as loop:
-        before = [parameter.detach().clone() for parameter in loop.replica.model.parameters()]
-        play(config.train, [loop], None, StopFlag(), None)
-        moved = [not a.equal(b) for a, b in zip(before, loop.replica.model.parameters(), strict=True)]
-        trained = [parameter.requires_grad for parameter in loop.replica.model.parameters()]
-    assert moved == trained
-    rows = pl.concat([read_rank_file(rank, run.rank_file(rank)).rows for rank in range(RANKS)])
+    with loop_of(folder, config, workload) as loop:
+        parameters = list(loop.replica.model.parameters())
+        before = [parameter.detach().clone() for parameter in parameters]
+    moved = [not a.equal(b) for a, b in zip(before, parameters, strict=True)]
+    assert moved == [parameter.requires_grad for parameter in parameters]
+    rows = rows_of(folder)
     steps = step_table(rows, RANKS)[0]
     policy = config.schedule.policy_name
     assert len(steps) == STEPS and set(rows["policy"]) == {policy}
@@ -85,33 +74,33 @@ def judge(folder: Path, config: Config, workload: Workload) -> None:
     if workload.eval is not None:
         found = pl.read_csv(folder / EVAL_FILE)
         assert found["step"].to_list() == [STEPS - 1] and isfinite(found["loss"][0])
+    return rows
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize(
     ("name", "policy"),
     [pytest.param(*pair, marks=[pytest.mark.matrix] if pair in LEFT_OUT else []) for pair in PAIRS],
 )
-def test_it_trains_or_is_refused_by_name(tmp_path: Path, name: str, policy: str) -> None:
-    if reason := POLICIES[policy].missing:
-        pytest.skip(f"{policy} {reason}")
+def test_it_trains_or_is_refused_by_name(tmp_path: Path, name: str, policy: str, parts: int) -> None:
     try:
-        config = configured(name, policy)
+        config = configured(name, policy, *([f"schedule.micro_batches={parts}"] if parts > 1 else []))
     except UsageError as refusal:
+        if parts > 1 and "schedule.micro_batches" in refusal.message:
+            return
         assert "schedule.policy" in refusal.message and policy in refusal.message and name in refusal.message
         return
-    judge(tmp_path, config, built(name))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "policy"), [(name, policy) for name, policy in PAIRS if policy in SPLITTING])
-def test_it_trains_in_several_micro_batches(tmp_path: Path, name: str, policy: str) -> None:
-    if reason := POLICIES[policy].missing:
-        pytest.skip(f"{policy} {reason}")
     try:
-        judge(tmp_path, configured(name, policy, "schedule.micro_batches=2"), built(name))
+        rows = judge(tmp_path, config, built(name))
     except UsageError as refusal:
-        assert "schedule.policy" in refusal.message or "schedule.micro_batches" in refusal.message
+        assert parts > 1 and policy not in SPLITTING and "schedule.micro_batches" in refusal.message
+        return
+    if name in WITHOUT_LENGTHS:
+        assert policy in USEFUL and (rows["local_batch"] == BATCH // RANKS).all(), "equal ranks share equally"
+        for tokens in ("padded_tokens", "real_tokens"):
+            assert (rows[tokens] == rows["local_batch"]).all(), "a sample counts as one token"
+        assert rows["correct"].is_between(0, rows["local_batch"]).all()
 
 
 @pytest.mark.slow
@@ -126,18 +115,37 @@ def test_it_trains_on_rows_without_padding_or_is_refused_by_name(tmp_path: Path,
         assert layout not in WORKLOADS[name].layouts
         assert "workload.layout" in refusal.message and name in refusal.message
         return
-    workload = build_workload(config)
-    judge(tmp_path, config, workload)
-    rows = pl.concat([read_rank_file(rank, Run(tmp_path).rank_file(rank)).rows for rank in range(RANKS)])
+    rows = judge(tmp_path, config, build_workload(config))
     assert set(rows["layout"]) == {layout} and (rows["padded_tokens"] == rows["real_tokens"]).all()
 
 
+@pytest.mark.parametrize("name", WITHOUT_LENGTHS)
+def test_what_deals_by_lengths_is_refused_by_name_where_there_are_none(name: str) -> None:
+    for policy in set(TRAINABLE) - set(USEFUL):
+        with pytest.raises(ConfigError, match=f"'{policy}' deals samples by their lengths, and those of {name}"):
+            configured(name, policy)
+
+
+@pytest.mark.parametrize("policy", [name for name in USEFUL if name != "static"])
+@pytest.mark.parametrize("name", WITHOUT_LENGTHS)
+def test_capacities_and_speeds_decide_counts(tmp_path: Path, name: str, policy: str) -> None:
+    found = {}
+    for setting in ("capacity=[2, 8, 8]", "speeds=[1, 1, 0.5]"):
+        with loop_of(tmp_path / setting, configured(name, policy, f"schedule.{setting}"), built(name)):
+            pass
+        found[setting] = rows_of(tmp_path / setting)
+    capped, uneven = found.values()
+    assert capped.filter(rank=0)["local_batch"].max() <= 2
+    counts = uneven.group_by("rank").agg(pl.col("local_batch").sum()).sort("rank")["local_batch"].to_list()
+    assert counts[2] < counts[0]
+
+
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_its_model_is_kept(tmp_path: Path, name: str) -> None:
+def test_its_model_is_stored(tmp_path: Path, name: str) -> None:
     assert isinstance(built(name), Saves)
     judge(tmp_path, configured(name, "static", "train.save_model=true"), built(name))
     assert {path.name for path in (tmp_path / MODEL_FOLDER).iterdir()} == {BEST, LAST}
-    assert all(any((tmp_path / MODEL_FOLDER / kept).iterdir()) for kept in (BEST, LAST))
+    assert all(any((tmp_path / MODEL_FOLDER / saved).iterdir()) for saved in (BEST, LAST))
 
 
 class Diverges(Toy):

@@ -45,6 +45,7 @@ ENDLESS = ["--set", "train.steps=100000"]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 """What a user who launches the ranks puts before a command."""
 TWO_ARMS = "description: two\narms:\n  - {name: static}\n  - {name: partition, set: {schedule.mode: dynamic}}\n"
+"""A recipe, but for its launches."""
 PHASES = {
     "start": (CONNECTING, None, "while meeting the other ranks", None),
     "data": (PREPARING, None, "while preparing its data", None),
@@ -183,7 +184,7 @@ def check(
     """
     record = settled(ended, ended.run, code, status, *says, rank=rank)
     if rows is not None:
-        rows_kept(ended.run, rows)
+        check_rows(ended.run, rows)
         analyzed(ended)
     return record
 
@@ -203,12 +204,12 @@ def settled(ended: Command, run: Run, code: int, status: Status, *says: str, ran
         if rank is not None:
             log = Path(message.rpartition("; log: ")[2])
             assert log.name.endswith(f"rank_{rank}.log") and log.is_file(), message
-    answer, said = answered(ended.store.root, "runs", "show", run.id)
+    answer, said = printed_by(ended.store.root, "runs", "show", run.id)
     assert answer == 0 and said["run"]["status"] == status, said
     return record
 
 
-def rows_kept(run: Run, fewest: int | Sequence[int]) -> None:
+def check_rows(run: Run, fewest: int | Sequence[int]) -> None:
     """Every rank's rows can be read, at least so many, and at most one line of them is torn."""
     files = find_rank_files(run.ranks_dir)
     assert sorted(files) == list(range(int(run.config().launch.nproc)))
@@ -220,12 +221,12 @@ def rows_kept(run: Run, fewest: int | Sequence[int]) -> None:
 
 def analyzed(ended: Command, *more: str) -> dict[str, Any]:
     """What `analyze` says of the last run: the next command works."""
-    code, said = answered(ended.store.root, "analyze", ended.run.id, *more)
+    code, said = printed_by(ended.store.root, "analyze", ended.run.id, *more)
     assert code == 0, said
     return said
 
 
-def answered(root: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+def printed_by(root: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     """Exit code and answer of a command that launches nothing, in this process; figures are not made into pixels."""
     from dynbench.cli.main import main
 
@@ -235,6 +236,13 @@ def answered(root: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
         patch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **_: Path(path).write_bytes(png()))
         code = main([*arguments, "--json"])
     return code, json.loads(said.getvalue())
+
+
+def recipe_of(folder: Path, launches: str = "2", name: str = "two") -> str:
+    """The file of a recipe of two arms."""
+    file = folder / f"{name}.yaml"
+    file.write_text(f"{TWO_ARMS}launches: {launches}\n", encoding="utf-8")
+    return str(file)
 
 
 def own_texts(data: Path, vocabulary: Path) -> tuple[str, ...]:

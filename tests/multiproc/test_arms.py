@@ -40,10 +40,10 @@ def test_every_arm_trains_as_it_would_alone(tmp_path: Path, launcher: str, block
     store, more = RunStore(tmp_path), VIRTUAL if launcher == "virtual" else ()
     configs = [load_config(None, [*TINY, *DROPOUT, *more, setting]) for setting in ARMS.values()]
     with forked_ranks():
-        together = launch_arms([(config, {}) for config in configs], store, turns=Turns(tuple(ARMS), block, seed=3))
+        jointly = launch_arms([(config, {}) for config in configs], store, turns=Turns(tuple(ARMS), block, seed=3))
         alone = [launch_arms([(config, {})], store)[0] for config in configs]
     turns: list[int] = []
-    for shared, apart in zip(together, alone, strict=True):
+    for shared, apart in zip(jointly, alone, strict=True):
         assert shared.status is Status.COMPLETED
         assert work_hashes(shared) == work_hashes(apart)
         assert global_loss(shared) == pytest.approx(global_loss(apart), rel=1e-6)
@@ -61,8 +61,8 @@ def test_every_arm_trains_as_it_would_alone(tmp_path: Path, launcher: str, block
             f"rank_{rank}.log" for rank in range(1 if launcher == "virtual" else 2)
         ]
     assert sorted(turns) == list(range(len(turns)))
-    ids = {run.env()["together"]["id"] for run in together}  # type: ignore[index]
-    assert ids == {together[0].id} and "together" not in alone[0].env()
+    ids = {run.env()["together"]["id"] for run in jointly}  # type: ignore[index]
+    assert ids == {jointly[0].id} and "together" not in alone[0].env()
 
 
 LAYOUTS = {
@@ -137,8 +137,8 @@ def test_a_training_beside_its_like_without_communication(store: RunStore) -> No
     against = result.summary["against_null"]
     assert isinstance(against, dict) and (against["run"], against["steps"]) == (null.id, 4)
     assert result.summary["exposed_vs_null_ms"] == {"mean": against["exposed_ms"]}
-    silent = rows_of(null)
-    assert (silent["bytes_wire"] == 0).all() and (silent["collectives"] == 0).all()
+    null_rows = rows_of(null)
+    assert (null_rows["bytes_wire"] == 0).all() and (null_rows["collectives"] == 0).all()
     rows = rows_of(result.run)
     assert (rows["sync_forward_ms"] > 0).all() and (rows["sync_backward_ms"] > 0).all(), "fsdp gathers in both"
     within = pl.sum_horizontal("sync_forward_ms", "sync_backward_ms", "sync_optimizer_ms")
@@ -147,7 +147,7 @@ def test_a_training_beside_its_like_without_communication(store: RunStore) -> No
     merged = merge_run(result.run)
     parts = merged.steps.select(pl.col("comm_wait_ms") + pl.col("comm_transfer_ms") - pl.col("comm_ms")).to_series()
     assert parts.abs().max() < 1e-2, "they add up, on one clock"
-    told = result.summary["by_operation"]
-    assert isinstance(told, list)
-    assert {row["operation"] for row in told} >= {"all_gather", "reduce_scatter"}
-    assert sum(row["calls"] for row in told) == pytest.approx(result.summary["collectives"]["mean"])  # type: ignore[index]
+    operations = result.summary["by_operation"]
+    assert isinstance(operations, list)
+    assert {row["operation"] for row in operations} >= {"all_gather", "reduce_scatter"}
+    assert sum(row["calls"] for row in operations) == pytest.approx(result.summary["collectives"]["mean"])  # type: ignore[index]

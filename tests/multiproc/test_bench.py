@@ -43,8 +43,8 @@ def test_ranks_agree_on_the_known_sum(store: RunStore) -> None:
 
     file = str(result.run.path / COMM_FILE)
     config = load_config(None, [*TINY, "launch.launcher=virtual", "launch.world_size=4", f"launch.comm_model={file}"])
-    kept = resolve(config, this_machine(), store).config.launch.comm_model
-    assert build_comm_model(kept, store.root).allreduce_ms(2**18 / 1e6, 2) == pytest.approx(result.rows[0].p50)
+    comm_model = resolve(config, this_machine(), store).config.launch.comm_model
+    assert build_comm_model(comm_model, store.root).allreduce_ms(2**18 / 1e6, 2) == pytest.approx(result.rows[0].p50)
 
 
 def test_divided_state_is_half_of_it(store: RunStore) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from damaged import DAMAGES, refused
 from multiproc.faults import (
-    TWO_ARMS,
     Command,
-    answered,
+    check_rows,
     own_texts,
-    rows_kept,
+    printed_by,
+    recipe_of,
     settled,
 )
 from multiproc.launches import wait_until
@@ -28,12 +28,11 @@ pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
 
 
 def test_terminated_and_resumed(tmp_path: Path) -> None:
-    recipe = tmp_path / "tiny.yaml"
-    recipe.write_text(TWO_ARMS + "launches: {count: 2, mode: apart}\n", encoding="utf-8")
+    recipe = recipe_of(tmp_path, "{count: 2, mode: apart}", "tiny")
     command = Command(tmp_path)
     store = command.store
 
-    process = command.begin("compare", str(recipe), "--name", "demo", "--json", first=UNRENDERED)
+    process = command.begin("compare", recipe, "--name", "demo", "--json", first=UNRENDERED)
     wait_until(lambda: len(store.list()) == 3 and store.list()[2].rank_file(0).exists(), "the second launch")
     process.send_signal(signal.SIGTERM)
     stopped = command.end()
@@ -43,7 +42,7 @@ def test_terminated_and_resumed(tmp_path: Path) -> None:
     assert "dynbench compare --resume demo" in stopped.error["hint"]
     first = read_state(comparison.path).launches[0]
     assert first.done and first.run is not None
-    rows_kept(store.resolve(first.run), 8)
+    check_rows(store.resolve(first.run), 8)
 
     resumed = command.ran("compare", "--resume", "demo", "--json", bare=True, first=UNRENDERED)
 
@@ -69,15 +68,14 @@ def test_terminated_and_resumed(tmp_path: Path) -> None:
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, Command]:
     """Two comparisons at once in one results folder."""
     folder = tmp_path_factory.mktemp("compared")
-    recipe = folder / "two.yaml"
-    recipe.write_text(TWO_ARMS + "launches: {count: 1, mode: interleaved}\n", encoding="utf-8")
+    recipe = recipe_of(folder, "{count: 1, mode: interleaved}")
     found = []
     for name in ("one", "two"):
         (folder / name).mkdir()
         found.append(Command(folder / name))
     found[1].store = found[0].store
     for command in found:
-        command.begin("compare", str(recipe), "--name", command.folder.name, "--json", first=UNRENDERED)
+        command.begin("compare", recipe, "--name", command.folder.name, "--json", first=UNRENDERED)
     for command in found:
         command.end()
     return found[0], found[1]
@@ -106,7 +104,7 @@ def test_a_damaged_file_of_a_comparison(compared: tuple[Command, Command], tmp_p
         path = store.resolve("one").path / file
         path.write_bytes(damage(path.read_bytes()))
         runs = len(store.list())
-        code, said = answered(store.root, "compare", "--resume", "one")
+        code, said = printed_by(store.root, "compare", "--resume", "one")
         assert code == 2 and len(store.list()) == runs, said
         refused(said, path)
 
@@ -114,7 +112,7 @@ def test_a_damaged_file_of_a_comparison(compared: tuple[Command, Command], tmp_p
 def test_a_moved_comparison(compared: tuple[Command, Command], tmp_path: Path) -> None:
     root = tmp_path / "elsewhere"
     shutil.copytree(compared[0].store.root, root)
-    code, said = answered(root, "report", "one")
+    code, said = printed_by(root, "report", "one")
     assert code == 0, said
     texts = [
         path.read_text(encoding="utf-8") for path in (root / compared[0].store.resolve("one").id).glob("report*.md")
@@ -127,16 +125,15 @@ def test_a_moved_comparison(compared: tuple[Command, Command], tmp_path: Path) -
 def test_data_that_change_in_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     """Launched apart, a pair had other data each; interleaved, the pairs of one launch had others than the next."""
     monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
-    data, recipe = tmp_path / "texts.tsv", tmp_path / "two.yaml"
-    recipe.write_text(TWO_ARMS + f"launches: {{count: 2, mode: {mode}}}\n", encoding="utf-8")
+    data, recipe = tmp_path / "texts.tsv", recipe_of(tmp_path, f"{{count: 2, mode: {mode}}}")
     changes = f"; import planted; planted.data_that_change({str(data)!r}, 'kind3', 'kind4 kind5', 1)"
     command = Command(tmp_path)
-    words = ("compare", str(recipe), "--name", "demo", "--json", *own_texts(data, tmp_path / "vocab.txt"))
+    words = ("compare", recipe, "--name", "demo", "--json", *own_texts(data, tmp_path / "vocab.txt"))
     ended = command.ran(*words, "--set", "workload.subset=null", first=UNRENDERED + changes)
     comparison, *launched = ended.runs
     for run in launched:
         assert run.status is Status.COMPLETED
-        rows_kept(run, 8)
+        check_rows(run, 8)
     if mode == "apart":
         settled(ended, comparison, 5, Status.FAILED, "data.fingerprint")
         assert "start anew" in ended.error["hint"] and "--resume" not in ended.error["hint"]

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from multiproc.faults import (
     ENDLESS,
-    TWO_ARMS,
     Command,
     analyzed,
-    answered,
     check,
-    rows_kept,
+    check_rows,
+    printed_by,
+    recipe_of,
     settled,
 )
 from pixel import UNRENDERED
@@ -53,14 +53,14 @@ def test_the_disk_fills_while_rows_are_written(tmp_path: Path) -> None:
 @pytest.mark.matrix
 def test_the_disk_fills_under_a_comparison(tmp_path: Path) -> None:
     """No arm is to blame: they stay together when the comparison goes on."""
-    ended = Command(tmp_path).ran("compare", _recipe(tmp_path), "--name", "demo", "--json", first=FILLS)
+    ended = Command(tmp_path).ran("compare", recipe_of(tmp_path), "--name", "demo", "--json", first=FILLS)
     comparison, *arms = ended.runs
     settled(ended, comparison, 2, Status.FAILED, "rank_1.csv: File too large", rank=1)
     assert "dynbench compare --resume demo" in ended.error["hint"] and "start anew" not in ended.error["hint"]
     assert read_state(comparison.path).groups == (("static", "partition"),)
     for arm in arms:
-        rows_kept(arm, 3)
-        assert answered(ended.store.root, "analyze", arm.id)[0] == 0
+        check_rows(arm, 3)
+        assert printed_by(ended.store.root, "analyze", arm.id)[0] == 0
 
 
 @pytest.mark.matrix
@@ -69,34 +69,28 @@ def test_the_disk_fills_under_a_benchmark(tmp_path: Path) -> None:
     sizes = ("--no-figures", "--set", "sizes_mib=0.25,0.5,0.75")
     ended = command.ran("bench", "collectives", "--json", *sizes, first=FILLS_BENCH)
     settled(ended, ended.run, 2, Status.FAILED, "rank 0: ", "rows.jsonl: File too large", rank=0)
-    kept = json.loads(ended.stdout)["rows"]
-    assert len(kept) == 2 and f"dynbench bench --resume {ended.run.id}" in ended.error["hint"]
+    before = json.loads(ended.stdout)["rows"]
+    assert len(before) == 2 and f"dynbench bench --resume {ended.run.id}" in ended.error["hint"]
     command.ran("bench", "--resume", ended.run.id, "--json", "--no-figures", bare=True)
     settled(command, command.run, 0, Status.COMPLETED)
     resumed = json.loads(command.stdout)["rows"]
-    assert resumed[:2] == kept and len(resumed) == 3
+    assert resumed[:2] == before and len(resumed) == 3
 
 
 @pytest.mark.matrix
 def test_the_disk_fills_while_a_comparison_is_judged(tmp_path: Path) -> None:
     command = Command(tmp_path)
-    ended = command.ran("compare", _recipe(tmp_path), "--name", "demo", "--json", first=JUDGES)
+    ended = command.ran("compare", recipe_of(tmp_path), "--name", "demo", "--json", first=JUDGES)
     comparison, *arms = ended.runs
     settled(ended, comparison, 2, Status.FAILED, "File too large")
     assert "dynbench compare --resume demo" in ended.error["hint"]
     for arm in arms:
         assert arm.status is Status.COMPLETED
-        rows_kept(arm, 8)
+        check_rows(arm, 8)
     command.ran("compare", "--resume", "demo", "--json", bare=True, first=UNRENDERED)
     settled(command, comparison, 0, Status.COMPLETED)
     trained = [run for run in command.runs if run.record().command == "train"]
     assert len(trained) == len(arms), "no launch is repeated"
-
-
-def _recipe(folder: Path) -> str:
-    file = folder / "two.yaml"
-    file.write_text(TWO_ARMS + "launches: 2\n", encoding="utf-8")
-    return str(file)
 
 
 def test_the_disk_fills_while_summaries_are_written(tmp_path: Path) -> None:

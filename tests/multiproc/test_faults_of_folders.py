@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from damaged import DAMAGES, refused
 from forked import ForkedPopen
-from multiproc.faults import NAME, TEXTS, Command, analyzed, answered, check, own_texts
+from multiproc.faults import NAME, TEXTS, Command, analyzed, check, own_texts, printed_by
 from probes import make_probe
 
 from dynbench.runs.probe_record import PROBE_FILE
@@ -32,7 +32,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Command:
 
 def test_a_results_folder_of_any_name(whole: Command) -> None:
     check(whole, 0, Status.COMPLETED, rows=8)
-    code, said = answered(whole.store.root, "report", whole.run.id)
+    code, said = printed_by(whole.store.root, "report", whole.run.id)
     assert code == 0 and NAME in json.dumps(said, ensure_ascii=False)
     assert (whole.run.path / "report.en.md").is_file()
 
@@ -43,10 +43,10 @@ def test_a_run_moved_to_another_machine(whole: Command, tmp_path: Path) -> None:
     shutil.copytree(whole.run.path, moved.path)
     record = json.loads(moved.record_file.read_text())
     moved.record_file.write_text(json.dumps({**record, "host": "another-machine"}))
-    code, said = answered(moved.path.parent, "analyze", whole.run.id)
+    code, said = printed_by(moved.path.parent, "analyze", whole.run.id)
     assert code == 0 and said["runs"] == before["runs"] and moved.status is Status.COMPLETED
     assert all(Path(path).is_relative_to(moved.path) for path in said["files"])
-    code, said = answered(moved.path.parent, "report", whole.run.id)
+    code, said = printed_by(moved.path.parent, "report", whole.run.id)
     assert code == 0 and str(whole.store.root) not in (moved.path / "report.en.md").read_text()
 
 
@@ -75,14 +75,14 @@ def test_a_damaged_file_of_a_run(whole: Command, tmp_path: Path, file: str, dama
     shutil.copytree(whole.run.path, run.path)
     path = run.path / file
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
-    kept = {each: each.read_bytes() for each in run.ranks_dir.iterdir()}
+    before = {each: each.read_bytes() for each in run.ranks_dir.iterdir()}
     for words in (("analyze", run.id), ("report", run.id), ("runs", "show", run.id), ("runs", "ls")):
-        code, said = answered(tmp_path, *words)
+        code, said = printed_by(tmp_path, *words)
         assert code in (0, 2), said
         if code:
             assert words[:2] != ("runs", "ls")
             refused(said, path)
-    assert {each: each.read_bytes() for each in run.ranks_dir.iterdir()} == kept
+    assert {each: each.read_bytes() for each in run.ranks_dir.iterdir()} == before
 
 
 @pytest.mark.matrix
@@ -92,7 +92,7 @@ def test_a_damaged_probe(tmp_path: Path) -> None:
         store = RunStore(tmp_path / name)
         path = make_probe(store).path / PROBE_FILE
         path.write_bytes(damage(path.read_bytes()))
-        code, said = answered(store.root, *words)
+        code, said = printed_by(store.root, *words)
         assert code == (0 if name == "whole" else 2), said
         if code:
             refused(said, path)
@@ -128,7 +128,7 @@ def test_a_clock_that_is_set_back(tmp_path: Path) -> None:
     ended = Command(tmp_path).ran("train", "--json", first=BACK)
     record = check(ended, 0, Status.COMPLETED, rows=8)
     assert record.ended is not None and record.started is not None and record.ended < record.started
-    code, said = answered(ended.store.root, "runs", "show", "@latest")
+    code, said = printed_by(ended.store.root, "runs", "show", "@latest")
     assert code == 0 and said["run"]["duration_s"] is None
     assert analyzed(ended)["runs"][0]["summary"]["step_time_ms"]["mean"] > 0
 
@@ -156,7 +156,7 @@ def test_fifty_at_once_make_fifty_runs(tmp_path: Path) -> None:
     ]
     ids = {maker.communicate(timeout=300)[0].strip() for maker in makers}
     assert [maker.returncode for maker in makers] == [0] * 50 and len(ids) == 50
-    code, said = answered(root, "runs", "ls")
+    code, said = printed_by(root, "runs", "ls")
     assert code == 0 and {run["id"] for run in said["runs"]} == ids and len({run["name"] for run in said["runs"]}) == 50
 
 
@@ -176,10 +176,11 @@ def test_a_cache_of_two_writers_and_data_that_change(tmp_path: Path, monkeypatch
     first, second = one.runs
     data_of_first, data_of_second = first.env()["data"], second.env()["data"]
     assert data_of_first == data_of_second and isinstance(data_of_first, dict)
-    kept = [path.name for path in (tmp_path / "cache").iterdir()]
-    assert len({name for name in kept if "." not in name}) == 1 and not [name for name in kept if name.startswith(".")]
+    names = [path.name for path in (tmp_path / "cache").iterdir()]
+    assert len({name for name in names if "." not in name}) == 1
+    assert not any(name.startswith(".") for name in names)
 
     data.write_text(TEXTS.replace("kind3", "kind4 kind5"))
     assert one.ran(*words).code == 0
-    code, said = answered(one.store.root, "analyze", first.id, one.run.id)
+    code, said = printed_by(one.store.root, "analyze", first.id, one.run.id)
     assert code == 5 and "data.fingerprint" in said["error"]["message"], said

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from multiproc.faults import ENDLESS, PHASES, TORCHRUN, Command, analyzed, check, rows_kept, settled
+from multiproc.faults import ENDLESS, PHASES, TORCHRUN, Command, analyzed, check, check_rows, settled
 from multiproc.launches import command, environment, wait_until
 from planted import at, in_folder
 
@@ -85,28 +85,6 @@ def test_kill_9_of_the_launcher(tmp_path: Path) -> None:
     check(ended, -signal.SIGKILL, Status.LOST, rows=written)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("probe", "--nproc", "2", "--device", "cpu"), ("solve", "sst2", "--steps", "10000000")],
-    ids=lambda words: words[0],
-)
-def test_what_trains_nothing_is_stopped_too(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    begun = Command(tmp_path)
-    process = begun.begin(*arguments, "--json", real=True, bare=True)
-    wait_until(lambda: [run.status for run in begun.runs] == [Status.RUNNING], "the run to begin")
-    wait_until(lambda: arguments[0] == "solve" or _trial_processes(process.pid) == 2, "the trial processes")
-    process.terminate()
-    ended = begun.end()
-    settled(ended, ended.run, 143, Status.INTERRUPTED, "stopped by SIGTERM")
-    assert ended.error["kind"] == "interrupted"
-
-
-def _trial_processes(parent: int) -> int:
-    children = Path(f"/proc/{parent}/task/{parent}/children")
-    pids = [int(pid) for pid in children.read_text().split()] if children.exists() else []
-    return sum(b"dynbench.probe.child" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids)
-
-
 @pytest.mark.matrix
 def test_a_run_whose_reader_goes_away_is_completed(tmp_path: Path) -> None:
     process = subprocess.Popen(
@@ -139,34 +117,42 @@ def test_rank_0_is_killed_while_it_merges(tmp_path: Path) -> None:
     """Where the user launched the ranks: rank 0 does there what else the launcher does."""
     ended = Command(tmp_path).ran("train", "--json", first=MERGE, under=TORCHRUN)
     assert (ended.code, ended.run.status) == (1, Status.COMPLETED), ended.stderr
-    rows_kept(ended.run, 8)
+    check_rows(ended.run, 8)
     analyzed(ended)
 
 
 WORKING = {
-    "probe": ("probe",),
-    "bench": ("bench", "collectives"),
-    "compare": ("compare",),
+    "probe": ("probe", "--nproc", "2", "--device", "cpu"),
+    "solve": ("solve", "sst2", "--steps", "10000000"),
+    "bench": ("bench", "collectives", "--set", "iterations=1000000"),
+    "compare": ("compare", *ENDLESS),
 }
+BARE = ("probe", "solve")
+"""Commands that no settings are added to."""
 
 
-def _measures(run: Run) -> bool:
-    place = last_position(run, 1)
-    return place is not None and place.phase.startswith("measuring")
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("how", ["SIGINT", "SIGINT twice", "SIGTERM", "SIGKILL"])
-@pytest.mark.parametrize("name", WORKING)
-def test_the_launcher_is_told_to_stop(tmp_path: Path, name: str, how: str) -> None:
-    endless = ("--set", "iterations=1000000") if name == "bench" else ENDLESS
-    command = Command(tmp_path)
-    process = command.begin(*WORKING[name], "--json", *endless)
-    signum = signal.Signals[how.partition(" ")[0]]
-    wait_until(lambda: [run.status for run in command.runs[:1]] == [Status.RUNNING], "the run to begin")
-    wait_until(lambda: len(in_folder(command.work)) >= 4, "its processes")
+def _is_at_work(command: Command, name: str) -> bool:
+    if [run.status for run in command.runs[:1]] != [Status.RUNNING]:
+        return False
     if name == "bench":
-        wait_until(lambda: _measures(command.run), "a rank at its work")
+        place = last_position(command.run, 1)
+        return place is not None and place.phase.startswith("measuring")
+    return name == "solve" or len(in_folder(command.work)) >= 4
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        pytest.param(name, how, marks=() if name in BARE and how == "SIGTERM" else pytest.mark.matrix)
+        for name in WORKING
+        for how in ("SIGINT", "SIGINT twice", "SIGTERM", "SIGKILL")
+    ],
+)
+def test_what_trains_no_single_run_is_stopped_too(tmp_path: Path, name: str, how: str) -> None:
+    command = Command(tmp_path)
+    process = command.begin(*WORKING[name], "--json", bare=name in BARE)
+    signum = signal.Signals[how.partition(" ")[0]]
+    wait_until(lambda: _is_at_work(command, name), "its processes at their work")
     written = command.wait_for_rows() if name == "compare" else None
     process.send_signal(signum)
     if how.endswith("twice"):
@@ -177,8 +163,8 @@ def test_the_launcher_is_told_to_stop(tmp_path: Path, name: str, how: str) -> No
     if signum is signal.SIGKILL:
         settled(ended, first, -signum, Status.LOST)
     else:
-        settled(ended, first, 128 + signum, Status.INTERRUPTED)
+        settled(ended, first, 128 + signum, Status.INTERRUPTED, f"stopped by {signum.name}")
         assert ended.error["kind"] == "interrupted"
     if written is not None:
-        rows_kept(ended.run, written)
+        check_rows(ended.run, written)
         analyzed(ended)

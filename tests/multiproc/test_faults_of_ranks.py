@@ -10,11 +10,11 @@ from multiproc.faults import (
     ENDLESS,
     IMPATIENT,
     PHASES,
-    TWO_ARMS,
     Command,
-    answered,
     check,
-    rows_kept,
+    check_rows,
+    printed_by,
+    recipe_of,
     settled,
 )
 from pixel import UNRENDERED
@@ -96,7 +96,7 @@ def test_a_loss_that_is_not_a_number(tmp_path: Path) -> None:
     record = check(ended, 0, Status.COMPLETED, rows=8)
     (said,) = [warning for warning in record.warnings if "not finite" in warning]
     assert "Lower the learning rate" in said and said in ended.stderr
-    code, found = answered(ended.store.root, "analyze", ended.run.id, "--strict")
+    code, found = printed_by(ended.store.root, "analyze", ended.run.id, "--strict")
     assert code == 6 and "nan_loss" in found["error"]["message"]
 
 
@@ -107,18 +107,18 @@ def test_a_rank_of_a_benchmark(tmp_path: Path, fault: str) -> None:
     command = Command(tmp_path)
     words = ("bench", "collectives", "--json", "--no-figures", "--set", f"timeout_s={TIMEOUT_S}")
     ended = command.ran(*words, first=IMPATIENT + at(fault, CASE, rank=1))
-    kept = json.loads(ended.stdout)["rows"]
+    before = json.loads(ended.stdout)["rows"]
     if fault == "without memory":
         settled(ended, ended.run, 0, Status.COMPLETED)
-        assert [row["status"] for row in kept] == ["ok", "oom"] and "can't allocate memory" in kept[1]["reason"]
+        assert [row["status"] for row in before] == ["ok", "oom"] and "can't allocate memory" in before[1]["reason"]
         return
     said = "was killed by SIGKILL" if fault == "killed" else "hung"
     settled(ended, ended.run, 3, Status.FAILED, f"rank 1 {said} {CASE_SAID}", rank=1)
-    assert [row["status"] for row in kept] == ["ok"]
+    assert [row["status"] for row in before] == ["ok"]
     assert f"dynbench bench --resume {ended.run.id}" in ended.error["hint"]
     resumed = json.loads(command.ran("bench", "--resume", ended.run.id, "--json", "--no-figures", bare=True).stdout)
     settled(command, command.run, 0, Status.COMPLETED)
-    assert resumed["rows"][:1] == kept and [row["status"] for row in resumed["rows"]] == ["ok", "ok"]
+    assert resumed["rows"][:1] == before and [row["status"] for row in resumed["rows"]] == ["ok", "ok"]
 
 
 @pytest.mark.matrix
@@ -141,11 +141,9 @@ def test_a_rank_is_killed_that_waits_for_a_program(tmp_path: Path) -> None:
     "fault", [*(pytest.param(fault, marks=pytest.mark.matrix) for fault in ("killed", "hangs")), "without memory"]
 )
 def test_a_rank_of_a_comparison(tmp_path: Path, fault: str) -> None:
-    recipe = tmp_path / "two.yaml"
-    recipe.write_text(TWO_ARMS + "launches: 2\n", encoding="utf-8")
     command, patience = Command(tmp_path), ("--set", f"launch.timeout_s={TIMEOUT_S}")
     ended = command.ran(
-        "compare", str(recipe), "--name", "demo", "--json", *patience,
+        "compare", recipe_of(tmp_path), "--name", "demo", "--json", *patience,
         first=IMPATIENT + at(fault, "forward", rank=1, step=4),
     )  # fmt: skip
     said = {"killed": "rank 1 was killed by SIGKILL in forward of step 4", "hangs": "rank 1 hung in forward of step 4"}
@@ -157,8 +155,8 @@ def test_a_rank_of_a_comparison(tmp_path: Path, fault: str) -> None:
     assert state.mode == "apart" and state.groups == (("static",), ("partition",)), "the next time by themselves"
     assert sorted(arm.status for arm in arms) == sorted([status, Status.INTERRUPTED])
     for arm in arms:
-        rows_kept(arm, 3)
-        assert answered(ended.store.root, "analyze", arm.id)[0] == 0
+        check_rows(arm, 3)
+        assert printed_by(ended.store.root, "analyze", arm.id)[0] == 0
     if fault == "killed":
         command.ran("compare", "--resume", "demo", "--json", bare=True, first=UNRENDERED)
         settled(command, comparison, 0, Status.COMPLETED)

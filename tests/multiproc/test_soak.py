@@ -18,13 +18,13 @@ import os
 from dynbench.sync.ddp import Ddp
 
 class Leaking(Ddp):
-    kept = []
+    leaked = []
 
     def step(self, optimizer, precision):
         if self.wire.rank == 1:
-            self.kept.append(os.urandom(400_000))
-            if len(self.kept) % 10 == 0:
-                self.kept.append(open(os.devnull))
+            self.leaked.append(os.urandom(400_000))
+            if len(self.leaked) % 10 == 0:
+                self.leaked.append(open(os.devnull))
         super().step(optimizer, precision)
 """
 STEPS = 150

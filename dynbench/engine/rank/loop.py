@@ -46,9 +46,8 @@ from dynbench.runs.run import Run
 from dynbench.schedule.plan import Share
 from dynbench.schedule.policy import Problem, policy_class
 from dynbench.sync.base import Local, Strategy
-from dynbench.wire.base import NullWire, PlainWire, Wire, silent_group
+from dynbench.wire.base import NullWire, QueuedWire, Wire, null_group
 from dynbench.wire.channel import Channel, Link
-from dynbench.wire.queued import QueuedWire
 from dynbench.workloads.base import Expects, Workload
 from dynbench.workloads.batches import evened_out
 
@@ -205,7 +204,7 @@ def build_wire(config: Config, device: torch.device) -> Wire:
     """
     if not config.sync.communicate:
         entry = STRATEGIES.find(config.sync.name)
-        group = silent_group() if entry.moments == "divided" else None  # whose ranks hold their part here too
+        group = null_group() if entry.moments == "divided" else None  # whose ranks hold their part here too
         return NullWire(dist.get_rank(), dist.get_world_size(), group, echoes=not entry.whole)
     channel = Channel.of_its_own(device, timedelta(seconds=config.launch.timeout_s))
     if options_of(config.sync, ShardOptions).reduce_scatter == "native":
@@ -219,7 +218,7 @@ def build_wire(config: Config, device: torch.device) -> Wire:
         channel.link = Link(config.launch.link_gbps)
     compressor: Compressor | None = COMPRESSORS.find(config.compress.name).load()(config.compress)
     gatherer = gatherer_of(config.compress.gather)
-    return PlainWire(channel, gatherer) if compressor is None else QueuedWire(channel, compressor, gatherer)
+    return Wire(channel, gatherer) if compressor is None else QueuedWire(channel, compressor, gatherer)
 
 
 def build_strategy(config: Config, device: torch.device) -> Strategy:

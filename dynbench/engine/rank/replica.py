@@ -25,7 +25,7 @@ from dynbench.plugins.datasets import SecondOptions
 from dynbench.runs.columns import CORRECT, Column
 from dynbench.schedule.plan import Share
 from dynbench.sync.base import Strategy
-from dynbench.sync.shared_model import fillable
+from dynbench.sync.synchronised import fillable
 from dynbench.units import mb
 from dynbench.wire.base import NullWire
 from dynbench.workloads.base import BuildsEmpty, Grades, Workload

@@ -20,8 +20,7 @@ from dynbench.analysis.rank_files import read_calls, waiting_and_transfer
 from dynbench.analysis.record import Finding
 from dynbench.analysis.selection import export_runs
 from dynbench.analysis.summary import summarise, summary_of
-from dynbench.compress.compressing import COMPRESS_COLUMNS
-from dynbench.compress.feedback import ERROR_COLUMNS
+from dynbench.compress.compressing import COMPRESS_COLUMNS, ERROR_COLUMNS
 from dynbench.config.schema import Analysis
 from dynbench.runs.atomic import write_json
 from dynbench.runs.columns import write_columns

@@ -72,13 +72,13 @@ def test_from_that_batch_on_computing_takes_longer_than_sending(exact: bool) -> 
 
 
 def test_devices_are_the_fewest_that_hold_it() -> None:
-    def held(devices: int, tokens: int) -> float:
+    def needed(devices: int, tokens: int) -> float:
         activations = EXERCISE.saved_per_token * tokens
         return 16 * EXERCISE.parameters / devices + activations / 2 + activations / 2 / devices
 
     for tokens in EXERCISE.local_tokens:
         least = math.ceil(least_devices(EXERCISE, tokens, 95e9))
-        assert held(least, tokens) <= 95e9 < held(least - 1, tokens)
+        assert needed(least, tokens) <= 95e9 < needed(least - 1, tokens)
     assert math.isinf(least_devices(EXERCISE, 100_000, 95e9))
 
 

@@ -20,6 +20,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 from dynbench.bench import attention
 from dynbench.bench.attention import Attention, Flash, hand_count, plain_bytes
 from dynbench.bench.base import Row
+from dynbench.bench.measuring import Changes
 from dynbench.plugins.benchmarks import AttentionOptions
 
 CPU = torch.device("cpu")
@@ -79,10 +80,10 @@ def test_what_runs_out_of_memory_is_a_row_with_its_hand_count(monkeypatch: pytes
     assert [row.case for row in measured if row.status == "oom"] == [
         f"plain {each} 64 x 8 float32" for each in ("forward", "backward")
     ]
-    told = benchmark.said(measured)[-1]
+    last = benchmark.said(measured)[-1]
     assert (
-        told.startswith("plain first runs out of memory at plain forward 64 x 8")
-        and hand_count(1, 64, "float32") in told
+        last.startswith("plain first runs out of memory at plain forward 64 x 8")
+        and hand_count(1, 64, "float32") in last
     )
 
 
@@ -178,10 +179,10 @@ def test_flash_is_timed_by_triton_as_often_as_asked(
 
 
 def test_what_is_compiled_runs_backward_once_after_each_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[tuple[str, bool]] = []
+    passes: list[tuple[str, bool]] = []
 
     def backward(result: Tensor, *, again: bool = False) -> None:
-        kept.append((each, again))
+        passes.append((each, again))
 
     monkeypatch.setattr(attention, "triton_timer", lambda device: lambda run, **_: [run() or 1.0])
     for each in ("forward", "backward", "both"):
@@ -191,7 +192,7 @@ def test_what_is_compiled_runs_backward_once_after_each_forward(monkeypatch: pyt
             "triton",
             "own" if each == "backward" else "triton",
         ]
-    assert {each for each, again in kept if again} == {"backward"}
+    assert {each for each, again in passes if again} == {"backward"}
 
 
 def test_tritons_timer_needs_a_gpu_and_triton(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,34 +212,11 @@ def test_plain_attention_is_torchs_own() -> None:
 
 
 def test_memory_on_a_gpu_leaves_out_what_is_compiled_and_tuned_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: Triton's tuner holds 256 MB while the first pass looks for tiles."""
-    held, most = [1000], [1000]
-
-    def hold(size: int) -> None:
-        held[0] += size
-        most[0] = max(most[0], held[0])
-
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [[]]})
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history_impl", lambda *_, **__: None)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: held[0])
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: most[0])
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: most.__setitem__(0, held[0]))
-    tuned: list[bool] = []
-
-    def forward() -> Tensor:
-        if not tuned:
-            hold(256_000_000)
-            hold(-256_000_000)
-        tuned.append(True)
-        hold(50)
-        return torch.ones(1)
-
-    def backward(result: Tensor) -> None:
-        hold(20)
-        hold(-70)
-
-    assert attention.with_memory(forward, backward, torch.device("cuda")) == (50, 70)
+    done: list[str] = []
+    nothing = Changes(0, 0, np.zeros(1), np.zeros(1, dtype=np.int64))
+    monkeypatch.setattr(attention, "watch", lambda work, *_, **__: (done.append("watched"), work(), nothing)[1:])
+    attention.with_memory(lambda: done.append("forward"), lambda _: done.append("backward"), torch.device("cuda"))
+    assert done == ["forward", "backward", "watched", "forward", "watched", "backward"]
 
 
 def test_flex_makes_its_mask_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from dynbench.bench.record import add_line, add_rows, cases_done, read_benchmark
 from dynbench.cli.main import main
 from dynbench.config.schema import Launch
 from dynbench.engine.comm_model import build_comm_model
-from dynbench.engine.failure import failure_file, record_failure, unfinished_ranks
+from dynbench.engine.failure import failure_file, record_failure
 from dynbench.engine.launching.resolve import Machine
 from dynbench.engine.launching.torchrun import RanksEnded
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
@@ -166,21 +166,6 @@ def test_what_was_measured_is_kept_and_shown_at_every_end(
     assert len((run.path / "rows.csv").read_text().splitlines()) == 4
 
 
-def test_where_ranks_of_an_earlier_launch_were_is_forgotten(
-    store: RunStore, ranks: dict, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ranks[1] = NothingFits("16 GiB asked for")
-    launched = bench_run.launch_ranks
-
-    def and_leaves_a_place(module: str, runs: Sequence[Run], launch: Launch) -> RanksEnded:
-        assert unfinished_ranks(runs[0]) == []
-        (runs[0].ranks_dir / "at_5").write_text(":measuring")
-        return launched(module, runs, launch)
-
-    monkeypatch.setattr(bench_run, "launch_ranks", and_leaves_a_place)
-    assert len(run_it(capsys, 0, "--no-figures")["rows"]) == 3
-
-
 def test_a_case_behind_a_hundred_that_were_not_measured_is_drawn(store: RunStore) -> None:
     run = store.create("bench", "collectives")
     case = Collectives(CollectivesOptions(backend=("gloo",))).cases()[0]
@@ -238,9 +223,9 @@ def test_sizes_that_are_the_same_elements_are_one_size(
     assert json.loads(capsys.readouterr().out)["summary"]["fits"] == [] and not recwarn.list
 
 
-@pytest.mark.parametrize(("told", "code"), [(True, 0), (False, 3)])
+@pytest.mark.parametrize(("counted", "code"), [(True, 0), (False, 3)])
 def test_what_the_system_kills_for_memory_is_a_row_and_other_kills_are_none(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], told: bool, code: int
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], counted: bool, code: int
 ) -> None:
     killed: list[int] = []
 
@@ -254,10 +239,10 @@ def test_what_the_system_kills_for_memory_is_a_row_and_other_kills_are_none(
         return RanksEnded({})
 
     monkeypatch.setattr(bench_run, "launch_ranks", launched)
-    monkeypatch.setattr(bench_run, "memory_kills", lambda: len(killed) if told else 0)
+    monkeypatch.setattr(bench_run, "memory_kills", lambda: len(killed) if counted else 0)
     shown = run_it(capsys, code, "--no-figures")
-    assert [line["status"] for line in shown["rows"]] == (["ok", "oom", "ok"] if told else ["ok"])
-    assert "was killed by SIGKILL" in (shown["rows"][1]["reason"] if told else shown["error"]["message"])
+    assert [line["status"] for line in shown["rows"]] == (["ok", "oom", "ok"] if counted else ["ok"])
+    assert "was killed by SIGKILL" in (shown["rows"][1]["reason"] if counted else shown["error"]["message"])
 
 
 def test_sizes_for_a_gpu_are_refused_without_one_unless_they_are_asked_for(
@@ -296,11 +281,11 @@ class Parts(PrecisionStudy):
 def test_cases_of_several_rows_and_of_several_numbers_of_ranks(
     store: RunStore, ranks: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    launched_ranks: list[int] = []
 
     def launched(module: str, runs: Sequence[Run], launch: Launch) -> RanksEnded:
         assert isinstance(launch.nproc, int)
-        asked.append(launch.nproc)
+        launched_ranks.append(launch.nproc)
         work(runs, [], replace(HERE, world_size=launch.nproc), StopFlag())
         return RanksEnded({})
 
@@ -310,7 +295,7 @@ def test_cases_of_several_rows_and_of_several_numbers_of_ranks(
         monkeypatch.setattr(module, "read_benchmark", lambda run: Parts(PrecisionOptions()))
     run = bench_run.start_bench("precision", Parts(PrecisionOptions()), store)
     result = bench_run.measure_bench(run, report=lambda _: None)
-    assert asked == [1, 2, 1] and cases_done(result.run) == 4
+    assert launched_ranks == [1, 2, 1] and cases_done(result.run) == 4
     assert [(each.case, each.columns["part"]) for each in result.rows] == [(n, p) for n in "abcd" for p in (1.0, 2.0)]
 
 

@@ -17,7 +17,6 @@ from dynbench.bench import model_step, nsys
 from dynbench.bench.base import Row
 from dynbench.bench.model_step import build_model, ranged_model
 from dynbench.bench.nsys import KINDS, PHASES_OF, RANGES, Nsys, kind_of, run_nsys, run_step, write_commands
-from dynbench.engine.rank.rank_process import RankContext
 from dynbench.plugins.benchmarks import NsysOptions
 from dynbench.runs.run_record import start_mark
 
@@ -191,17 +190,6 @@ def test_nothing_of_nsys_is_left_when_it_is_over(
     while start_mark(int(pid.read_text())) is not None:  # of SIGKILL it ends in its own time
         assert time.monotonic() < until
         time.sleep(0.01)
-
-
-def test_nsys_finds_the_memory_that_its_case_has_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    monkeypatch.setattr(nsys, "profile_phases", lambda *_: done.append("profiled") or [])
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("given back"))
-    monkeypatch.setattr(nsys, "run_nsys", lambda _: done.append("nsys"))
-    benchmark = Nsys(OPTIONS.model_copy(update={"nsys": "auto"}))
-    benchmark.folder = tmp_path
-    benchmark.measure(benchmark.cases()[0], RankContext(0, 0, 1, torch.device("cuda", 0)))
-    assert done == ["profiled", "given back", "nsys"]
 
 
 def test_nsys_is_left_out_where_it_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

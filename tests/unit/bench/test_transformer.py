@@ -111,20 +111,20 @@ def test_compiling_is_outside_of_the_times(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_wrong_phase_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     step = ModelStep(build_model("tiny", 8, CPU), 4, 8, "float32")
-    told: list[str] = []
+    called: list[str] = []
     for name in ("forward", "backward", "update"):
-        kept = getattr(step, name)
-        monkeypatch.setattr(step, name, lambda *given, name=name, kept=kept: told.append(name) or kept(*given))
+        real = getattr(step, name)
+        monkeypatch.setattr(step, name, lambda *given, name=name, real=real: called.append(name) or real(*given))
     marks = iter(range(100))
 
     class Counting:
         def mark(self) -> tuple[int, int]:
-            return len(told), next(marks)
+            return len(called), next(marks)
 
         def synchronise(self) -> None: ...
 
         def elapsed_ms(self, start: tuple[int, int], end: tuple[int, int]) -> float:
-            return float(sum({"forward": 1, "backward": 10, "update": 100}[each] for each in told[start[0] : end[0]]))
+            return float(sum({"forward": 1, "backward": 10, "update": 100}[each] for each in called[start[0] : end[0]]))
 
     monkeypatch.setattr(transformer, "clock_for", lambda _: Counting())
     assert transformer.time_phases(step, 2).tolist() == [[1, 10, 100, 111]] * 2

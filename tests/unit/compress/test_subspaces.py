@@ -1,74 +1,48 @@
-"""Gradients within few directions: near in few steps, equal on all ranks, and nothing lost."""
+"""Compressors with collectives of their own: directions are found and refined, heavy elements found in sketches.
+
+That ranks agree and nothing is lost is judged in `test_mean.py`, as for every compressor.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from compressors import OWN, compressor, on_threads, same_bits
+from compressors import OWN, compressor, on_threads
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dynbench.compress import GradiVeq, PowerSgd
+from dynbench.compress import GradiVeq, PowerSgd, Sketch
 from dynbench.compress.compressing import Compressing
 from dynbench.compress.powersgd import orthogonalise
+from dynbench.compress.sketch import CountSketch, _median
 from dynbench.wire.segment import lay_out
 
 SHAPES = {"weight": (30, 20), "kernel": (8, 3, 5), "bias": (20,), "row": (1, 50), "thin": (40, 2)}
 SEGMENTS = lay_out(SHAPES.items())
 SIZE = SEGMENTS[-1].offset + SEGMENTS[-1].numel
-COMPRESSED = {"powersgd": {"weight", "kernel"}, OWN[1]: {*SHAPES}}
-"""By form, what is not sent whole."""
+CPU = torch.device("cpu")
 
 
 def gradient(rank: int, step: int) -> Tensor:
     return torch.randn(SIZE, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
-def averaged(made: Compressing, channel: Any, flat: Tensor, shards: bool = False) -> Tensor:
-    flat = flat.clone()
-    if not shards:
-        made.mean(channel, flat, SEGMENTS)
-        return flat
-    flat = torch.nn.functional.pad(flat, (0, -SIZE % channel.world_size))
-    shard = torch.empty(len(flat) // channel.world_size)
-    made.mean_shard(channel, flat, SEGMENTS, shard)
-    found = torch.zeros_like(flat)
-    found.view(channel.world_size, -1)[channel.rank] = shard
-    return found[:SIZE]
+def alone(made: Compressing, flat: Tensor) -> Tensor:
+    """The mean over a single rank, shape [n]."""
+    (found,) = on_threads(1, lambda channel: made.mean(channel, mean := flat.clone(), SEGMENTS) or mean)
+    return found
 
 
-@pytest.mark.parametrize("shards", [False, True])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("form", COMPRESSED)
-def test_nothing_is_lost_and_all_ranks_get_the_same(form: str, ranks: int, shards: bool) -> None:
-    judge(lambda: compressor(form), form, ranks, shards)
-
-
-def judge(make: Callable[[], Compressing], form: str, ranks: int, shards: bool) -> None:
-    """That nothing is lost, and that all ranks have the same."""
-    steps = 6
-
-    def work(channel: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
-        made = make()
-        return [averaged(made, channel, gradient(channel.rank, s), shards) for s in range(steps)], made.state_dict()
-
-    results = on_threads(ranks, work)
-    sent = sum(sum(means) for means, _ in (results if shards else results[:1])) * ranks
-    given = sum(gradient(rank, step) for rank in range(ranks) for step in range(steps))
-    for segment in SEGMENTS:
-        left = sum(state.get(f"residual.{segment.name}", torch.zeros(segment.numel)) for _, state in results)
-        found = segment.of(sent).reshape(-1) + left
-        torch.testing.assert_close(found, segment.of(given).reshape(-1), rtol=1e-4, atol=1e-4)
-    if not shards:
-        for step in range(steps):
-            assert same_bits([means[step] for means, _ in results])
-    assert {key for key in results[0][1] if key.startswith("residual")} == {
-        f"residual.{name}" for name in COMPRESSED[form]
-    }
+@pytest.mark.parametrize(
+    ("form", "names"), [("powersgd", {"weight", "kernel"}), (OWN[1], {*SHAPES}), ("sketch ratio=0.1", {*SHAPES})]
+)
+def test_what_is_not_sent_whole(form: str, names: set[str]) -> None:
+    made = compressor(form)
+    alone(made, gradient(0, 0))
+    assert {key for key in made.state_dict() if key.startswith("residual")} == {f"residual.{name}" for name in names}
 
 
 def test_matrices_of_low_rank_come_back() -> None:
@@ -79,7 +53,7 @@ def test_matrices_of_low_rank_come_back() -> None:
     )
     weight.copy_(torch.randn(30, 2) @ torch.randn(2, 20))
     kernel.copy_(torch.randn(8, 1) @ torch.randn(1, 15))  # of a lower rank than there are columns
-    (found,) = on_threads(1, lambda channel: averaged(made, channel, flat))
+    found = alone(made, flat)
     torch.testing.assert_close(found, flat, rtol=1e-4, atol=1e-4)
 
 
@@ -91,20 +65,10 @@ def test_the_last_result_makes_the_next_better() -> None:
     best = float(torch.linalg.svdvals(weight)[2:].norm())
     errors = []
     for _ in range(60):
-        (found,) = on_threads(1, lambda channel: averaged(made, channel, flat))
+        found = alone(made, flat)
         errors.append(float((SEGMENTS[0].of(found) - weight).norm()))
     assert errors[0] > 1.05 * best
     assert errors[-1] == pytest.approx(best, rel=1e-2)
-
-
-@pytest.mark.parametrize("form", COMPRESSED)
-@pytest.mark.parametrize("bad", [torch.zeros(SIZE), torch.full((SIZE,), torch.nan), torch.full((SIZE,), torch.inf)])
-def test_a_gradient_of_nothing_or_of_no_numbers_is_survived(form: str, bad: Tensor) -> None:
-    made = compressor(form)
-    (first,) = on_threads(1, lambda channel: averaged(made, channel, bad))
-    assert torch.equal(first, bad) if not bad.any() else not SEGMENTS[0].of(first).isfinite().all()
-    (second,) = on_threads(1, lambda channel: averaged(made, channel, gradient(0, 1)))
-    assert second.isfinite().all() and SEGMENTS[0].of(second).any()
 
 
 @given(n=st.integers(1, 40), r=st.integers(1, 6), twice=st.booleans(), seed=st.integers(0, 99))
@@ -115,9 +79,9 @@ def test_columns_become_orthonormal_or_nothing(n: int, r: int, twice: bool, seed
     before = matrix.clone()
     orthogonalise(matrix)
     found = matrix.T @ matrix
-    kept = matrix.any(0)
-    torch.testing.assert_close(found, torch.diag(kept.float()), rtol=1e-4, atol=1e-4)
-    assert not (twice and r > 1 and bool(kept[1]))
+    left = matrix.any(0)
+    torch.testing.assert_close(found, torch.diag(left.float()), rtol=1e-4, atol=1e-4)
+    assert not (twice and r > 1 and bool(left[1]))
     torch.testing.assert_close(matrix @ (matrix.T @ before), before, rtol=1e-3, atol=1e-3)
 
 
@@ -149,23 +113,10 @@ def test_no_directions_hold_more_of_the_slices() -> None:
     """Of the ranks' slices together, as far as one basis for both goes."""
     made = GradiVeq(8, 3, min_elements=0, error_feedback=False)
     flat = gradient(0, 0)
-    (found,) = on_threads(1, lambda channel: averaged(made, channel, flat))
+    found = alone(made, flat)
     slices = SEGMENTS[0].of(flat).view(-1, 8)
     best = float(torch.linalg.svdvals(slices)[3:].norm())
     assert float((SEGMENTS[0].of(found) - SEGMENTS[0].of(flat)).norm()) == pytest.approx(best, rel=1e-4)
-
-
-class KeepsItsOwn(GradiVeq):
-    """Fault: every rank has directions of its own."""
-
-    def _refresh(self, channel: Any, due: Any) -> None:
-        for each in due:
-            self._basis[each.part.name] = self._principal(each.slices.T @ each.slices, True)
-
-
-def test_ranks_with_directions_of_their_own_are_caught() -> None:
-    with pytest.raises(AssertionError):
-        judge(lambda: KeepsItsOwn(8, 3, min_elements=0), OWN[1], 2, shards=False)
 
 
 def test_directions_are_searched_as_often_as_said_and_counted() -> None:
@@ -173,9 +124,48 @@ def test_directions_are_searched_as_often_as_said_and_counted() -> None:
         made = GradiVeq(8, 3, refresh_every=3, start_step=1, min_elements=0)
         found = []
         for step in range(5):
-            averaged(made, channel, gradient(channel.rank, step))
+            made.mean(channel, gradient(channel.rank, step), SEGMENTS)
             found.append((made.row()["extra_collectives"], len(channel.calls)))
             channel.calls.clear()
         return found
 
     assert on_threads(2, work)[0] == [(0, 1), (2, 3), (0, 1), (0, 1), (2, 3)]
+
+
+def test_sketches_add_up_and_the_heavy_elements_are_found() -> None:
+    random = torch.Generator().manual_seed(1)
+    first, second = (0.01 * torch.randn(5000, generator=random) for _ in range(2))
+    heavy = torch.randperm(5000, generator=random)[:20]
+    first[heavy[:10]] += 5
+    second[heavy[10:]] -= 5
+    hashes = CountSketch(5000, 5, 500, 3, CPU)
+    torch.testing.assert_close(hashes.write(first) + hashes.write(second), hashes.write(first + second))
+    near = hashes.read(hashes.write(first) + hashes.write(second))
+    assert set(near.abs().topk(20).indices.tolist()) == set(heavy.tolist())
+    assert float((near[heavy] - (first + second)[heavy]).abs().max()) < 0.5
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 6])
+def test_the_median_is_torch_s(rows: int) -> None:
+    values = torch.randn(rows, 50, generator=torch.Generator().manual_seed(rows))
+    assert torch.equal(_median([*values]), values.median(0).values)
+
+
+def test_hashes_are_spread_and_differ_from_row_to_row() -> None:
+    """Ten buckets get a tenth each, signs are even, and no two rows put the elements alike."""
+    ones = torch.ones(20_000)
+    hashes = CountSketch(len(ones), 3, 10, 1, CPU)
+    for row, signs, buckets in hashes._rows(torch.zeros(3, 10), 0, len(ones)):
+        assert float((torch.bincount(buckets, minlength=10) - 2000).abs().max()) < 250
+        assert set(signs.unique().tolist()) == {-1.0, 1.0} and abs(float(signs.sum())) < 900
+        assert len(row) == 10
+    first, second, third = (buckets for _, _, buckets in hashes._rows(torch.zeros(3, 10), 0, len(ones)))
+    for a, b in ((first, second), (second, third), (first, third)):
+        assert abs(float((a == b).float().mean()) - 0.1) < 0.03
+
+
+def test_what_is_found_is_exact() -> None:
+    made = Sketch(0.05, rows=5, columns=0.2, min_elements=0, error_feedback=False)
+    flat = torch.zeros(SIZE)
+    flat[[3, 77, 603, 800]] = torch.tensor([2.0, -3.0, 4.0, -0.5])
+    assert torch.equal(alone(made, flat), flat)

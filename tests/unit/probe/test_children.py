@@ -100,7 +100,7 @@ def test_a_signal_while_a_process_is_started_leaves_none_behind(
 
 def test_the_code_of_the_strategy_is_read_before_memory_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    for name in ("build_workload", "silent_group", "TrialStep"):
+    for name in ("build_workload", "null_group", "TrialStep"):
         monkeypatch.setattr(child, name, lambda *_: SimpleNamespace(gradient_numel=1))
     monkeypatch.setattr(child.dist, "init_process_group", lambda *_, **__: None)
     monkeypatch.setattr(child.torch, "set_num_threads", lambda _: None)

@@ -192,12 +192,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
 class Step:
     """Steps of the model, and what a timer says of each."""
 
-    def __init__(self, device: Device, ms: float, *, told: bool = True, reshard: bool = True) -> None:
+    def __init__(self, device: Device, ms: float, *, timed: bool = True, reshard: bool = True) -> None:
         assert dist.group.WORLD is not None
         self.device, self.wire = device, SlowWire(device, ms, dist.group.WORLD)
         self.timer = StepTimer(CPU)
         self.timer.clock = Clock(device)
-        waiting = self.timer.waiting if told else nullcontext
+        waiting = self.timer.waiting if timed else nullcontext
         self.module = FullyShardedDDP(
             Model(device), device=CPU, wire=self.wire, on_ready=self.timer.note_ready, waiting=waiting, reshard=reshard
         )
@@ -251,6 +251,6 @@ def test_phases_are_what_computes_and_all_else_is_sync(
 
 def test_what_is_not_told_counts_as_compute(device: Device) -> None:
     """Ten milliseconds for each gather and four for the block that hides it: six of each are in forward."""
-    phases = Step(device, 10.0, told=False).run()
+    phases = Step(device, 10.0, timed=False).run()
     assert phases["forward"] > BLOCKS * FORWARD_MS + 2 * 6
     assert phases["backward"] > BLOCKS * BACKWARD_MS

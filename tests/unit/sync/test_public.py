@@ -6,12 +6,9 @@ import gc
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from dynbench import sync
@@ -19,16 +16,9 @@ from dynbench.errors import UsageError
 from dynbench.sync import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
 from dynbench.sync.synchronised import SynchronisedModule
 
+pytestmark = pytest.mark.usefixtures("alone")
 PUBLIC = (NaiveDDP, FlatDDP, OverlapDDP, BucketedDDP)
 KIB = 2**-10
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """A process group of one rank."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def layers(*sizes: int) -> nn.Module:
@@ -40,7 +30,6 @@ def layers(*sizes: int) -> nn.Module:
     return module
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("size_kib", "buckets"),
     [
@@ -58,14 +47,12 @@ def test_buckets_go_backwards_and_never_above_the_limit_but_for_one_larger_param
     assert made.buckets == buckets
 
 
-@pytest.mark.usefixtures("alone")
 def test_types_do_not_share_a_bucket() -> None:
     module = layers(4, 4, 4)
     module.p1 = nn.Parameter(torch.ones(4, dtype=torch.float64))
     assert BucketedDDP(module, None).buckets == [["p2"], ["p1"], ["p0"]]
 
 
-@pytest.mark.usefixtures("alone")
 def test_gradients_are_views_into_buckets_also_after_they_were_cleared() -> None:
     made = BucketedDDP(layers(4, 4), None)
     for _ in range(2):
@@ -76,14 +63,6 @@ def test_gradients_are_views_into_buckets_also_after_they_were_cleared() -> None
         made.zero_grad(set_to_none=True)
 
 
-@pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("size", [0, -1.0])
-def test_a_bucket_holds_more_than_nothing(size: float) -> None:
-    with pytest.raises(UsageError, match=f"bucket_size_mb: {size} MiB, expected a number above 0"):
-        BucketedDDP(layers(4), size)
-
-
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("make", [OverlapDDP, BucketedDDP])
 def test_a_second_backward_pass_before_the_gradients_met_is_an_error(make: type[SynchronisedModule]) -> None:
     made = make(layers(4, 4))
@@ -92,7 +71,6 @@ def test_a_second_backward_pass_before_the_gradients_met_is_an_error(make: type[
         made().backward()
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("make", PUBLIC)
 def test_gradients_add_up_without_being_sent(make: type[SynchronisedModule]) -> None:
     made = make(layers(4))
@@ -109,7 +87,6 @@ def test_gradients_add_up_without_being_sent(make: type[SynchronisedModule]) -> 
     assert made.module.p0.grad.tolist() == [3.0] * 4
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("make", PUBLIC)
 def test_the_module_s_own_forward_state_and_names(make: type[SynchronisedModule]) -> None:
     given = nn.Linear(2, 3)
@@ -119,7 +96,6 @@ def test_the_module_s_own_forward_state_and_names(make: type[SynchronisedModule]
     assert [name for name, _ in made.named_parameters()] == ["module.weight", "module.bias"]
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("make", PUBLIC)
 def test_what_cannot_be_averaged_is_refused(make: type[SynchronisedModule]) -> None:
     frozen = layers(4, 4)
@@ -132,14 +108,11 @@ def test_what_cannot_be_averaged_is_refused(make: type[SynchronisedModule]) -> N
     with pytest.raises(UsageError, match=r"a gradient of layout .* cannot be averaged"):
         sparse(torch.tensor([1])).sum().backward()
         sparse.finish_gradient_synchronization()
+    for size in (0, -1.0):
+        with pytest.raises(UsageError, match=f"bucket_size_mb: {size} MiB, expected a number above 0"):
+            BucketedDDP(layers(4), size)
 
 
-def test_without_a_process_group_there_is_a_next_step() -> None:
-    with pytest.raises(UsageError, match=r"init_process_group"):
-        NaiveDDP(nn.Linear(2, 2))
-
-
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("make", [OverlapDDP, BucketedDDP])
 def test_closing_lets_go_of_the_module(make: type[SynchronisedModule]) -> None:
     given = layers(4)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
 from dynbench.config.layers import load_config
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.plugins import STRATEGIES
-from dynbench.sync import in_order
+from dynbench.sync import parameter_server
 from dynbench.sync.base import Strategy
 from dynbench.wire.base import NullWire
 
@@ -32,6 +29,9 @@ class Clock:
 
     def mark(self) -> float:
         return self.now
+
+    def happened(self, mark: float) -> bool:
+        return True
 
     def elapsed_ms(self, start: float, end: float) -> float:
         return end - start
@@ -57,14 +57,11 @@ class Wire(NullWire):
         return super().receive(tensor.fill_(1.0), source)
 
 
-@pytest.fixture(autouse=True)
-def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    """In a process group of one rank."""
+@pytest.fixture
+def clock(alone: None, monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(in_order, "clock_for", lambda device: found)
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
-    yield found
-    dist.destroy_process_group()
+    monkeypatch.setattr(parameter_server, "clock_for", lambda device: found)
+    return found
 
 
 def row_of_a_step(name: str, rank: int, clock: Clock, *, buffers: bool = False) -> dict[str, object]:

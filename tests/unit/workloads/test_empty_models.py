@@ -12,7 +12,7 @@ from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
 from dynbench.config.layers import load_config
-from dynbench.sync.shared_model import fillable
+from dynbench.sync.synchronised import fillable
 from dynbench.workloads.causal_lm import language_model
 from dynbench.workloads.image_classification import image_model
 from dynbench.workloads.models import LANGUAGE_MODEL, ModelSource, make_model
