@@ -12,11 +12,10 @@ from pydantic_core import ErrorDetails
 
 from dynbench.config.digest import dump_yaml, recorded
 from dynbench.config.launches import Launches, counted, with_flags, written
-from dynbench.config.layers import Layers, load_mapping
+from dynbench.config.layers import Setting, Settings, load_mapping
 from dynbench.config.schema import Config
 from dynbench.config.typed_text import overlap
 from dynbench.config.yaml_strict import Document, Value
-from dynbench.config.yaml_strict import Mapping as YamlMapping
 from dynbench.errors import ConfigError, UsageError, did_you_mean
 from dynbench.plugins.code import recipes_dir
 from dynbench.plugins.registry import Section
@@ -175,26 +174,23 @@ def _load_cell(
     paths: bool,
 ) -> Recipe:
     problems = list(_rules(text, document))
-    asked, wrong = with_flags(text.launches, launches, document)
+    counts, wrong = with_flags(text.launches, launches, document)
     problems += wrong
     arms: dict[str, Config] = {}
-    laid_over: set[str] = set()
+    added = dict(text.cells[cell]) if text.cells else {}
     for index, arm in enumerate(text.arms):
-        layers = Layers(_arm_document(document, text, cell, index))
-        layers.lay(overrides, flags)
-        laid_over |= layers.given_by.keys()
+        settings = Settings.of(document, "settings")
+        for where, values in ((f"cells.{cell}", added), (f"arms.{index}.set", arm.set)):
+            settings.lay({k: Setting(cast(Value, v), f"{document.where(f'{where}.{k}')}: ") for k, v in values.items()})
+        given = settings.lay_command_line(overrides, flags)
         try:
-            arms[arm.name] = layers.config(rules=not document.problems, paths=paths)
+            arms[arm.name] = settings.config(rules=not document.problems, paths=paths)
         except ConfigError as error:
             problems += [problem for problem in error.problems if problem not in problems]
     if problems:
         raise ConfigError(problems)
-    added = {
-        key: value
-        for key, value in (text.cells[cell] if text.cells else {}).items()
-        if not any(overlap(key, given) for given in laid_over)
-    }
-    return Recipe(name, text.description, arms, text.baseline or text.arms[0].name, asked, added, text.question)
+    added = {key: value for key, value in added.items() if not any(overlap(key, other) for other in given)}
+    return Recipe(name, text.description, arms, text.baseline or text.arms[0].name, counts, added, text.question)
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -258,20 +254,6 @@ def _rules(text: RecipeText, document: Document) -> Iterator[str]:
     if text.baseline is not None and text.baseline not in names:
         known = f"{did_you_mean(text.baseline, names)} Arms: {', '.join(names)}".lstrip()
         yield f"{document.where('baseline')}: baseline: '{text.baseline}' is not an arm. {known}"
-
-
-def _arm_document(document: Document, text: RecipeText, cell: int, arm: int) -> Document:
-    """Shared settings with one cell's and one arm's laid over, as a configuration document that keeps their lines."""
-    prefix = "settings."
-    lines = {key.removeprefix(prefix): line for key, line in document.positions.items() if key.startswith(prefix)}
-    layers = Layers(Document(document.source, cast(YamlMapping, text.settings)))
-    added = [(f"cells.{cell}", text.cells[cell])] if text.cells else []
-    for where, values in (*added, (f"arms.{arm}.set", text.arms[arm].set)):
-        layers.give_way(values)
-        for key, value in values.items():
-            layers.typed(key, cast(Value, value))
-            lines[key] = document.positions[f"{where}.{key}"]
-    return Document(document.source, layers.values, lines)
 
 
 def _differences(shared: Mapping[str, object], arm: Mapping[str, object]) -> Iterator[tuple[str, object]]:

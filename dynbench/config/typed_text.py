@@ -187,7 +187,7 @@ def full_key(key: str, short: Mapping[str, str]) -> str:
     """The dotted key that a name means: itself, or by the short name that it begins with; an unknown one as it is."""
     head, dot, below = key.partition(".")
     spelled = head.replace("-", "_")
-    if spelled in short and (not dot or describe.section_of(head) is None):
+    if spelled in short and (not dot or not describe.section_keys(head)):
         return f"{short[spelled]}{dot}{below}"
     return key
 

@@ -6,8 +6,8 @@ from collections.abc import MutableMapping
 from functools import lru_cache
 
 from dynbench.config import schema
-from dynbench.config.held import residuals_held
 from dynbench.config.image_rules import known_entry
+from dynbench.config.ranks import residual_copies
 from dynbench.config.schema import Config
 from dynbench.engine.plan_check import known_workload, warnings_left_to_the_ranks
 from dynbench.errors import ConfigError, UsageError
@@ -56,7 +56,7 @@ def decide_error_feedback(config: Config, decisions: MutableMapping[str, dict[st
         return {}
     if options_of(config.compress, FeedbackOptions).error_feedback != "auto":
         return {}
-    kept = bool(residuals_held(config))
+    kept = bool(residual_copies(config))
     decisions[ERROR_FEEDBACK_KEY] = {
         "value": kept,
         "reason": f"{entry.name} leaves out {'much' if kept else 'little'} of a gradient",

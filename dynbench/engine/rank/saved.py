@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from dynbench.config.layers import Layers, load_config
+from dynbench.config.layers import Setting, command_line, load_config
 from dynbench.config.paths import BPE_VOCABULARY, VOCABULARY, means_path
 from dynbench.config.schema import Config, Workload
-from dynbench.config.yaml_strict import Document
 from dynbench.engine.rank.evaluation import BEST, MODEL_FOLDER, Evaluator
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.errors import DataError, RecordError, UsageError
@@ -61,9 +60,7 @@ class Saved:
             UsageError: a run of code of its own that was not made here, and whose code is not named either.
         """
         known: dict[str, object] = {"workload.name": _workload_of(self.folder)}
-        layers = Layers(Document(""))
-        layers.lay(overrides, flags or {})
-        named = {*layers.given_by}
+        named, _ = command_line(overrides, flags or {})
         trained = None if self.base is None else load_config(self.base, trains=False).workload
         if self.base is not None and trained is not None:
             known_code = "workload.name" in named or is_remembered(self.base.parent.name, trained)
@@ -80,7 +77,7 @@ class Saved:
         machine = {"launch.device": device, "train.precision": "fp32"}
         padding = {"workload.layout": "padded", "workload.use_cache": False, "workload.pad_to_multiple_of": 1}
         asked = {key: value for key, value in (flags or {}).items() if value is not None}
-        other_data = _other_data(layers, Workload() if trained is None else trained)
+        other_data = _other_data(named, Workload() if trained is None else trained)
         laid = {key: value for key, value in {**known, **other_data}.items() if key not in named}
         settings = {**laid, **machine, **padding, **least, **read_back, **asked}
         nothing = [f"{key}=null" for key, value in settings.items() if value is None]  # which a flag cannot say
@@ -102,20 +99,20 @@ def _tokenizer_of(workload: Workload) -> str | None:
     return name
 
 
-def _other_data(layers: Layers, trained: Workload) -> dict[str, object]:
+def _other_data(named: Mapping[str, Setting], trained: Workload) -> dict[str, object]:
     """What goes with data that are named: a data set that reads them, and that all of them are evaluated.
 
     Args:
-        layers: what was asked for.
+        named: what the command line sets.
         trained: the run's settings, or the defaults.
     """
-    section = layers.values.get("workload")
-    asked = section if isinstance(section, dict) else {}
-    path = asked.get("data_path")
+    path, eval_path, dataset = (
+        named.get(f"workload.{key}", Setting(None)).value for key in ("data_path", "eval_path", "dataset")
+    )
     whole: dict[str, object] = {"train.eval_samples": ALL}
     if path is None:
-        return {} if asked.get("eval_path") is None else whole
-    dataset = str(asked.get("dataset") or DATASET_OF.get(Path(str(path)).suffix, trained.dataset))
+        return {} if eval_path is None else whole
+    dataset = str(dataset or DATASET_OF.get(Path(str(path)).suffix, trained.dataset))
     of_one_file = dataset in DATASETS and DATASETS[dataset].reads("eval_path")
     return {"workload.dataset": dataset, "workload.eval_path": path if of_one_file else None, **whole}
 
