@@ -77,7 +77,7 @@ class Settings(dict[str, Setting]):
         settings.problems.extend(document.problems)
         values = document.mapping.get(section) or {} if section else document.mapping
         prefix = f"{section}." if section else ""
-        settings.put_mapping(cast(YamlMapping, values), lambda key: f"{document.where(prefix + key)}: ")
+        settings.put_mapping(cast(YamlMapping, values), lambda key: document.opening(prefix + key))
         return settings
 
     def put_mapping(self, values: YamlMapping, where: Callable[[str], str], section: str = "") -> None:

@@ -32,7 +32,7 @@ from dynbench.units import parse_bytes
 
 DEFAULT_VIRTUAL_RANKS = 4
 MOST_MISSED = 0.05
-"""Of the meetings that measured steps have their share of."""
+"""Part by which the averagings within the measured steps may miss their share."""
 
 
 def check_rules(config: Config, world_size: int | None, *, trains: bool = True) -> list[str]:
@@ -43,8 +43,11 @@ def check_rules(config: Config, world_size: int | None, *, trains: bool = True) 
         world_size: ranks; None leaves out the rules that need them.
         trains: ranks are to train with it; False leaves out the rules on their batches.
     """
-    rules = [rule for rule in RULES if trains or rule is not _subset_holds_a_batch]
-    problems = [problem for rule in rules for problem, holds in rule(config).items() if holds]
+    problems = [problem for rule in RULES for problem, holds in rule(config).items() if holds]
+    subset, batch = config.workload.subset, config.train.global_batch
+    if trains and subset is not None and subset < batch and not batch_is_open(config.train):
+        fewer = f"{subset} samples are fewer than train.global_batch {batch}; least that works: {batch}"
+        problems.append(f"workload.subset: {fewer}")
     if trains and world_size is not None:
         played = config.launch.launcher == "virtual"  # which no strategy with servers is, as said above
         ranks = Ranks(world_size) if played else ranks_of(config, world_size)
@@ -72,33 +75,28 @@ def rule_warnings(config: Config, world_size: int, uses: Sequence[Use] | None = 
         uses: what the settings were given for, to name those that nothing reads; None is training with `config`, and
             empty leaves them out.
     """
-    if uses is None:
-        uses = (Use(config, config, world_size),)
-    warnings = []
+    uses = (Use(config, config, world_size),) if uses is None else uses
     batch, ranks = config.train.global_batch, ranks_of(config, world_size)
-    if config.schedule.policy_name == "prefix":
-        buffer = buffer_size(config, ranks.workers)
-        held, every_count = ranks.workers * buffer, buffer > batch - ranks.workers
-        if batch <= held < 2 * batch and not every_count:
-            warnings.append(
-                f"schedule.buffer: {ranks} hold {held} samples for a global batch of {batch}, which leaves "
-                f"little to choose; the limit is {2 * batch}, set it to {-(-2 * batch // ranks.workers)} or more"
-            )
-    if config.schedule.policy_name == "window" and config.schedule.window_size == 1:
-        warnings.append(
-            "schedule.window: 1 global batch at a time is what partition plans; set 2 or more, 8 is usual (--window 8)"
-        )
+    policy, buffer = config.schedule.policy_name, buffer_size(config, ranks.workers)
+    samples = ranks.workers * buffer
+    little = policy == "prefix" and batch <= samples < 2 * batch and buffer <= batch - ranks.workers
+    warnings = {
+        f"schedule.buffer: {ranks} hold {samples} samples for a global batch of {batch}, which leaves little to "
+        f"choose; the limit is {2 * batch}, set it to {-(-2 * batch // ranks.workers)} or more": little,
+        "schedule.window: 1 global batch at a time is what partition plans; set 2 or more, 8 is usual "
+        "(--window 8)": policy == "window" and config.schedule.window_size == 1,
+    }
     return [
-        *warnings,
+        *(warning for warning, holds in warnings.items() if holds),
         *split_window_warnings(config),
-        *_meetings_missed(config),
+        *_few_or_many_averagings(config),
         *image_warnings(config),
         *unread("train", uses),
     ]
 
 
-def _meetings_missed(config: Config) -> Iterator[str]:
-    """Of ranks that step apart, measured steps that hold clearly more or fewer meetings than their share."""
+def _few_or_many_averagings(config: Config) -> Iterator[str]:
+    """Of ranks that step apart, measured steps that have clearly more or fewer averagings than their share."""
     strategy, train = STRATEGIES.get(config.sync.name), config.train
     if strategy is None or not strategy.reads("inner_steps"):
         return
@@ -160,14 +158,6 @@ def _the_model_is_of_the_workloads_kind(config: Config) -> Problems:
     }
 
 
-def _subset_holds_a_batch(config: Config) -> Problems:
-    subset, batch = config.workload.subset, config.train.global_batch
-    fewer = subset is not None and subset < batch and not batch_is_open(config.train)
-    return {
-        f"workload.subset: {subset} samples are fewer than train.global_batch {batch}; least that works: {batch}": fewer
-    }
-
-
 def _the_policy_makes_sense(config: Config) -> Problems:
     schedule, layout, name = config.schedule, config.workload.layout, config.schedule.policy_name
     layouts = POLICIES[name].layouts
@@ -178,17 +168,15 @@ def _the_policy_makes_sense(config: Config) -> Problems:
         f"workload.layout: {layout!r} makes no sense under policy {name!r}; "
         f"set schedule.policy to {' or '.join(known)}, or the layout to {layouts[0]}": layout not in layouts,
         f"schedule.exchange: 'gather' is for policy prefix, not {name!r}; "
-        "set it to replicated, or schedule.policy to prefix": _exchange(config) == "gather" and name != "prefix",
+        "set it to replicated, or schedule.policy to prefix": options_of(config.schedule, PrefixOptions).exchange
+        == "gather"
+        and name != "prefix",
     }
 
 
-def _exchange(config: Config) -> str:
-    return options_of(config.schedule, PrefixOptions).exchange
-
-
 def _virtual_ranks_send_nothing(config: Config) -> Problems:
-    asked = {
-        "schedule.exchange": (_exchange(config), ["replicated"]),
+    played_by = {
+        "schedule.exchange": (options_of(config.schedule, PrefixOptions).exchange, ["replicated"]),
         "sync.communicate": (str(config.sync.communicate).lower(), ["true"]),
         "sync.name": (config.sync.name, [name for name, entry in STRATEGIES.items() if entry.virtual]),
         "compress.name": (config.compress.name, [name for name, entry in COMPRESSORS.items() if not entry.compresses]),
@@ -199,7 +187,7 @@ def _virtual_ranks_send_nothing(config: Config) -> Problems:
     return {
         f"{key}: {value!r} needs real ranks, virtual ones send nothing to each other; set it to {' or '.join(played)}, "
         f"or {other}": config.launch.launcher == "virtual" and value not in played
-        for key, (value, played) in asked.items()
+        for key, (value, played) in played_by.items()
     }
 
 
@@ -234,23 +222,19 @@ def _what_is_sent_can_be_compressed(config: Config) -> Problems:
     }
 
 
-def _a_meeting_ends_before_the_next(config: Config) -> Problems:
-    options = options_of(config.sync, DilocoOptions)
-    every, later = options.inner_steps, options.overlap_steps
+def _options_go_together(config: Config) -> Problems:
+    diloco, compressor = options_of(config.sync, DilocoOptions), COMPRESSORS.get(config.compress.name)
+    every, later = diloco.inner_steps, diloco.overlap_steps
+    compress = options_of(config.compress, ContractiveOptions)
+    # In pipelines the form follows.
+    single = compressor is not None and compressor.reads("contractive") and "+" not in compressor.name
     return {
         f"sync.overlap_steps: a part would meet anew after {every} steps (sync.inner_steps), before {later} have "
         f"brought the mean of the last time; greatest that works: {every - 1}": 0 < later >= every,
-    }
-
-
-def _feedback_needs_a_contractive_form(config: Config) -> Problems:
-    compress, entry = config.compress, COMPRESSORS.get(config.compress.name)
-    if entry is None or not entry.reads("contractive") or "+" in entry.name:  # in pipelines the form follows
-        return {}
-    options = options_of(compress, ContractiveOptions)
-    return {
-        f"compress.error_feedback: true diverges with the unbiased form of {compress.name}; set compress.contractive "
-        "to true, or compress.error_feedback to auto": options.error_feedback is True and not options.contractive,
+        f"compress.error_feedback: true diverges with the unbiased form of {config.compress.name}; set "
+        "compress.contractive to true, or compress.error_feedback to auto": single
+        and compress.error_feedback is True
+        and not compress.contractive,
     }
 
 
@@ -258,7 +242,7 @@ def _costs_tell_plans_apart(config: Config) -> Problems:
     schedule, given = config.schedule, config.schedule.cost_coefficients
     return {
         "schedule.speeds: 'auto' re-plans on every rank; set schedule.exchange to replicated, or give the "
-        "speeds": schedule.speeds == "auto" and _exchange(config) == "gather",
+        "speeds": schedule.speeds == "auto" and options_of(config.schedule, PrefixOptions).exchange == "gather",
         "schedule.cost_type: 'measured' has no coefficients; set schedule.cost_coefficients, or probe.run to a probe "
         "run or auto": schedule.cost_type == "measured" and given is None and config.probe.run in (None, "off"),
         f"schedule.cost_coefficients: {list(given or ())} costs the same for any samples, so that no plan is better; "
@@ -284,12 +268,10 @@ def _nodes_agree(config: Config) -> Problems:
 
 
 def _memory_limit_is_a_size(config: Config) -> Problems:
-    limit = config.probe.memory_limit
-    if limit is not None:
-        try:
-            parse_bytes(limit)
-        except ValueError as error:
-            return {f"probe.memory_limit: {error}": True}
+    try:
+        parse_bytes("1B" if config.probe.memory_limit is None else config.probe.memory_limit)
+    except ValueError as error:
+        return {f"probe.memory_limit: {error}": True}
     return {}
 
 
@@ -299,13 +281,11 @@ RULES: tuple[Callable[[Config], Problems], ...] = (
     _the_workload_has_the_size,
     _the_workload_makes_the_layout,
     _the_model_is_of_the_workloads_kind,
-    _subset_holds_a_batch,
     _the_policy_makes_sense,
     _virtual_ranks_send_nothing,
     _an_emulated_link_carries_all,
     _what_is_sent_can_be_compressed,
-    _a_meeting_ends_before_the_next,
-    _feedback_needs_a_contractive_form,
+    _options_go_together,
     _costs_tell_plans_apart,
     _nodes_agree,
     *TRAIN_RULES,
