@@ -212,23 +212,24 @@ def command_line(overrides: Sequence[str], flags: Mapping[str, object]) -> tuple
         overrides: texts of `--set`, like `train.steps=200`.
         flags: dotted key to value, typed or as typed by the user; None values count as not given.
     """
-    settings: dict[str, Setting] = {}
+    typed: list[tuple[str, object, str]] = []
     problems: list[str] = []
     for text in overrides:
         key, equals, raw = (part.strip() for part in text.partition("="))
-        if not equals or not key:
+        if equals and key:
+            typed.append((key, raw, "--set "))
+        else:
             problems.append(f"--set {text}: write it as key=value, like --set train.steps=200")
-            continue
+    settings: dict[str, Setting] = {}
+    for key, given, source in [*typed, *((key, value, "") for key, value in flags.items() if value is not None)]:
         try:
-            settings[key] = Setting(read_text(key, raw, f"--set {key}"), "--set ")
+            value = read_text(key, given, source + key) if isinstance(given, str) else cast(Value, given)
         except ConfigError as error:
             problems.extend(error.problems)
-    for key, value in flags.items():
-        if value is not None:
-            try:
-                settings[key] = Setting(read_text(key, value, key) if isinstance(value, str) else cast(Value, value))
-            except ConfigError as error:
-                problems.extend(error.problems)
+            continue
+        is_section = isinstance(value, dict) and section_keys(key)
+        fields = {f"{key}.{name}": inner for name, inner in value.items()} if is_section else {key: value}
+        settings |= {key: Setting(value, source) for key, value in fields.items()}
     return settings, problems
 
 

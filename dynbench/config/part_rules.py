@@ -23,10 +23,10 @@ def _data_files(config: Config) -> Problems:
         f"{kind.upper()})": dataset.of_files and files.data_path is None,
     }
     options = (*FileOptions.model_fields, *SecondOptions.model_fields)
-    asked = {option: (getattr(workload, option), DATASETS.readers(option)) for option in options}
+    given = {option: (getattr(workload, option), DATASETS.readers(option)) for option in options}
     texts = [name for name, entry in DATASETS.items() if entry.of_files and entry.of_texts]
-    asked["tokenizer"] = (workload.tokenizer, [workload.dataset] if dataset.of_texts else texts)
-    for key, (value, readers) in asked.items():
+    given["tokenizer"] = (workload.tokenizer, [workload.dataset] if dataset.of_texts else texts)
+    for key, (value, readers) in given.items():
         fitting = [name for name in readers if _fits(workload, name)]
         last = " or ".join(fitting[-2:])
         others = f"set workload.dataset to {', '.join([*fitting[:-2], last])}, or " if fitting else ""
@@ -77,10 +77,11 @@ def _training(config: Config) -> Problems:
         f"profiled; set train.warmup_steps to {profiled + 1} or more": profiled and profiled >= train.warmup_steps,
         f"train.save_model: true, but code of your own makes the model of {config.workload.name}; "
         "save it there": train.save_model and config.workload.runs_own_code,
-        f"train.save_model: true, but with {sync.silent} no model is trained; change either": train.save_model and idle,
+        f"train.save_model: true, but with {sync.disabled_by} no model is trained; change either": train.save_model
+        and idle,
         "train.exposed: true, but virtual ranks send nothing to each other; "
         "set launch.launcher to torchrun": train.exposed and virtual,
-        f"train.exposed: true, but {sync.silent} sends nothing already; change either": train.exposed and idle,
+        f"train.exposed: true, but {sync.disabled_by} sends nothing already; change either": train.exposed and idle,
         f"train.exposed: true, but under sync.name {sync.name!r} a server steps by what workers send; set it to false, "
         "or choose another strategy": train.exposed and strategy is not None and strategy.servers,
         f"train.exposed: true, but a profiler (train.profile_steps: {profiled}) is of the whole process, in which two "
@@ -120,7 +121,7 @@ def batch_problem(train: Train, workers: int) -> str | None:
 def whole_window_steps(config: Config) -> Mapping[str, int]:
     """The settings that have to be larger for no window to be split, as they should be; none where none is.
 
-    Where epochs are asked for, the last step ends one, and a window with it. Else the data may end an epoch, with which
+    With epochs, the last step ends one, and a window with it. Else the data may end an epoch, with which
     windows begin anew, but that is not known here.
     """
     if config.schedule.policy_name != "window":
@@ -163,7 +164,7 @@ def buffer_size(config: Config, workers: int) -> int:
 
 def _the_batch_is_dealt(config: Config, ranks: Ranks) -> Problems:
     batch, micro, workers = config.train.global_batch, config.schedule.micro_batches, ranks.workers
-    policy, held = config.schedule.policy_name, buffer_size(config, ranks.workers)
+    policy, buffer = config.schedule.policy_name, buffer_size(config, ranks.workers)
     if batch < workers:
         reached = f"{batch} is less than the {ranks}, each of which needs a sample; nearest that works: {workers}"
         return {f"train.global_batch: {reached}": True}
@@ -173,8 +174,8 @@ def _the_batch_is_dealt(config: Config, ranks: Ranks) -> Problems:
         f"greatest that works: {batch // workers}": batch < slots,
         f"train.global_batch: {batch} cannot be dealt equally to {ranks}, as static must; "
         f"nearest that works: {below} or {below + workers}": policy == "static" and batch % workers,
-        f"schedule.buffer: {held} samples on each of {ranks} are {workers * held}, fewer than train.global_batch "
-        f"{batch}; nearest that works: {-(-batch // workers)}": policy == "prefix" and workers * held < batch,
+        f"schedule.buffer: {buffer} samples on each of {ranks} are {workers * buffer}, fewer than train.global_batch "
+        f"{batch}; nearest that works: {-(-batch // workers)}": policy == "prefix" and workers * buffer < batch,
     }
 
 

@@ -59,9 +59,11 @@ def recipe_yaml(recipe: Mapping[str, object]) -> str:
 def _under(settings: YamlMapping, given: Mapping[str, Value]) -> YamlMapping:
     """Settings of an arm or cell with what is given for all laid over, as far as it concerns them."""
     settings = {key: value for key, value in settings.items() if key not in set(replaced_by(given))}
-    kept = {key: value for key, value in settings.items() if not any(f"{key}.".startswith(f"{one}.") for one in given)}
-    within = {one: value for one, value in given.items() if any(one.startswith(f"{key}.") for key in kept)}
-    return kept | within
+    remaining = {
+        key: value for key, value in settings.items() if not any(f"{key}.".startswith(f"{one}.") for one in given)
+    }
+    within = {one: value for one, value in given.items() if any(one.startswith(f"{key}.") for key in remaining)}
+    return remaining | within
 
 
 Values = dict[str, Value]
@@ -206,6 +208,6 @@ def _overlapping(key: str, keys: Iterable[object]) -> list[str]:
 
 
 def _objects(document: Document, key: str) -> list[YamlMapping]:
-    """The mappings of a list in the document; what is something else is told when it is resolved."""
+    """The mappings of a list in the document; anything else is refused when it is resolved."""
     found = document.mapping.get(key)
     return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []

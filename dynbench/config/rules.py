@@ -111,7 +111,7 @@ def _few_or_many_averagings(config: Config) -> Iterator[str]:
 
 
 def makes_probe(config: Config, *, on_gpus: bool) -> bool:
-    """Whether a probe comes first: asked for, or dynamic scheduling on GPUs with nothing known about their memory.
+    """Whether a probe comes first: configured, or dynamic scheduling on GPUs with nothing known about their memory.
 
     Never by itself on several nodes, where every node would make one of its own.
     """
@@ -213,7 +213,7 @@ def _what_is_sent_can_be_compressed(config: Config) -> Problems:
     able = ", ".join(other for other, entry in training.items() if entry.compresses)
     instead = "sync.name to another" if sync.communicate else "sync.communicate to true"
     return {
-        f"compress.name: {name!r} compresses what is sent, and {sync.silent} sends nothing; set it to none, or "
+        f"compress.name: {name!r} compresses what is sent, and {sync.disabled_by} sends nothing; set it to none, or "
         f"{instead}": compresses and not sync.trains,
         f"sync.communicate: false, but under sync.name {sync.name!r} a server steps by what workers send; set it to "
         f"true, or sync.name to {serverless}": strategy and strategy.servers and not sync.communicate,

@@ -203,7 +203,7 @@ def plan_of(name: str) -> tuple[str, Layout]:
 
 
 def named_plan(name: str, layout: Layout | None) -> tuple[str, Layout]:
-    """As `plan_of`, under the layout that was asked for besides, if any.
+    """As `plan_of`, under the layout that is given too, if any.
 
     Raises:
         UsageError: the name means another layout.

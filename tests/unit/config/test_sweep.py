@@ -300,7 +300,7 @@ def same(document: Document, recipes: list[Recipe], folder: Path, **laid: object
     "laid",
     [
         {},
-        {"overrides": ("train.steps=16", "schedule.cost_type=attention", "launch.slowdown.0=2")},
+        {"overrides": ("train={steps: 16}", "schedule.cost_type=attention", "launch.slowdown.0=2")},
         {"flags": {"train.global_batch": "96", "launch.slowdown": "1:2", "probe.run": "off"}},
     ],
     ids=["alone", "set", "flags"],
