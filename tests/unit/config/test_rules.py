@@ -5,12 +5,14 @@ import re
 import pytest
 
 from dynbench.config.digest import changed
+from dynbench.config.image_rules import image_warnings
 from dynbench.config.layers import Settings, load_config
 from dynbench.config.part_rules import whole_window_steps
 from dynbench.config.rules import check_rules, known_world_size, rule_warnings
 from dynbench.config.schema import Config
 from dynbench.config.yaml_strict import read_yaml
-from dynbench.plugins import COMPRESSORS, STRATEGIES
+from dynbench.errors import ConfigError
+from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS
 
 
 def config_of(text: str) -> Config:
@@ -24,9 +26,6 @@ UNREAD = "is not read by dataset 'embedded'; set workload.dataset to tsv, jsonl,
 @pytest.mark.parametrize(
     ("text", "world_size", "expected"),
     [
-        ("train: {global_batch: 2}", 4, "train.global_batch: 2 is less than the 4 ranks"),
-        ("train: {global_batch: 50}", 4, "train.global_batch: 50 cannot be dealt equally to 4 ranks"),
-        ("schedule: {mode: dynamic, policy: prefix, buffer: 8}", 4, "schedule.buffer: 8 samples on each of 4 ranks"),
         ("schedule: {micro_batches: 9}\ntrain: {global_batch: 32}", 4, "schedule.micro_batches: 9 on 4 ranks need 36"),
         ("schedule: {capacity: [8, 8]}", 4, "schedule.capacity: [8, 8] has 2 values for 4 ranks"),
         ("schedule: {speeds: [1.0]}", 2, "schedule.speeds: [1.0] has 1 values for 2 ranks"),
@@ -35,15 +34,11 @@ UNREAD = "is not read by dataset 'embedded'; set workload.dataset to tsv, jsonl,
         ("launch: {link_gbps: 1.0, launcher: virtual}", 2, "launch.link_gbps: 1, but virtual ranks send nothing"),
         ("launch: {link_gbps: 1.0, device: cuda}", 2, "launch.link_gbps: 1, but a link is emulated on CPUs only"),
         ("launch: {link_gbps: 1.0}\nsync: {name: zero1_torch}", 2, "launch.link_gbps: 1, but sync.name 'zero1_torch'"),
-        ("launch: {slowdown: {4: 2.0}}", 4, "launch.slowdown: there is no rank 4 among 4; greatest: 3"),
         ("workload: {dataset: tsv}", None, "workload.data_path: null"),
-        ("workload: {dataset: jsonl}", None, "workload.data_path: null"),
         ("workload: {dataset: lengths}", None, "workload.data_path: null, but dataset 'lengths' reads a file"),
         ("workload: {data_path: x.tsv}", None, f"workload.data_path: 'x.tsv' {UNREAD}, parquet, json or lengths, or"),
-        ("workload: {eval_path: x.tsv}", None, f"workload.eval_path: 'x.tsv' {UNREAD}"),
         ("workload: {tokenizer: x}", None, f"workload.tokenizer: 'x' {UNREAD}, parquet or json, or"),
         ("workload: {dataset: lengths, data_path: x, tokenizer: x}", None, "workload.tokenizer: 'x' is not read by da"),
-        ("workload: {dataset: sst2, eval_path: x.tsv}", None, "workload.eval_path: 'x.tsv' is not read by dataset 'ss"),
         ("workload: {text_column: label}", None, "workload.label_column: 'label' is the text column too"),
         ("workload: {subset: 10}", None, "workload.subset: 10 samples are fewer than train.global_batch 64"),
         ("schedule: {mode: static, policy: prefix}", None, "schedule.policy: 'prefix' needs schedule.mode dynamic"),
@@ -55,7 +50,6 @@ UNREAD = "is not read by dataset 'embedded'; set workload.dataset to tsv, jsonl,
             None,
             "schedule.exchange: 'gather' n",
         ),
-        ("sync: {communicate: false}\nlaunch: {launcher: virtual}", None, "sync.communicate: 'false' needs real ranks"),
         ("schedule: {cost_coefficients: [0.0, 0.0, 0.0]}", None, "schedule.cost_coefficients: [0.0, 0.0, 0.0] costs"),
         ("launch: {launcher: virtual, nnodes: 2, rdzv_endpoint: h:1}", None, "launch.nnodes: 2 nodes cannot share"),
         ("launch: {nnodes: 2}", None, "launch.rdzv_endpoint: null, but 2 nodes"),
@@ -190,3 +184,85 @@ def test_world_size_is_known_only_where_the_configuration_says_it() -> None:
     assert known_world_size(config_of("launch: {launcher: virtual}")) == 4
     assert known_world_size(config_of("launch: {launcher: virtual, world_size: 6}")) == 6
     assert known_world_size(config_of("launch: {launcher: torchrun, nproc: 2, nnodes: 3}")) == 6
+
+
+def problems(*given: str) -> tuple[str, ...]:
+    try:
+        load_config(None, given)
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
+NUMBERS = ("bucket_mb", "inner_steps", "fragments", "outer_rate")
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [(name, each) for name, entry in STRATEGIES.items() for each in NUMBERS if entry.reads(each)],
+)
+@pytest.mark.parametrize("value", ["0", "-1", ".nan", "many", "[1]", "null"])
+def test_sizes_and_numbers_are_above_zero(name: str, option: str, value: str) -> None:
+    (line,) = problems(f"sync.name={name}", f"sync.{option}={value}")
+    assert line.startswith(f"--set sync.{option}: ") and "\n" not in line
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if STRATEGIES[name].servers])
+def test_servers_need_a_rank_that_trains(name: str) -> None:
+    config, servers = load_config(None, [f"sync.name={name}"]), STRATEGIES[name].servers
+    for ranks in range(1, servers + 1):
+        (problem,) = check_rules(config, ranks)
+        assert problem.startswith(f"sync.name: '{name}' has {servers} of {ranks} ranks serve")
+        assert problem.endswith(f"least number of ranks that works: {servers + 1}")
+    assert check_rules(config, servers + 1) == []
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if not STRATEGIES[name].virtual])
+def test_virtual_ranks_play_no_strategy_that_sends(name: str) -> None:
+    (line,) = problems(f"sync.name={name}", "launch.launcher=virtual")
+    assert f"sync.name: '{name}' needs real ranks" in line
+    assert "set it to ddp" in line
+
+
+IMAGES = "workload.name=image_classification"
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_data_sets_of_another_kind_are_refused_by_name(workload: str, dataset: str) -> None:
+    path = ("workload.data_path=x",) if DATASETS[dataset].of_files else ()
+    said = problems(f"workload.name={workload}", f"workload.dataset={dataset}", *path)
+    refused = [line for line in said if f"{workload} learns from" in line]
+    assert bool(refused) == (WORKLOADS[workload].samples not in DATASETS[dataset].samples)
+    for line in refused:
+        assert "embedded" in line and repr(dataset) in line
+
+
+@pytest.mark.parametrize("policy", [name for name, entry in POLICIES.items() if entry.in_train])
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_policies_that_live_on_lengths_are_refused_where_there_are_none(workload: str, policy: str) -> None:
+    more = ("schedule.window=4",) if policy == "window" else ()
+    said = problems(f"workload.name={workload}", f"schedule.policy={policy}", *more)
+    useless = WORKLOADS[workload].lengths is None and not POLICIES[policy].without_lengths
+    assert [f"{policy!r} deals samples by their lengths" in line for line in said] == [True] * useless
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("launch.launcher=virtual",), "virtual ranks are measured one after another"),
+        (("schedule.policy=partition", "schedule.speeds=auto"), "schedule.speeds 'auto' plans a step when"),
+        (("schedule.policy=prefix", "schedule.exchange=gather"), "with schedule.exchange 'gather'"),
+    ],
+)
+def test_images_are_not_decoded_in_the_time_of_others(given: tuple[str, ...], said: str) -> None:
+    assert not [line for line in problems(IMAGES, *given) if "workers" in line]
+    (line,) = problems(IMAGES, "workload.workers=2", *given)
+    assert line.startswith("--set workload.workers: 2") and said in line
+
+
+def test_batch_normalisation_is_warned_of_where_counts_may_differ() -> None:
+    (line,) = image_warnings(load_config(None, [IMAGES, "schedule.policy=partition"]))
+    assert line.startswith("schedule.policy: under 'partition'") and "are not compared" in line
+    for given in ([IMAGES], ["workload.name=mlp", "schedule.policy=partition"], ["schedule.policy=partition"]):
+        assert image_warnings(load_config(None, given)) == []
