@@ -227,9 +227,10 @@ def command_line(overrides: Sequence[str], flags: Mapping[str, object]) -> tuple
         except ConfigError as error:
             problems.extend(error.problems)
             continue
-        is_section = isinstance(value, dict) and section_keys(key)
-        fields = {f"{key}.{name}": inner for name, inner in value.items()} if is_section else {key: value}
-        settings |= {key: Setting(value, source) for key, value in fields.items()}
+        if isinstance(value, dict) and section_keys(key):
+            settings |= {f"{key}.{name}": Setting(inner, source) for name, inner in value.items()}
+        else:
+            settings[key] = Setting(value, source)
     return settings, problems
 
 
