@@ -190,7 +190,7 @@ def test_an_unknown_name_is_reported_with_what_may_be_meant(key: str, monkeypatc
     near = max(registry, key=len)
 
     def reported() -> tuple[bool, bool]:
-        with pytest.raises(UsageError, match=f"{key}: '{near}x' is not a .*Did you mean '{near}'") as found:
+        with pytest.raises(UsageError, match=re.escape(f"Did you mean '{near}'?")) as found:
             registry.find(f"{near}x")
         with pytest.raises(ConfigError) as loaded:
             load_config(None, [f"{key}=mine"])
