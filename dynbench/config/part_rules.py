@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dynbench.config.digest import changed
 from dynbench.config.image_rules import Problems, known_entry
 from dynbench.config.ranks import Ranks
-from dynbench.config.schema import Config, Train, Workload
+from dynbench.config.schema import Config, Train
 from dynbench.plugins import DATASETS, STRATEGIES, WORKLOADS, options_of
 from dynbench.plugins.compressors import Int8Options, int8_levels
 from dynbench.plugins.datasets import FileOptions, SecondOptions, TextFileOptions
 from dynbench.plugins.policies import PrefixOptions, whole_windows
 
 
-def _data_files(config: Config) -> Problems:
+def data_files(config: Config) -> Problems:
+    """Files and columns that the data set does not read, or lacks."""
     workload, files = config.workload, options_of(config.workload, TextFileOptions)
     dataset = DATASETS[workload.dataset]
     kind = "folder" if dataset.folder else "file"
@@ -26,8 +27,9 @@ def _data_files(config: Config) -> Problems:
     given = {option: (getattr(workload, option), DATASETS.readers(option)) for option in options}
     texts = [name for name, entry in DATASETS.items() if entry.of_files and entry.of_texts]
     given["tokenizer"] = (workload.tokenizer, [workload.dataset] if dataset.of_texts else texts)
+    entry = WORKLOADS.get(workload.name)
     for key, (value, readers) in given.items():
-        fitting = [name for name in readers if _fits(workload, name)]
+        fitting = [name for name in readers if entry is None or entry.samples in DATASETS[name].samples]
         last = " or ".join(fitting[-2:])
         others = f"set workload.dataset to {', '.join([*fitting[:-2], last])}, or " if fitting else ""
         line = f"workload.{key}: {value!r} is not read by dataset {workload.dataset!r}; {others}leave it out"
@@ -36,13 +38,8 @@ def _data_files(config: Config) -> Problems:
     return problems | {same: files.text_column == files.label_column}
 
 
-def _fits(workload: Workload, dataset: str) -> bool:
-    """Whether a data set has what the workload learns from, as far as is known."""
-    entry = WORKLOADS.get(workload.name)
-    return entry is None or entry.samples in DATASETS[dataset].samples
-
-
-def _the_data_are_of_the_workloads_kind(config: Config) -> Problems:
+def data_kind(config: Config) -> Problems:
+    """Samples that the workload does not learn from."""
     if (entry := known_entry(config)) is None:
         return {}
     dataset = DATASETS[config.workload.dataset]
@@ -58,10 +55,8 @@ def _the_data_are_of_the_workloads_kind(config: Config) -> Problems:
     }
 
 
-DATA_RULES = (_data_files, _the_data_are_of_the_workloads_kind)
-
-
-def _training(config: Config) -> Problems:
+def training(config: Config) -> Problems:
+    """Settings of the loop that do not go with each other, the launcher or the strategy."""
     train, sync, strategy = config.train, config.sync, STRATEGIES.get(config.sync.name)
     virtual, idle = config.launch.launcher == "virtual", not sync.trains
     # Of epochs it is decided later how many steps there are.
@@ -91,9 +86,6 @@ def _training(config: Config) -> Problems:
         "train.memory_parts: true, but there is no warm-up to count in; "
         "set train.warmup_steps to 1 or more": train.memory_parts and not train.warmup_steps,
     }
-
-
-TRAIN_RULES = (_training,)
 
 
 def with_global_batch(config: Config, workers: int) -> Config:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from dynbench.config.image_rules import IMAGE_RULES, Problems, image_warnings, known_entry
+from dynbench.config.image_rules import Problems, decoding_ahead, image_warnings, known_entry, lengths_are_there
 from dynbench.config.part_rules import (
-    DATA_RULES,
-    TRAIN_RULES,
     batch_is_open,
     batch_problem,
     buffer_size,
+    data_files,
+    data_kind,
     rank_problems,
     split_window_warnings,
+    training,
     with_global_batch,
 )
 from dynbench.config.ranks import Ranks, ranks_of
@@ -276,8 +277,10 @@ def _memory_limit_is_a_size(config: Config) -> Problems:
 
 
 RULES: tuple[Callable[[Config], Problems], ...] = (
-    *DATA_RULES,
-    *IMAGE_RULES,
+    data_files,
+    data_kind,
+    lengths_are_there,
+    decoding_ahead,
     _the_workload_has_the_size,
     _the_workload_makes_the_layout,
     _the_model_is_of_the_workloads_kind,
@@ -288,6 +291,6 @@ RULES: tuple[Callable[[Config], Problems], ...] = (
     _options_go_together,
     _costs_tell_plans_apart,
     _nodes_agree,
-    *TRAIN_RULES,
+    training,
     _memory_limit_is_a_size,
 )

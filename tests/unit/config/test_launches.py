@@ -65,10 +65,10 @@ def test_a_resolved_recipe_loads_back(tmp_path: Path, text: str) -> None:
         ("4", {"half_width": "300%"}, "--half-width: '300%' is not allowed"),
         ("4", {"block": 0}, "--block: 0 is not allowed"),
         ("{cuont: 4}", {}, "launches.cuont: unknown key. Did you mean 'count'?"),
-        ("{mode: together}", {}, "launches.mode: 'together' is not allowed"),
+        ("{mode: apartt}", {}, "launches.mode: 'apartt' is not allowed"),
         ("four", {}, "launches: 'four' is not allowed"),
     ],
 )
-def test_what_is_wrong_is_told(tmp_path: Path, text: str, flags: dict[str, object], said: str) -> None:
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, flags: dict[str, object], said: str) -> None:
     (line,) = wrong(tmp_path, text, **flags)
     assert line.partition(": ")[2].startswith(said) or line.startswith(said), line

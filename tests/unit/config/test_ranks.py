@@ -54,8 +54,8 @@ def test_somebody_has_to_train() -> None:
 
 @pytest.mark.usefixtures("two_servers")
 def test_buffers_are_those_of_the_workers() -> None:
-    asked = ["train.global_batch=9", "schedule.policy=prefix", "schedule.buffer=4"]
-    (warning,) = rule_warnings(load_config(None, asked), 5, ())
+    settings = ["train.global_batch=9", "schedule.policy=prefix", "schedule.buffer=4"]
+    (warning,) = rule_warnings(load_config(None, settings), 5, ())
     assert "3 workers (of 5 ranks) hold 12 samples for a global batch of 9" in warning
 
 

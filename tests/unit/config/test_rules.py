@@ -141,7 +141,7 @@ def test_steps_that_split_a_window_warn_and_say_what_to_set(train: str, wanted: 
     ("every", "steps", "warmup", "met"),
     [(500, 7, 5, 0), (8, 20, 5, 3), (8, 12, 5, 2), (8, 100, 5, None), (8, 24, 5, None), (1, 7, 3, None)],
 )
-def test_measured_steps_without_their_share_of_meetings_are_told(
+def test_measured_steps_without_their_share_of_averagings_warn(
     sync: str, every: int, steps: int, warmup: int, met: int | None
 ) -> None:
     text = f"sync.name={sync} sync.inner_steps={every} train.steps={steps} train.warmup_steps={warmup}"

@@ -107,7 +107,7 @@ def test_code_of_ones_own_may_read_every_setting_of_its_section(key: str) -> Non
     assert named(changed(load_config(None, [OWN]), {key: "another"})) == []
 
 
-def test_what_a_plan_is_told_by_other_options_is_one_line_that_names_them() -> None:
+def test_settings_that_solve_has_options_for_are_one_line_that_names_them() -> None:
     config = load_config(None, ["train.steps=5", "launch.nproc=3", "schedule.policy=prefix"])
     (line,) = unread("solve", [use(config, policies=("static",))])
     said = "schedule.policy (--policy), train.steps (--steps): no effect on `dynbench solve`, which does not read this"

@@ -226,11 +226,11 @@ def test_what_the_chosen_plugins_do_not_read_is_named_and_nothing_heavy_is_impor
         "import json, sys\n"
         "from dynbench.config.layers import load_config\n"
         "from dynbench.config.unread import Use, unread\n"
-        "def lines(*given):\n"
-        "    config = load_config(None, given)\n"
+        "def lines(*texts):\n"
+        "    config = load_config(None, texts)\n"
         "    return [line.partition(':')[0] for line in unread('train', [Use(config, config, 2)])]\n"
-        f"asked = ('launch.launcher=torchrun', 'launch.nproc=2', *{UNREAD!r})\n"
-        f"print(json.dumps([lines(*asked), lines(*asked, *{CHOSEN!r})]))\n"
+        f"given = ('launch.launcher=torchrun', 'launch.nproc=2', *{UNREAD!r})\n"
+        f"print(json.dumps([lines(*given), lines(*given, *{CHOSEN!r})]))\n"
         "print([name for name in ('torch', 'numpy', 'transformers', 'toy_classes') if name in sys.modules])"
     )
     done = run(tmp_path, code, DYNBENCH_PLUGINS=str(TOYS))
