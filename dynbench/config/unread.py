@@ -167,7 +167,7 @@ def unread(command: Command, uses: Sequence[Use]) -> list[str]:
 
 
 def _options(command: Command, use: Use) -> Iterator[tuple[str, Reading]]:
-    """Every option of plug-ins that no rule refuses: it is read where a chosen plug-in has it.
+    """Every option of plug-ins: it is read where a chosen plug-in has it.
 
     Code of the user's own, which no registry knows, may read any option.
     """
@@ -179,9 +179,7 @@ def _options(command: Command, use: Use) -> Iterator[tuple[str, Reading]]:
         shown = "{policy}" if registry is POLICIES else name
         unplayed = registry is STRATEGIES and use.virtual
         played = " of virtual ranks, which send no gradients," if unplayed else ""
-        for option, options in registry.options().items():
-            if options.declarer(option).refused:
-                continue
+        for option in registry.options():
             readers = registry.readers(option)
             others = f" ({', '.join(readers)} {'does' if len(readers) == 1 else 'do'})" if readers else ""
             read = not unplayed and (own_code or any(entry.reads(option) for entry in chosen))

@@ -53,19 +53,13 @@ class WindowOptions(Section):
     """Global batches planned together (W)."""
 
 
-class StreamOptions(Section):
+class PrefixOptions(Section):
     """Of the policy that keeps every rank's own stream."""
 
     solver: Literal["exact", "enumerate", "greedy"] = "exact"
     """Solver of `prefix`."""
     buffer: PositiveInt | Auto = "auto"
     """Samples that each rank of `prefix` holds to choose from (K); auto is max(32, B - G + 1)."""
-
-
-class PrefixOptions(StreamOptions):
-    """The same, and what concerns real ranks only."""
-
-    refused = True
     exchange: Literal["replicated", "gather"] = "replicated"
     """`prefix` only. `replicated`: every rank knows all lengths and makes the same plan; `gather`: costs are
     gathered to rank 0, which solves and broadcasts the counts."""

@@ -38,8 +38,6 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
-    refused: ClassVar[bool] = False
-    """Whether rules refuse the options that a class declares where the chosen plug-in does not have them."""
 
     @classmethod
     def declarer(cls, option: str) -> type[Section]:

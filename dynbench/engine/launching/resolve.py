@@ -41,7 +41,7 @@ from dynbench.engine.planning import (
 from dynbench.engine.rank.evaluation import check_scalars
 from dynbench.errors import ConfigError, UsageError
 from dynbench.plugins import POLICIES, options_of
-from dynbench.plugins.policies import StreamOptions
+from dynbench.plugins.policies import PrefixOptions
 from dynbench.runs.provenance import usable_cores
 from dynbench.runs.store import RunStore
 from dynbench.schedule.policy import check_trainable
@@ -275,7 +275,7 @@ class _Resolution:
 
         if schedule.policy is None:
             decide("schedule.policy", schedule.policy_name, f"schedule.mode is {schedule.mode}")
-        if schedule.policy_name == "prefix" and options_of(schedule, StreamOptions).buffer == "auto":
+        if schedule.policy_name == "prefix" and options_of(schedule, PrefixOptions).buffer == "auto":
             decide("schedule.buffer", buffer_size(config, workers), "max(32, B - G + 1)")
         if schedule.cost_type == "auto":
             decide("schedule.cost_type", *default_cost_type(config))
