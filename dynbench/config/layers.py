@@ -15,7 +15,7 @@ from dynbench.config.paths import path_problems
 from dynbench.config.rules import check_rules, known_world_size
 from dynbench.config.schema import Config
 from dynbench.config.typed_text import read_text
-from dynbench.config.yaml_strict import Document, Value, read_yaml
+from dynbench.config.yaml_strict import Document, Value, parse_yaml, read_yaml
 from dynbench.config.yaml_strict import Mapping as YamlMapping
 from dynbench.errors import ConfigError, UsageError
 from dynbench.plugins.policies import Layout, named_plan, plan_of
@@ -283,10 +283,7 @@ def load_mapping(path: Path) -> Document:
         ConfigError: the file is not strict YAML.
         UsageError: the file cannot be read.
     """
-    document = read_yaml(yaml_text(path), str(path))
-    if document.problems:
-        raise ConfigError(document.problems)
-    return document
+    return parse_yaml(yaml_text(path), str(path))
 
 
 def yaml_text(path: Path) -> str:

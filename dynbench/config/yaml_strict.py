@@ -242,8 +242,8 @@ def _compose(text: str) -> Node | None:
         loader.dispose()
 
 
-def parse_yaml(text: str, source: str) -> tuple[Mapping, Positions]:
-    """Read one YAML mapping and the line of every dotted key.
+def parse_yaml(text: str, source: str) -> Document:
+    """Read one YAML mapping that has to be without mistakes.
 
     Raises:
         ConfigError: syntax errors, duplicate keys, unsupported tags; all of them, with `source:line`.
@@ -251,7 +251,7 @@ def parse_yaml(text: str, source: str) -> tuple[Mapping, Positions]:
     document = read_yaml(text, source)
     if document.problems:
         raise ConfigError(document.problems)
-    return document.mapping, document.positions
+    return document
 
 
 def parse_scalar(text: str, source: str) -> Value:

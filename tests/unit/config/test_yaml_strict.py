@@ -91,8 +91,7 @@ def _printable(value: object) -> bool:
 @pytest.mark.slow
 @given(st.dictionaries(st.text(), plain, max_size=4).filter(_printable))
 def test_what_is_dumped_is_read_back(mapping: dict[str, object]) -> None:
-    read, _ = parse_yaml(dump_yaml(mapping), "f.yaml")
-    assert read == mapping
+    assert parse_yaml(dump_yaml(mapping), "f.yaml").mapping == mapping
 
 
 @given(st.text())
