@@ -122,56 +122,51 @@ def makes_probe(config: Config, *, on_gpus: bool) -> bool:
     return by_itself and config.schedule.mode == "dynamic" and config.schedule.capacity is None
 
 
-def _the_workload_has_the_size(config: Config) -> Problems:
-    workload, entry = config.workload, known_entry(config)
-    if entry is None or workload.size == "auto":
-        return {}
-    sizes = ("auto", *entry.sizes, *entry.aliases)
+def _workload(config: Config) -> Problems:
+    workload, entry, known = config.workload, WORKLOADS.get(config.workload.name), known_entry(config)
+    sizes = ("auto", *known.sizes, *known.aliases) if known else (workload.size,)
     begin = [name for name in sizes if workload.size and name.startswith(workload.size)]
     meant = f"Did you mean {' or '.join(begin)}?" if begin else did_you_mean(workload.size, sizes)
-    line = f"workload.size: {workload.size!r} is not a size of {workload.name}; known: {', '.join(sizes)}. {meant}"
-    return {line.rstrip(): workload.size not in sizes}
-
-
-def _the_workload_makes_the_layout(config: Config) -> Problems:
-    workload, entry = config.workload, WORKLOADS.get(config.workload.name)
+    size = f"workload.size: {workload.size!r} is not a size of {workload.name}; known: {', '.join(sizes)}. {meant}"
     making = [name for name, other in WORKLOADS.items() if workload.layout in other.layouts]
     cached = [name for name, other in WORKLOADS.items() if other.reads("use_cache")]
-    made = workload.layout in (entry.layouts if entry else ("padded",))
+    made = entry.layouts if entry else ("padded",)
     flattened = workload.layout == "flattened" and workload.name in cached
+    default = type(workload).model_fields["model"].default
+    example = known.names_model if known else ""
     return {
+        size.rstrip(): workload.size not in sizes,
         f"workload.layout: {workload.layout!r} rows are not made by {workload.name}, but by {', '.join(making)}; set "
-        "it to padded, or workload.name to one of these": not made,
-        "workload.use_cache: true, but only rows that transformers flattens are run with a cache, of "
+        "it to padded, or workload.name to one of these": workload.layout not in made,
+        f"workload.use_cache: true, but only rows that transformers flattens are run with a cache, of "
         f"{', '.join(cached)}; set it to false, or workload.layout to "
         "flattened": options_of(workload, LanguageOptions).use_cache and not flattened,
-    }
-
-
-def _the_model_is_of_the_workloads_kind(config: Config) -> Problems:
-    workload, entry = config.workload, known_entry(config)
-    default = type(workload).model_fields["model"].default
-    example = entry.names_model if entry else ""
-    read = workload.reads_model and workload.model == default
-    return {
         f"workload.model: {default!r}, the default, is no model for {workload.name}; name one (--model {example}, or a "
-        "folder), or set weights to random and size to one of the workload's": example and read,
+        "folder), or set weights to random and size to one of the workload's": example
+        and workload.reads_model
+        and workload.model == default,
     }
 
 
-def _the_policy_makes_sense(config: Config) -> Problems:
+def _schedule(config: Config) -> Problems:
     schedule, layout, name = config.schedule, config.workload.layout, config.schedule.policy_name
     layouts = POLICIES[name].layouts
     known = [other for other, entry in POLICIES.items() if layout in entry.layouts and entry.in_train]
+    gathers = options_of(schedule, PrefixOptions).exchange == "gather"
+    given = schedule.cost_coefficients
     return {
         f"schedule.policy: {schedule.policy!r} needs schedule.mode dynamic, which is static; "
         "set mode to dynamic": schedule.mode == "static" and schedule.policy not in (None, "static"),
         f"workload.layout: {layout!r} makes no sense under policy {name!r}; "
         f"set schedule.policy to {' or '.join(known)}, or the layout to {layouts[0]}": layout not in layouts,
         f"schedule.exchange: 'gather' is for policy prefix, not {name!r}; "
-        "set it to replicated, or schedule.policy to prefix": options_of(config.schedule, PrefixOptions).exchange
-        == "gather"
-        and name != "prefix",
+        "set it to replicated, or schedule.policy to prefix": gathers and name != "prefix",
+        "schedule.speeds: 'auto' re-plans on every rank; set schedule.exchange to replicated, or give the "
+        "speeds": schedule.speeds == "auto" and gathers,
+        "schedule.cost_type: 'measured' has no coefficients; set schedule.cost_coefficients, or probe.run to a probe "
+        "run or auto": schedule.cost_type == "measured" and given is None and config.probe.run in (None, "off"),
+        f"schedule.cost_coefficients: {list(given or ())} costs the same for any samples, so that no plan is better; "
+        "set beta or gamma, its second and third value, above 0": given and given[1] == given[2] == 0,
     }
 
 
@@ -205,7 +200,7 @@ def _an_emulated_link_carries_all(config: Config) -> Problems:
     return {f"launch.link_gbps: {launch.link_gbps:g}, but {reason}": holds for reason, holds in why.items()}
 
 
-def _what_is_sent_can_be_compressed(config: Config) -> Problems:
+def _synchronisation(config: Config) -> Problems:
     sync, name = config.sync, config.compress.name
     strategy, compressor = STRATEGIES.get(sync.name), COMPRESSORS.get(name)
     compresses = compressor is not None and compressor.compresses
@@ -213,6 +208,12 @@ def _what_is_sent_can_be_compressed(config: Config) -> Problems:
     serverless = ", ".join(other for other, entry in training.items() if not entry.servers)
     able = ", ".join(other for other, entry in training.items() if entry.compresses)
     instead = "sync.name to another" if sync.communicate else "sync.communicate to true"
+    diloco, options = options_of(sync, DilocoOptions), options_of(config.compress, ContractiveOptions)
+    every, later = diloco.inner_steps, diloco.overlap_steps
+    # In pipelines the form follows.
+    unbiased = (
+        compressor is not None and compressor.reads("contractive") and not options.contractive and "+" not in name
+    )
     return {
         f"compress.name: {name!r} compresses what is sent, and {sync.disabled_by} sends nothing; set it to none, or "
         f"{instead}": compresses and not sync.trains,
@@ -220,34 +221,10 @@ def _what_is_sent_can_be_compressed(config: Config) -> Problems:
         f"true, or sync.name to {serverless}": strategy and strategy.servers and not sync.communicate,
         f"compress.name: {name!r} compresses means over ranks, which sync.name {sync.name!r} does not ask for; set it "
         f"to none, or sync.name to {able}": strategy and not strategy.compresses and compresses,
-    }
-
-
-def _options_go_together(config: Config) -> Problems:
-    diloco, compressor = options_of(config.sync, DilocoOptions), COMPRESSORS.get(config.compress.name)
-    every, later = diloco.inner_steps, diloco.overlap_steps
-    compress = options_of(config.compress, ContractiveOptions)
-    # In pipelines the form follows.
-    single = compressor is not None and compressor.reads("contractive") and "+" not in compressor.name
-    return {
         f"sync.overlap_steps: a part would meet anew after {every} steps (sync.inner_steps), before {later} have "
         f"brought the mean of the last time; greatest that works: {every - 1}": 0 < later >= every,
-        f"compress.error_feedback: true diverges with the unbiased form of {config.compress.name}; set "
-        "compress.contractive to true, or compress.error_feedback to auto": single
-        and compress.error_feedback is True
-        and not compress.contractive,
-    }
-
-
-def _costs_tell_plans_apart(config: Config) -> Problems:
-    schedule, given = config.schedule, config.schedule.cost_coefficients
-    return {
-        "schedule.speeds: 'auto' re-plans on every rank; set schedule.exchange to replicated, or give the "
-        "speeds": schedule.speeds == "auto" and options_of(config.schedule, PrefixOptions).exchange == "gather",
-        "schedule.cost_type: 'measured' has no coefficients; set schedule.cost_coefficients, or probe.run to a probe "
-        "run or auto": schedule.cost_type == "measured" and given is None and config.probe.run in (None, "off"),
-        f"schedule.cost_coefficients: {list(given or ())} costs the same for any samples, so that no plan is better; "
-        "set beta or gamma, its second and third value, above 0": given and given[1] == given[2] == 0,
+        f"compress.error_feedback: true diverges with the unbiased form of {name}; set compress.contractive to true, "
+        "or compress.error_feedback to auto": unbiased and options.error_feedback is True,
     }
 
 
@@ -281,15 +258,11 @@ RULES: tuple[Callable[[Config], Problems], ...] = (
     data_kind,
     lengths_are_there,
     decoding_ahead,
-    _the_workload_has_the_size,
-    _the_workload_makes_the_layout,
-    _the_model_is_of_the_workloads_kind,
-    _the_policy_makes_sense,
+    _workload,
+    _schedule,
     _virtual_ranks_send_nothing,
     _an_emulated_link_carries_all,
-    _what_is_sent_can_be_compressed,
-    _options_go_together,
-    _costs_tell_plans_apart,
+    _synchronisation,
     _nodes_agree,
     training,
     _memory_limit_is_a_size,
