@@ -14,8 +14,8 @@ from dynbench.plugins.datasets import FileOptions, SecondOptions, TextFileOption
 from dynbench.plugins.policies import PrefixOptions, whole_windows
 
 
-def data_files(config: Config) -> Problems:
-    """Files and columns that the data set does not read, or lacks."""
+def data(config: Config) -> Problems:
+    """Files and columns that the data set does not read, or lacks, and samples that the workload cannot learn."""
     workload, files = config.workload, options_of(config.workload, TextFileOptions)
     dataset = DATASETS[workload.dataset]
     kind = "folder" if dataset.folder else "file"
@@ -34,24 +34,20 @@ def data_files(config: Config) -> Problems:
         others = f"set workload.dataset to {', '.join([*fitting[:-2], last])}, or " if fitting else ""
         line = f"workload.{key}: {value!r} is not read by dataset {workload.dataset!r}; {others}leave it out"
         problems[line] = value is not None and workload.dataset not in readers and not workload.runs_own_code
-    same = f"workload.label_column: {files.label_column!r} is the text column too; name another"
-    return problems | {same: files.text_column == files.label_column}
-
-
-def data_kind(config: Config) -> Problems:
-    """Samples that the workload does not learn from."""
-    if (entry := known_entry(config)) is None:
-        return {}
-    dataset = DATASETS[config.workload.dataset]
+    problems[f"workload.label_column: {files.label_column!r} is the text column too; name another"] = (
+        files.text_column == files.label_column
+    )
+    if (known := known_entry(config)) is None:
+        return problems
     unlabelled = [name for name, other in WORKLOADS.items() if not other.classes]
-    fitting = [name for name, other in DATASETS.items() if entry.samples in other.samples]
-    labels = dataset.classes or not entry.classes
-    return {
-        f"workload.dataset: {dataset.name!r} has texts without labels, which {entry.name} is to learn; "
-        f"set workload.name to {' or '.join(unlabelled)} (--workload), or name a data set with labels": not labels,
-        f"workload.dataset: {dataset.name!r} has {' or '.join(dataset.samples)}, and {entry.name} learns from "
-        f"{entry.samples}; set it to {' or '.join(fitting)} (--dataset), or name another workload "
-        "(--workload)": entry.samples not in dataset.samples,
+    fitting = [name for name, other in DATASETS.items() if known.samples in other.samples]
+    return problems | {
+        f"workload.dataset: {dataset.name!r} has texts without labels, which {known.name} is to learn; set "
+        f"workload.name to {' or '.join(unlabelled)} (--workload), or name a data set with "
+        "labels": known.classes and not dataset.classes,
+        f"workload.dataset: {dataset.name!r} has {' or '.join(dataset.samples)}, and {known.name} learns from "
+        f"{known.samples}; set it to {' or '.join(fitting)} (--dataset), or name another workload "
+        "(--workload)": known.samples not in dataset.samples,
     }
 
 

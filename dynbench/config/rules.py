@@ -13,8 +13,7 @@ from dynbench.config.part_rules import (
     batch_is_open,
     batch_problem,
     buffer_size,
-    data_files,
-    data_kind,
+    data,
     rank_problems,
     split_window_warnings,
     training,
@@ -254,8 +253,7 @@ def _memory_limit_is_a_size(config: Config) -> Problems:
 
 
 RULES: tuple[Callable[[Config], Problems], ...] = (
-    data_files,
-    data_kind,
+    data,
     lengths_are_there,
     decoding_ahead,
     _workload,
