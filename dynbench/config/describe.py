@@ -90,7 +90,7 @@ def describe(info: FieldInfo) -> str:
 
 
 def _alternatives(annotation: object, metadata: Sequence[object] = ()) -> Iterator[tuple[Any, Sequence[object]]]:
-    """The types of a union, or the type itself, each with what it is annotated with."""
+    """The types of a union, or the type itself, each with its annotations."""
     if get_origin(annotation) is Annotated:
         annotation, *more = get_args(annotation)
         metadata = (*metadata, *more)

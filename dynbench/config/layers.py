@@ -56,23 +56,26 @@ class Setting:
 
 
 class Settings(dict[str, Setting]):
-    """Dotted key to setting, layers merged from the lowest up; what is no section stands there by its name.
+    """Dotted key to setting; later layers replace the settings of earlier ones.
+
+    A top-level key that is not a section, or does not hold a mapping, is stored under its own name and refused by
+    `config`.
 
     Args:
-        source: how messages open about a key that no layer has.
+        source: how messages open about a key that no layer sets.
     """
 
     def __init__(self, source: str = "") -> None:
         super().__init__()
         self.sources = {"": source}
-        """How messages open about keys of a section that no layer has, by section; the empty one is of all others."""
+        """Section to how messages open about those of its keys that no layer sets; the empty key is the default."""
         self.problems: list[str] = []
         self.dotted: dict[str, str] = {}
-        """Keys with a dot that a mapping holds, where no key has one, and what to say about each."""
+        """Key of a YAML mapping that contains a dot to the message that refuses it."""
 
     @classmethod
     def of(cls, document: Document, section: str = "") -> Settings:
-        """What a document holds, or a section of it does."""
+        """The settings of a document, or of the mapping under one of its top-level keys."""
         settings = cls(f"{document.source}: " if document.source else "")
         settings.problems.extend(document.problems)
         values = document.mapping.get(section) or {} if section else document.mapping
@@ -81,12 +84,12 @@ class Settings(dict[str, Setting]):
         return settings
 
     def put_mapping(self, values: YamlMapping, where: Callable[[str], str], section: str = "") -> None:
-        """Put what a YAML mapping holds: sections with their fields, or the fields of one.
+        """Set every field of a YAML mapping.
 
         Args:
-            values: the mapping.
-            where: gives how messages about a dotted key of it open.
-            section: that the fields are of.
+            values: sections with their fields, or the fields of `section`.
+            where: returns how messages about a dotted key open.
+            section: the section that `values` are the fields of; empty for whole sections.
         """
         for name, value in values.items():
             key = f"{section}.{name}" if section else str(name)
@@ -99,7 +102,7 @@ class Settings(dict[str, Setting]):
                 self.put_mapping(value or {}, where, key)
 
     def put(self, key: str, setting: Setting) -> None:
-        """Set a key; one below a field joins the mapping that the field holds."""
+        """Set a key; one below a field (`launch.slowdown.1`) is added to the mapping that the field holds."""
         section, *names = key.split(".", 2)
         if not names:
             if isinstance(setting.value, dict) and section_keys(key):
@@ -122,18 +125,18 @@ class Settings(dict[str, Setting]):
             setting = Setting(value, found.source)
         self[key] = setting
 
-    def lay(self, layer: Mapping[str, Setting]) -> None:
-        """Lay settings over those that are there; what these say in another way is taken out."""
+    def merge(self, layer: Mapping[str, Setting]) -> None:
+        """Merge a higher layer; its settings also remove those that they replace (see `PAIRS`)."""
         for key in replaced_by(layer):
             self.pop(key, None)
         for key, setting in layer.items():
             self.put(key, setting)
 
-    def lay_command_line(self, overrides: Sequence[str], flags: Mapping[str, object]) -> dict[str, Setting]:
-        """Lay what the command line sets, which is returned too: see `command_line`."""
+    def merge_command_line(self, overrides: Sequence[str], flags: Mapping[str, object]) -> dict[str, Setting]:
+        """Merge what the command line sets, and return it as `command_line` does."""
         given, problems = command_line(overrides, flags)
         self.problems.extend([*given_twice(given), *problems])
-        self.lay(given)
+        self.merge(given)
         if given:
             self.sources[""] = ""
         return given
@@ -168,7 +171,7 @@ class Settings(dict[str, Setting]):
         return config
 
     def sections(self) -> YamlMapping:
-        """The settings as a YAML mapping holds them."""
+        """The values as nested mappings: section to field to value."""
         sections: YamlMapping = {}
         for key, setting in self.items():
             section, dot, name = key.partition(".")
@@ -272,7 +275,7 @@ def load_config(
             "stands under `settings`, and what the arm sets with --set.",
         )
     settings = Settings.of(document)
-    settings.lay_command_line(overrides, flags or {})
+    settings.merge_command_line(overrides, flags or {})
     return settings.config(rules=rules, paths=paths, trains=trains)
 
 

@@ -32,7 +32,7 @@ def written_recipe(
     """
     text = document.mapping
     settings = Settings.of(document, "settings")
-    layer = settings.lay_command_line(overrides, flags)
+    layer = settings.merge_command_line(overrides, flags)
     outermost = [key for key in layer if not any(key.startswith(f"{other}.") for other in layer)]
     given = {key: settings.get(key, layer[key]).value for key in outermost}
     arms = [

@@ -161,10 +161,12 @@ def resolve_cells(
         for index, arm in enumerate(text.arms):
             settings = Settings.of(document, "settings")
             for where, values in ((f"cells.{number}", cell), (f"arms.{index}.set", arm.set)):
-                settings.lay({k: Setting(cast(Value, v), document.opening(f"{where}.{k}")) for k, v in values.items()})
-            settings.lay_command_line(overrides, flags or {})
+                settings.merge(
+                    {k: Setting(cast(Value, v), document.opening(f"{where}.{k}")) for k, v in values.items()}
+                )
+            settings.merge_command_line(overrides, flags or {})
             try:
-                arms[arm.name] = settings.config(rules=not document.problems, paths=paths)
+                arms[arm.name] = settings.config(paths=paths)
             except ConfigError as error:
                 problems |= dict.fromkeys(error.problems)
         added = {key: value for key, value in cell.items() if not any(overlap(key, other) for other in given)}

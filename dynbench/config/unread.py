@@ -80,7 +80,7 @@ class Reading:
 
 
 def readings(use: Use) -> dict[str, Reading]:
-    """Dotted key to whether it is read."""
+    """Dotted key to whether the setting is read, for the settings that mislead where they are not."""
     schedule, workload, launch, world_size = use.config.schedule, use.config.workload, use.given.launch, use.world_size
     speeds = use.plans_with_speeds
     cost = any(policy.costs for policy in use.planned) or (schedule.speeds is not None and speeds)
