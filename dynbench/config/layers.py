@@ -216,15 +216,16 @@ def command_line(overrides: Sequence[str], flags: Mapping[str, object]) -> tuple
         flags: dotted key to value, typed or as typed by the user; None values count as not given.
     """
     typed: list[tuple[str, object, str]] = []
-    problems: list[str] = []
     for text in overrides:
         key, equals, raw = (part.strip() for part in text.partition("="))
-        if equals and key:
-            typed.append((key, raw, "--set "))
-        else:
-            problems.append(f"--set {text}: write it as key=value, like --set train.steps=200")
+        typed.append((key, raw, "--set ") if equals and key else ("", text, "--set "))
+    typed += [(key, value, "") for key, value in flags.items() if value is not None]
     settings: dict[str, Setting] = {}
-    for key, given, source in [*typed, *((key, value, "") for key, value in flags.items() if value is not None)]:
+    problems: list[str] = []
+    for key, given, source in typed:
+        if not key:
+            problems.append(f"--set {given}: write it as key=value, like --set train.steps=200")
+            continue
         try:
             value = read_text(key, given, source + key) if isinstance(given, str) else cast(Value, given)
         except ConfigError as error:
