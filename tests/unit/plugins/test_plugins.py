@@ -62,7 +62,7 @@ def Means(config):
         def loss(self, model, batch): return super().loss(model, batch) / len(batch['labels'])
     return Mean(config)
 """
-TOGETHER = """
+ONE_FILE = """
 from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, ClassVar
@@ -245,7 +245,7 @@ def test_what_the_chosen_plugins_do_not_read_is_named_and_nothing_heavy_is_impor
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["", "\n".join(f"import dynbench.{name}" for name in BASES)])
 def test_a_class_stands_in_the_file_that_registers_it(tmp_path: Path, first: str) -> None:
-    (tmp_path / "mine.py").write_text(TOGETHER, encoding="utf-8")
+    (tmp_path / "mine.py").write_text(ONE_FILE, encoding="utf-8")
     code = f"""
 {first}
 import sys
