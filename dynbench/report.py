@@ -369,7 +369,7 @@ def _parsed(path: Path, text: str) -> Template:
     if front is None:
         return Template(path, text, {}, text)
     # One blank line stands for the opening ---, so that the parser's line numbers are the file's.
-    labels, _ = parse_yaml("\n" + front.group(1), str(path))
+    labels = parse_yaml("\n" + front.group(1), str(path)).mapping
     return Template(path, text, _flatten(labels), text[front.end() :])
 
 

@@ -43,8 +43,7 @@ from dynbench.analysis.pace import Proxy, SlowestRanks, proxy_error, slowest_ran
 from dynbench.analysis.profile import Profile, profile_of
 from dynbench.analysis.run_facts import fact, oversubscribed
 from dynbench.analysis.waste import Waste, waste_of
-from dynbench.config.held import copies_held
-from dynbench.config.ranks import ranks_of
+from dynbench.config.ranks import parameter_copies, ranks_of
 from dynbench.runs.phrase import PhraseRecord
 
 MEMORY = "memory"
@@ -94,7 +93,7 @@ def memory_parts(merged: MergedRun) -> MemoryParts | None:
     kinds = Held.__annotations__
     parts = {moment: {kind: mean_over(ranks, f"{moment}.{kind}") for kind in kinds} for moment in MOMENTS}
     whole = mean_over(ranks, "whole_mb")
-    copies = copies_held(facts.config, ranks_of(facts.config, merged.world_size))
+    copies = parameter_copies(facts.config, ranks_of(facts.config, merged.world_size))
     formula = None if whole is None else copies * whole
     beside = {"activations_mb": mean_over(ranks, "activations_mb"), "model_mb": whole, "formula_mb": formula}
     return cast(MemoryParts, {**parts, **beside})

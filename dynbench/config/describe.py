@@ -1,10 +1,11 @@
-"""What settings mean, and where each value came from."""
+"""What settings mean, and what is wrong with a value that one does not take."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -26,144 +27,129 @@ _KINDS: dict[object, str] = {
 _BOUNDS = (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
 
 
+@cache
+def _fields() -> Mapping[str, FieldInfo]:
+    """Every field of the schema, which is two levels deep, by its dotted key, in order."""
+    return {f"{section}.{name}": info for section in Config.model_fields for name, info in _section(section).items()}
+
+
+def _section(name: str) -> Mapping[str, FieldInfo]:
+    return cast(type[BaseModel], Config.model_fields[name].annotation).model_fields
+
+
+def all_keys() -> tuple[str, ...]:
+    """Every dotted key of the schema, in order."""
+    return tuple(_fields())
+
+
+def section_keys(section: str) -> tuple[str, ...]:
+    """The keys within a section; of the empty one, the sections; none where there is no such section."""
+    if not section:
+        return tuple(Config.model_fields)
+    return tuple(_section(section)) if section in Config.model_fields else ()
+
+
 def field_of(dotted: str) -> tuple[FieldInfo, tuple[str, ...]] | None:
     """The field that a dotted key names, and what of the key is left below it (keys of a mapping field).
 
     None when the key names no field; a section is not a field.
     """
-    section: type[BaseModel] = Config
     parts = dotted.split(".")
-    for depth, part in enumerate(parts):
-        info = section.model_fields.get(part)
-        if info is None:
-            return None
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            section = info.annotation
-            continue
-        return info, tuple(parts[depth + 1 :])
-    return None
+    info = _fields().get(".".join(parts[:2]))
+    return None if info is None else (info, tuple(parts[2:]))
 
 
 def default_of(dotted: str) -> object:
     """The default of the field that a dotted key names."""
-    found = field_of(dotted)
-    assert found is not None, f"{dotted} is a field"
-    return found[0].get_default(call_default_factory=True)
-
-
-def section_of(dotted: str) -> type[BaseModel] | None:
-    """The section class that a dotted key names; the empty key is the whole configuration."""
-    section: type[BaseModel] = Config
-    for part in dotted.split(".") if dotted else ():
-        info = section.model_fields.get(part)
-        if info is None or not (isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)):
-            return None
-        section = info.annotation
-    return section
-
-
-def all_keys() -> tuple[str, ...]:
-    """Every dotted key of the schema, in order."""
-    keys: list[str] = []
-    for name, info in Config.model_fields.items():
-        section = info.annotation
-        assert isinstance(section, type) and issubclass(section, BaseModel), "the schema is two levels deep"
-        keys.extend(f"{name}.{key}" for key in section.model_fields)
-    return tuple(keys)
+    return _fields()[dotted].get_default(call_default_factory=True)
 
 
 def allowed_words(info: FieldInfo) -> tuple[str, ...]:
     """The fixed words that a field takes (`auto`, `static`, …)."""
-    return tuple(str(word) for kind in _alternatives(info.annotation) for word in _literals(kind))
+    kinds = (kind for kind, _ in _alternatives(info.annotation) if get_origin(kind) is Literal)
+    return tuple(str(word) for kind in kinds for word in get_args(kind))
 
 
 def kinds(info: FieldInfo) -> set[str]:
     """What a field takes: `text`, fixed `words`, `number`, `list`, `mapping`, `null`, or `other`."""
     found = set()
-    for kind in map(_bare, _alternatives(info.annotation)):
-        fixed = {type(word) for word in _literals(kind)} == {str}
+    for kind, _ in _alternatives(info.annotation):
+        fixed = {type(word) for word in get_args(kind)} == {str}
         found.add("words" if fixed else _KINDS.get(get_origin(kind) or kind, "other"))
     return found
 
 
 def describe(info: FieldInfo) -> str:
     """What a field allows, for error messages: `a whole number > 0, or auto`."""
-    kinds = _alternatives(info.annotation)
+    kinds = list(_alternatives(info.annotation, info.metadata))
     words = [", ".join(allowed_words(info))] if allowed_words(info) else []
-    others = [_describe_kind(kind, info.metadata if len(kinds) == 1 else []) for kind in kinds if not _literals(kind)]
-    parts = [part for part in others if part != "null"] + words + (["null"] if "null" in others else [])
+    null = ["null"] if (NoneType, ()) in kinds else []
+    others = [_describe_kind(*kind) for kind in kinds if kind[0] is not NoneType and get_origin(kind[0]) is not Literal]
+    parts = [*others, *words, *null]
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} or {parts[-1]}"
 
 
-def _alternatives(annotation: object) -> tuple[object, ...]:
-    bare = _bare(annotation)
-    if get_origin(bare) in (Union, UnionType):
-        return tuple(kind for part in get_args(bare) for kind in _alternatives(part))
-    return (annotation,)
-
-
-def _bare(annotation: object) -> object:
-    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
-
-
-def _literals(annotation: object) -> tuple[object, ...]:
-    bare = _bare(annotation)
-    return get_args(bare) if get_origin(bare) is Literal else ()
-
-
-def _describe_kind(annotation: object, metadata: list[object], plural: bool = False) -> str:
-    bare = _bare(annotation)
+def _alternatives(annotation: object, metadata: Sequence[object] = ()) -> Iterator[tuple[Any, Sequence[object]]]:
+    """The types of a union, or the type itself, each with its annotations."""
     if get_origin(annotation) is Annotated:
-        metadata = [*metadata, *get_args(annotation)[1:]]
-    if bare is NoneType:
-        return "null"
-    if bare is str:
-        named = next((item.description for item in metadata if isinstance(item, FieldInfo) and item.description), None)
-        return named or ("texts" if plural else "text")
-    if bare is bool:
+        annotation, *more = get_args(annotation)
+        metadata = (*metadata, *more)
+    if get_origin(annotation) not in (Union, UnionType):
+        yield annotation, metadata
+    else:
+        for part in get_args(annotation):
+            yield from _alternatives(part)
+
+
+def _describe_kind(kind: Any, metadata: Sequence[object] = (), plural: bool = False) -> str:
+    arguments, origin = get_args(kind), get_origin(kind)
+    if kind is str:
+        named = (item.description for item in metadata if isinstance(item, FieldInfo) and item.description)
+        return next(named, "texts" if plural else "text")
+    if kind is bool:
         return "true or false"
-    if bare in (int, float):
-        noun = "whole number" if bare is int else "number"
+    if kind in (int, float):
+        noun = "whole number" if kind is int else "number"
         return f"{noun}s{_bounds(metadata)}" if plural else f"a {noun}{_bounds(metadata)}"
-    arguments = get_args(bare)
-    if get_origin(bare) is tuple:
+    if origin is tuple:
         count = "" if Ellipsis in arguments else f"{len(arguments)} "
-        return f"a list of {count}{_describe_kind(arguments[0], [], plural=True)}"
-    if get_origin(bare) is Literal:
-        return ", ".join(str(word) for word in get_args(bare))
-    if get_origin(bare) is dict:
-        return f"a mapping from {_describe_kind(arguments[0], [])} to {_describe_kind(arguments[1], [])}"
-    if words := _literals(annotation):
-        return ", ".join(map(str, words))
-    return str(bare)
+        [(item, of_item)] = _alternatives(arguments[0])
+        return f"a list of {count}{_describe_kind(item, of_item, plural=True)}"
+    if origin is dict:
+        (key, value) = (_describe_kind(*next(_alternatives(part))) for part in arguments)
+        return f"a mapping from {key} to {value}"
+    return ", ".join(map(str, arguments))
 
 
-def _bounds(metadata: list[object]) -> str:
+def _bounds(metadata: Sequence[object]) -> str:
     items = [inner for item in metadata for inner in (item.metadata if isinstance(item, FieldInfo) else [item])]
-    texts = [
-        f"{sign} {getattr(item, name)}"
-        for name, sign in _BOUNDS
-        for item in items
-        if getattr(item, name, None) not in (None, MOST, MOST_SEED)
-    ]
+    bounds = [(sign, getattr(item, name, None)) for name, sign in _BOUNDS for item in items]
+    texts = [f"{sign} {bound}" for sign, bound in bounds if bound not in (None, MOST, MOST_SEED)]
     return f" {' and '.join(texts)}" if texts else ""
 
 
-def explain(error: ValidationError, values: Value, where: Callable[[str], str]) -> list[str]:
+def explain(error: ValidationError, values: Mapping[str, Value], where: Callable[[str], str]) -> list[str]:
     """One line per key in error; the alternatives of a union, which pydantic reports one by one, count as one.
 
     Args:
         error: what pydantic found.
-        values: the mapping that was validated.
+        values: dotted key to the value that was validated.
         where: how a line about a dotted key opens.
     """
     lines: dict[str, str] = {}
     for item in error.errors(include_url=False, include_context=False):
-        location = tuple(str(part) for part in item["loc"])
+        location = tuple(map(str, item["loc"]))
         if item["type"] == "extra_forbidden":
-            dotted, text = ".".join(location), _unknown_key(location)
+            dotted, text = ".".join(location), unknown_key(location)
+        elif len(location) == 1:
+            dotted, text = location[0], f"{shown(values.get(location[0]))} is not a section; it holds the keys "
+            text += ", ".join(section_keys(dotted))
         else:
-            dotted, text = _wrong_value(location, values)
+            dotted = ".".join(location[:2])
+            value = values.get(dotted)
+            text = not_allowed(_fields()[dotted], value)
+            if isinstance(value, str) and any(dotted == registry.key for _, registry in KINDS.values()):
+                text += outside.or_your_own()
         lines.setdefault(dotted, f"{where(dotted)}{dotted}: {text}")
     return list(lines.values())
 
@@ -175,27 +161,6 @@ def shown(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def _value(values: Value, path: Sequence[str]) -> Value:
-    node = values
-    for part in path:
-        node = node.get(part) if isinstance(node, dict) else None
-    return node
-
-
-def _wrong_value(location: tuple[str, ...], values: Value) -> tuple[str, str]:
-    """The dotted key that holds a wrong value, and what to say about it."""
-    dotted = ".".join(location[:2])
-    found = field_of(dotted)
-    if found is None:
-        section = location[0]
-        known = ", ".join(_section_keys(section))
-        return section, f"{shown(_value(values, location[:1]))} is not a section; it holds the keys {known}"
-    value = _value(values, location[:2])
-    text = not_allowed(found[0], value)
-    names_plugin = isinstance(value, str) and any(dotted == registry.key for _, registry in KINDS.values())
-    return dotted, f"{text}{outside.or_your_own()}" if names_plugin else text
-
-
 def not_allowed(info: FieldInfo, value: Value) -> str:
     """What to say about a value that a field does not take."""
     near = did_you_mean(value, allowed_words(info)) if isinstance(value, str) else ""
@@ -204,27 +169,20 @@ def not_allowed(info: FieldInfo, value: Value) -> str:
     return " ".join(part for part in (f"{shown(value)} is not allowed.", near, allowed) if part)
 
 
-def _unknown_key(location: tuple[str, ...]) -> str:
-    parent = ".".join(location[:-1])
-    known = _section_keys(parent)
-    name = location[-1]
+def unknown_key(location: Sequence[str]) -> str:
+    """What to say about a key that a section, or the configuration, does not have; the nearest one is named.
+
+    Args:
+        location: the section, where there is one, and the key.
+    """
+    section, name = location[0] if len(location) > 1 else "", location[-1]
+    known = section_keys(section)
     homes = [key for key in all_keys() if name in (key, key.rpartition(".")[2])]
-    near = f"Did you mean {' or '.join(map(repr, homes))}?" if homes else _near(name, parent, known)
+    near = f"Did you mean {' or '.join(map(repr, homes))}?" if homes else did_you_mean(name, known)
+    if not near and not section:  # a key may lack its section
+        spelled = {key.rpartition(".")[2]: key for key in reversed(all_keys())}
+        last = nearest(name, spelled)
+        near = f"Did you mean '{spelled[last]}'?" if last else ""
     if "." in name:
         near = "Write a section as a line of its own, with its keys indented below."
     return " ".join(part for part in ("unknown key.", near, f"Allowed: {', '.join(known)}") if part)
-
-
-def _near(name: str, parent: str, known: Sequence[str]) -> str:
-    """The nearest key of the section; at the top, where a key may lack its section, the nearest of all."""
-    near = did_you_mean(name, known)
-    if near or parent:
-        return near
-    spelled = {key.rpartition(".")[2]: key for key in reversed(all_keys())}
-    last = nearest(name, spelled)
-    return f"Did you mean '{spelled[last]}'?" if last else ""
-
-
-def _section_keys(dotted: str) -> tuple[str, ...]:
-    section = section_of(dotted)
-    return tuple(section.model_fields) if section is not None else ()

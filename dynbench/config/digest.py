@@ -17,7 +17,7 @@ NOT_IDENTITY = (
     *("workload.cache_dir", "workload.import_from"),
 )
 """Keys in which launches of one arm may differ."""
-OF_SILENT: Mapping[str, object] = {
+WITHOUT_COMMUNICATION: Mapping[str, object] = {
     "sync.communicate": False,
     "compress.name": "none",
     "compress.gather": "none",
@@ -26,7 +26,7 @@ OF_SILENT: Mapping[str, object] = {
     "train.save_model": False,
     "train.tensorboard": False,
 }
-"""The first, and what it makes idle."""
+"""Settings of the same training without communication: the first, and those that it leaves without a use."""
 SUFFIX = "-null"
 """Behind the name of its run, and of its arm."""
 _UNICODE_BREAKS = ("\x85", "\u2028", "\u2029")
@@ -107,13 +107,13 @@ def _flat(sections: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
 
 def without_communication(config: Config) -> Config:
     """The same training over a wire that sends nothing."""
-    return changed(config, OF_SILENT)
+    return changed(config, WITHOUT_COMMUNICATION)
 
 
-def is_like(silent: Config, config: Config) -> bool:
+def is_like(null: Config, config: Config) -> bool:
     """Whether one configuration is the other without communication."""
-    apart = differences(config, silent).keys()
-    return "sync.communicate" in apart and config.sync.communicate and apart <= OF_SILENT.keys()
+    apart = differences(config, null).keys()
+    return "sync.communicate" in apart and config.sync.communicate and apart <= WITHOUT_COMMUNICATION.keys()
 
 
 class _CoreDumper(yaml.SafeDumper):

@@ -24,7 +24,8 @@ def has_lengths(config: Config) -> bool:
     return entry is None or entry.lengths is not None
 
 
-def _lengths_are_there(config: Config) -> Problems:
+def lengths_are_there(config: Config) -> Problems:
+    """Policies and layouts that need samples of different lengths."""
     if has_lengths(config):
         return {}
     policy, workload = config.schedule.policy_name, config.workload
@@ -37,7 +38,8 @@ def _lengths_are_there(config: Config) -> Problems:
     }
 
 
-def _images_are_decoded_in_their_own_time(config: Config) -> Problems:
+def decoding_ahead(config: Config) -> Problems:
+    """What images cannot be decoded ahead under."""
     if not (workers := ahead(config)):
         return {}
     said = f"workload.workers: {workers}"
@@ -57,9 +59,6 @@ def ahead(config: Config) -> int:
     entry = known_entry(config)
     reads = entry is not None and entry.reads("workers")
     return options_of(config.workload, ImageOptions).workers if reads else 0
-
-
-IMAGE_RULES = (_lengths_are_there, _images_are_decoded_in_their_own_time)
 
 
 def image_warnings(config: Config) -> list[str]:

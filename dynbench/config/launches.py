@@ -94,14 +94,14 @@ def with_flags(launches: Launches, flags: Mapping[str, object], document: Docume
         return FLAGS[key] if key in given else f"{document.where(f'launches.{key}')}: launches.{key}"
 
     try:
-        asked = Launches.model_validate({**launches.model_dump(exclude_unset=True), **given})
+        merged = Launches.model_validate({**launches.model_dump(exclude_unset=True), **given})
     except ValidationError as error:
         found = {str(item["loc"][0]): item for item in error.errors()}
         wrong = [(key, given.get(key, item["input"]), item["msg"]) for key, item in found.items()]
         return launches, [
             f"{where(key)}: {value!r} is not allowed: {why[:1].lower()}{why[1:]}" for key, value, why in wrong
         ]
-    return asked, [f"{where(key)}: {problem}" for key, problem in launch_problems(asked)]
+    return merged, [f"{where(key)}: {problem}" for key, problem in launch_problems(merged)]
 
 
 def launch_problems(launches: Launches) -> Iterator[tuple[str, str]]:

@@ -1,23 +1,21 @@
-"""Settings laid over each other, from files and the command line, into one configuration."""
+"""The settings of a command as one flat map from dotted key to value and source, and the configuration made of it."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from pydantic import ValidationError
 
-from dynbench.config import describe
-from dynbench.config.describe import explain, shown
+from dynbench.config.describe import explain, field_of, section_keys, shown, unknown_key
 from dynbench.config.paths import path_problems
 from dynbench.config.rules import check_rules, known_world_size
 from dynbench.config.schema import Config
 from dynbench.config.typed_text import read_text
-from dynbench.config.yaml_strict import Document, Value, read_yaml
+from dynbench.config.yaml_strict import Document, Value, parse_yaml, read_yaml
 from dynbench.config.yaml_strict import Mapping as YamlMapping
 from dynbench.errors import ConfigError, UsageError
 from dynbench.plugins.policies import Layout, named_plan, plan_of
@@ -44,152 +42,200 @@ def given_twice(keys: Iterable[str]) -> Iterator[str]:
             yield f"{other}: given beside {one}, and both say {both}; leave one of them out"
 
 
-@dataclass
-class Layers:
-    """A document with values laid over it, each remembering who gave it.
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value, and where it came from.
 
     Args:
-        document: the lowest layer above the defaults.
+        value: as YAML has it.
+        source: how messages about it open: `c.yaml:4: `, `--set `, or nothing for a flag.
     """
 
-    document: Document
-    given_by: dict[str, str] = field(default_factory=dict)
-    opened_by: dict[str, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    value: Value
+    source: str = ""
 
-    def __post_init__(self) -> None:
-        self.values = deepcopy(self.document.mapping)
-        self.problems.extend(self.document.problems)
 
-    def lay(self, overrides: Sequence[str], flags: Mapping[str, object]) -> None:
-        """Lay what the command line sets over what is there: `--set`, then flags; None values count as not given."""
-        keys = [text.partition("=")[0].strip() for text in overrides]
-        keys += [key for key, value in flags.items() if value is not None]
-        self.problems.extend(given_twice(keys))
-        self.give_way(keys)
-        for text in overrides:
-            self.override(text)
-        for key, value in flags.items():
-            if value is not None:
-                self.flag(key, value)
+class Settings(dict[str, Setting]):
+    """Dotted key to setting; later layers replace the settings of earlier ones.
 
-    def give_way(self, keys: Iterable[str]) -> None:
-        """Take out what is there of settings that those of `keys`, which are laid over it, say in another way."""
-        for key in replaced_by(keys):
-            section, _, name = key.partition(".")
-            held = self.values.get(section)
-            if isinstance(held, dict):
-                held.pop(name, None)
+    A top-level key that is not a section, or does not hold a mapping, is stored under its own name and refused by
+    `config`.
 
-    def override(self, text: str) -> None:
-        """Lay `a.b=c` over what is there; a mistake joins `problems`."""
-        key, equals, raw = text.partition("=")
-        key = key.strip()
-        if not equals or not key:
-            self.problems.append(f"--set {text}: write it as key=value, like --set train.steps=200")
-            return
-        try:
-            self._put(key, read_text(key, raw.strip(), f"--set {key}"), "--set ")
-        except ConfigError as error:
-            self.problems.extend(error.problems)
+    Args:
+        source: how messages open about a key that no layer sets.
+    """
 
-    def flag(self, key: str, value: object) -> None:
-        """Lay the value of a command-line flag over what is there; a mistake joins `problems`."""
-        try:
-            self.typed(key, read_text(key, value, key) if isinstance(value, str) else cast(Value, value))
-        except ConfigError as error:
-            self.problems.extend(error.problems)
+    def __init__(self, source: str = "") -> None:
+        super().__init__()
+        self.sources = {"": source}
+        """Section to how messages open about those of its keys that no layer sets; the empty key is the default."""
+        self.problems: list[str] = []
+        self.dotted: dict[str, str] = {}
+        """Key of a YAML mapping that contains a dot to the message that refuses it."""
 
-    def typed(self, key: str, value: Value) -> None:
-        """Lay a copy of a value over what is there as it is: text that looks like a number stays text."""
-        self._put(key, deepcopy(value), "")
+    @classmethod
+    def of(cls, document: Document, section: str = "") -> Settings:
+        """The settings of a document, or of the mapping under one of its top-level keys."""
+        settings = cls(f"{document.source}: " if document.source else "")
+        settings.problems.extend(document.problems)
+        values = document.mapping.get(section) or {} if section else document.mapping
+        prefix = f"{section}." if section else ""
+        settings.put_mapping(cast(YamlMapping, values), lambda key: document.opening(prefix + key))
+        return settings
+
+    def put_mapping(self, values: YamlMapping, where: Callable[[str], str], section: str = "") -> None:
+        """Set every field of a YAML mapping.
+
+        Args:
+            values: sections with their fields, or the fields of `section`.
+            where: returns how messages about a dotted key open.
+            section: the section that `values` are the fields of; empty for whole sections.
+        """
+        for name, value in values.items():
+            key = f"{section}.{name}" if section else str(name)
+            if "." in str(name):
+                self.dotted[key] = f"{where(key)}{key}: {unknown_key((*filter(None, [section]), str(name)))}"
+            elif section or not section_keys(key) or not isinstance(value, dict | None):
+                self.put(key, Setting(value, where(key)))
+            else:
+                self.sources[key] = where(key)
+                self.put_mapping(value or {}, where, key)
+
+    def put(self, key: str, setting: Setting) -> None:
+        """Set a key; one below a field (`launch.slowdown.1`) is added to the mapping that the field holds."""
+        section, *names = key.split(".", 2)
+        if not names:
+            if isinstance(setting.value, dict) and section_keys(key):
+                self.put_mapping({key: setting.value}, lambda _: setting.source)
+                return
+            for below in [other for other in self if other.startswith(f"{key}.")]:
+                del self[below]
+            if setting.value is None and section_keys(key):
+                return
+        for above in (section, ".".join([section, *names[:1]]))[: len(names)]:
+            found = self.get(above)
+            if found is not None and not isinstance(found.value, dict | None):
+                self.problems.append(f"{found.source}{above}: {shown(found.value)} cannot hold {key}")
+                del self[above]
+        if names[1:]:
+            key, name = f"{section}.{names[0]}", names[1]
+            found = self.get(key, Setting(None, setting.source))
+            number = field_of(key) is not None and name.isdecimal()
+            value = {**cast(YamlMapping, found.value or {}), int(name) if number else name: setting.value}
+            setting = Setting(value, found.source)
+        self[key] = setting
+
+    def merge(self, layer: Mapping[str, Setting]) -> None:
+        """Merge a higher layer; its settings also remove those that they replace (see `PAIRS`)."""
+        for key in replaced_by(layer):
+            self.pop(key, None)
+        for key, setting in layer.items():
+            self.put(key, setting)
+
+    def merge_command_line(self, overrides: Sequence[str], flags: Mapping[str, object]) -> dict[str, Setting]:
+        """Merge what the command line sets, and return it as `command_line` does."""
+        given, problems = command_line(overrides, flags)
+        self.problems.extend([*given_twice(given), *problems])
+        self.merge(given)
+        if given:
+            self.sources[""] = ""
+        return given
 
     def config(self, *, rules: bool = True, paths: bool = False, trains: bool = True) -> Config:
         """The validated configuration.
 
         Args:
-            rules: also check the rules over several fields.
+            rules: also check the rules over several fields; a run's record is read without.
             paths: also look up the files and folders that training reads.
             trains: ranks are to train with it; False leaves out the rules on their batches.
 
         Raises:
             ConfigError: every mistake found in any layer.
         """
-        self.problems.extend(f"{self._where(line.partition(':')[0])}{line}" for line in self._said_twice())
-        values = self._spelled_out()
-        sections = {key: {} if value is None else freeze(value) for key, value in values.items()}
+        # A configuration with all of the section is a run's, in which one of the two follows from the other.
+        if rules and not all(f"train.{name}" in self for name in section_keys("train")):
+            twice = given_twice(key for key, setting in self.items() if setting.value is not None)
+            self.problems.extend(self._located(problem) for problem in twice)
+        self._spell_out_policy()
         try:
-            config = Config.model_validate(sections)
+            config = Config.model_validate(freeze(self.sections()))
         except ValidationError as error:
-            self.problems.extend(explain(error, values, self._where))
-        else:
-            if not self.problems:
-                found = check_rules(config, known_world_size(config), trains=trains) if rules else []
-                found += path_problems(config) if paths else []
-                self.problems.extend(self._located(problem) for problem in found)
+            self.problems.extend(explain(error, {key: setting.value for key, setting in self.items()}, self.where))
+        self.problems.extend(self.dotted.values())
+        if not self.problems:
+            found = check_rules(config, known_world_size(config), trains=trains) if rules else []
+            found += path_problems(config) if paths else []
+            self.problems.extend(map(self._located, found))
         if self.problems:
             raise ConfigError(self.problems)
         return config
 
-    def _said_twice(self) -> Iterator[str]:
-        """What the document alone says in two ways; one that says all of a section is that of a run, which follows."""
-        given = []
-        for section, values in self.values.items():
-            model, whole = describe.section_of(str(section)), self.document.mapping.get(section)
-            if model is None or (isinstance(whole, dict) and {*model.model_fields} <= {*whole}):
-                continue
-            if isinstance(values, dict):
-                keys = (f"{section}.{name}" for name, value in values.items() if value is not None)
-                given += [key for key in keys if key not in self.given_by]
-        return given_twice(given)
+    def sections(self) -> YamlMapping:
+        """The values as nested mappings: section to field to value."""
+        sections: YamlMapping = {}
+        for key, setting in self.items():
+            section, dot, name = key.partition(".")
+            if dot:
+                cast(YamlMapping, sections.setdefault(section, {}))[name] = setting.value
+            else:
+                sections[key] = setting.value
+        return sections
 
-    def _spelled_out(self) -> YamlMapping:
-        """The values, with a policy's name that says a layout too (`packed`) put as the two settings that it means."""
-        schedule, workload = self.values.get("schedule"), self.values.get("workload") or {}
-        name = schedule.get("policy") if isinstance(schedule, dict) else None
-        if not isinstance(name, str) or not isinstance(workload, dict) or plan_of(name)[0] == name:
-            return self.values
-        policy, layout = plan_of(name)
-        try:
-            named_plan(name, cast("Layout | None", workload.get("layout")))
-        except UsageError as error:
-            self.problems.append(f"{self._where('workload.layout')}{error.message}")
-        assert isinstance(schedule, dict)
-        meant: YamlMapping = {"schedule": {**schedule, "policy": policy}, "workload": {**workload, "layout": layout}}
-        return {**self.values, **meant}
-
-    def _put(self, dotted: str, value: Value, opening: str) -> None:
-        *parents, last = dotted.split(".")
-        node: YamlMapping = self.values
-        for depth, part in enumerate(parents):
-            child = node.get(part)
-            if not isinstance(child, dict):
-                above = ".".join(parents[: depth + 1])
-                if child is not None:
-                    self.problems.append(f"{self._where(above)}{above}: {shown(child)} cannot hold {dotted}")
-                child = node[part] = {}
-                self.opened_by.setdefault(above, opening)
-            node = child
-        found = describe.field_of(dotted)
-        key = int(last) if found is not None and found[1] and last.isdecimal() else last
-        node[key] = value
-        self.given_by[dotted] = opening
-
-    def _where(self, dotted: str) -> str:
-        """How a message opens: the file and line, or nothing for what the command line gave."""
-        if dotted in self.opened_by:
-            return self.opened_by[dotted]
-        parts = dotted.split(".")
-        for depth in range(len(parts), 0, -1):
-            key = ".".join(parts[:depth])
-            if key in self.given_by:
-                return self.given_by[key]
-            if place := self.document.place(key):
-                return f"{place}: "
-        return f"{self.document.source}: " if self.document.source and not self.given_by else ""
+    def where(self, dotted: str) -> str:
+        """How a message about a key opens."""
+        section = dotted.partition(".")[0]
+        within = (setting.source for key, setting in self.items() if key.startswith(f"{dotted}."))
+        found = self.get(dotted) or self.get(section)
+        return found.source if found else next(within, self.sources.get(section, self.sources[""]))
 
     def _located(self, problem: str) -> str:
-        return f"{self._where(problem.partition(':')[0])}{problem}"
+        return f"{self.where(problem.partition(':')[0])}{problem}"
+
+    def _spell_out_policy(self) -> None:
+        """Put a policy's name that says a layout too (`packed`) as the two settings that it means."""
+        given, layout = self.get("schedule.policy"), self.get("workload.layout", Setting(None))
+        if given is None or not isinstance(given.value, str) or "workload" in self:
+            return
+        policy, meant = plan_of(given.value)
+        if policy == given.value:
+            return
+        try:
+            named_plan(given.value, cast("Layout | None", layout.value))
+        except UsageError as error:
+            self.problems.append(self._located(error.message))
+        self.update(
+            {"schedule.policy": Setting(policy, given.source), "workload.layout": Setting(meant, layout.source)}
+        )
+
+
+def command_line(overrides: Sequence[str], flags: Mapping[str, object]) -> tuple[dict[str, Setting], list[str]]:
+    """What the command line sets, flags over `--set`, and a line for each mistake in it.
+
+    Args:
+        overrides: texts of `--set`, like `train.steps=200`.
+        flags: dotted key to value, typed or as typed by the user; None values count as not given.
+    """
+    typed: list[tuple[str, object, str]] = []
+    for text in overrides:
+        key, equals, raw = (part.strip() for part in text.partition("="))
+        typed.append((key, raw, "--set ") if equals and key else ("", text, "--set "))
+    typed += [(key, value, "") for key, value in flags.items() if value is not None]
+    settings: dict[str, Setting] = {}
+    problems: list[str] = []
+    for key, given, source in typed:
+        if not key:
+            problems.append(f"--set {given}: write it as key=value, like --set train.steps=200")
+            continue
+        try:
+            value = read_text(key, given, source + key) if isinstance(given, str) else cast(Value, given)
+        except ConfigError as error:
+            problems.extend(error.problems)
+            continue
+        if isinstance(value, dict) and section_keys(key):
+            settings |= {f"{key}.{name}": Setting(inner, source) for name, inner in value.items()}
+        else:
+            settings[key] = Setting(value, source)
+    return settings, problems
 
 
 def freeze(value: object) -> object:
@@ -204,6 +250,7 @@ def load_config(
     overrides: Sequence[str] = (),
     flags: Mapping[str, object] | None = None,
     *,
+    rules: bool = True,
     paths: bool = False,
     trains: bool = True,
 ) -> Config:
@@ -213,6 +260,7 @@ def load_config(
         path: a YAML file, or None.
         overrides: texts like `train.steps=200`; the value is read as in a YAML file.
         flags: dotted key to value, typed or as typed by the user; None values count as not given.
+        rules: also check the rules over several fields.
         paths: also look up the files and folders that training reads.
         trains: ranks are to train with it; False leaves out the rules on their batches.
 
@@ -220,16 +268,16 @@ def load_config(
         ConfigError: every mistake found, each opening with `file:line` where it has one, and its dotted key.
         UsageError: the file cannot be read.
     """
-    document = Document("") if path is None else read_document(path)
+    document = Document("") if path is None else read_yaml(yaml_text(path), str(path))
     if "arms" in document.mapping:
         raise ConfigError(
-            [f"{document.place('arms')}: arms: a recipe, which compares arms; expected a single configuration"],
+            [f"{document.where('arms')}: arms: a recipe, which compares arms; expected a single configuration"],
             f"Run it with `dynbench compare {shlex.quote(str(path))}`. For one of its arms, give -c a file of what "
             "stands under `settings`, and what the arm sets with --set.",
         )
-    layers = Layers(document)
-    layers.lay(overrides, flags or {})
-    return layers.config(paths=paths, trains=trains)
+    settings = Settings.of(document)
+    settings.merge_command_line(overrides, flags or {})
+    return settings.config(rules=rules, paths=paths, trains=trains)
 
 
 def load_mapping(path: Path) -> Document:
@@ -239,34 +287,7 @@ def load_mapping(path: Path) -> Document:
         ConfigError: the file is not strict YAML.
         UsageError: the file cannot be read.
     """
-    document = read_document(path)
-    if document.problems:
-        raise ConfigError(document.problems)
-    return document
-
-
-def validate_config(mapping: YamlMapping, document: Document, *, rules: bool = True) -> Config:
-    """The configuration of a mapping that is already read.
-
-    Args:
-        mapping: sections and their fields, plain values.
-        document: where the values come from; its lines are named in messages.
-        rules: also check the rules over several fields.
-
-    Raises:
-        ConfigError: every mistake found.
-    """
-    located = Document(document.source, mapping, document.positions)
-    return Layers(located).config(rules=rules)
-
-
-def read_document(path: Path) -> Document:
-    """Read a YAML file without raising for what is in it.
-
-    Raises:
-        UsageError: the file cannot be read.
-    """
-    return read_yaml(yaml_text(path), str(path))
+    return parse_yaml(yaml_text(path), str(path))
 
 
 def yaml_text(path: Path) -> str:

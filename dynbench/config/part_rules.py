@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dynbench.config.digest import changed
 from dynbench.config.image_rules import Problems, known_entry
 from dynbench.config.ranks import Ranks
-from dynbench.config.schema import Config, Train, Workload
+from dynbench.config.schema import Config, Train
 from dynbench.plugins import DATASETS, STRATEGIES, WORKLOADS, options_of
 from dynbench.plugins.compressors import Int8Options, int8_levels
 from dynbench.plugins.datasets import FileOptions, SecondOptions, TextFileOptions
 from dynbench.plugins.policies import PrefixOptions, whole_windows
 
 
-def _data_files(config: Config) -> Problems:
+def data(config: Config) -> Problems:
+    """Files and columns that the data set does not read, or lacks, and samples that the workload cannot learn."""
     workload, files = config.workload, options_of(config.workload, TextFileOptions)
     dataset = DATASETS[workload.dataset]
     kind = "folder" if dataset.folder else "file"
@@ -23,45 +24,35 @@ def _data_files(config: Config) -> Problems:
         f"{kind.upper()})": dataset.of_files and files.data_path is None,
     }
     options = (*FileOptions.model_fields, *SecondOptions.model_fields)
-    asked = {option: (getattr(workload, option), DATASETS.readers(option)) for option in options}
+    given = {option: (getattr(workload, option), DATASETS.readers(option)) for option in options}
     texts = [name for name, entry in DATASETS.items() if entry.of_files and entry.of_texts]
-    asked["tokenizer"] = (workload.tokenizer, [workload.dataset] if dataset.of_texts else texts)
-    for key, (value, readers) in asked.items():
-        fitting = [name for name in readers if _fits(workload, name)]
+    given["tokenizer"] = (workload.tokenizer, [workload.dataset] if dataset.of_texts else texts)
+    entry = WORKLOADS.get(workload.name)
+    for key, (value, readers) in given.items():
+        fitting = [name for name in readers if entry is None or entry.samples in DATASETS[name].samples]
         last = " or ".join(fitting[-2:])
         others = f"set workload.dataset to {', '.join([*fitting[:-2], last])}, or " if fitting else ""
         line = f"workload.{key}: {value!r} is not read by dataset {workload.dataset!r}; {others}leave it out"
         problems[line] = value is not None and workload.dataset not in readers and not workload.runs_own_code
-    same = f"workload.label_column: {files.label_column!r} is the text column too; name another"
-    return problems | {same: files.text_column == files.label_column}
-
-
-def _fits(workload: Workload, dataset: str) -> bool:
-    """Whether a data set has what the workload learns from, as far as is known."""
-    entry = WORKLOADS.get(workload.name)
-    return entry is None or entry.samples in DATASETS[dataset].samples
-
-
-def _the_data_are_of_the_workloads_kind(config: Config) -> Problems:
-    if (entry := known_entry(config)) is None:
-        return {}
-    dataset = DATASETS[config.workload.dataset]
+    problems[f"workload.label_column: {files.label_column!r} is the text column too; name another"] = (
+        files.text_column == files.label_column
+    )
+    if (known := known_entry(config)) is None:
+        return problems
     unlabelled = [name for name, other in WORKLOADS.items() if not other.classes]
-    fitting = [name for name, other in DATASETS.items() if entry.samples in other.samples]
-    labels = dataset.classes or not entry.classes
-    return {
-        f"workload.dataset: {dataset.name!r} has texts without labels, which {entry.name} is to learn; "
-        f"set workload.name to {' or '.join(unlabelled)} (--workload), or name a data set with labels": not labels,
-        f"workload.dataset: {dataset.name!r} has {' or '.join(dataset.samples)}, and {entry.name} learns from "
-        f"{entry.samples}; set it to {' or '.join(fitting)} (--dataset), or name another workload "
-        "(--workload)": entry.samples not in dataset.samples,
+    fitting = [name for name, other in DATASETS.items() if known.samples in other.samples]
+    return problems | {
+        f"workload.dataset: {dataset.name!r} has texts without labels, which {known.name} is to learn; set "
+        f"workload.name to {' or '.join(unlabelled)} (--workload), or name a data set with "
+        "labels": known.classes and not dataset.classes,
+        f"workload.dataset: {dataset.name!r} has {' or '.join(dataset.samples)}, and {known.name} learns from "
+        f"{known.samples}; set it to {' or '.join(fitting)} (--dataset), or name another workload "
+        "(--workload)": known.samples not in dataset.samples,
     }
 
 
-DATA_RULES = (_data_files, _the_data_are_of_the_workloads_kind)
-
-
-def _training(config: Config) -> Problems:
+def training(config: Config) -> Problems:
+    """Settings of the loop that do not go with each other, the launcher or the strategy."""
     train, sync, strategy = config.train, config.sync, STRATEGIES.get(config.sync.name)
     virtual, idle = config.launch.launcher == "virtual", not sync.trains
     # Of epochs it is decided later how many steps there are.
@@ -77,10 +68,11 @@ def _training(config: Config) -> Problems:
         f"profiled; set train.warmup_steps to {profiled + 1} or more": profiled and profiled >= train.warmup_steps,
         f"train.save_model: true, but code of your own makes the model of {config.workload.name}; "
         "save it there": train.save_model and config.workload.runs_own_code,
-        f"train.save_model: true, but with {sync.silent} no model is trained; change either": train.save_model and idle,
+        f"train.save_model: true, but with {sync.disabled_by} no model is trained; change either": train.save_model
+        and idle,
         "train.exposed: true, but virtual ranks send nothing to each other; "
         "set launch.launcher to torchrun": train.exposed and virtual,
-        f"train.exposed: true, but {sync.silent} sends nothing already; change either": train.exposed and idle,
+        f"train.exposed: true, but {sync.disabled_by} sends nothing already; change either": train.exposed and idle,
         f"train.exposed: true, but under sync.name {sync.name!r} a server steps by what workers send; set it to false, "
         "or choose another strategy": train.exposed and strategy is not None and strategy.servers,
         f"train.exposed: true, but a profiler (train.profile_steps: {profiled}) is of the whole process, in which two "
@@ -90,9 +82,6 @@ def _training(config: Config) -> Problems:
         "train.memory_parts: true, but there is no warm-up to count in; "
         "set train.warmup_steps to 1 or more": train.memory_parts and not train.warmup_steps,
     }
-
-
-TRAIN_RULES = (_training,)
 
 
 def with_global_batch(config: Config, workers: int) -> Config:
@@ -120,7 +109,7 @@ def batch_problem(train: Train, workers: int) -> str | None:
 def whole_window_steps(config: Config) -> Mapping[str, int]:
     """The settings that have to be larger for no window to be split, as they should be; none where none is.
 
-    Where epochs are asked for, the last step ends one, and a window with it. Else the data may end an epoch, with which
+    With epochs, the last step ends one, and a window with it. Else the data may end an epoch, with which
     windows begin anew, but that is not known here.
     """
     if config.schedule.policy_name != "window":
@@ -163,7 +152,7 @@ def buffer_size(config: Config, workers: int) -> int:
 
 def _the_batch_is_dealt(config: Config, ranks: Ranks) -> Problems:
     batch, micro, workers = config.train.global_batch, config.schedule.micro_batches, ranks.workers
-    policy, held = config.schedule.policy_name, buffer_size(config, ranks.workers)
+    policy, buffer = config.schedule.policy_name, buffer_size(config, ranks.workers)
     if batch < workers:
         reached = f"{batch} is less than the {ranks}, each of which needs a sample; nearest that works: {workers}"
         return {f"train.global_batch: {reached}": True}
@@ -173,8 +162,8 @@ def _the_batch_is_dealt(config: Config, ranks: Ranks) -> Problems:
         f"greatest that works: {batch // workers}": batch < slots,
         f"train.global_batch: {batch} cannot be dealt equally to {ranks}, as static must; "
         f"nearest that works: {below} or {below + workers}": policy == "static" and batch % workers,
-        f"schedule.buffer: {held} samples on each of {ranks} are {workers * held}, fewer than train.global_batch "
-        f"{batch}; nearest that works: {-(-batch // workers)}": policy == "prefix" and workers * held < batch,
+        f"schedule.buffer: {buffer} samples on each of {ranks} are {workers * buffer}, fewer than train.global_batch "
+        f"{batch}; nearest that works: {-(-batch // workers)}": policy == "prefix" and workers * buffer < batch,
     }
 
 

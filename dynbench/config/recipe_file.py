@@ -9,7 +9,7 @@ from typing import cast
 
 from dynbench.config.digest import dump_yaml
 from dynbench.config.launches import written
-from dynbench.config.layers import Layers, load_mapping, replaced_by
+from dynbench.config.layers import Settings, load_mapping, replaced_by
 from dynbench.config.recipes import ITEMS, Recipe, RecipeText, find_recipe
 from dynbench.config.typed_text import overlap, read_settings, read_values
 from dynbench.config.yaml_strict import Document, Positions, Value
@@ -31,10 +31,10 @@ def written_recipe(
         recipes: what it was resolved to.
     """
     text = document.mapping
-    layers = Layers(Document("", cast(YamlMapping, text.get("settings") or {})))
-    layers.lay(overrides, flags)
-    outermost = [key for key in layers.given_by if not any(key.startswith(f"{other}.") for other in layers.given_by)]
-    given = {key: _at(layers.values, key) for key in outermost}
+    settings = Settings.of(document, "settings")
+    layer = settings.merge_command_line(overrides, flags)
+    outermost = [key for key in layer if not any(key.startswith(f"{other}.") for other in layer)]
+    given = {key: settings.get(key, layer[key]).value for key in outermost}
     arms = [
         {**arm, "set": _under(cast(YamlMapping, arm.get("set") or {}), given)}
         for arm in cast("list[YamlMapping]", text["arms"])
@@ -42,7 +42,7 @@ def written_recipe(
     cells = [_under(cell, given) for cell in cast("list[YamlMapping]", text.get("cells") or [])]
     return {
         "description": text["description"],
-        **({"settings": layers.values} if layers.values else {}),
+        **({"settings": settings.sections()} if settings else {}),
         "arms": [arm if arm["set"] else {"name": arm["name"]} for arm in arms],
         **({"cells": cells} if cells else {}),
         "baseline": recipes[0].baseline,
@@ -59,21 +59,14 @@ def recipe_yaml(recipe: Mapping[str, object]) -> str:
 def _under(settings: YamlMapping, given: Mapping[str, Value]) -> YamlMapping:
     """Settings of an arm or cell with what is given for all laid over, as far as it concerns them."""
     settings = {key: value for key, value in settings.items() if key not in set(replaced_by(given))}
-    kept = {key: value for key, value in settings.items() if not any(f"{key}.".startswith(f"{one}.") for one in given)}
-    within = {one: value for one, value in given.items() if any(one.startswith(f"{key}.") for key in kept)}
-    return kept | within
+    remaining = {
+        key: value for key, value in settings.items() if not any(f"{key}.".startswith(f"{one}.") for one in given)
+    }
+    within = {one: value for one, value in given.items() if any(one.startswith(f"{key}.") for key in remaining)}
+    return remaining | within
 
 
-def _at(values: YamlMapping, dotted: str) -> Value:
-    """The value that was laid at a dotted key; keys of a mapping field may be numbers."""
-    node: Value = values
-    for part in dotted.split("."):
-        assert isinstance(node, dict), "it was laid there"
-        node = node[part] if part in node else node[int(part)]
-    return node
-
-
-Settings = dict[str, Value]
+Values = dict[str, Value]
 
 
 def sweep_document(
@@ -143,7 +136,7 @@ def _base(reference: str | None, config: str | None, arms: Sequence[str]) -> tup
     return None, base
 
 
-def _read_arm(text: str, short: Mapping[str, str], problems: list[str]) -> tuple[str, Settings]:
+def _read_arm(text: str, short: Mapping[str, str], problems: list[str]) -> tuple[str, Values]:
     """The name before the first colon, and the settings behind it."""
     name, _, settings = text.partition(":")
     name = name.strip()
@@ -155,7 +148,7 @@ def _read_arm(text: str, short: Mapping[str, str], problems: list[str]) -> tuple
     return name, read_settings(settings, f"--arm {name}", short, problems)
 
 
-def _with_arms(base: Document, named: Sequence[tuple[str, Settings]]) -> Document:
+def _with_arms(base: Document, named: Sequence[tuple[str, Values]]) -> Document:
     found = base.mapping.get("arms", [])
     if not named or not isinstance(found, list):
         return base
@@ -173,16 +166,11 @@ def _with_cells(base: Document, swept: Sequence[tuple[str, Sequence[Value]]]) ->
     found = base.mapping.get("cells") or [{}]
     if not swept or not isinstance(found, list) or not all(isinstance(cell, dict) for cell in found):
         return base
-    positions = {key: line for key, line in base.positions.items() if not key.startswith("cells.")}
-    cells: list[Value] = []
+    positions, cells = dict(base.positions), cast("list[Value]", [])
     for number, cell in enumerate(cast("list[YamlMapping]", found)):
         for values in product(*(values for _, values in swept)):
             where = f"cells.{len(cells)}"
-            positions |= {
-                f"{where}.{key.removeprefix(f'cells.{number}.')}": line
-                for key, line in base.positions.items()
-                if key.startswith(f"cells.{number}.")
-            }
+            positions |= {f"{where}.{key}": base.where(f"cells.{number}.{key}") for key in cell}
             positions |= {f"{where}.{key}": "--over" for key, _ in swept}
             cells.append(cell | dict(zip((key for key, _ in swept), values, strict=True)))
     return Document(base.source, {**base.mapping, "cells": cells}, positions)
@@ -190,7 +178,7 @@ def _with_cells(base: Document, swept: Sequence[tuple[str, Sequence[Value]]]) ->
 
 def _contradictions(
     base: Document,
-    named: Sequence[tuple[str, Settings]],
+    named: Sequence[tuple[str, Values]],
     swept: Sequence[tuple[str, Sequence[Value]]],
     shared: Mapping[str, str],
 ) -> Iterator[str]:
@@ -220,6 +208,6 @@ def _overlapping(key: str, keys: Iterable[object]) -> list[str]:
 
 
 def _objects(document: Document, key: str) -> list[YamlMapping]:
-    """The mappings of a list in the document; what is something else is told when it is resolved."""
+    """The mappings of a list in the document; anything else is refused when it is resolved."""
     found = document.mapping.get(key)
     return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []

@@ -10,13 +10,13 @@ from typing import Annotated, Literal, cast
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from dynbench.config.digest import dump_yaml, recorded
+from dynbench.config.describe import all_keys
+from dynbench.config.digest import dump_yaml, recorded, value_of
 from dynbench.config.launches import Launches, counted, with_flags, written
-from dynbench.config.layers import Layers, load_mapping
+from dynbench.config.layers import Setting, Settings, command_line, load_mapping
 from dynbench.config.schema import Config
 from dynbench.config.typed_text import overlap
 from dynbench.config.yaml_strict import Document, Value
-from dynbench.config.yaml_strict import Mapping as YamlMapping
 from dynbench.errors import ConfigError, UsageError, did_you_mean
 from dynbench.plugins.code import recipes_dir
 from dynbench.plugins.registry import Section
@@ -152,63 +152,43 @@ def resolve_cells(
         ConfigError: every mistake, those that the document knows among them.
     """
     text = _read_text(document)
-    problems = list(document.problems)
+    counts, wrong = with_flags(text.launches, launches or {}, document)
+    problems = dict.fromkeys([*document.problems, *_rules(text, document), *wrong])
+    given, _ = command_line(overrides, flags or {})
     recipes = []
-    for cell in range(max(1, len(text.cells))):
-        try:
-            recipes.append(_load_cell(name, document, text, cell, overrides, flags or {}, launches or {}, paths))
-        except ConfigError as error:
-            problems += [problem for problem in error.problems if problem not in problems]
+    for number, cell in enumerate(text.cells or ({},)):
+        arms: dict[str, Config] = {}
+        for index, arm in enumerate(text.arms):
+            settings = Settings.of(document, "settings")
+            for where, values in ((f"cells.{number}", cell), (f"arms.{index}.set", arm.set)):
+                settings.merge(
+                    {k: Setting(cast(Value, v), document.opening(f"{where}.{k}")) for k, v in values.items()}
+                )
+            settings.merge_command_line(overrides, flags or {})
+            try:
+                arms[arm.name] = settings.config(paths=paths)
+            except ConfigError as error:
+                problems |= dict.fromkeys(error.problems)
+        added = {key: value for key, value in cell.items() if not any(overlap(key, other) for other in given)}
+        baseline = text.baseline or text.arms[0].name
+        recipes.append(Recipe(name, text.description, arms, baseline, counts, added, text.question))
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(list(problems))
     return recipes
-
-
-def _load_cell(
-    name: str,
-    document: Document,
-    text: RecipeText,
-    cell: int,
-    overrides: Sequence[str],
-    flags: Mapping[str, object],
-    launches: Mapping[str, object],
-    paths: bool,
-) -> Recipe:
-    problems = list(_rules(text, document))
-    asked, wrong = with_flags(text.launches, launches, document)
-    problems += wrong
-    arms: dict[str, Config] = {}
-    laid_over: set[str] = set()
-    for index, arm in enumerate(text.arms):
-        layers = Layers(_arm_document(document, text, cell, index))
-        layers.lay(overrides, flags)
-        laid_over |= layers.given_by.keys()
-        try:
-            arms[arm.name] = layers.config(rules=not document.problems, paths=paths)
-        except ConfigError as error:
-            problems += [problem for problem in error.problems if problem not in problems]
-    if problems:
-        raise ConfigError(problems)
-    added = {
-        key: value
-        for key, value in (text.cells[cell] if text.cells else {}).items()
-        if not any(overlap(key, given) for given in laid_over)
-    }
-    return Recipe(name, text.description, arms, text.baseline or text.arms[0].name, asked, added, text.question)
 
 
 def dump_recipe(recipe: Recipe) -> str:
     """The recipe as YAML that loads back to it: the baseline's whole configuration, and each arm's differences."""
     baseline = recipe.arms[recipe.baseline]
-    whole = baseline.model_dump()
-    arms = [
-        {"name": name, "set": dict(_differences(whole, config.model_dump()))} for name, config in recipe.arms.items()
-    ]
+    changes = {
+        name: {key: value for key in all_keys() if (value := value_of(config, key)) != value_of(baseline, key)}
+        for name, config in recipe.arms.items()
+    }
     return dump_yaml(
         {
             "description": recipe.description,
             "settings": recorded(baseline),
-            "arms": arms,
+            "arms": [{"name": name, "set": changed} for name, changed in changes.items()],
             "baseline": recipe.baseline,
             "launches": written(recipe.launches),
             **({"question": recipe.question} if recipe.question else {}),
@@ -219,10 +199,7 @@ def dump_recipe(recipe: Recipe) -> str:
 
 
 def _read_text(document: Document) -> RecipeText:
-    top = dict(document.mapping)
-    for key in ("arms", "cells"):
-        if isinstance(listed := top.get(key), list):
-            top[key] = cast(Value, tuple(listed))
+    top = {key: tuple(value) if isinstance(value, list) else value for key, value in document.mapping.items()}
     try:
         return RecipeText.model_validate(top)
     except ValidationError as error:
@@ -258,25 +235,3 @@ def _rules(text: RecipeText, document: Document) -> Iterator[str]:
     if text.baseline is not None and text.baseline not in names:
         known = f"{did_you_mean(text.baseline, names)} Arms: {', '.join(names)}".lstrip()
         yield f"{document.where('baseline')}: baseline: '{text.baseline}' is not an arm. {known}"
-
-
-def _arm_document(document: Document, text: RecipeText, cell: int, arm: int) -> Document:
-    """Shared settings with one cell's and one arm's laid over, as a configuration document that keeps their lines."""
-    prefix = "settings."
-    lines = {key.removeprefix(prefix): line for key, line in document.positions.items() if key.startswith(prefix)}
-    layers = Layers(Document(document.source, cast(YamlMapping, text.settings)))
-    added = [(f"cells.{cell}", text.cells[cell])] if text.cells else []
-    for where, values in (*added, (f"arms.{arm}.set", text.arms[arm].set)):
-        layers.give_way(values)
-        for key, value in values.items():
-            layers.typed(key, cast(Value, value))
-            lines[key] = document.positions[f"{where}.{key}"]
-    return Document(document.source, layers.values, lines)
-
-
-def _differences(shared: Mapping[str, object], arm: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    for section, fields in arm.items():
-        base = cast(Mapping[str, object], shared[section])
-        for key, value in cast(Mapping[str, object], fields).items():
-            if base[key] != value:
-                yield f"{section}.{key}", value

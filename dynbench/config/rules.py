@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from dynbench.config.image_rules import IMAGE_RULES, Problems, image_warnings, known_entry
+from dynbench.config.image_rules import Problems, decoding_ahead, image_warnings, known_entry, lengths_are_there
 from dynbench.config.part_rules import (
-    DATA_RULES,
-    TRAIN_RULES,
     batch_is_open,
     batch_problem,
     buffer_size,
+    data,
     rank_problems,
     split_window_warnings,
+    training,
     with_global_batch,
 )
 from dynbench.config.ranks import Ranks, ranks_of
@@ -32,7 +32,7 @@ from dynbench.units import parse_bytes
 
 DEFAULT_VIRTUAL_RANKS = 4
 MOST_MISSED = 0.05
-"""Of the meetings that measured steps have their share of."""
+"""Part by which the averagings within the measured steps may miss their share."""
 
 
 def check_rules(config: Config, world_size: int | None, *, trains: bool = True) -> list[str]:
@@ -43,8 +43,11 @@ def check_rules(config: Config, world_size: int | None, *, trains: bool = True) 
         world_size: ranks; None leaves out the rules that need them.
         trains: ranks are to train with it; False leaves out the rules on their batches.
     """
-    rules = [rule for rule in RULES if trains or rule is not _subset_holds_a_batch]
-    problems = [problem for rule in rules for problem, holds in rule(config).items() if holds]
+    problems = [problem for rule in RULES for problem, holds in rule(config).items() if holds]
+    subset, batch = config.workload.subset, config.train.global_batch
+    if trains and subset is not None and subset < batch and not batch_is_open(config.train):
+        fewer = f"{subset} samples are fewer than train.global_batch {batch}; least that works: {batch}"
+        problems.append(f"workload.subset: {fewer}")
     if trains and world_size is not None:
         played = config.launch.launcher == "virtual"  # which no strategy with servers is, as said above
         ranks = Ranks(world_size) if played else ranks_of(config, world_size)
@@ -72,33 +75,28 @@ def rule_warnings(config: Config, world_size: int, uses: Sequence[Use] | None = 
         uses: what the settings were given for, to name those that nothing reads; None is training with `config`, and
             empty leaves them out.
     """
-    if uses is None:
-        uses = (Use(config, config, world_size),)
-    warnings = []
+    uses = (Use(config, config, world_size),) if uses is None else uses
     batch, ranks = config.train.global_batch, ranks_of(config, world_size)
-    if config.schedule.policy_name == "prefix":
-        buffer = buffer_size(config, ranks.workers)
-        held, every_count = ranks.workers * buffer, buffer > batch - ranks.workers
-        if batch <= held < 2 * batch and not every_count:
-            warnings.append(
-                f"schedule.buffer: {ranks} hold {held} samples for a global batch of {batch}, which leaves "
-                f"little to choose; the limit is {2 * batch}, set it to {-(-2 * batch // ranks.workers)} or more"
-            )
-    if config.schedule.policy_name == "window" and config.schedule.window_size == 1:
-        warnings.append(
-            "schedule.window: 1 global batch at a time is what partition plans; set 2 or more, 8 is usual (--window 8)"
-        )
+    policy, buffer = config.schedule.policy_name, buffer_size(config, ranks.workers)
+    samples = ranks.workers * buffer
+    little = policy == "prefix" and batch <= samples < 2 * batch and buffer <= batch - ranks.workers
+    warnings = {
+        f"schedule.buffer: {ranks} hold {samples} samples for a global batch of {batch}, which leaves little to "
+        f"choose; the limit is {2 * batch}, set it to {-(-2 * batch // ranks.workers)} or more": little,
+        "schedule.window: 1 global batch at a time is what partition plans; set 2 or more, 8 is usual "
+        "(--window 8)": policy == "window" and config.schedule.window_size == 1,
+    }
     return [
-        *warnings,
+        *(warning for warning, holds in warnings.items() if holds),
         *split_window_warnings(config),
-        *_meetings_missed(config),
+        *_few_or_many_averagings(config),
         *image_warnings(config),
         *unread("train", uses),
     ]
 
 
-def _meetings_missed(config: Config) -> Iterator[str]:
-    """Of ranks that step apart, measured steps that hold clearly more or fewer meetings than their share."""
+def _few_or_many_averagings(config: Config) -> Iterator[str]:
+    """Of ranks that step apart, measured steps that have clearly more or fewer averagings than their share."""
     strategy, train = STRATEGIES.get(config.sync.name), config.train
     if strategy is None or not strategy.reads("inner_steps"):
         return
@@ -113,7 +111,7 @@ def _meetings_missed(config: Config) -> Iterator[str]:
 
 
 def makes_probe(config: Config, *, on_gpus: bool) -> bool:
-    """Whether a probe comes first: asked for, or dynamic scheduling on GPUs with nothing known about their memory.
+    """Whether a probe comes first: configured, or dynamic scheduling on GPUs with nothing known about their memory.
 
     Never by itself on several nodes, where every node would make one of its own.
     """
@@ -123,72 +121,57 @@ def makes_probe(config: Config, *, on_gpus: bool) -> bool:
     return by_itself and config.schedule.mode == "dynamic" and config.schedule.capacity is None
 
 
-def _the_workload_has_the_size(config: Config) -> Problems:
-    workload, entry = config.workload, known_entry(config)
-    if entry is None or workload.size == "auto":
-        return {}
-    sizes = ("auto", *entry.sizes, *entry.aliases)
+def _workload(config: Config) -> Problems:
+    workload, entry, known = config.workload, WORKLOADS.get(config.workload.name), known_entry(config)
+    sizes = ("auto", *known.sizes, *known.aliases) if known else (workload.size,)
     begin = [name for name in sizes if workload.size and name.startswith(workload.size)]
     meant = f"Did you mean {' or '.join(begin)}?" if begin else did_you_mean(workload.size, sizes)
-    line = f"workload.size: {workload.size!r} is not a size of {workload.name}; known: {', '.join(sizes)}. {meant}"
-    return {line.rstrip(): workload.size not in sizes}
-
-
-def _the_workload_makes_the_layout(config: Config) -> Problems:
-    workload, entry = config.workload, WORKLOADS.get(config.workload.name)
+    size = f"workload.size: {workload.size!r} is not a size of {workload.name}; known: {', '.join(sizes)}. {meant}"
     making = [name for name, other in WORKLOADS.items() if workload.layout in other.layouts]
     cached = [name for name, other in WORKLOADS.items() if other.reads("use_cache")]
-    made = workload.layout in (entry.layouts if entry else ("padded",))
+    made = entry.layouts if entry else ("padded",)
     flattened = workload.layout == "flattened" and workload.name in cached
+    default = type(workload).model_fields["model"].default
+    example = known.names_model if known else ""
     return {
+        size.rstrip(): workload.size not in sizes,
         f"workload.layout: {workload.layout!r} rows are not made by {workload.name}, but by {', '.join(making)}; set "
-        "it to padded, or workload.name to one of these": not made,
-        "workload.use_cache: true, but only rows that transformers flattens are run with a cache, of "
+        "it to padded, or workload.name to one of these": workload.layout not in made,
+        f"workload.use_cache: true, but only rows that transformers flattens are run with a cache, of "
         f"{', '.join(cached)}; set it to false, or workload.layout to "
         "flattened": options_of(workload, LanguageOptions).use_cache and not flattened,
-    }
-
-
-def _the_model_is_of_the_workloads_kind(config: Config) -> Problems:
-    workload, entry = config.workload, known_entry(config)
-    default = type(workload).model_fields["model"].default
-    example = entry.names_model if entry else ""
-    read = workload.reads_model and workload.model == default
-    return {
         f"workload.model: {default!r}, the default, is no model for {workload.name}; name one (--model {example}, or a "
-        "folder), or set weights to random and size to one of the workload's": example and read,
+        "folder), or set weights to random and size to one of the workload's": example
+        and workload.reads_model
+        and workload.model == default,
     }
 
 
-def _subset_holds_a_batch(config: Config) -> Problems:
-    subset, batch = config.workload.subset, config.train.global_batch
-    fewer = subset is not None and subset < batch and not batch_is_open(config.train)
-    return {
-        f"workload.subset: {subset} samples are fewer than train.global_batch {batch}; least that works: {batch}": fewer
-    }
-
-
-def _the_policy_makes_sense(config: Config) -> Problems:
+def _schedule(config: Config) -> Problems:
     schedule, layout, name = config.schedule, config.workload.layout, config.schedule.policy_name
     layouts = POLICIES[name].layouts
     known = [other for other, entry in POLICIES.items() if layout in entry.layouts and entry.in_train]
+    gathers = options_of(schedule, PrefixOptions).exchange == "gather"
+    given = schedule.cost_coefficients
     return {
         f"schedule.policy: {schedule.policy!r} needs schedule.mode dynamic, which is static; "
         "set mode to dynamic": schedule.mode == "static" and schedule.policy not in (None, "static"),
         f"workload.layout: {layout!r} makes no sense under policy {name!r}; "
         f"set schedule.policy to {' or '.join(known)}, or the layout to {layouts[0]}": layout not in layouts,
         f"schedule.exchange: 'gather' is for policy prefix, not {name!r}; "
-        "set it to replicated, or schedule.policy to prefix": _exchange(config) == "gather" and name != "prefix",
+        "set it to replicated, or schedule.policy to prefix": gathers and name != "prefix",
+        "schedule.speeds: 'auto' re-plans on every rank; set schedule.exchange to replicated, or give the "
+        "speeds": schedule.speeds == "auto" and gathers,
+        "schedule.cost_type: 'measured' has no coefficients; set schedule.cost_coefficients, or probe.run to a probe "
+        "run or auto": schedule.cost_type == "measured" and given is None and config.probe.run in (None, "off"),
+        f"schedule.cost_coefficients: {list(given or ())} costs the same for any samples, so that no plan is better; "
+        "set beta or gamma, its second and third value, above 0": given and given[1] == given[2] == 0,
     }
 
 
-def _exchange(config: Config) -> str:
-    return options_of(config.schedule, PrefixOptions).exchange
-
-
 def _virtual_ranks_send_nothing(config: Config) -> Problems:
-    asked = {
-        "schedule.exchange": (_exchange(config), ["replicated"]),
+    played_by = {
+        "schedule.exchange": (options_of(config.schedule, PrefixOptions).exchange, ["replicated"]),
         "sync.communicate": (str(config.sync.communicate).lower(), ["true"]),
         "sync.name": (config.sync.name, [name for name, entry in STRATEGIES.items() if entry.virtual]),
         "compress.name": (config.compress.name, [name for name, entry in COMPRESSORS.items() if not entry.compresses]),
@@ -199,7 +182,7 @@ def _virtual_ranks_send_nothing(config: Config) -> Problems:
     return {
         f"{key}: {value!r} needs real ranks, virtual ones send nothing to each other; set it to {' or '.join(played)}, "
         f"or {other}": config.launch.launcher == "virtual" and value not in played
-        for key, (value, played) in asked.items()
+        for key, (value, played) in played_by.items()
     }
 
 
@@ -216,7 +199,7 @@ def _an_emulated_link_carries_all(config: Config) -> Problems:
     return {f"launch.link_gbps: {launch.link_gbps:g}, but {reason}": holds for reason, holds in why.items()}
 
 
-def _what_is_sent_can_be_compressed(config: Config) -> Problems:
+def _synchronisation(config: Config) -> Problems:
     sync, name = config.sync, config.compress.name
     strategy, compressor = STRATEGIES.get(sync.name), COMPRESSORS.get(name)
     compresses = compressor is not None and compressor.compresses
@@ -225,8 +208,14 @@ def _what_is_sent_can_be_compressed(config: Config) -> Problems:
     able = ", ".join(other for other, entry in training.items() if entry.compresses)
     gathers = config.compress.gather != "none" and not (strategy and strategy.whole == 0)
     instead = "sync.name to another" if sync.communicate else "sync.communicate to true"
+    diloco, options = options_of(sync, DilocoOptions), options_of(config.compress, ContractiveOptions)
+    every, later = diloco.inner_steps, diloco.overlap_steps
+    # In pipelines the form follows.
+    unbiased = (
+        compressor is not None and compressor.reads("contractive") and not options.contractive and "+" not in name
+    )
     return {
-        f"compress.name: {name!r} compresses what is sent, and {sync.silent} sends nothing; set it to none, or "
+        f"compress.name: {name!r} compresses what is sent, and {sync.disabled_by} sends nothing; set it to none, or "
         f"{instead}": compresses and not sync.trains,
         f"sync.communicate: false, but under sync.name {sync.name!r} a server steps by what workers send; set it to "
         f"true, or sync.name to {serverless}": strategy and strategy.servers and not sync.communicate,
@@ -234,38 +223,10 @@ def _what_is_sent_can_be_compressed(config: Config) -> Problems:
         f"to none, or sync.name to {able}": strategy and not strategy.compresses and compresses,
         f"compress.gather: {config.compress.gather!r}, but under sync.name {sync.name!r} no parameters are gathered "
         "while a model runs; set it to none, or sync.name to fsdp": strategy and gathers,
-    }
-
-
-def _a_meeting_ends_before_the_next(config: Config) -> Problems:
-    options = options_of(config.sync, DilocoOptions)
-    every, later = options.inner_steps, options.overlap_steps
-    return {
         f"sync.overlap_steps: a part would meet anew after {every} steps (sync.inner_steps), before {later} have "
         f"brought the mean of the last time; greatest that works: {every - 1}": 0 < later >= every,
-    }
-
-
-def _feedback_needs_a_contractive_form(config: Config) -> Problems:
-    compress, entry = config.compress, COMPRESSORS.get(config.compress.name)
-    if entry is None or not entry.reads("contractive") or "+" in entry.name:  # in pipelines the form follows
-        return {}
-    options = options_of(compress, ContractiveOptions)
-    return {
-        f"compress.error_feedback: true diverges with the unbiased form of {compress.name}; set compress.contractive "
-        "to true, or compress.error_feedback to auto": options.error_feedback is True and not options.contractive,
-    }
-
-
-def _costs_tell_plans_apart(config: Config) -> Problems:
-    schedule, given = config.schedule, config.schedule.cost_coefficients
-    return {
-        "schedule.speeds: 'auto' re-plans on every rank; set schedule.exchange to replicated, or give the "
-        "speeds": schedule.speeds == "auto" and _exchange(config) == "gather",
-        "schedule.cost_type: 'measured' has no coefficients; set schedule.cost_coefficients, or probe.run to a probe "
-        "run or auto": schedule.cost_type == "measured" and given is None and config.probe.run in (None, "off"),
-        f"schedule.cost_coefficients: {list(given or ())} costs the same for any samples, so that no plan is better; "
-        "set beta or gamma, its second and third value, above 0": given and given[1] == given[2] == 0,
+        f"compress.error_feedback: true diverges with the unbiased form of {name}; set compress.contractive to true, "
+        "or compress.error_feedback to auto": unbiased and options.error_feedback is True,
     }
 
 
@@ -287,30 +248,23 @@ def _nodes_agree(config: Config) -> Problems:
 
 
 def _memory_limit_is_a_size(config: Config) -> Problems:
-    limit = config.probe.memory_limit
-    if limit is not None:
-        try:
-            parse_bytes(limit)
-        except ValueError as error:
-            return {f"probe.memory_limit: {error}": True}
+    try:
+        parse_bytes("1B" if config.probe.memory_limit is None else config.probe.memory_limit)
+    except ValueError as error:
+        return {f"probe.memory_limit: {error}": True}
     return {}
 
 
 RULES: tuple[Callable[[Config], Problems], ...] = (
-    *DATA_RULES,
-    *IMAGE_RULES,
-    _the_workload_has_the_size,
-    _the_workload_makes_the_layout,
-    _the_model_is_of_the_workloads_kind,
-    _subset_holds_a_batch,
-    _the_policy_makes_sense,
+    data,
+    lengths_are_there,
+    decoding_ahead,
+    _workload,
+    _schedule,
     _virtual_ranks_send_nothing,
     _an_emulated_link_carries_all,
-    _what_is_sent_can_be_compressed,
-    _a_meeting_ends_before_the_next,
-    _feedback_needs_a_contractive_form,
-    _costs_tell_plans_apart,
+    _synchronisation,
     _nodes_agree,
-    *TRAIN_RULES,
+    training,
     _memory_limit_is_a_size,
 )

@@ -215,8 +215,8 @@ class Sync(Section):
         return entry is None or entry.exact
 
     @property
-    def silent(self) -> str:
-        """Of ranks that send nothing, the setting because of which."""
+    def disabled_by(self) -> str:
+        """The setting because of which ranks send nothing, where they do not."""
         return f"sync.name {self.name}" if self.communicate else "sync.communicate false"
 
 
@@ -286,7 +286,7 @@ class Train(Section):
 
     @property
     def epoch_steps(self) -> int | None:
-        """Steps of an epoch, once it is decided how many there are; None where epochs are not asked for."""
+        """Steps of an epoch, once it is decided how many there are; None without `epochs`."""
         return None if self.epochs is None else (self.warmup_steps + self.steps) // self.epochs
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic.fields import FieldInfo
 
@@ -90,13 +90,10 @@ def _plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def split_commas(text: str) -> list[str]:
+def _split(text: str, source: str, problems: list[str]) -> list[str]:
     """The parts between commas; those within quotes, brackets and braces do not separate.
 
     A quote or bracket counts where a value begins, as in YAML: `it's` and `a[1]` are plain text.
-
-    Raises:
-        ValueError: what was opened and is not closed.
     """
     parts: list[str] = []
     for piece in text.split(","):
@@ -105,9 +102,9 @@ def split_commas(text: str) -> list[str]:
         else:
             parts.append(piece)
     if _is_open(parts[-1]):
-        opened = _value_of(parts[-1])[0]
-        raise ValueError(f"{opened} is not closed")
-    return parts
+        problems.append(f"{source}: {text}: {_value_of(parts[-1])[0]} is not closed")
+        return []
+    return [part.strip() for part in parts]
 
 
 def _value_of(part: str) -> str:
@@ -139,8 +136,19 @@ def read_settings(text: str, source: str, short: Mapping[str, str], problems: li
         short: short names of keys, as `short_keys` gives them.
         problems: receives a line per mistake; what is mistaken is left out.
     """
+    typed: list[tuple[str, str]] = []
+    for part in _split(text, source, problems) if text.strip() else ():
+        key, equals, raw = (piece.strip() for piece in part.partition("="))
+        if equals and key and raw:
+            typed.append((full_key(key, short), raw))
+        elif not part or (equals and key):
+            problems.append(f"{source}: {f'{key}: ' if key else ''}{EMPTY}")
+        elif not equals and typed and _takes_several(typed[-1][0]):
+            typed[-1] = (typed[-1][0], f"{typed[-1][1]},{part}")
+        else:
+            problems.append(f"{source}: {part}: write it as key=value, like {source}:train.global_batch=32")
     settings: dict[str, Value] = {}
-    for key, raw in _assignments(text, source, short, problems):
+    for key, raw in typed:
         clash = next((other for other in settings if overlap(key, other)), None)
         if clash is not None:
             problems.append(f"{source}: {key}: given twice" if clash == key else f"{source}: {key}: {clash} holds it")
@@ -168,7 +176,7 @@ def read_values(text: str, source: str, short: Mapping[str, str], problems: list
     dotted = full_key(key.strip(), short)
     source = f"{source} {dotted}"
     values: list[Value] = []
-    for raw in _parts(rest, source, problems):
+    for raw in _split(rest, source, problems):
         if not raw:
             problems.append(f"{source}: {EMPTY}")
             continue
@@ -187,7 +195,7 @@ def full_key(key: str, short: Mapping[str, str]) -> str:
     """The dotted key that a name means: itself, or by the short name that it begins with; an unknown one as it is."""
     head, dot, below = key.partition(".")
     spelled = head.replace("-", "_")
-    if spelled in short and (not dot or describe.section_of(head) is None):
+    if spelled in short and (not dot or not describe.section_keys(head)):
         return f"{short[spelled]}{dot}{below}"
     return key
 
@@ -209,31 +217,7 @@ def overlap(one: str, other: str) -> bool:
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
-def _assignments(text: str, source: str, short: Mapping[str, str], problems: list[str]) -> Iterator[tuple[str, str]]:
-    """Dotted key and text of each setting."""
-    found: list[tuple[str, str]] = []
-    for part in _parts(text, source, problems) if text.strip() else ():
-        key, equals, raw = (piece.strip() for piece in part.partition("="))
-        if equals and key and raw:
-            found.append((full_key(key, short), raw))
-        elif not part or (equals and key):
-            problems.append(f"{source}: {f'{key}: ' if key else ''}{EMPTY}")
-        elif not equals and found and _takes_several(found[-1][0]):
-            found[-1] = (found[-1][0], f"{found[-1][1]},{part}")
-        else:
-            problems.append(f"{source}: {part}: write it as key=value, like {source}:train.global_batch=32")
-    return iter(found)
-
-
 def _takes_several(key: str) -> bool:
     """Whether a comma may stand in the value of a key without brackets around it."""
     found = describe.field_of(key)
     return found is not None and not found[1] and not describe.kinds(found[0]).isdisjoint(("list", "mapping"))
-
-
-def _parts(text: str, source: str, problems: list[str]) -> list[str]:
-    try:
-        return [part.strip() for part in split_commas(text)]
-    except ValueError as error:
-        problems.append(f"{source}: {text}: {error}")
-        return []

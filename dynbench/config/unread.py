@@ -5,9 +5,8 @@ What cannot work at all is refused by `rules.py` instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 from dynbench.config.describe import default_of
@@ -24,7 +23,7 @@ class Use:
     """What a command is about to do with its settings.
 
     Args:
-        given: the settings as asked for.
+        given: the settings as the user gave them.
         config: the same decided as far as that is known; what is still `auto` counts as read.
         world_size: ranks, where known.
         attached: torchrun or srun has started the ranks.
@@ -41,8 +40,9 @@ class Use:
 
     @property
     def planned(self) -> tuple[PolicyEntry, ...]:
-        """The policies that are planned."""
-        return tuple(POLICIES.find(name) for name in self.policies or (self.config.schedule.policy_name,))
+        """The policies that are planned; an unknown name is refused elsewhere."""
+        names = self.policies or (self.config.schedule.policy_name,)
+        return tuple(POLICIES[name] for name in names if name in POLICIES)
 
     @property
     def virtual(self) -> bool:
@@ -52,22 +52,8 @@ class Use:
     @property
     def plans_with_speeds(self) -> bool:
         """Whether the ranks' speeds, where they differ, decide a plan."""
-        split = self.config.schedule.micro_batches not in (1, "auto")
-        return any(policy.speeds == "always" or (policy.speeds == "unsplit" and not split) for policy in self.planned)
-
-    @property
-    def plans_with_cost(self) -> bool:
-        """Whether the predicted cost decides a plan."""
-        unequal = self.config.schedule.speeds is not None
-        return any(policy.costs for policy in self.planned) or (unequal and self.plans_with_speeds)
-
-    @property
-    def ranks(self) -> str:
-        """Where the number of ranks comes from, in words."""
-        if self.attached:
-            return "torchrun or srun has started the ranks"
-        kind, key = ("virtual", "world_size") if self.virtual else ("real", "nproc")
-        return f"there are {self.world_size} {kind} ranks (launch.{key})"
+        unsplit = self.config.schedule.micro_batches in (1, "auto")
+        return any(policy.speeds == "always" or (policy.speeds == "unsplit" and unsplit) for policy in self.planned)
 
 
 def model_is_read(config: Config) -> bool:
@@ -78,87 +64,68 @@ def model_is_read(config: Config) -> bool:
     return workload.runs_own_code or workload.reads_model or (tokenises and texts)
 
 
-@dataclass(frozen=True)
-class Rule:
-    """When a setting is read that misleads where it is not.
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Whether a setting is read that misleads where it is not.
 
     Args:
-        keys: dotted keys, parted by spaces.
         commands: those that look at it, parted by spaces.
-        is_read: the condition.
-        otherwise: why it is not read where that is not met; with fields of `_facts`.
+        read: whether it is read.
+        otherwise: why it is not; `{policy}` stands for the policies that are planned.
     """
 
-    keys: str
     commands: str
-    is_read: Callable[[Use], bool]
+    read: bool
     otherwise: str
 
 
-RULES = (
-    Rule(
-        "workload.model",
-        "train probe",
-        lambda use: model_is_read(use.config),
-        "weights are random, their shape is workload.size; set weights to pretrained, or size to model",
-    ),
-    Rule(
-        "workload.size",
-        "train probe",
-        lambda use: use.config.workload.runs_own_code or use.config.workload.weights == "random",
-        "pretrained weights bring their own shape",
-    ),
-    Rule(
-        "schedule.cost_type",
-        "train solve",
-        lambda use: use.plans_with_cost,
-        "policy '{policy}' plans without a predicted cost",
-    ),
-    Rule(
-        "schedule.cost_coefficients",
-        "train solve",
-        lambda use: use.plans_with_cost and use.config.schedule.cost_type in ("auto", "measured"),
-        "no plan is made with the measured cost (schedule.cost_type, schedule.policy)",
-    ),
-    Rule(
-        "schedule.capacity",
-        "train",
-        lambda use: any(policy.capped for policy in use.planned),
-        "policy '{policy}' obeys no capacities",
-    ),
-    Rule("schedule.speeds", "train solve", lambda use: use.plans_with_speeds, "no plan of '{policy}' uses them"),
-    Rule(
-        "schedule.replan_steps",
-        "train",
-        lambda use: use.config.schedule.speeds == "auto",
-        "speeds are not estimated (schedule.speeds=auto)",
-    ),
-    Rule(
-        "launch.nproc",
-        "train probe",
-        lambda use: not use.attached and (not use.virtual or use.given.launch.nproc in (1, use.world_size)),
-        "{ranks}",
-    ),
-    Rule(
-        "launch.world_size",
-        "train probe",
-        lambda use: use.config.launch.launcher != "torchrun" or use.given.launch.world_size == use.world_size,
-        "{ranks}",
-    ),
-    Rule(
-        "launch.comm_model",
-        "train probe",
-        lambda use: use.config.launch.launcher != "torchrun",
-        "real ranks communicate in earnest",
-    ),
-    Rule(
-        " ".join(f"probe.{name}" for name in Probe.model_fields if name != "run"),
-        "train",
-        # A named probe was made with them: `-c` of its run's configuration gives them again.
-        lambda use: use.probes or use.config.probe.run not in (None, "off"),
-        "no probe is made (probe.run=auto)",
-    ),
-)
+def readings(use: Use) -> dict[str, Reading]:
+    """Dotted key to whether the setting is read, for the settings that mislead where they are not."""
+    schedule, workload, launch, world_size = use.config.schedule, use.config.workload, use.given.launch, use.world_size
+    speeds = use.plans_with_speeds
+    cost = any(policy.costs for policy in use.planned) or (schedule.speeds is not None and speeds)
+    real = use.config.launch.launcher == "torchrun"
+    kind, key = ("virtual", "world_size") if use.virtual else ("real", "nproc")
+    ranks = f"there are {world_size} {kind} ranks (launch.{key})"
+    if use.attached:
+        ranks = "torchrun or srun has started the ranks"
+    # A named probe was made with them: `-c` of its run's configuration gives them again.
+    probed = Reading(
+        "train", use.probes or use.config.probe.run not in (None, "off"), "no probe is made (probe.run=auto)"
+    )
+    return {
+        "workload.model": Reading(
+            "train probe",
+            model_is_read(use.config),
+            "weights are random, their shape is workload.size; set weights to pretrained, or size to model",
+        ),
+        "workload.size": Reading(
+            "train probe",
+            workload.runs_own_code or workload.weights == "random",
+            "pretrained weights bring their own shape",
+        ),
+        "schedule.cost_type": Reading("train solve", cost, "policy '{policy}' plans without a predicted cost"),
+        "schedule.cost_coefficients": Reading(
+            "train solve",
+            cost and schedule.cost_type in ("auto", "measured"),
+            "no plan is made with the measured cost (schedule.cost_type, schedule.policy)",
+        ),
+        "schedule.capacity": Reading(
+            "train", any(policy.capped for policy in use.planned), "policy '{policy}' obeys no capacities"
+        ),
+        "schedule.speeds": Reading("train solve", speeds, "no plan of '{policy}' uses them"),
+        "schedule.replan_steps": Reading(
+            "train", schedule.speeds == "auto", "speeds are not estimated (schedule.speeds=auto)"
+        ),
+        "launch.nproc": Reading(
+            "train probe", not use.attached and (not use.virtual or launch.nproc in (1, world_size)), ranks
+        ),
+        "launch.world_size": Reading("train probe", not real or launch.world_size == world_size, ranks),
+        "launch.comm_model": Reading("train probe", not real, "real ranks communicate in earnest"),
+        **{f"probe.{name}": probed for name in Probe.model_fields if name != "run"},
+    }
+
+
 _KINDS: dict[Command, tuple[Registry[Any], ...]] = {
     "train": (WORKLOADS, DATASETS, POLICIES, STRATEGIES, COMPRESSORS),
     "probe": (WORKLOADS, DATASETS, STRATEGIES, COMPRESSORS),
@@ -183,60 +150,46 @@ def unread(command: Command, uses: Sequence[Use]) -> list[str]:
         uses: several of the arms of a comparison. A value counts as read where it is read in any use that has it, so
             that arms may share what only some of them need.
     """
-    rules = [*_option_rules(command), *(rule for rule in RULES if command in rule.commands.split())]
+    found = [{**dict(_options(command, use)), **readings(use)} for use in uses]
     lines = []
-    for key, rule in [(key, each) for each in rules for key in each.keys.split()]:
+    for key in found[0] if found else ():
         values = [value_of(use.given, key) for use in uses]
-        for value in _distinct(values):
-            having = [use for use, other in zip(uses, values, strict=True) if other == value]
-            if value != default_of(key) and not any(map(rule.is_read, having)):
-                lines.append(f"{key}: {value!r} has no effect: {rule.otherwise.format_map(_facts(having))}")
-    return lines + (_said_otherwise(uses[0].given) if command == "solve" else [])
+        for index, value in enumerate(values):
+            having = [n for n, other in enumerate(values) if other == value]
+            several = [found[n][key] for n in having]
+            if index > having[0] or value == default_of(key) or command not in several[0].commands.split():
+                continue
+            if not any(reading.read for reading in several):
+                policies = dict.fromkeys(entry.name for n in having for entry in uses[n].planned)
+                why = several[0].otherwise.replace("{policy}", ", ".join(policies))
+                lines.append(f"{key}: {value!r} has no effect: {why}")
+    return lines + (_given_to_solve(uses[0].given) if command == "solve" else [])
 
 
-def _facts(uses: Sequence[Use]) -> dict[str, object]:
-    """What `Rule.otherwise` may name."""
-    policies = dict.fromkeys(entry.name for use in uses for entry in use.planned)
-    played = " of virtual ranks, which send no gradients," if uses[0].virtual else ""
-    return {"policy": ", ".join(policies), "played": played, "ranks": uses[0].ranks, "config": uses[0].config}
+def _options(command: Command, use: Use) -> Iterator[tuple[str, Reading]]:
+    """Every option of plug-ins: it is read where a chosen plug-in has it.
 
-
-def _option_rules(command: Command) -> Iterator[Rule]:
-    """For every option of plug-ins that no rule refuses: it is read where a chosen plug-in has it."""
+    Code of the user's own, which no registry knows, may read any option.
+    """
     for registry in _KINDS[command]:
-        chosen = "{policy}" if registry is POLICIES else f"{{config.{registry.key}}}"
-        played = "{played}" if registry is STRATEGIES else ""
-        for option, options in registry.options().items():
+        name = str(value_of(use.config, registry.key))
+        known = [registry[name]] if name in registry else []
+        chosen = use.planned if registry is POLICIES else known
+        own_code = not chosen or (registry is DATASETS and use.config.workload.runs_own_code)
+        shown = "{policy}" if registry is POLICIES else name
+        unplayed = registry is STRATEGIES and use.virtual
+        played = " of virtual ranks, which send no gradients," if unplayed else ""
+        for option in registry.options():
             readers = registry.readers(option)
             others = f" ({', '.join(readers)} {'does' if len(readers) == 1 else 'do'})" if readers else ""
-            if not options.declarer(option).refused:
-                yield Rule(
-                    f"{registry.section}.{option}",
-                    command,
-                    partial(_option_is_read, registry, option),
-                    f"{registry.kind} '{chosen}'{played} does not read it{others}",
-                )
+            read = not unplayed and (own_code or any(entry.reads(option) for entry in chosen))
+            why = f"{registry.kind} '{shown}'{played} does not read it{others}"
+            yield f"{registry.section}.{option}", Reading(command, read, why)
 
 
-def _option_is_read(registry: Registry[Any], option: str, use: Use) -> bool:
-    """Whether a chosen plug-in has an option; code of the user's own, which no registry knows, may read any."""
-    if registry is STRATEGIES and use.virtual:
-        return False
-    if registry is DATASETS and use.config.workload.runs_own_code:
-        return True
-    name = str(value_of(use.config, registry.key))
-    chosen = use.planned if registry is POLICIES else [registry[name]] if name in registry else []
-    return not chosen or any(entry.reads(option) for entry in chosen)
-
-
-def _said_otherwise(given: Config) -> list[str]:
-    """What a `solve` was given as settings of training, in a line that names its own options."""
+def _given_to_solve(given: Config) -> list[str]:
+    """The settings of training that `solve` has options of its own for, in a line that names these."""
     implied = given.schedule.policy is not None  # a mode that only follows from a policy was not given
     keys = [key for key in INSTEAD if value_of(given, key) != default_of(key)]
-    said = [f"{key} ({INSTEAD[key]})" for key in keys if not (implied and key == "schedule.mode")]
-    return [f"{', '.join(said)}: no effect on `dynbench solve`, which does not read this"] if said else []
-
-
-def _distinct(values: Sequence[object]) -> list[object]:
-    """The values, each once; mappings are among them, which no set holds."""
-    return [value for index, value in enumerate(values) if value not in values[:index]]
+    named = [f"{key} ({INSTEAD[key]})" for key in keys if not (implied and key == "schedule.mode")]
+    return [f"{', '.join(named)}: no effect on `dynbench solve`, which does not read this"] if named else []

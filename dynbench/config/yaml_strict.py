@@ -101,16 +101,16 @@ class Document:
     problems: list[str] = field(default_factory=list)
 
     def where(self, dotted: str) -> str:
-        """`source:line` of a dotted key, or of its nearest parent that has a line."""
+        """`source:line` of a dotted key or of its nearest parent that has a line, or the option that gave it."""
         key = dotted
         while key and key not in self.positions:
             key = key.rpartition(".")[0]
-        return self.place(key) or self.source
-
-    def place(self, dotted: str) -> str | None:
-        """`source:line` of a dotted key itself, or the option that gave it; None where it stands nowhere."""
-        position = self.positions.get(dotted)
+        position = self.positions.get(key, self.source)
         return f"{self.source}:{position}" if isinstance(position, int) else position
+
+    def opening(self, dotted: str) -> str:
+        """How a message about a dotted key opens."""
+        return f"{self.where(dotted)}: "
 
 
 class _Refused(Exception):
@@ -242,8 +242,8 @@ def _compose(text: str) -> Node | None:
         loader.dispose()
 
 
-def parse_yaml(text: str, source: str) -> tuple[Mapping, Positions]:
-    """Read one YAML mapping and the line of every dotted key.
+def parse_yaml(text: str, source: str) -> Document:
+    """Read one YAML mapping that has to be without mistakes.
 
     Raises:
         ConfigError: syntax errors, duplicate keys, unsupported tags; all of them, with `source:line`.
@@ -251,7 +251,7 @@ def parse_yaml(text: str, source: str) -> tuple[Mapping, Positions]:
     document = read_yaml(text, source)
     if document.problems:
         raise ConfigError(document.problems)
-    return document.mapping, document.positions
+    return document
 
 
 def parse_scalar(text: str, source: str) -> Value:

@@ -19,7 +19,7 @@ from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
 from dynbench.errors import RunLookupError, UsageError
 from dynbench.plugins import STRATEGIES, options_of
-from dynbench.plugins.policies import StreamOptions
+from dynbench.plugins.policies import PrefixOptions
 from dynbench.plugins.strategies import Objective
 from dynbench.runs.probe_record import ProbeRecord, read_probe
 from dynbench.runs.row_writer import LineFile
@@ -219,7 +219,7 @@ def build_problem(
         speeds=build_speeds(config),
         seed=config.train.seed,
         window=schedule.window_size,
-        solver=options_of(schedule, StreamOptions).solver,
+        solver=options_of(schedule, PrefixOptions).solver,
         buffer=buffer_size(config, workers),
         micro_batches=schedule.micro_batches,
         objective=build_objective(config),

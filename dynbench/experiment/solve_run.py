@@ -29,7 +29,7 @@ from dynbench.engine.planning import (
 from dynbench.errors import ConfigError
 from dynbench.lengths import padded_lengths
 from dynbench.plugins import options_of
-from dynbench.plugins.policies import StreamOptions, plan_names, plan_of
+from dynbench.plugins.policies import PrefixOptions, plan_names, plan_of
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.probe_record import ProbeRecord
 from dynbench.runs.recorder import new_run, recorded
@@ -265,7 +265,7 @@ def _new_run(
 
 def solve_request(config: Config, options: SolveOptions, ranks: OfflineRanks) -> SolveRequest:
     """The experiment that configuration and options describe, on these ranks."""
-    schedule, stream = config.schedule, options_of(config.schedule, StreamOptions)
+    schedule, stream = config.schedule, options_of(config.schedule, PrefixOptions)
     cost = build_cost(config, ranks.pad_to_multiple_of, ranks.root)
 
     def make_problem(lengths: IntArray, workers: int, window: int) -> Problem:

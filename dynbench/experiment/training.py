@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from dynbench.config.digest import NOT_IDENTITY, SUFFIX, changed, config_digest, without_communication
-from dynbench.config.held import copies_held
 from dynbench.config.launches import Launches
-from dynbench.config.ranks import ranks_of
+from dynbench.config.ranks import parameter_copies, ranks_of
 from dynbench.config.rules import makes_probe
 from dynbench.config.schema import Config
 from dynbench.engine.launching.progress import OnProgress
@@ -326,7 +325,7 @@ def probe_identity(config: Config, store: RunStore, *, with_splits: bool) -> tup
     """
     resolved = resolve(config, this_machine(), store)
     digest = config_digest(resolved.config, NOT_PROBED if with_splits else NOT_PROBED + OF_SPLITS)
-    copies = copies_held(resolved.config, ranks_of(resolved.config, resolved.world_size), in_step=True)
+    copies = parameter_copies(resolved.config, ranks_of(resolved.config, resolved.world_size), in_step=True)
     return resolved.workers, resolved.config.sync.name, copies, digest
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, TypeVar, get_args
 
 from pydantic import Field
 
 from dynbench.plugins.registry import Entry, NonNegativeInt, PositiveFloat, PositiveInt, Registry, Section
 
+T = TypeVar("T")
+Several = Annotated[tuple[T, ...], Field(min_length=1)]
+"""One or more."""
 MOST_RANKS = 64
 """Known sums of the all-reduce stay whole numbers that bfloat16 has (up to 256)."""
 
@@ -56,16 +59,16 @@ class WaitingOptions(Section):
 class CollectivesOptions(TimedOptions, WaitingOptions):
     """Of the collectives: every operation with every size, number of processes, back end and type."""
 
-    operations: Annotated[tuple[Operation, ...], Field(min_length=1)] = get_args(Operation)
+    operations: Several[Operation] = get_args(Operation)
     """What the ranks do together; in send_recv each sends to the next."""
-    sizes_mib: Annotated[tuple[SizeMib, ...], Field(min_length=1)] = (0.1, 1.0, 10.0)
+    sizes_mib: Several[SizeMib] = (0.1, 1.0, 10.0)
     """Sizes of the buffer, of the larger one where an operation has two, MiB."""
-    processes: Annotated[tuple[Annotated[int, Field(ge=2, le=MOST_RANKS)], ...], Field(min_length=1)] = (2,)
+    processes: Several[Annotated[int, Field(ge=2, le=MOST_RANKS)]] = (2,)
     """Ranks, one process each; every number is launched by itself."""
-    backend: Annotated[tuple[Literal["auto", "gloo", "nccl", "gloo-cuda"], ...], Field(min_length=1)] = ("auto",)
+    backend: Several[Literal["auto", "gloo", "nccl", "gloo-cuda"]] = ("auto",)
     """NCCL runs on GPUs, gloo on the CPU, and gloo-cuda is gloo with tensors on GPUs; `auto` is NCCL where there is a
     GPU for each process, else gloo."""
-    dtype: Annotated[tuple[Literal["float32", "bfloat16", "float16"], ...], Field(min_length=1)] = ("float32",)
+    dtype: Several[Literal["float32", "bfloat16", "float16"]] = ("float32",)
     """Types of the elements."""
     limit_s: PositiveFloat = 240.0
     """The first iteration that begins later than this is the last of its case; NCCL's queue has what fits in it."""
@@ -74,7 +77,7 @@ class CollectivesOptions(TimedOptions, WaitingOptions):
 class PackedAttentionOptions(DeviceOptions):
     """Of attention over a packed row."""
 
-    tokens: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (256, 512, 1024, 2048)
+    tokens: Several[PositiveInt] = (256, 512, 1024, 2048)
     """Tokens of a row."""
     heads: PositiveInt = 4
     """Heads of the layer."""
@@ -107,13 +110,13 @@ Way = Literal[
 class AttentionOptions(DeviceOptions):
     """Of attention by length and width; null is what the benchmark is about."""
 
-    lengths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | None = None
+    lengths: Several[PositiveInt] | None = None
     """Queries, and as many keys."""
-    widths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | None = None
+    widths: Several[PositiveInt] | None = None
     """Channels of a query."""
-    dtypes: Annotated[tuple[Literal["float32", "bfloat16", "float16"], ...], Field(min_length=1)] = ("float32",)
+    dtypes: Several[Literal["float32", "bfloat16", "float16"]] = ("float32",)
     """Types of the elements."""
-    ways: Annotated[tuple[Way, ...], Field(min_length=1)] = ("plain", "sdpa", "flash_torch")
+    ways: Several[Way] = ("plain", "sdpa", "flash_torch")
     """What computes it: plain PyTorch or that compiled; torch's own, by whichever back end or by a named one, or its
     FlexAttention; our FlashAttention-2 in PyTorch or in Triton."""
     batch: PositiveInt | None = None
@@ -134,26 +137,23 @@ class PrecisionOptions(DeviceOptions):
 
 
 ModelSize = Literal["tiny", "small", "medium", "large", "xl-2025", "xl-2026", "2.7B"]
-Sizes = Annotated[tuple[ModelSize, ...], Field(min_length=1)]
-Contexts = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
-Precisions = Annotated[tuple[Literal["fp32", "bf16"], ...], Field(min_length=1)]
 
 
 class ModelOptions(DeviceOptions):
     """Of whole language models."""
 
-    sizes: Sizes = ("tiny",)
+    sizes: Several[ModelSize] = ("tiny",)
     """Models, as `workload.size` of causal_lm has them, with a vocabulary of 10,000; `tiny` is for a CPU."""
     local_batch: PositiveInt = 4
     """Rows that a rank runs at once."""
-    precisions: Precisions = ("fp32", "bf16")
+    precisions: Several[Literal["fp32", "bf16"]] = ("fp32", "bf16")
     """What matrix products are computed in; weights are float32."""
 
 
 class ContextOptions(ModelOptions):
     """Of models by context length."""
 
-    contexts: Contexts = (64, 128)
+    contexts: Several[PositiveInt] = (64, 128)
     """Tokens of a row."""
 
 
@@ -169,7 +169,7 @@ class NsysOptions(ContextOptions):
 class TransformerOptions(ContextOptions):
     """Of the time of a step."""
 
-    execution: Annotated[tuple[Literal["eager", "compiled"], ...], Field(min_length=1)] = ("eager",)
+    execution: Several[Literal["eager", "compiled"]] = ("eager",)
     """Whether the model is compiled."""
     warmups: tuple[NonNegativeInt, ...] = (0, 1, 2)
     """Of the first case, how many iterations are left out in further rows beside `warmup`."""
@@ -207,7 +207,7 @@ class AccountingOptions(Section):
     """Memory of one that holds whole copies, GB (1e9 bytes)."""
     chip_gb: PositiveFloat | None = None
     """Memory of one that holds shards, GB."""
-    local_tokens: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] | None = None
+    local_tokens: Several[NonNegativeInt] | None = None
     """Of a device's batch, for the memory of activations."""
     sharded_activations: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of the activations that is sharded."""

@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -94,16 +94,37 @@ def find_code(key: str, where: str, folders: Sequence[Path], way_out: str, *, in
     Raises:
         UsageError: there is none, or it cannot be read.
     """
-    is_file = where.endswith(".py")
-    if is_file:
-        folder, file = _find_file(key, where, folders, way_out)
-    else:
-        folder, file = _find_module(key, where, folders, way_out, installed)
+    is_file, path = where.endswith(".py"), Path(where).expanduser()
+    if is_file and path.is_absolute():
+        folders = [path.parent]
+    found = next(((folder, file) for folder, file in _places(where, folders, installed) if file.is_file()), None)
+    if found is None:
+        first, top = folders[0], where.partition(".")[0]
+        if is_file:
+            missing, known = f"no file {where} in {first}", [other.name for other in (first / path).parent.glob("*.py")]
+            hint = f"Start in the folder that the path is relative to, or {way_out}."
+        else:
+            missing = f"no module {where} in {first}{' or among the installed packages' if installed else ''}"
+            known = [other.stem for other in first.glob("*.py")] + [other.parent.name for other in first.glob("*/*.py")]
+            hint = f"Start in the folder that holds it, or {way_out}; a file is named like my_file.py."
+        raise UsageError(f"{key}: {missing}. {did_you_mean(path.name if is_file else top, known)}".rstrip(), hint)
+    folder, file = found
     try:
         digest = content_digest(file.read_bytes())
     except OSError as error:
         raise UsageError(f"{key}: {where}: {file}: {error.strerror}", "Name a file that can be read.") from None
     return Code(key, folder, None if is_file else where, file, digest)
+
+
+def _places(where: str, folders: Sequence[Path], installed: bool) -> Iterator[tuple[Path, Path]]:
+    """Where a file or module may be, in order: the folder that it is looked for in, and the file."""
+    if where.endswith(".py"):
+        yield from ((folder, folder / Path(where).expanduser()) for folder in folders)
+        return
+    package = _installed_folder(where.partition(".")[0]) if installed else None
+    for folder in [*folders, *filter(None, [package])]:
+        base = folder.joinpath(*where.split("."))
+        yield from ((folder, file) for file in (base.with_suffix(".py"), base / "__init__.py"))
 
 
 def own_folders() -> list[Path]:
@@ -121,41 +142,6 @@ def recipes_dir() -> Path:
 def content_digest(content: bytes) -> str:
     """First 16 hex digits of a file's SHA-256."""
     return hashlib.sha256(content).hexdigest()[:16]
-
-
-def _find_file(key: str, where: str, folders: Sequence[Path], way_out: str) -> tuple[Path, Path]:
-    path = Path(where).expanduser()
-    folders = [path.parent] if path.is_absolute() else folders
-    for folder in folders:
-        file = path if path.is_absolute() else folder / path
-        if file.is_file():
-            return folder, file
-    nearest = did_you_mean(path.name, (other.name for other in (folders[0] / path).parent.glob("*.py")))
-    raise UsageError(
-        f"{key}: no file {where} in {folders[0]}. {nearest}".rstrip(),
-        f"Start in the folder that the path is relative to, or {way_out}.",
-    )
-
-
-def _find_module(key: str, where: str, folders: Sequence[Path], way_out: str, installed: bool) -> tuple[Path, Path]:
-    for folder in folders:
-        if file := _module_file(folder, where):
-            return folder, file
-    top = where.partition(".")[0]
-    package = _installed_folder(top) if installed else None
-    if package and (file := _module_file(package, where)):
-        return package, file
-    here = [path.stem for path in folders[0].glob("*.py")] + [path.parent.name for path in folders[0].glob("*/*.py")]
-    places = f"{folders[0]} or among the installed packages" if installed else str(folders[0])
-    raise UsageError(
-        f"{key}: no module {where} in {places}. {did_you_mean(top, here)}".rstrip(),
-        f"Start in the folder that holds it, or {way_out}; a file is named like my_file.py.",
-    )
-
-
-def _module_file(folder: Path, module: str) -> Path | None:
-    base = folder.joinpath(*module.split("."))
-    return next((file for file in (base.with_suffix(".py"), base / "__init__.py") if file.is_file()), None)
 
 
 def _installed_folder(top: str) -> Path | None:

@@ -44,7 +44,6 @@ class DatasetEntry(Entry):
 class DataOptions(Section):
     """Of data sets that read what the user names."""
 
-    refused = True
     data_path: str | None = None
     """Training file of `tsv`, `jsonl`, `csv`, `parquet`, `json` and `lengths`; folder of `image_folder` and `mnist`."""
 
@@ -52,7 +51,6 @@ class DataOptions(Section):
 class FileOptions(DataOptions):
     """Of data sets that read files."""
 
-    refused = True
     eval_path: str | None = None
     """Evaluation file of the same; without it a part of the training texts is held out, and samples of `lengths` are
     generated in addition."""
@@ -71,7 +69,6 @@ class TextFileOptions(FileOptions):
 class SecondOptions(Section):
     """Of data sets whose samples may have a second number."""
 
-    refused = True
     second_column: str | None = None
     """Column of a trace of `lengths` that holds a second number per sample, such as its image patches or the tokens
     that it generates: plans add what it costs (`schedule.second_weight`), and training does arithmetic in its place,

@@ -91,7 +91,7 @@ def _load(key: str, named: str) -> Code:
 
 
 def _contents(code: Code, registered: Sequence[object]) -> Iterator[bytes]:
-    """Of a file and of the modules that its entries name; one that is not there is told when it is used."""
+    """Of a file and of the modules that its entries name; one that is not there is reported when it is used."""
     yield code.file.read_bytes()
     for module in dict.fromkeys(target.partition(":")[0] for target in registered if isinstance(target, str)):
         with suppress(UsageError):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import count
-from typing import ClassVar, Literal, TypedDict
+from typing import ClassVar, Literal
 
 from dynbench.errors import UsageError
 from dynbench.plugins.registry import Auto, Entry, PositiveInt, Registry, Section
@@ -46,13 +46,6 @@ class PolicyEntry(Entry):
     without_lengths: bool = False
 
 
-class _Packer(TypedDict):
-    layouts: tuple[Layout, ...]
-    in_train: bool
-    costs: bool
-    speeds: Literal["never"]
-
-
 class WindowOptions(Section):
     """Of the policy that plans several global batches together."""
 
@@ -60,26 +53,44 @@ class WindowOptions(Section):
     """Global batches planned together (W)."""
 
 
-class StreamOptions(Section):
+class PrefixOptions(Section):
     """Of the policy that keeps every rank's own stream."""
 
     solver: Literal["exact", "enumerate", "greedy"] = "exact"
     """Solver of `prefix`."""
     buffer: PositiveInt | Auto = "auto"
     """Samples that each rank of `prefix` holds to choose from (K); auto is max(32, B - G + 1)."""
-
-
-class PrefixOptions(StreamOptions):
-    """The same, and what concerns real ranks only."""
-
-    refused = True
     exchange: Literal["replicated", "gather"] = "replicated"
     """`prefix` only. `replicated`: every rank knows all lengths and makes the same plan; `gather`: costs are
     gathered to rank 0, which solves and broadcasts the counts."""
 
 
-_PACKER: _Packer = {"layouts": ("packed",), "in_train": False, "costs": False, "speeds": "never"}
-"""Of other trainers' packing, which is planned for comparison only."""
+_PACKERS = {
+    "verl": ("verl's balancing, equal counts, its own cost", "batch_peers:Verl"),
+    "verl_free": ("the same, any counts", "batch_peers:VerlFree"),
+    "nemo_rl": ("NeMo-RL's modified first fit decreasing of each batch", "row_peers:NemoRL"),
+    "megatron": ("Megatron Core's next fit of each batch", "row_peers:Megatron"),
+    "trl": ("TRL's best fit decreasing of the data set", "row_peers:Trl"),
+    "axolotl": ("Axolotl's multipack, first fit of the epoch", "row_peers:Axolotl"),
+    "torchtitan": ("torchtitan's streams cut into full rows", "row_peers:Torchtitan"),
+}
+"""Other trainers' packing, which is planned for comparison only: a line of each, and its class."""
+
+
+def _packer(name: str, summary: str, target: str) -> PolicyEntry:
+    of_batch = target.startswith("batch_peers")
+    return PolicyEntry(
+        name,
+        summary,
+        f"dynbench.schedule.peers.{target}",
+        layouts=("packed",),
+        in_train=False,
+        slow_above=1_000_000 if of_batch else None,
+        capped=not of_batch,
+        costs=False,
+        speeds="never",
+    )
+
 
 POLICIES: Registry[PolicyEntry] = Registry(
     "policy",
@@ -167,52 +178,7 @@ POLICIES: Registry[PolicyEntry] = Registry(
             costs=False,
             speeds="unsplit",
         ),
-        PolicyEntry(
-            "verl",
-            "verl's balancing, equal counts, its own cost",
-            "dynbench.schedule.peers.batch_peers:Verl",
-            slow_above=1_000_000,
-            capped=False,
-            **_PACKER,
-        ),
-        PolicyEntry(
-            "verl_free",
-            "the same, any counts",
-            "dynbench.schedule.peers.batch_peers:VerlFree",
-            slow_above=1_000_000,
-            capped=False,
-            **_PACKER,
-        ),
-        PolicyEntry(
-            "nemo_rl",
-            "NeMo-RL's modified first fit decreasing of each batch",
-            "dynbench.schedule.peers.row_peers:NemoRL",
-            **_PACKER,
-        ),
-        PolicyEntry(
-            "megatron",
-            "Megatron Core's next fit of each batch",
-            "dynbench.schedule.peers.row_peers:Megatron",
-            **_PACKER,
-        ),
-        PolicyEntry(
-            "trl",
-            "TRL's best fit decreasing of the data set",
-            "dynbench.schedule.peers.row_peers:Trl",
-            **_PACKER,
-        ),
-        PolicyEntry(
-            "axolotl",
-            "Axolotl's multipack, first fit of the epoch",
-            "dynbench.schedule.peers.row_peers:Axolotl",
-            **_PACKER,
-        ),
-        PolicyEntry(
-            "torchtitan",
-            "torchtitan's streams cut into full rows",
-            "dynbench.schedule.peers.row_peers:Torchtitan",
-            **_PACKER,
-        ),
+        *(_packer(name, *packer) for name, packer in _PACKERS.items()),
     ),
 )
 
@@ -231,7 +197,7 @@ def plan_of(name: str) -> tuple[str, Layout]:
 
 
 def named_plan(name: str, layout: Layout | None) -> tuple[str, Layout]:
-    """As `plan_of`, under the layout that was asked for besides, if any.
+    """As `plan_of`, under the layout that is given too, if any.
 
     Raises:
         UsageError: the name means another layout.

@@ -38,8 +38,6 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
-    refused: ClassVar[bool] = False
-    """Whether rules refuse the options that a class declares where the chosen plug-in does not have them."""
 
     @classmethod
     def declarer(cls, option: str) -> type[Section]:
@@ -61,6 +59,12 @@ def options_of(section: object, options: type[Options]) -> Options:
     if section is None:
         return options()
     return options.model_construct(**{name: getattr(section, name) for name in options.model_fields})
+
+
+def _imported(place: str) -> Any:
+    """What `module:attribute` means."""
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\+[a-z][a-z0-9_]*)*")
@@ -95,11 +99,10 @@ class Entry:
         """
         if not isinstance(self.target, str):
             return self._checked(self.target)
-        module, _, attribute = self.target.partition(":")
-        if module.startswith("dynbench."):
-            return getattr(import_module(module), attribute)
+        if self.target.startswith("dynbench."):
+            return _imported(self.target)
         try:
-            found = getattr(import_module(module), attribute)
+            found = _imported(self.target)
         except Exception as error:  # the code of a module from outside
             place = outside.where(error)
             reason = f"{place}: {type(error).__name__}: {error}" if place else str(error)
@@ -111,18 +114,16 @@ class Entry:
         if not callable(found):
             raise UsageError(f"plug-in {self.name}: {found!r} cannot be called", f"Expected: {type(self).__doc__}")
         if self.base:
-            module, _, name = self.base.partition(":")
-            base = getattr(import_module(module), name)
+            base = _imported(self.base)
+            documented = f"{base.__module__} documents it."
             if not (isinstance(found, type) and issubclass(found, base)):
-                raise UsageError(f"plug-in {self.name}: {found!r} is no subclass of {name}", f"{module} documents it.")
+                raise UsageError(f"plug-in {self.name}: {found!r} is no subclass of {base.__name__}", documented)
             lacks = [
                 *sorted(getattr(found, "__abstractmethods__", ())),
                 *(key for key, kind in get_annotations(base).items() if "ClassVar" in kind and not hasattr(found, key)),
             ]
             if lacks:
-                raise UsageError(
-                    f"plug-in {self.name}: {found.__qualname__} lacks {', '.join(lacks)}", f"{module} documents it."
-                )
+                raise UsageError(f"plug-in {self.name}: {found.__qualname__} lacks {', '.join(lacks)}", documented)
         return found
 
     @property
@@ -226,27 +227,26 @@ class Registry(Mapping[str, E]):
             UsageError: a name that is taken or none, an option without a default, or one that another plug-in declares
                 otherwise.
         """
+        what, options = f"{self.kind} {entry.name!r}", entry.options.model_fields
         if _NAME.fullmatch(entry.name) is None:
-            raise UsageError(f"{self.kind} {entry.name!r}: no name", "Use lower-case letters, digits and _.")
+            raise UsageError(f"{what}: no name", "Use lower-case letters, digits and _.")
         if entry.name in self.entries:
-            raise UsageError(f"{self.kind} {entry.name!r}: the name is taken", f"Known: {', '.join(self.entries)}.")
+            raise UsageError(f"{what}: the name is taken", f"Known: {', '.join(self.entries)}.")
         if self._in_use:
             raise UsageError(
-                f"{self.kind} {entry.name!r}: registered after the configuration was first read",
-                f"Name its file in {outside.VARIABLE}.",
+                f"{what}: registered after the configuration was first read", f"Name its file in {outside.VARIABLE}."
             )
-        for option, info in entry.options.model_fields.items():
-            if info.is_required():
-                raise UsageError(
-                    f"{self.kind} {entry.name!r}: option {option} has no default",
-                    "Give it one: the option is there too where another plug-in is chosen.",
-                )
+        for option in (option for option, info in options.items() if info.is_required()):
+            raise UsageError(
+                f"{what}: option {option} has no default",
+                "Give it one: the option is there too where another plug-in is chosen.",
+            )
         others = {name: other.options for name, other in self.entries.items()} | {f"every {self.kind}": self.shared}
-        for name, options in others.items():
-            for option in entry.options.model_fields:
-                if option in options.model_fields and options.declarer(option) is not entry.options.declarer(option):
+        for name, other in others.items():
+            for option in options.keys() & other.model_fields.keys():
+                if other.declarer(option) is not entry.options.declarer(option):
                     raise UsageError(
-                        f"{self.kind} {entry.name!r}: option {option} is one of {name} too, declared elsewhere",
+                        f"{what}: option {option} is one of {name} too, declared elsewhere",
                         "Inherit it from the class that declares it, or call it otherwise.",
                     )
         self.entries[entry.name] = entry
@@ -269,9 +269,9 @@ def with_options(**choices: Registry[Any]) -> Callable[[type[Options]], type[Opt
         fields = {}
         for name, info in section.model_fields.items():
             fields[name] = info
-            if name not in choices:
+            registry = choices.get(name)
+            if registry is None:
                 continue
-            registry = choices[name]
             registry.close()
             for option, options in registry.options().items():
                 if option in section.model_fields or option in fields:

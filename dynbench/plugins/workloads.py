@@ -89,7 +89,6 @@ class ImageOptions(Section):
 class LanguageOptions(Section):
     """Of the workload that models language."""
 
-    refused = True
     use_cache: bool = False
     """With `layout` flattened only: the model makes its cache of keys and values in training, as its configuration says
     where nobody switches it off (transformers' Trainer does); GPT-2 then does not notice the samples of a row."""

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import IO, Any
 
-from dynbench.config.held import copies_served
+from dynbench.config.ranks import server_copies
 from dynbench.config.schema import Config, Launch
 from dynbench.engine.launching.resolve import Resolved
 from dynbench.engine.launching.torchrun import thread_environment
@@ -258,7 +258,7 @@ def served_mb(config: Config, parameters_mb: float, limit_mb: float | None) -> f
     Raises:
         NothingFits: it is more than that.
     """
-    needed = copies_served(config) * parameters_mb
+    needed = server_copies(config) * parameters_mb
     if limit_mb is not None and needed > limit_mb:
         raise NothingFits(
             f"probe: a server of sync.name {config.sync.name!r} holds {needed:,.0f} MB of parameters, gradients and "

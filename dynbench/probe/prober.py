@@ -9,8 +9,7 @@ from functools import partial
 from typing import Unpack
 
 from dynbench.config.digest import changed
-from dynbench.config.held import copies_held, held_said
-from dynbench.config.ranks import ranks_of
+from dynbench.config.ranks import copies_text, parameter_copies, ranks_of
 from dynbench.config.schema import Config
 from dynbench.config.unread import unread
 from dynbench.engine.comm_model import build_comm_model
@@ -173,8 +172,8 @@ class Prober:
             workload=measured_settings(config.workload),
             layout=config.workload.layout,
             sync=config.sync.name,
-            copies_held=copies_held(config, ranks, in_step=True),
-            assumes=held_said(config, ranks),
+            copies_held=parameter_copies(config, ranks, in_step=True),
+            assumes=copies_text(config, ranks),
             server_mb=server_mb,
             slowdown=dict(config.launch.slowdown),
             capacity=rows,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from dynbench.config.layers import load_mapping, validate_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.errors import ConfigError, RecordError, UsageError
 from dynbench.plugins.outside import VARIABLE, digests
@@ -142,8 +142,7 @@ class Run:
         if is_special(self.config_file):
             raise RecordError(f"{self.config_file}: it is no file", "Restore it from a copy.")
         try:
-            document = load_mapping(self.config_file)
-            return validate_config(document.mapping, document, rules=False)
+            return load_config(self.config_file, rules=False)
         except ConfigError as error:
             hint = "The run was made by another version of dynbench, or the file was changed by hand."
             if missing := self._missing_plugins():

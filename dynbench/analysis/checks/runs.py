@@ -246,7 +246,7 @@ def null_wire(evidence: Evidence) -> Iterator[Seen]:
     """The first run whose ranks sent nothing to each other."""
     run = next((run for run in evidence.runs if not run.facts.trains), None)
     if run is not None:
-        yield Seen("warn", {"run": run.label, "setting": run.facts.config.sync.silent})
+        yield Seen("warn", {"run": run.label, "setting": run.facts.config.sync.disabled_by})
 
 
 def virtual_ranks(evidence: Evidence) -> Iterator[Seen]:

@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import TypeVar
 
 from dynbench.config import schema
-from dynbench.config.held import residuals_held
 from dynbench.config.image_rules import known_entry
+from dynbench.config.ranks import residual_copies
 from dynbench.config.schema import Config
 from dynbench.engine.plan_check import known_workload, warnings_left_to_the_ranks
 from dynbench.errors import ConfigError, UsageError
@@ -74,7 +74,7 @@ def decide_error_feedback(found: Decisions) -> None:
     if entry is None or not entry.reads("error_feedback"):
         return
     if options_of(settings, FeedbackOptions).error_feedback == "auto":
-        keeps = bool(residuals_held(found.config))
+        keeps = bool(residual_copies(found.config))
         reason = f"{entry.name} leaves out {'much' if keeps else 'little'} of a gradient"
         found.decide("compress.error_feedback", keeps, reason)
 

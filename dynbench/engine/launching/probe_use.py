@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dynbench.config.digest import changed
-from dynbench.config.held import copies_held
 from dynbench.config.part_rules import buffer_size
-from dynbench.config.ranks import Ranks, ranks_of
+from dynbench.config.ranks import Ranks, parameter_copies, ranks_of
 from dynbench.config.schema import Config, Workload
 from dynbench.config.unread import Use
 from dynbench.engine.planning import least_capacity_warning, load_probe, names_a_probe
@@ -141,15 +140,15 @@ def _room_compared(config: Config, probe: ProbeRecord, workers: int) -> Pairs:
 def _held_beyond(config: Config, probe: ProbeRecord, workers: int) -> Pairs:
     """Why ranks of a run hold more of the parameters than those did whose room was probed; empty where they do not."""
     servers = ranks_of(config, 0).servers
-    ours = copies_held(config, Ranks(workers + servers, servers), in_step=True)
+    ours = parameter_copies(config, Ranks(workers + servers, servers), in_step=True)
     theirs = probe.copies_held
     if theirs is None:  # of records of ddp that did not say
-        theirs = copies_held(changed(config, {"sync.name": probe.sync}), Ranks(probe.world_size), in_step=True)
+        theirs = parameter_copies(changed(config, {"sync.name": probe.sync}), Ranks(probe.world_size), in_step=True)
     if ours <= theirs * (1 + 1e-9):
         return {}
     if config.sync.name != probe.sync:
         return {"sync.name": (config.sync.name, probe.sync)}
-    as_many = copies_held(config, Ranks(probe.world_size + servers, servers), in_step=True)
+    as_many = parameter_copies(config, Ranks(probe.world_size + servers, servers), in_step=True)
     if as_many <= theirs * (1 + 1e-9):
         return {"workers": (workers, probe.world_size)}
     return {"copies of the parameters in a rank (train.optimizer, sync.*)": (round(ours, 3), round(theirs, 3))}

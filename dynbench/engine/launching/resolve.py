@@ -35,7 +35,7 @@ from dynbench.engine.planning import (
 from dynbench.engine.rank.evaluation import check_scalars
 from dynbench.errors import ConfigError, UsageError
 from dynbench.plugins import POLICIES, options_of
-from dynbench.plugins.policies import StreamOptions
+from dynbench.plugins.policies import PrefixOptions
 from dynbench.runs.provenance import usable_cores
 from dynbench.runs.store import RunStore
 from dynbench.schedule.policy import check_trainable
@@ -246,7 +246,7 @@ def _schedule(found: Decisions, store: RunStore, workers: int) -> None:
     config, schedule = found.config, found.config.schedule
     if schedule.policy is None:
         found.decide("schedule.policy", schedule.policy_name, f"schedule.mode is {schedule.mode}")
-    if schedule.policy_name == "prefix" and options_of(schedule, StreamOptions).buffer == "auto":
+    if schedule.policy_name == "prefix" and options_of(schedule, PrefixOptions).buffer == "auto":
         found.decide("schedule.buffer", buffer_size(config, workers), "max(32, B - G + 1)")
     if schedule.cost_type == "auto":
         found.decide("schedule.cost_type", *default_cost_type(config))

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from dynbench.config.held import copies_held, copies_served, residuals_held
-from dynbench.config.ranks import ranks_of
+from dynbench.config.ranks import parameter_copies, ranks_of, residual_copies, server_copies
 from dynbench.config.schema import Config
 from dynbench.engine.planning import load_probe
 from dynbench.engine.rank.exchange import gather_objects
@@ -318,7 +317,7 @@ def _copies(config: Config) -> float:
     """Of the parameters, in a rank of an arm that holds most of them."""
     assert isinstance(config.launch.nproc, int), "resolved"
     ranks = ranks_of(config, config.launch.nproc * config.launch.nnodes)
-    return max(copies_held(config, ranks) + residuals_held(config), copies_served(config))
+    return max(parameter_copies(config, ranks) + residual_copies(config), server_copies(config))
 
 
 def _probed_limits(config: Config, root: Path | None) -> bool:

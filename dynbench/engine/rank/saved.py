@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from dynbench.config.layers import Layers, load_config
+from dynbench.config.layers import Setting, command_line, load_config
 from dynbench.config.paths import BPE_VOCABULARY, VOCABULARY, means_path
 from dynbench.config.schema import Config, Workload
-from dynbench.config.yaml_strict import Document
 from dynbench.engine.rank.evaluation import BEST, MODEL_FOLDER, Evaluator
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.errors import DataError, RecordError, UsageError
@@ -30,7 +29,7 @@ from dynbench.workloads.tokenizer import TextTokenizer, load_tokenizer
 
 _log = logging.getLogger(__name__)
 ALL = 2**31 - 1
-"""Samples to evaluate, the most that can be asked for."""
+"""Samples to evaluate, the most that the setting takes."""
 DATASET_OF = {".json": "json", ".jsonl": "jsonl", ".parquet": "parquet", ".csv": "csv", ".tsv": "tsv"}
 """Data set that reads a file, by its ending."""
 LEAST_TEMPERATURE = 1e-4
@@ -51,9 +50,9 @@ class Saved:
     base: Path | None = None
 
     def config(self, overrides: tuple[str, ...] = (), flags: Mapping[str, object] | None = None) -> Config:
-        """The settings that read the model back: those of its run, and what was asked for on top.
+        """The settings that read the model back: those of its run, and the command line's over them.
 
-        Data that are named are evaluated whole, unless `train.eval_samples` is asked for too. That the run trained on
+        Data that are named are evaluated whole, unless `train.eval_samples` is given too. That the run trained on
         them is warned of.
 
         Raises:
@@ -61,9 +60,7 @@ class Saved:
             UsageError: a run of code of its own that was not made here, and whose code is not named either.
         """
         known: dict[str, object] = {"workload.name": _workload_of(self.folder)}
-        layers = Layers(Document(""))
-        layers.lay(overrides, flags or {})
-        named = {*layers.given_by}
+        named, _ = command_line(overrides, flags or {})
         trained = None if self.base is None else load_config(self.base, trains=False).workload
         if self.base is not None and trained is not None:
             known_code = "workload.name" in named or is_remembered(self.base.parent.name, trained)
@@ -79,10 +76,10 @@ class Saved:
         least = {"workload.subset": 1}  # nothing is trained on, and no more of it has to be tokenised
         machine = {"launch.device": device, "train.precision": "fp32"}
         padding = {"workload.layout": "padded", "workload.use_cache": False, "workload.pad_to_multiple_of": 1}
-        asked = {key: value for key, value in (flags or {}).items() if value is not None}
-        other_data = _other_data(layers, Workload() if trained is None else trained)
+        typed = {key: value for key, value in (flags or {}).items() if value is not None}
+        other_data = _other_data(named, Workload() if trained is None else trained)
         laid = {key: value for key, value in {**known, **other_data}.items() if key not in named}
-        settings = {**laid, **machine, **padding, **least, **read_back, **asked}
+        settings = {**laid, **machine, **padding, **least, **read_back, **typed}
         nothing = [f"{key}=null" for key, value in settings.items() if value is None]  # which a flag cannot say
         config = load_config(self.base, (*nothing, *overrides), settings, trains=False)
         if self.base is not None and trained is not None:
@@ -102,20 +99,20 @@ def _tokenizer_of(workload: Workload) -> str | None:
     return name
 
 
-def _other_data(layers: Layers, trained: Workload) -> dict[str, object]:
+def _other_data(named: Mapping[str, Setting], trained: Workload) -> dict[str, object]:
     """What goes with data that are named: a data set that reads them, and that all of them are evaluated.
 
     Args:
-        layers: what was asked for.
+        named: what the command line sets.
         trained: the run's settings, or the defaults.
     """
-    section = layers.values.get("workload")
-    asked = section if isinstance(section, dict) else {}
-    path = asked.get("data_path")
+    path, eval_path, dataset = (
+        named.get(f"workload.{key}", Setting(None)).value for key in ("data_path", "eval_path", "dataset")
+    )
     whole: dict[str, object] = {"train.eval_samples": ALL}
     if path is None:
-        return {} if asked.get("eval_path") is None else whole
-    dataset = str(asked.get("dataset") or DATASET_OF.get(Path(str(path)).suffix, trained.dataset))
+        return {} if eval_path is None else whole
+    dataset = str(dataset or DATASET_OF.get(Path(str(path)).suffix, trained.dataset))
     of_one_file = dataset in DATASETS and DATASETS[dataset].reads("eval_path")
     return {"workload.dataset": dataset, "workload.eval_path": path if of_one_file else None, **whole}
 
@@ -151,10 +148,10 @@ def find_saved(store: RunStore, source: str) -> Saved:
     if (folder / "config.json").is_file():
         return Saved(folder.resolve())
     run = store.resolve(source)
-    kept = run.path / MODEL_FOLDER
-    found = next((kept / name for name in (BEST, "last") if (kept / name / "config.json").is_file()), None)
+    folder = run.path / MODEL_FOLDER
+    found = next((folder / name for name in (BEST, "last") if (folder / name / "config.json").is_file()), None)
     if found is None:
-        raise UsageError(f"{source}: run {run.label} has no saved model in {kept}", SAVE_FIRST)
+        raise UsageError(f"{source}: run {run.label} has no saved model in {folder}", SAVE_FIRST)
     return Saved(found, run.config_file)
 
 
@@ -183,9 +180,9 @@ def evaluate_saved(config: Config, batch: int | None = None) -> dict[str, object
     found = evaluator.measure(strategy, Precision("fp32", device))
     if found is None:
         raise DataError("the samples to evaluate on weigh nothing together: no text has a second token")
-    facts, held, longest = workload.facts, workload.eval.describe(), config.workload.max_length
+    facts, evaluated, longest = workload.facts, workload.eval.describe(), config.workload.max_length
     longest = min(longest, workload.positions or longest)
-    there = {"available": held["samples"], "cut_samples": held["cut_samples"], "max_length": longest}
+    there = {"available": evaluated["samples"], "cut_samples": evaluated["cut_samples"], "max_length": longest}
     data = facts.get("eval_source") or f"held out of {facts.get('train_source')}"
     unigram = {"unigram_perplexity": facts.get("unigram_perplexity")} if "perplexity" in found else {}
     counted = {"samples": found.pop("samples"), **there, "tokens": found.pop("tokens", None)}

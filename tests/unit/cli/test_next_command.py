@@ -17,7 +17,7 @@ from dynbench.cli.options import settings_of
 from dynbench.cli.settings import Settings, next_command, setting_words
 from dynbench.config.describe import all_keys, allowed_words, default_of, field_of
 from dynbench.config.digest import changed, dump_config, value_of
-from dynbench.config.layers import Layers, load_config, read_document
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.errors import ConfigError
@@ -79,9 +79,7 @@ def pasted(command: str, run: Run, overrides: dict[str, object]) -> Config:
     """The configuration that a command is given, whatever the rules say of it."""
     settings = parsed(f"dynbench {command} {shlex.join(setting_words(command, run, overrides))}")
     assert settings.config_path is not None
-    layers = Layers(read_document(settings.config_path))
-    layers.lay(settings.overrides, settings.flags)
-    return layers.config(rules=False)
+    return load_config(settings.config_path, settings.overrides, settings.flags, rules=False)
 
 
 def another(key: str) -> object:
@@ -90,9 +88,7 @@ def another(key: str) -> object:
     assert found is not None
     for word in (*allowed_words(found[0]), *WORDS_OF_ANY_TYPE):
         try:
-            layers = Layers(read_document(Path("empty.yaml")))
-            layers.lay([f"{key}={word}"], {})
-            value = value_of(layers.config(rules=False), key)
+            value = value_of(load_config(None, [f"{key}={word}"], rules=False), key)
         except ConfigError:
             continue
         if value != default_of(key):
@@ -102,7 +98,6 @@ def another(key: str) -> object:
 
 def test_every_setting_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("empty.yaml").touch()
     run = run_of(load_config(None, ["schedule.policy=prefix", "train.steps=33"]), tmp_path / "some results")
     for key in set(all_keys()) - {"train.epochs", "train.batch_per_worker"}:
         value = another(key)

@@ -35,18 +35,10 @@ def test_flags_win_over_set_over_file_over_defaults(tmp_path: Path) -> None:
     assert config.train.learning_rate == Config().train.learning_rate
 
 
-@pytest.mark.parametrize(
-    ("text", "key", "value"),
-    [
-        ("train.learning_rate=1e-4", "learning_rate", 1e-4),
-        ("train.learning_rate=1", "learning_rate", 1.0),
-        ("train.weight_decay=0", "weight_decay", 0.0),
-        ("train.precision=bf16", "precision", "bf16"),
-        ("train.steps = 7 ", "steps", 7),
-    ],
-)
-def test_set_reads_yaml_scalars(text: str, key: str, value: object) -> None:
-    assert getattr(load_config(None, [text]).train, key) == value
+def test_set_reads_yaml_scalars() -> None:
+    train = load_config(None, ["train.learning_rate=1", "train.weight_decay=1e-4", "train.steps = 7 "]).train
+    assert (train.learning_rate, train.weight_decay, train.steps) == (1.0, 1e-4, 7)
+    assert type(train.learning_rate) is float
 
 
 def test_text_fields_keep_what_was_typed() -> None:
@@ -62,7 +54,7 @@ def test_text_fields_keep_what_was_typed() -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("8", 8), ("8,4", (8, 4)), ("[8, 4]", (8, 4)), ("@latest", "@latest"), ("null", None), ("runA", "runA")],
+    [("8", 8), ("8,4", (8, 4)), ("[8, 4]", (8, 4)), ("[]", ()), ("@latest", "@latest"), ("null", None)],
 )
 def test_capacity_takes_a_number_a_list_or_a_run(text: str, value: object) -> None:
     assert load_config(None, [f"schedule.capacity={text}"]).schedule.capacity == value
@@ -110,18 +102,16 @@ def test_all_mistakes_of_all_layers_come_at_once(tmp_path: Path) -> None:
 
 
 def test_a_repaired_value_is_no_mistake(tmp_path: Path) -> None:
-    path = write(tmp_path, "train:\n  steps: many\n")
-    assert load_config(path, ["train.steps=3"]).train.steps == 3
+    path = write(tmp_path, "train:\n  steps: many\nlaunch: {slowdown: {0: 2}, nproc: 3}\n")
+    config = load_config(path, ["train.steps=3", "launch.slowdown.1=3", "launch={nproc: 2}"])
+    assert (config.train.steps, config.launch.slowdown, config.launch.nproc) == (3, {0: 2.0, 1: 3.0}, 2)
 
 
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
         ("train.steps", "1.5", "a whole number > 0"),
-        ("train.steps", "true", "a whole number > 0"),
-        ("train.learning_rate", ".inf", "a number > 0 or auto"),
         ("train.learning_rate", ".nan", "a number > 0 or auto"),
-        ("train.learning_rate", "fast", "a number > 0 or auto"),
         ("workload.dropout", "1", "a number >= 0 and < 1 or null"),
         ("workload.max_length", "1", "a whole number >= 2"),
         ("compress.error_feedback", "yes", "true or false or auto"),
@@ -129,21 +119,12 @@ def test_a_repaired_value_is_no_mistake(tmp_path: Path) -> None:
         ("schedule.cost_coefficients", "1,2", "a list of 3 numbers >= 0 or null"),
         ("schedule.speeds", "[1, 0]", "a list of numbers > 0, auto or null"),
         ("launch.slowdown", "1:0.5", "a mapping from a whole number >= 0 to a number >= 1"),
-        ("launch.slowdown", "x", "a mapping from a whole number >= 0 to a number >= 1"),
         ("workload.name", "vision", WORKLOADS),
-        ("workload.name", "a.b.py", WORKLOADS),
-        ("workload.name", "mine:Class.method", WORKLOADS),
-        ("schedule.capacity", "[]", None),
     ],
 )
-def test_values_say_what_is_allowed(key: str, value: str, allowed: str | None) -> None:
-    if allowed is None:
-        assert load_config(None, [f"{key}={value}"]).schedule.capacity == ()
-        return
-    found = problems(None, (f"{key}={value}",))
-    assert len(found) == 1
-    assert found[0].startswith(f"--set {key}: ")
-    assert found[0].endswith(f"Allowed: {allowed}")
+def test_values_say_what_is_allowed(key: str, value: str, allowed: str) -> None:
+    (found,) = problems(None, (f"{key}={value}",))
+    assert found.startswith(f"--set {key}: ") and found.endswith(f"Allowed: {allowed}")
 
 
 def test_rules_are_checked_and_located(tmp_path: Path) -> None:
@@ -163,22 +144,25 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | None) -> No
         load_config(path)
 
 
-def test_a_value_that_is_no_section_cannot_be_set_below(tmp_path: Path) -> None:
-    assert problems(write(tmp_path, "launch: 5\n"), ("launch.nproc=2",)) == [
-        "c.yaml:1: launch: 5 cannot hold launch.nproc"
-    ]
-
-
-def test_a_value_refused_in_the_file_is_reported_once(tmp_path: Path) -> None:
-    path = tmp_path / "c.yaml"
-    path.write_text("train: &t\n  steps: *t\n  seed: !!set {1: null}\n  global_batch: 0\n")
-    with pytest.raises(ConfigError) as caught:
-        load_config(path)
-    assert [problem.split(": ")[:2] for problem in caught.value.problems] == [
-        [f"{path}:2", "train.steps"],
-        [f"{path}:3", "train.seed"],
-        [f"{path}:4", "train.global_batch"],
-    ]
+@pytest.mark.parametrize(
+    ("text", "given", "places"),
+    [
+        ("launch: 5\n", ("launch.nproc=2",), ["c.yaml:1: launch: 5 cannot hold launch.nproc"]),
+        ("train:\n  steps: 5\n", ("train.steps.x=2",), ["c.yaml:2: train.steps", "--set train.steps"]),
+        (
+            "train: &t\n  steps: *t\n  seed: !!set {1: null}\n  global_batch: 0\n",
+            (),
+            ["c.yaml:2: train.steps", "c.yaml:3: train.seed", "c.yaml:4: train.global_batch"],
+        ),
+        ("schedule: {policy: packed}\nworkload:\n  layout: padded\n", (), ["c.yaml:3: workload.layout: 'padded' with"]),
+        ("train:\n  steps: 3\n  epochs: 2\n", (), ["c.yaml:3: train.epochs: given beside train.steps"]),
+    ],
+)
+def test_a_mistake_is_named_once_with_its_place(
+    tmp_path: Path, text: str, given: tuple[str, ...], places: list[str]
+) -> None:
+    found = problems(write(tmp_path, text), given)
+    assert [line[: len(place)] for line, place in zip(found, places, strict=True)] == places
 
 
 def test_a_policy_that_says_a_layout_is_put_as_both(tmp_path: Path) -> None:
@@ -187,18 +171,8 @@ def test_a_policy_that_says_a_layout_is_put_as_both(tmp_path: Path) -> None:
         load_config(None, [], {"schedule.policy": "packed", "workload.layout": "packed"}),
         load_config(write(tmp_path, "schedule: {policy: packed}\nworkload:\n")),
     ):
-        assert (config.schedule.policy, config.schedule.mode, config.workload.layout) == (
-            "partition",
-            "dynamic",
-            "packed",
-        )
+        schedule, layout = config.schedule, config.workload.layout
+        assert (schedule.policy, schedule.mode, layout) == ("partition", "dynamic", "packed")
     static = load_config(None, ["schedule.policy=static packed"])
     assert (static.schedule.policy_name, static.schedule.mode, static.workload.layout) == ("static", "static", "packed")
     assert load_config(None, ["schedule.policy=partition"]).workload.layout == "padded"
-
-
-def test_a_layout_that_its_policy_does_not_mean_is_named_with_its_line(tmp_path: Path) -> None:
-    path = write(tmp_path, "schedule: {policy: packed}\nworkload:\n  layout: padded\n")
-    assert problems(path) == [
-        "c.yaml:3: workload.layout: 'padded' with policy 'packed'; use packed, or leave the layout out"
-    ]

@@ -1,4 +1,4 @@
-"""Rules where some ranks serve: what is meant by ranks, and what by those of them that train."""
+"""Rules where some ranks serve, which count those that train; and what ranks store of the parameters, by hand."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from dynbench.config.layers import load_config
+from dynbench.config.ranks import Ranks, copies_text, parameter_copies, ranks_under, server_copies
 from dynbench.config.rules import check_rules, rule_warnings
 from dynbench.plugins import STRATEGIES
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def two_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The strategy of the configuration has two ranks serve."""
     monkeypatch.setitem(STRATEGIES.entries, "ddp", replace(STRATEGIES["ddp"], servers=2))
@@ -35,12 +36,14 @@ def two_servers(monkeypatch: pytest.MonkeyPatch) -> None:
         (["train.global_batch=9", "train.precision=fp16"], "train.precision: 'fp16' scales the loss, which ranks that"),
     ],
 )
+@pytest.mark.usefixtures("two_servers")
 def test_rules_count_workers(settings: list[str], says: str | None) -> None:
     problems = check_rules(load_config(None, settings), 5)
     assert len(problems) == (says is not None)
     assert all(str(says) in problem for problem in problems)
 
 
+@pytest.mark.usefixtures("two_servers")
 def test_somebody_has_to_train() -> None:
     config = load_config(None, ["train.global_batch=1"])
     (problem,) = check_rules(config, 2)
@@ -49,7 +52,43 @@ def test_somebody_has_to_train() -> None:
     assert check_rules(config, 3) == []
 
 
+@pytest.mark.usefixtures("two_servers")
 def test_buffers_are_those_of_the_workers() -> None:
-    asked = ["train.global_batch=9", "schedule.policy=prefix", "schedule.buffer=4"]
-    (warning,) = rule_warnings(load_config(None, asked), 5, ())
+    settings = ["train.global_batch=9", "schedule.policy=prefix", "schedule.buffer=4"]
+    (warning,) = rule_warnings(load_config(None, settings), 5, ())
     assert "3 workers (of 5 ranks) hold 12 samples for a global batch of 9" in warning
+
+
+ADAMW, SGD, PLAIN = [], ["train.optimizer=sgd"], ["train.optimizer=sgd", "train.momentum=0"]
+
+
+@pytest.mark.parametrize(
+    ("sync", "optimizer", "workers", "copies"),
+    [
+        ("ddp", ADAMW, 4, 4),
+        ("ddp", SGD, 4, 3),
+        ("ddp", PLAIN, 4, 2),
+        ("zero1", ADAMW, 4, 2 + (1 + 2) / 4),
+        ("zero1", ADAMW, 1, 5),
+        ("zero1_torch", ADAMW, 4, 2 + 2 / 4),
+        ("fsdp", ADAMW, 4, 4 / 4),
+        ("fsdp", PLAIN, 2, 2 / 2),
+        ("ps", ADAMW, 4, 2),
+        ("local_sgd", SGD, 4, 4),
+        ("diloco", ADAMW, 4, 6),
+    ],
+)
+def test_copies_between_steps(sync: str, optimizer: list[str], workers: int, copies: float) -> None:
+    config = load_config(None, [f"sync.name={sync}", *optimizer])
+    ranks = ranks_under(sync, workers + STRATEGIES[sync].servers)
+    assert parameter_copies(config, ranks) == copies
+    assert f"a rank holds {copies:.3g} copies" in copies_text(config, ranks)
+
+
+@pytest.mark.parametrize("sync", STRATEGIES)
+def test_more_ranks_never_store_more_each(sync: str) -> None:
+    config, servers = load_config(None, [f"sync.name={sync}"]), STRATEGIES[sync].servers
+    stored = [parameter_copies(config, Ranks(workers + servers, servers), in_step=True) for workers in (1, 2, 4)]
+    assert stored == sorted(stored, reverse=True)
+    assert stored[0] >= parameter_copies(config, Ranks(1 + servers, servers))
+    assert (server_copies(config) > 0) == (servers > 0)

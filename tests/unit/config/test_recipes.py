@@ -8,29 +8,11 @@ from pathlib import Path
 import pytest
 from recipe_files import load_cells
 
-from dynbench.config.recipes import dump_recipe, find_recipe, list_recipes, load_recipe, recipes_dir
+from dynbench.config.part_rules import whole_window_steps
+from dynbench.config.recipes import find_recipe, list_recipes, load_recipe, recipes_dir
 from dynbench.errors import ConfigError, UsageError
 
-SHIPPED = [
-    "buckets",
-    "compression",
-    "custom_workload",
-    "first_steps",
-    "fsdp_bottleneck",
-    "hf_peers",
-    "hf_published",
-    "levers",
-    "multinode",
-    "packing_or_fewer_steps",
-    "ps_allreduce_ddp",
-    "quickstart",
-    "regimes",
-    "scaling",
-    "sst2",
-    "sst2_cost_types",
-    "sync",
-    "sync_xl",
-]
+SHIPPED = list(list_recipes())
 
 GOOD = """\
 description: two arms
@@ -57,18 +39,9 @@ def problems(tmp_path: Path, text: str, **options: object) -> list[str]:
 
 
 def test_every_file_of_the_folder_is_a_recipe_and_none_is_forgotten() -> None:
-    files = [path.name for path in recipes_dir().glob("*") if path.is_file()]
-
-    assert list(list_recipes()) == SHIPPED
-    assert sorted(files) == sorted([*(f"{name}.yaml" for name in SHIPPED), "multinode.slurm", "length_regression.py"])
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_the_measured_steps_of_shipped_recipes_are_whole_windows(name: str) -> None:
-    for config in load_recipe(find_recipe(name)).arms.values():
-        if config.schedule.policy_name == "window":
-            assert config.train.warmup_steps % config.schedule.window == 0
-            assert config.train.steps % config.schedule.window == 0
+    files = {path.name for path in recipes_dir().glob("*") if path.is_file()}
+    assert len(SHIPPED) > 15
+    assert files == {*(f"{name}.yaml" for name in SHIPPED), "multinode.slurm", "length_regression.py"}
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -84,6 +57,8 @@ def test_shipped_recipes_load_and_open_with_goal_command_time_and_expectation(na
     assert "\n# Expect: " in header
     assert recipe.launches.count % 2 == 0
     assert recipe.baseline in recipe.arms
+    for config in recipe.arms.values():
+        assert whole_window_steps(config) == {}
 
 
 def test_cells_lie_between_settings_and_arms_and_keep_their_lines(tmp_path: Path) -> None:
@@ -111,15 +86,6 @@ def test_command_line_over_arm_over_settings_over_defaults(tmp_path: Path) -> No
     assert (config.schedule.mode, config.launch.slowdown) == ("dynamic", {1: 2.0})
     assert (recipe.baseline, recipe.launches.count) == ("static", 2)
     assert recipe.arms["static"].schedule.mode == "static"
-
-
-def test_a_resolved_recipe_loads_back(tmp_path: Path) -> None:
-    recipe = load_recipe(written(tmp_path, GOOD))
-
-    again = load_recipe(written(tmp_path, dump_recipe(recipe)))
-
-    assert again.arms == recipe.arms
-    assert (again.baseline, again.launches.count, again.description) == (recipe.baseline, 4, "two arms")
 
 
 def test_all_mistakes_are_reported_at_once_with_their_lines(tmp_path: Path) -> None:

@@ -51,13 +51,7 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False,
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3))
 
 
-TEXT_KEYS = (
-    "workload.data_path",
-    "workload.model",
-    "workload.text_column",
-    "launch.rdzv_endpoint",
-    "probe.memory_limit",
-)
+TEXT_KEYS = ("workload.data_path", "workload.model", "workload.text_column", "probe.memory_limit")
 VALUES = {
     **dict.fromkeys(TEXT_KEYS, words),
     "schedule.policy": st.none() | st.sampled_from(["partition", "window", "prefix"]),
@@ -93,25 +87,20 @@ def test_values_to_vary_are_read_back_in_order(key: str, data: st.DataObject) ->
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
-        ("", {}),
         ("  ", {}),
         ("policy=partition, window = 1", {"schedule.policy": "partition", "schedule.window": 1}),
         ("capacity=[6,5],window=2", {"schedule.capacity": [6, 5], "schedule.window": 2}),
         ("capacity=6,5,window=2", {"schedule.capacity": [6, 5], "schedule.window": 2}),
         ("capacity=@latest:probe", {"schedule.capacity": "@latest:probe"}),
-        ("capacity='8'", {"schedule.capacity": "8"}),
         ("slowdown={0: 2, 1: 1.5}", {"launch.slowdown": {0: 2, 1: 1.5}}),
         ("slowdown=0:2,1:1.5,mode=static", {"launch.slowdown": {0: 2, 1: 1.5}, "schedule.mode": "static"}),
         ("slowdown.1=2", {"launch.slowdown.1": 2}),
         ("data_path=a=b:c.tsv", {"workload.data_path": "a=b:c.tsv"}),
-        ("data_path='a,b''s.tsv'", {"workload.data_path": "a,b's.tsv"}),
         ('data_path="a,\\"b.tsv",max-length=64', {"workload.data_path": 'a,"b.tsv', "workload.max_length": 64}),
         ("data_path=it's[1].tsv", {"workload.data_path": "it's[1].tsv"}),
         ("data_path=null,eval_path='null'", {"workload.data_path": None, "workload.eval_path": "null"}),
         ("probe=off,sync=ddp,compress.name=none", {"probe.run": "off", "sync.name": "ddp", "compress.name": "none"}),
         ("rdzv-endpoint=host:29500", {"launch.rdzv_endpoint": "host:29500"}),
-        ("train.learning_rate=1e-4", {"train.learning_rate": 1e-4}),
-        ("memory_limit=2GiB", {"probe.memory_limit": "2GiB"}),
     ],
 )
 def test_settings_as_people_type_them(text: str, meant: dict[str, object]) -> None:
@@ -125,15 +114,12 @@ def test_settings_as_people_type_them(text: str, meant: dict[str, object]) -> No
         ("policy", "--arm a: policy: write it as key=value"),
         ("mode=static,window", "--arm a: window: write it as key=value"),
         ("mode=static,,window=1", "--arm a: nothing stands there"),
-        ("mode=static,", "--arm a: nothing stands there"),
         ("window=", "--arm a: window: nothing stands there"),
         ("=3", "--arm a: =3: write it as key=value"),
         ("capacity=[6,5", "--arm a: capacity=[6,5: [ is not closed"),
-        ("capacity=[6,5}", "--arm a: capacity=[6,5}: [ is not closed"),
         ("data_path='a,b", "--arm a: data_path='a,b: ' is not closed"),
         ("policy=prefix,schedule.policy=window", "--arm a: schedule.policy: given twice"),
         ("slowdown=0:2,slowdown.1=3", "--arm a: launch.slowdown.1: launch.slowdown holds it"),
-        ("window=[1", "--arm a: window=[1: [ is not closed"),
         ("window=@x", "--arm a: schedule.window: '@x' is not a YAML value"),
     ],
 )
@@ -161,11 +147,8 @@ def test_every_combination_is_a_cell_and_the_last_key_varies_fastest() -> None:
 def test_arms_join_a_recipe_whose_baseline_stays() -> None:
     _, (recipe,) = sweep("w4:policy=window,window=4", reference="quickstart")
     shipped = load_cells(find_recipe("quickstart"))[0]
-
-    assert list(recipe.arms) == [*shipped.arms, "w4"]
-    assert (recipe.name, recipe.baseline, recipe.launches) == ("quickstart", shipped.baseline, shipped.launches)
-    assert recipe.arms["w4"].train == recipe.arms["static"].train
-    assert recipe.arms["w4"].schedule.window == 4
+    assert replace(recipe, arms=shipped.arms) == shipped
+    assert list(recipe.arms) == [*shipped.arms, "w4"] and recipe.arms["w4"].schedule.window == 4
 
 
 def test_cells_of_a_recipe_are_multiplied_and_keep_their_lines(tmp_path: Path) -> None:
@@ -199,12 +182,7 @@ def test_a_configuration_file_is_what_arms_stand_on_and_a_recipe_is_joined(tmp_p
     assert list(sweep("c", config=str(path))[1][0].arms) == ["a", "b", "c"]
 
 
-def test_an_arm_that_adds_to_a_cells_mapping_leaves_the_others_alone(tmp_path: Path) -> None:
-    path = tmp_path / "r.yaml"
-    arms = "arms: [{name: a, set: {launch.slowdown.1: 2.0}}, {name: b}]\n"
-    path.write_text(f"description: d\n{arms}cells: [{{launch.slowdown: {{0: 3.0}}}}]\n")
-    (recipe,) = load_cells(path)
-    assert [config.launch.slowdown for config in recipe.arms.values()] == [{0: 3.0, 1: 2.0}, {0: 3.0}]
+WINDOW = ("schedule.window=1",)
 
 
 @pytest.mark.parametrize(
@@ -214,43 +192,23 @@ def test_an_arm_that_adds_to_a_cells_mapping_leaves_the_others_alone(tmp_path: P
         (("static",), {"reference": "quickstart"}, "--arm static: arms.5.name: 'static' is the name of an earlier arm"),
         (("A:mode=static", "b"), {}, "--arm A: arms.0.name: 'A' is not allowed; use lower-case letters"),
         (("policy=partition", "b"), {}, "--arm policy=partition: no name; write it as name:key=value"),
-        ((":policy=partition", "b"), {}, "--arm :policy=partition: no name"),
         (("a", "b:polcy=lpt"), {}, "--arm b: polcy: unknown key. Did you mean 'schedule.policy'?"),
-        (("a", "b:schedule.polcy=lpt"), {}, "--arm b: schedule.polcy: unknown key. Did you mean 'policy'?"),
         (("a", "b:policy=partitoin"), {}, "--arm b: schedule.policy: 'partitoin' is not allowed. Did you mean 'partit"),
         (("a", "b:name=ddp"), {}, "--arm b: name: unknown key. Did you mean 'workload.name' or 'sync.name' or 'compr"),
         (("a", "b:mode=static,policy=window"), {}, "--arm b: schedule.policy: 'window' needs schedule.mode dynamic"),
-        (
-            ("a", "b:window=2"),
-            {"overrides": ("schedule.window=1",)},
-            "--arm b: schedule.window: --set schedule.window ",
-        ),
+        (("a", "b:slowdown.1=0.5"), {}, "--arm b: launch.slowdown: {1: 0.5} is not allowed"),
+        (("a", "b:window=2"), {"overrides": WINDOW}, "--arm b: schedule.window: --set schedule.window sets"),
         (("a", "b:window=2"), {"flags": {"schedule.window": "1"}}, "--arm b: schedule.window: --flag sets schedule.wi"),
-        (
-            ("a", "b:probe=off"),
-            {"overrides": ("probe.run=auto",)},
-            "--arm b: probe.run: --set probe.run sets probe.run",
-        ),
         (TWO, {"over": ("seed=1,2",), "overrides": ("train.seed=3",)}, "--over train.seed: --set train.seed sets"),
         (TWO, {"over": ("mode=static,dynamic",)}, "--over schedule.mode: arm static sets schedule.mode itself"),
-        (
-            ("a", "b:slowdown.0=2"),
-            {"over": ("slowdown=0:2,1:2",)},
-            "--over launch.slowdown: arm b sets launch.slowdown.0",
-        ),
+        (("a", "b:slowdown.0=2"), {"over": ("slowdown=0:2,1:2",)}, "--over launch.slowdown: arm b sets launch.slowdo"),
         (TWO, {"over": ("seed=1,2", "train.seed=3")}, "--over train.seed: train.seed is varied already"),
         (TWO, {"over": ("seed=1,1",)}, "--over train.seed: 1 is given twice"),
-        (TWO, {"over": ("seed=1,,2",)}, "--over train.seed: nothing stands there"),
         (TWO, {"over": ("seed=",)}, "--over train.seed: nothing stands there"),
         (TWO, {"over": ("seed",)}, "--over seed: write it as key=value,value"),
         (TWO, {"over": ("capacity=[1,2",)}, "--over schedule.capacity: [1,2: [ is not closed"),
         (TWO, {"over": ("seed=1,-2",)}, "--over: train.seed: -2 is not allowed. Allowed: a whole number >= 0"),
-        (TWO, {"over": ("sed=1,2",)}, "--over: sed: unknown key. Did you mean 'train.seed'?"),
-        (
-            (),
-            {"reference": "regimes", "over": ("global_batch=8,9",)},
-            "--over train.global_batch: the recipe's cells set",
-        ),
+        ((), {"reference": "regimes", "over": ("global_batch=8,9",)}, "--over train.global_batch: the recipe's cells"),
         (TWO, {"launches": {"count": 3, "mode": "apart"}}, "--launches: 3 launches per arm"),
     ],
 )
@@ -300,7 +258,7 @@ def same(document: Document, recipes: list[Recipe], folder: Path, **laid: object
     "laid",
     [
         {},
-        {"overrides": ("train.steps=16", "schedule.cost_type=attention", "launch.slowdown.0=2")},
+        {"overrides": ("train={steps: 16}", "schedule.cost_type=attention", "launch.slowdown.0=2")},
         {"flags": {"train.global_batch": "96", "launch.slowdown": "1:2", "probe.run": "off"}},
     ],
     ids=["alone", "set", "flags"],

@@ -24,6 +24,7 @@ from dynbench.plugins.strategies import BucketOptions
 
 TOYS = Path(__file__).parents[2] / "toy_plugins.py"
 WRONG = ("schedule.policy=turnd", "schedule.turns=0", "sync.name=one_by_on", "compress.digits=x", "workload.words=3")
+NEAREST = ("Did you mean 'turned'?", "Did you mean 'one_by_one'?")
 UNREAD = ("schedule.turns=2", "sync.divide_late=true", "workload.words=50", "workload.note=kept")
 
 CHOSEN = ("schedule.policy=turned", "sync.name=one_by_one", "workload.dataset=few_words", "workload.name=noted")
@@ -42,6 +43,7 @@ register(PolicyEntry('lacking', '', 'parts:Lacking'))
 register(PolicyEntry('unlike', '', 'parts:Unlike'))
 register(PolicyEntry('raising', '', 'parts:Raising'))
 register(PolicyEntry('broken', '', 'broken:Own'))
+register(PolicyEntry('gone', '', 'parts:Gone'))
 register(WorkloadEntry('means', '', 'parts:Means'))
 register(WorkloadEntry('empty', '', 'parts:Unlike'))
 """
@@ -60,7 +62,7 @@ def Means(config):
         def loss(self, model, batch): return super().loss(model, batch) / len(batch['labels'])
     return Mean(config)
 """
-TOGETHER = """
+ONE_FILE = """
 from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, ClassVar
@@ -111,17 +113,14 @@ print(*digests().values())
 
 class Window(Section):
     window: int = 2
-    """Another meaning of the same name."""
 
 
 class Bare(Section):
     turns: int
-    """Without a default."""
 
 
 class More(WindowOptions):
     more: int = 1
-    """Beside a shared one."""
 
 
 @pytest.fixture
@@ -185,37 +184,40 @@ def test_what_comes_too_late_is_refused() -> None:
         plugins.register(PolicyEntry("late", "", "there:Late"))
 
 
-def test_an_unknown_name_is_told_with_the_nearest(registry: Registry[PolicyEntry]) -> None:
-    with pytest.raises(UsageError, match=r"schedule.policy: 'windw' is not a policy. Did you mean 'window'\?"):
-        registry.find("windw")
-
-
 @pytest.mark.parametrize("key", ["schedule.policy", "sync.name", "compress.name", "workload.name", "workload.dataset"])
-def test_an_unknown_name_may_be_one_of_ones_own(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_name_is_reported_with_what_may_be_meant(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = next(registry for _, registry in KINDS.values() if registry.key == key)
+    near = max(registry, key=len)
 
-    def told() -> tuple[bool, bool]:
-        with pytest.raises(UsageError) as found:
-            registry.find("mine")
+    def reported() -> tuple[bool, bool]:
+        with pytest.raises(UsageError, match=re.escape(f"Did you mean '{near}'?")) as found:
+            registry.find(f"{near}x")
         with pytest.raises(ConfigError) as loaded:
             load_config(None, [f"{key}=mine"])
         return "DYNBENCH_PLUGINS" in found.value.hint, "DYNBENCH_PLUGINS" in loaded.value.message
 
     monkeypatch.delenv("DYNBENCH_PLUGINS", raising=False)
-    assert told() == (True, True)
+    assert reported() == (True, True)
     monkeypatch.setenv("DYNBENCH_PLUGINS", "mine.py")
-    assert told() == (False, False)
+    assert reported() == (False, False)
 
 
 @pytest.mark.slow
-def test_wrong_options_of_several_plugins_are_reported_together(tmp_path: Path) -> None:
-    sets = [word for text in WRONG for word in ("--set", text)]
-    done = command(tmp_path, "train", *sets, DYNBENCH_PLUGINS=str(TOYS))
-    assert done.returncode == 2
+@pytest.mark.parametrize(
+    ("file", "words", "says"),
+    [
+        (None, [word for text in WRONG for word in ("--set", text)], [*(t.partition("=")[0] for t in WRONG), *NEAREST]),
+        ("import nothing_there", [], ["DYNBENCH_PLUGINS: mine.py:1: ModuleNotFoundError"]),
+        ("x = (", [], ["DYNBENCH_PLUGINS: mine.py:1: SyntaxError"]),
+        (TAKEN, [], ["DYNBENCH_PLUGINS: mine.py:2: policy 'static': the name is taken"]),
+    ],
+)
+def test_mistakes_are_one_error(tmp_path: Path, file: str | None, words: list[str], says: list[str]) -> None:
+    (tmp_path / "mine.py").write_text(file or "", encoding="utf-8")
+    plugin = str(TOYS) if file is None else "mine.py"
+    done = command(tmp_path, "train", "--dry-run", *words, DYNBENCH_PLUGINS=plugin)
     message = json.loads(done.stdout)["error"]["message"]
-    assert all(text.partition("=")[0] in message for text in WRONG)
-    assert "Did you mean 'turned'?" in message
-    assert "Did you mean 'one_by_one'?" in message
+    assert done.returncode == 2 and [part for part in says if part not in message] == []
 
 
 @pytest.mark.slow
@@ -224,11 +226,11 @@ def test_what_the_chosen_plugins_do_not_read_is_named_and_nothing_heavy_is_impor
         "import json, sys\n"
         "from dynbench.config.layers import load_config\n"
         "from dynbench.config.unread import Use, unread\n"
-        "def lines(*given):\n"
-        "    config = load_config(None, given)\n"
+        "def lines(*texts):\n"
+        "    config = load_config(None, texts)\n"
         "    return [line.partition(':')[0] for line in unread('train', [Use(config, config, 2)])]\n"
-        f"asked = ('launch.launcher=torchrun', 'launch.nproc=2', *{UNREAD!r})\n"
-        f"print(json.dumps([lines(*asked), lines(*asked, *{CHOSEN!r})]))\n"
+        f"given = ('launch.launcher=torchrun', 'launch.nproc=2', *{UNREAD!r})\n"
+        f"print(json.dumps([lines(*given), lines(*given, *{CHOSEN!r})]))\n"
         "print([name for name in ('torch', 'numpy', 'transformers', 'toy_classes') if name in sys.modules])"
     )
     done = run(tmp_path, code, DYNBENCH_PLUGINS=str(TOYS))
@@ -241,44 +243,13 @@ def test_what_the_chosen_plugins_do_not_read_is_named_and_nothing_heavy_is_impor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("import nothing_there", "mine.py:1: ModuleNotFoundError"),
-        ("x = (", "mine.py:1: SyntaxError"),
-        (TAKEN, "mine.py:2: policy 'static': the name is taken"),
-    ],
-)
-def test_a_broken_file_is_one_error(tmp_path: Path, text: str, says: str) -> None:
-    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
-    done = command(tmp_path, "train", "--dry-run", DYNBENCH_PLUGINS="mine.py")
-    assert done.returncode == 2
-    assert f"DYNBENCH_PLUGINS: {says}" in json.loads(done.stdout)["error"]["message"]
-
-
-@pytest.mark.slow
-def test_a_class_that_is_not_there_is_told_when_it_is_used(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from dynbench.plugins import *\nregister(PolicyEntry('gone', '', 'mine:Gone'))", encoding="utf-8"
-    )
-    done = command(tmp_path, "solve", "--policy", "gone", "--steps", "1", DYNBENCH_PLUGINS="mine")
-    assert done.returncode == 2
-    assert "plug-in gone: mine:Gone" in json.loads(done.stdout)["error"]["message"]
-
-
-@pytest.mark.slow
-def test_what_plugins_are_made_of_does_not_read_the_configuration(tmp_path: Path) -> None:
-    imports = "".join(f"import dynbench.{name}\n" for name in BASES)
-    done = run(tmp_path, f"{imports}import sys\nprint('dynbench.config.schema' in sys.modules)")
-    assert done.stdout.split() == ["False"], done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", ["", "import dynbench.sync.base"])
+@pytest.mark.parametrize("first", ["", "\n".join(f"import dynbench.{name}" for name in BASES)])
 def test_a_class_stands_in_the_file_that_registers_it(tmp_path: Path, first: str) -> None:
-    (tmp_path / "mine.py").write_text(TOGETHER, encoding="utf-8")
+    (tmp_path / "mine.py").write_text(ONE_FILE, encoding="utf-8")
     code = f"""
 {first}
+import sys
+assert "dynbench.config.schema" not in sys.modules
 from dynbench.cli.plugins import plugins
 plugins(["--json"], standalone_mode=False)
 from dynbench.plugins import KINDS, STRATEGIES
@@ -342,6 +313,7 @@ def test_digests_of_runs_that_use_no_plugin_are_those_without_it(tmp_path: Path)
         ("lacking", "plug-in lacking: Lacking lacks deal"),
         ("unlike", "is no subclass of Policy"),
         ("raising", "parts.py:9: ValueError: not today"),
+        ("gone", "plug-in gone: parts:Gone"),
         ("broken", "plug-in broken: broken:Own: broken.py:1: RuntimeError: at import"),
     ],
 )

@@ -14,9 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from dynbench.config.held import copies_held
 from dynbench.config.layers import load_config
-from dynbench.config.ranks import ranks_under
+from dynbench.config.ranks import parameter_copies, ranks_under
 from dynbench.config.schema import Config
 from dynbench.engine.rank.memory import HeldMemory
 from dynbench.plugins import STRATEGIES
@@ -98,7 +97,7 @@ def test_a_trial_holds_what_the_registry_says_of_so_many_ranks(
     monkeypatch.setattr(trial._replica, "update", watched)
     trial.step(2, 16)
     servers = STRATEGIES[name].servers
-    wanted = copies_held(config_of(name), ranks_under(name, WORKERS + servers)) * 4 * trial.gradient_numel
+    wanted = parameter_copies(config_of(name), ranks_under(name, WORKERS + servers)) * 4 * trial.gradient_numel
     assert seen[0] == pytest.approx(wanted, rel=0.12), f"{seen[0] / (4 * trial.gradient_numel):.2f} copies"
 
 
@@ -158,7 +157,7 @@ def test_what_a_rank_counts_by_kind_adds_up_to_what_the_registry_says(
     found = json.loads(run.held_file(1).read_text())
     kinds = ("parameters_mb", "gradients_mb", "optimizer_mb", "strategy_mb")
     entry, model_mb = STRATEGIES[name], 4e-6 * trial.gradient_numel
-    wanted = copies_held(config_of(name), ranks_under(name, WORKERS + entry.servers))
+    wanted = parameter_copies(config_of(name), ranks_under(name, WORKERS + entry.servers))
     assert found["whole_mb"] == pytest.approx(model_mb)
     assert sum(found["after_step"][kind] for kind in kinds) == pytest.approx(wanted * model_mb, rel=0.12)
     made = found["initialised"]
