@@ -135,7 +135,7 @@ def of_verdict(phrase: Phrase) -> tuple[str, Callable[[Template], str | None]]:
 def recorded() -> Iterator[tuple[str, Callable[[Template], str | None]]]:
     """What stands in records in English, and how a template says it: verdicts, bounds, models of communication."""
     models = (build_comm_model(None, Path()), build_comm_model("1,0.5", Path()))
-    for verdict in set(Verdict) - {Verdict.INCOMPARABLE}:
+    for verdict in (each for each in Verdict if each is not Verdict.INCOMPARABLE):
         ends = (None, None, 1) if verdict is Verdict.ESTIMATE else (1.2, 1.34, 4)
         for alike in (False, True):
             phrase = sentence(verdict, "static", "prefix", Ratio(1.25, *ends), 0.02, 0.995, alike=alike)
