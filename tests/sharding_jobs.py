@@ -253,7 +253,7 @@ def gathered_in_bytes(
         ours.zero_grad()
         rounded = {key: _rounded(value, name, compute_dtype) for key, value in kept.items()}
         for each in batch:
-            for key, value in _gradients(alone, rounded, each).items():
+            for key, value in _gradients_at(alone, rounded, each).items():
                 kept[key].grad = value / 2 if kept[key].grad is None else kept[key].grad + value / 2
         reference.step()
         reference.zero_grad()
@@ -281,7 +281,7 @@ def _rounded(parameter: Tensor, name: str, compute_dtype: torch.dtype | None) ->
     return torch.cat(halves)[: len(value)].requires_grad_()
 
 
-def _gradients(model: nn.Module, parameters: dict[str, Tensor], batch: Tensor) -> dict[str, Tensor]:
+def _gradients_at(model: nn.Module, parameters: dict[str, Tensor], batch: Tensor) -> dict[str, Tensor]:
     given = batch.to(next(iter(parameters.values())).dtype)
     loss = torch.func.functional_call(model, parameters, (given,)).float().square().mean()
     found = torch.autograd.grad(loss, list(parameters.values()))
