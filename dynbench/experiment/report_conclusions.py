@@ -41,7 +41,8 @@ class Quality:
 
     Attributes:
         values: launch to its last evaluation.
-        compression: bytes of gradients over bytes sent, mean over launches; None where it is not known.
+        compression: bytes of gradients over bytes sent of them, mean over launches; None where it is not known.
+        traffic: the same of all that is sent.
         change: relative change against the baseline's of the same seed, mean and interval; None of the baseline, of
             what does as the baseline does, and of fewer than two launches.
         difference: the same, not relative.
@@ -49,6 +50,7 @@ class Quality:
 
     values: Mapping[Launch, float]
     compression: float | None
+    traffic: float | None
     change: tuple[float, float, float] | None
     difference: tuple[float, float, float] | None
 
@@ -76,14 +78,20 @@ def qualities(source: ReportInput) -> tuple[str | None, dict[str, Quality]]:
 
 
 def _quality(members: Sequence[Member], values: Mapping[Launch, float], base: Mapping[Launch, float] | None) -> Quality:
-    ratios = [value for one in whole(members) if (value := lookup(one.summary, "compression_ratio")) is not None]
     pairs = [(values[launch], before) for launch, before in (base or {}).items() if launch in values and before]
     known = len(pairs) > 1 and not never_compressed(members)
     change, difference = (
         mean_interval(changes) if known else None
         for changes in ([after / before - 1 for after, before in pairs], [after - before for after, before in pairs])
     )
-    return Quality(values, fmean(ratios) if ratios else None, change, difference)
+    gradients, traffic = (_mean(members, key) for key in ("compression_ratio", "traffic_compression_ratio"))
+    return Quality(values, gradients, traffic, change, difference)
+
+
+def _mean(members: Sequence[Member], key: str) -> float | None:
+    """Of an arm's launches that have the measure."""
+    known = [value for one in whole(members) if (value := lookup(one.summary, key)) is not None]
+    return fmean(known) if known else None
 
 
 def never_compressed(members: Sequence[Member]) -> bool:
@@ -432,7 +440,7 @@ def compressors(source: ReportInput, label: Label) -> Compressors:
     within, beyond, open_ = (
         [name for name, arm in arms.items() if arm.judgement == kind] for kind in ("within", "beyond", "open")
     )
-    sent = {name: arms[name].compression or 0.0 for name in within}
+    sent = {name: arms[name].traffic or 0.0 for name in within}
     name = max((name for name in within if sent[name] > 1), key=sent.__getitem__, default="")
     if (item := compared.get(name)) is None:
         return Compressors(measure, within, beyond, open_)

@@ -137,6 +137,7 @@ def _verdicts(sources: Sources) -> Rows:
                 loss = "{:+.4f} [{:+.4f}, {:+.4f}]".format(*arm.difference)
         else:
             loss = loss_drift(item) if drifts else loss_difference(item)
+        fewer = {"traffic": number(arms[item.candidate].traffic)} if source.question.name == "compress" and arms else {}
         memory = {"memory_change": _less(gains[item.candidate])}
         yield {
             "=" + label("headings.verdict_arm").format(f"`{item.baseline}`"): item.candidate,
@@ -144,6 +145,7 @@ def _verdicts(sources: Sources) -> Rows:
             "speedup": ratio(item.speedup),
             "interval": interval(item.interval) or label(NONE),
             "level": label(NONE if item.verdict is Verdict.INCOMPARABLE else f"levels.{item.level}"),
+            **fewer,
             f"eval_{measure}" if evaluated else "loss_drift" if drifts else "loss_parity": loss
             or label("words.not_compared"),
             **(memory if any(value is not None for value in gains.values()) else {}),
@@ -240,6 +242,7 @@ def _quality(sources: Sources) -> Rows:
         yield {
             "arm": name,
             "compression": number(arm.compression),
+            "traffic": number(arm.traffic),
             "seeds": f"{len(arm.values)}",
             f"eval_{measure}": f"{fmean(arm.values.values()):.4f}",
             "quality_change": signed_interval(arm.change),

@@ -34,7 +34,7 @@ def members(name: str, seeds: Sequence[int] = SEEDS, evaluated: bool = True) -> 
     for seed in seeds:
         perplexity = 9.0 * (1 + APART[seed]) * (1 + worse + spread * NOISE[seed])
         told = {"loss": math.log(perplexity), "perplexity": perplexity} if evaluated else None
-        summary = {"compression_ratio": times, "eval": told}
+        summary = {"compression_ratio": times, "traffic_compression_ratio": times, "eval": told}
         found.append(Member(f"{name}{seed}", "", summary, None, {"train.seed": seed}))
     return found
 
