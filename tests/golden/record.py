@@ -125,6 +125,10 @@ RECORDINGS: Mapping[str, Recording] = {
         ["compare compression.yaml --steps 12 --warmup-steps 4 --launches 2 --set train.eval_samples=64"],
         {"compression.yaml": [("eval_every: 10", "eval_every: 4"), ("error_every: 20", "error_every: 3")]},
     ),
+    "compression_fsdp": Recording(
+        ["compare compression_fsdp.yaml --steps 8 --warmup-steps 2 --launches 2 --set train.eval_samples=32"],
+        {"compression_fsdp.yaml": [("eval_every: 24", "eval_every: 5")]},
+    ),
     "custom_workload": Recording(
         [f"compare custom_workload.yaml {SMALL} --nproc 2"], {"custom_workload.yaml": (), "length_regression.py": ()}
     ),
