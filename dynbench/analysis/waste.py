@@ -234,7 +234,8 @@ def fit_compute(rows: ComputeRows) -> ComputeFit | None:
 
     if not rows.all_of("with_squares"):
         return None
-    scale = np.array([max(float(rows.sums[f"most_{name}"].max()), 1.0) for name in _TERMS])  # type: ignore[arg-type]
+    most = rows.sums.select(f"most_{name}" for name in _TERMS).max()
+    scale = np.maximum(most.to_numpy()[0].astype(np.float64), 1.0)
     triangle = _triangle(rows.rows, np.append(scale, 1.0))
     terms, rounding = len(_TERMS), rows.height * np.finfo(np.float64).eps
     if rows.all_of("unpadded") and np.linalg.matrix_rank(triangle[:, :terms], rtol=rounding) < terms:
