@@ -224,7 +224,7 @@ DOUBTS = (
     *("environment", "few_launches", "launch_order", "launch_spread", "first_stage"),
     *("short_warmup", "drift", "slowest_rank"),
 )
-"""Checks whose warnings make times less certain; those that fail do, whichever they are."""
+"""Checks whose warnings make times less certain, of the candidates that they name if any; those that fail do, whichever."""
 _ABOUT = ("candidate", "arm", "run", "second")
 """Values of a finding that say whose it is."""
 By = Literal["time", "ranks", "bytes", "losses"]
@@ -390,6 +390,7 @@ def doubts_of(source: ReportInput, item: ComparisonRecord) -> list[Finding]:
         check
         for check in source.checks or ()
         if check.severity == "fail" or (check.severity == "warn" and check.id in DOUBTS)
+        if not isinstance(over := check.values.get("overturned"), list) or item.candidate in over
         if not (whose := {str(check.values[key]) for key in _ABOUT if key in check.values}) or whose & names
     ]
 

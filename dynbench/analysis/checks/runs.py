@@ -186,7 +186,10 @@ def _limit_mb(run: MergedRun) -> float | None:
 
 
 def short_warmup(evidence: Evidence) -> Iterator[Seen]:
-    """Runs whose first measured step stands so far out of what its tokens cost that it still belongs to the warm-up."""
+    """Runs whose first measured step stands so far out of what its tokens cost that it still belongs to the warm-up.
+
+    Information where every verdict stays without as many steps more as are advised.
+    """
     for run in evidence.measured_runs:
         if run.measured.height < 10:
             continue
@@ -195,11 +198,16 @@ def short_warmup(evidence: Evidence) -> Iterator[Seen]:
         if z > WARMUP_LIMIT and first > WARMUP_PACE * float(np.median(others)):
             longer = 2 * max(5, run.facts.config.train.warmup_steps)
             taken = {"first_ms": float(run.measured["step_time_max_ms"][0]), "pace": float(first), "deviations": z}
-            yield Seen("warn", {"run": run.label, **taken, "limit": WARMUP_LIMIT, "warmup_steps": longer})
+            more = min(longer - run.facts.config.train.warmup_steps, run.measured.height // 2)
+            values = {"run": run.label, **taken, "limit": WARMUP_LIMIT, "warmup_steps": longer}
+            yield _unless_harmless(evidence, run, values, "", slice(more, None))
 
 
 def drift(evidence: Evidence) -> Iterator[Seen]:
-    """Runs whose steps, for what their tokens cost, change by more than `DRIFT_LIMIT`, and not by chance."""
+    """Runs whose steps, for what their tokens cost, change by more than `DRIFT_LIMIT`, and not by chance.
+
+    Information where every verdict is that of either half of the steps, too.
+    """
     for run in evidence.measured_runs:
         if run.measured.height < 20:
             continue
@@ -209,7 +217,22 @@ def drift(evidence: Evidence) -> Iterator[Seen]:
         p = growth_p_value(towards, step_tokens(run))
         if abs(change) > DRIFT_LIMIT and p < chance:
             values = {"run": run.label, "drift": change, "limit": DRIFT_LIMIT, "chance": chance, "p": p}
-            yield Seen("warn", values, "slower" if change > 0 else "faster")
+            case, half = "slower" if change > 0 else "faster", run.measured.height // 2
+            yield _unless_harmless(evidence, run, values, case, slice(half), slice(half, None))
+
+
+def _unless_harmless(
+    evidence: Evidence, run: MergedRun, values: dict[str, object], case: str, *parts: slice
+) -> Seen:
+    """A warning that names the candidates whose verdict a part of the steps would change; without any, information."""
+    compared = [each for each in evidence.comparisons if any(run in pair for pair in each.pairing.pairs)]
+    overturned = [
+        each.candidate.label for each in compared if any(each.verdict_over(part) != each.verdict for part in parts)
+    ]
+    if compared:
+        outcome = Phrase.of("verdicts.change" if overturned else "verdicts.stay", candidates=overturned)
+        values |= {"overturned": overturned, "outcome": outcome}
+    return Seen("info" if compared and not overturned else "warn", values, case)
 
 
 def oversubscribed_cores(evidence: Evidence) -> Iterator[Seen]:
