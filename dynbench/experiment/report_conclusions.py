@@ -224,7 +224,7 @@ DOUBTS = (
     *("environment", "few_launches", "launch_order", "launch_spread", "first_stage"),
     *("short_warmup", "drift", "slowest_rank"),
 )
-"""Checks whose warnings make times less certain, of the candidates that they name if any; those that fail do, whichever."""
+"""Checks whose warnings make times less certain; those that fail do, whichever they are."""
 _ABOUT = ("candidate", "arm", "run", "second")
 """Values of a finding that say whose it is."""
 By = Literal["time", "ranks", "bytes", "losses"]
@@ -383,7 +383,7 @@ def judged(source: ReportInput) -> list[ComparisonRecord]:
 
 
 def doubts_of(source: ReportInput, item: ComparisonRecord) -> list[Finding]:
-    """What the checks found that makes the times of a comparison less certain, or wrong."""
+    """What the checks found that makes the times of a comparison, not only those of others, less certain or wrong."""
     arms = [name for name in (item.baseline, item.candidate) if name in source.arms]
     names = {*arms, *(label for arm in arms for one in source.arms[arm] for label in (one.label, one.id))}
     return [

@@ -221,9 +221,7 @@ def drift(evidence: Evidence) -> Iterator[Seen]:
             yield _unless_harmless(evidence, run, values, case, slice(half), slice(half, None))
 
 
-def _unless_harmless(
-    evidence: Evidence, run: MergedRun, values: dict[str, object], case: str, *parts: slice
-) -> Seen:
+def _unless_harmless(evidence: Evidence, run: MergedRun, values: dict[str, object], case: str, *parts: slice) -> Seen:
     """A warning that names the candidates whose verdict a part of the steps would change; without any, information."""
     compared = [each for each in evidence.comparisons if any(run in pair for pair in each.pairing.pairs)]
     overturned = [
