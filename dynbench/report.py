@@ -213,13 +213,25 @@ def for_question(template: Template, question: str, chapters: Sequence[str]) -> 
         TemplateError: a chapter that the front matter does not have.
     """
     prefix = f"questions.{question}."
-    own = {key.removeprefix(prefix): text for key, text in template.labels.items() if key.startswith(prefix)}
-    texts = [
-        f"### {template.label(f'chapters.{name}.title')}\n\n{template.label(f'chapters.{name}.text')}"
-        for name in chapters
-    ]
-    body = template.body.replace(CHAPTERS, "\n\n".join(text.rstrip() for text in texts))
+    own = {
+        f"question.{key.removeprefix(prefix)}": text for key, text in template.labels.items() if key.startswith(prefix)
+    }
+    body = template.body.replace(CHAPTERS, "\n\n".join(_chapter(template, name) for name in chapters))
     return replace(template, labels={**template.labels, **own}, body=body)
+
+
+def _chapter(template: Template, name: str) -> str:
+    """Its title, the language's words before what it shows, and those after."""
+    before, after = (template.label(f"chapters.{name}.{place}", "") for place in ("before", "after"))
+    shown = (f"{{{{ {part} }}}}" for part in _shown_in_chapters()[name])
+    return "\n\n".join(filter(None, (f"### {template.label(f'chapters.{name}.title')}", before, *shown, after)))
+
+
+@cache
+def _shown_in_chapters() -> Mapping[str, Sequence[str]]:
+    """By chapter its sentences, tables and figures, which all languages have alike."""
+    found: dict[str, list[str]] = yaml.safe_load((templates_dir() / "chapters.yaml").read_text(encoding="utf-8"))
+    return found
 
 
 @cache

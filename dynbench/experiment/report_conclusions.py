@@ -221,10 +221,11 @@ AS_FAR_AS_KNOWN = ("samples", "unproven")
 LOSSY = ("compress.", "train.precision")
 """Beginnings of settings that change what a gradient is."""
 DOUBTS = (
-    *("environment", "few_launches", "launch_order", "launch_spread", "first_stage"),
+    *("environment", "few_launches", "launch_order", "first_stage"),
     *("short_warmup", "drift", "slowest_rank"),
 )
-"""Checks whose warnings make times less certain; those that fail do, whichever they are."""
+"""Checks whose warnings make times less certain than the interval says, which has the spread of launches in it; those
+that fail do, whichever they are."""
 _ABOUT = ("candidate", "arm", "run", "second")
 """Values of a finding that say whose it is."""
 By = Literal["time", "ranks", "bytes", "losses"]

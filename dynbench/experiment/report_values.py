@@ -219,8 +219,6 @@ def _work(best: ComparisonRecord | None) -> str:
     """How far the runs did the same work."""
     if best is None:
         return "none"
-    if best.leak is not None and best.level == "tokens":
-        return "leak"
     # Equal hashes are equal work whatever else differs; beyond them nothing vouches for it.
     return best.level if best.same_work or best.verdict is not Verdict.INCOMPARABLE else "different"
 
