@@ -212,10 +212,8 @@ def for_question(template: Template, question: str, chapters: Sequence[str]) -> 
     Raises:
         TemplateError: a chapter that the front matter does not have.
     """
-    prefix = f"questions.{question}."
-    own = {
-        f"question.{key.removeprefix(prefix)}": text for key, text in template.labels.items() if key.startswith(prefix)
-    }
+    texts = ((key.partition(f"questions.{question}."), text) for key, text in template.labels.items())
+    own = {f"question.{name}": text for (before, _, name), text in texts if name and not before}
     body = template.body.replace(CHAPTERS, "\n\n".join(_chapter(template, name) for name in chapters))
     return replace(template, labels={**template.labels, **own}, body=body)
 
