@@ -391,7 +391,7 @@ def doubts_of(source: ReportInput, item: ComparisonRecord) -> list[Finding]:
         check
         for check in source.checks or ()
         if check.severity == "fail" or (check.severity == "warn" and check.id in DOUBTS)
-        if not isinstance(over := check.values.get("overturned"), list) or item.candidate in over
+        if not isinstance(over := check.values.get("in_doubt"), list) or item.candidate in over
         if not (whose := {str(check.values[key]) for key in _ABOUT if key in check.values}) or whose & names
     ]
 

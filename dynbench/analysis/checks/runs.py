@@ -14,6 +14,7 @@ from dynbench.analysis.pace import PACE_LIMIT, slow_ranks, step_paces, step_toke
 from dynbench.analysis.profile import profile_of
 from dynbench.analysis.run_facts import fact, load_of, status_phrase
 from dynbench.analysis.stats import growth_p_value, relative_drift, robust_z
+from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Config
 from dynbench.errors import RecordError
 from dynbench.plugins import STRATEGIES, WORKLOADS
@@ -222,15 +223,18 @@ def drift(evidence: Evidence) -> Iterator[Seen]:
 
 
 def _unless_harmless(evidence: Evidence, run: MergedRun, values: dict[str, object], case: str, *parts: slice) -> Seen:
-    """A warning that names the candidates whose verdict a part of the steps would change; without any, information."""
+    """A warning that names the candidates not decided, or otherwise over a part of the steps; without any, information."""
     compared = [each for each in evidence.comparisons if any(run in pair for pair in each.pairing.pairs)]
-    overturned = [
-        each.candidate.label for each in compared if any(each.verdict_over(part) != each.verdict for part in parts)
+    in_doubt = [
+        each.candidate.label
+        for each in compared
+        if each.verdict in (Verdict.AMBIGUOUS, Verdict.ESTIMATE)
+        or any(each.verdict_over(part) != each.verdict for part in parts)
     ]
     if compared:
-        outcome = Phrase.of("verdicts.change" if overturned else "verdicts.stay", candidates=overturned)
-        values |= {"overturned": overturned, "outcome": outcome}
-    return Seen("info" if compared and not overturned else "warn", values, case)
+        outcome = Phrase.of("verdicts.in_doubt" if in_doubt else "verdicts.stay", candidates=in_doubt)
+        values |= {"in_doubt": in_doubt, "outcome": outcome}
+    return Seen("info" if compared and not in_doubt else "warn", values, case)
 
 
 def oversubscribed_cores(evidence: Evidence) -> Iterator[Seen]:

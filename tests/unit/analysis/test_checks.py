@@ -221,7 +221,7 @@ def test_a_short_warmup_is_a_warning_where_it_makes_the_verdict(merged, slower, 
     assert [each.verdict for each in comparisons] == [verdict]
     seen = [each for each in run_checks(Evidence(arms, comparisons, Analysis())) if each.id == "short_warmup"]
     assert [each.severity for each in seen] == 4 * [severity]
-    assert [each.values["overturned"] for each in seen] == 4 * [["other"] if severity == "warn" else []]
+    assert [each.values["in_doubt"] for each in seen] == 4 * [["other"] if severity == "warn" else []]
 
 
 @pytest.mark.parametrize(("slower", "severity"), [(1.0, "warn"), (3.0, "info")])

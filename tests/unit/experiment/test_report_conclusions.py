@@ -127,7 +127,7 @@ def test_only_what_is_said_of_the_best_arm_or_the_baseline_is_in_its_way(
     make_comparison({"candidate": "part"}, {"candidate": "other", "speedup": 1.1}, checks=checks)
     assert conclude(find_report_input(store, None)).advice == "FASTER"
 
-    overturned = found("short_warmup", run="static-1", **WARM, overturned=["other"])
+    overturned = found("short_warmup", run="static-1", **WARM, in_doubt=["other"])
     make_comparison({"candidate": "part"}, {"candidate": "other", "speedup": 1.1}, checks=[overturned])
     assert conclude(find_report_input(store, None)).advice == "FASTER", "the verdict on another arm depends on it"
 
