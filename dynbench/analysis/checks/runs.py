@@ -223,7 +223,7 @@ def drift(evidence: Evidence) -> Iterator[Seen]:
 
 
 def _unless_harmless(evidence: Evidence, run: MergedRun, values: dict[str, object], case: str, *parts: slice) -> Seen:
-    """A warning that names the candidates not decided, or otherwise over a part of the steps; without any, information."""
+    """A warning that names the candidates not decided, or otherwise over a part of the steps; else information."""
     compared = [each for each in evidence.comparisons if any(run in pair for pair in each.pairing.pairs)]
     in_doubt = [
         each.candidate.label
