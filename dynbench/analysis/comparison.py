@@ -17,6 +17,7 @@ from dynbench.analysis.arms import (
     Arm,
     Pair,
     Pairing,
+    Part,
     alike,
     all_differences,
     compared_settings,
@@ -138,10 +139,10 @@ class Comparison:
             return Verdict.INCOMPARABLE
         return decide(self.judged, self.noise, self.aa_noise, alike=self.aa)
 
-    def verdict_over(self, part: slice) -> Verdict:
+    def verdict_over(self, part: Part) -> Verdict:
         """The word, were the speed-up that of a part of the measured steps, with an interval as wide as that of all."""
         pairs, unit = self.pairing.pairs, self.question.unit
-        shift = math.exp(fmean(log_ratios(pairs, unit, part)) - fmean(log_ratios(pairs, unit, slice(None))))
+        shift = math.exp(fmean(log_ratios(pairs, unit, part)) - fmean(log_ratios(pairs, unit, (0, 1))))
         low, high = (None if end is None else end * shift for end in (self.judged.low, self.judged.high))
         moved = self.judged._replace(estimate=self.judged.estimate * shift, low=low, high=high)
         return self.verdict if self.forbidden else decide(moved, self.noise, self.aa_noise, alike=self.aa)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
+from dynbench.analysis.arms import Part
 from dynbench.analysis.checks.evidence import Evidence, Seen, mean_share, share_of_time
 from dynbench.analysis.communication import sent_bytes
 from dynbench.analysis.merge import MergedRun
@@ -199,9 +200,9 @@ def short_warmup(evidence: Evidence) -> Iterator[Seen]:
         if z > WARMUP_LIMIT and first > WARMUP_PACE * float(np.median(others)):
             longer = 2 * max(5, run.facts.config.train.warmup_steps)
             taken = {"first_ms": float(run.measured["step_time_max_ms"][0]), "pace": float(first), "deviations": z}
-            more = min(longer - run.facts.config.train.warmup_steps, run.measured.height // 2)
+            more = (longer - run.facts.config.train.warmup_steps) / run.measured.height
             values = {"run": run.label, **taken, "limit": WARMUP_LIMIT, "warmup_steps": longer}
-            yield _unless_harmless(evidence, run, values, "", slice(more, None))
+            yield _unless_harmless(evidence, run, values, "", (min(more, 0.5), 1))
 
 
 def drift(evidence: Evidence) -> Iterator[Seen]:
@@ -218,11 +219,11 @@ def drift(evidence: Evidence) -> Iterator[Seen]:
         p = growth_p_value(towards, step_tokens(run))
         if abs(change) > DRIFT_LIMIT and p < chance:
             values = {"run": run.label, "drift": change, "limit": DRIFT_LIMIT, "chance": chance, "p": p}
-            case, half = "slower" if change > 0 else "faster", run.measured.height // 2
-            yield _unless_harmless(evidence, run, values, case, slice(half), slice(half, None))
+            case = "slower" if change > 0 else "faster"
+            yield _unless_harmless(evidence, run, values, case, (0, 0.5), (0.5, 1))
 
 
-def _unless_harmless(evidence: Evidence, run: MergedRun, values: dict[str, object], case: str, *parts: slice) -> Seen:
+def _unless_harmless(evidence: Evidence, run: MergedRun, values: dict[str, object], case: str, *parts: Part) -> Seen:
     """A warning that names the candidates not decided, or otherwise over a part of the steps; else information."""
     compared = [each for each in evidence.comparisons if any(run in pair for pair in each.pairing.pairs)]
     in_doubt = [

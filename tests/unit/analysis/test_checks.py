@@ -20,7 +20,7 @@ from languages import english_words, numbers
 from probes import make_probe
 from pydantic import TypeAdapter
 
-from dynbench.analysis.arms import named_arms
+from dynbench.analysis.arms import named_arms, seconds_per_unit
 from dynbench.analysis.checks import CHECKS, comparisons, run_checks
 from dynbench.analysis.checks import runs as checks_of_runs
 from dynbench.analysis.checks import runs as communication
@@ -222,6 +222,13 @@ def test_a_short_warmup_is_a_warning_where_it_makes_the_verdict(merged, slower, 
     seen = [each for each in run_checks(Evidence(arms, comparisons, Analysis())) if each.id == "short_warmup"]
     assert [each.severity for each in seen] == 4 * [severity]
     assert [each.values["in_doubt"] for each in seen] == 4 * [["other"] if severity == "warn" else []]
+
+
+def test_the_shortest_launch_has_a_step_in_each_half(merged):
+    """Arms may have other numbers of steps."""
+    run = merged("static", steps=1, noise=0.0)
+    halves = [seconds_per_unit(run, part=part) for part in ((0, 0.5), (0.5, 1))]
+    assert halves == 2 * [pytest.approx(seconds_per_unit(run))]
 
 
 @pytest.mark.parametrize(("slower", "severity"), [(1.0, "warn"), (3.0, "info")])
