@@ -5,6 +5,7 @@ Whether runs may differ in a setting or fact is for a question to say.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -421,9 +422,18 @@ def unit_of(merged: MergedRun) -> Unit:
     return TOKENS if has_lengths(merged.facts.config) else SAMPLES
 
 
-def seconds_per_unit(merged: MergedRun, unit: Unit = TOKENS) -> float:
-    """Time of the measured steps over their work, seconds."""
-    return merged.time_ms / 1000 / float(merged.measured[unit.column].sum())
+Part = tuple[float, float]
+"""From which to which fraction of its measured steps a launch is looked at."""
+
+
+def seconds_per_unit(merged: MergedRun, unit: Unit = TOKENS, part: Part | None = None) -> float:
+    """Time of the measured steps over their work, seconds; of a part of them, by the maximum over ranks of each."""
+    steps, time_ms = merged.measured, merged.time_ms
+    if part is not None:
+        first, last = (fraction * steps.height for fraction in part)
+        steps = steps[math.floor(first) : math.ceil(last)]
+        time_ms = float(steps["step_time_max_ms"].sum())
+    return time_ms / 1000 / float(steps[unit.column].sum())
 
 
 def speedup_of(pairs: Sequence[Pair], unit: Unit, confidence: float, first: int | None = None) -> Ratio:
@@ -440,10 +450,11 @@ def speedup_of(pairs: Sequence[Pair], unit: Unit, confidence: float, first: int 
     return paired_ratio(before, after, confidence, first)
 
 
-def log_ratios(pairs: Sequence[Pair], unit: Unit) -> list[float]:
-    """Logarithm of every pair's ratio, in order of seeds."""
+def log_ratios(pairs: Sequence[Pair], unit: Unit, part: Part | None = None) -> list[float]:
+    """Logarithm of every pair's ratio, in order of seeds; of all measured steps or of a part of them."""
     return [
-        float(np.log(seconds_per_unit(one, unit) / seconds_per_unit(other, unit))) for one, other in _by_seed(pairs)
+        float(np.log(seconds_per_unit(one, unit, part) / seconds_per_unit(other, unit, part)))
+        for one, other in _by_seed(pairs)
     ]
 
 

@@ -6,20 +6,24 @@ jointly among themselves (`verdict`), and say nothing against those of the first
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
+from statistics import fmean
 
 from dynbench.analysis.arms import (
     Arm,
     Pair,
     Pairing,
+    Part,
     alike,
     all_differences,
     compared_settings,
     describe,
     launch_differences,
+    log_ratios,
     pair_launches,
     speedup_of,
     unit_of,
@@ -134,6 +138,14 @@ class Comparison:
         if self.forbidden:
             return Verdict.INCOMPARABLE
         return decide(self.judged, self.noise, self.aa_noise, alike=self.aa)
+
+    def verdict_over(self, part: Part) -> Verdict:
+        """The word, were the speed-up that of a part of the measured steps, with an interval as wide as that of all."""
+        pairs, unit = self.pairing.pairs, self.question.unit
+        shift = math.exp(fmean(log_ratios(pairs, unit, part)) - fmean(log_ratios(pairs, unit, (0, 1))))
+        low, high = (None if end is None else end * shift for end in (self.judged.low, self.judged.high))
+        moved = self.judged._replace(estimate=self.judged.estimate * shift, low=low, high=high)
+        return self.verdict if self.forbidden else decide(moved, self.noise, self.aa_noise, alike=self.aa)
 
     @property
     def reason(self) -> Phrase:

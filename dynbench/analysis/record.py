@@ -154,6 +154,11 @@ class ComparisonRecord(Record):
         """The interval that the verdict rests on."""
         return self.ci_joint or self.ci95
 
+    @property
+    def recovered(self) -> float | None:
+        """`recovered_share` as people are told it: a slower arm gives back nothing."""
+        return None if self.recovered_share is None else max(self.recovered_share, 0.0)
+
 
 Spread = Literal["arms", "own", "pooled"]
 

@@ -157,7 +157,7 @@ def rehearsed(config: Config, worker: int, workers: int, group: dist.ProcessGrou
         group: of `null_group`.
     """
     entry, sync = STRATEGIES.find(config.sync.name), config.sync
-    if entry.reads("inner_steps"):  # so that a step holds what the one holds in which ranks meet
+    if entry.reads("inner_steps"):  # so that a step holds what the one holds in which ranks synchronise
         sync = sync.model_copy(update={"inner_steps": 1 + options_of(sync, DilocoOptions).overlap_steps})
     wire = RehearsalWire(entry.servers + worker, entry.servers + workers, group, _compressor(config))
     strategy: Strategy = entry.load()(sync, wire)

@@ -1,4 +1,4 @@
-"""Sections 4 and 5 of the questions: collectives, how gradients meet, what formulas say, and sharded optimizers."""
+"""Sections 4 and 5 of the questions: collectives, gradient synchronisation, formulas, and sharded optimizers."""
 
 from __future__ import annotations
 

@@ -354,8 +354,8 @@ def test_both_languages_have_the_same_texts_and_chapters(template: str) -> None:
     assert own[0] == own[1]
     for question in QUESTIONS.values():
         if question.template == template:
-            assert {f"chapters.{name}.text" for name in question.chapters} <= own[0]
-            assert template == "template" or f"questions.{question.name}.question.introduction" in own[0]
+            assert {f"chapters.{name}.title" for name in question.chapters} <= own[0]
+            assert template == "template" or f"questions.{question.name}.introduction" in own[0]
 
 
 @pytest.mark.parametrize(("ranks", "hours", "advice"), [(2, "333", "FASTER"), (4, None, "ranks")])
