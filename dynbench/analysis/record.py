@@ -286,6 +286,45 @@ class AnalysisRecord(Record):
         return {**found, "comparison": comparison, "checks": [finding.as_dict() for finding in self.checks]}
 
 
+CELLS_FILE = "cells.json"
+"""In the folder of several comparisons."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One of several comparisons.
+
+    Attributes:
+        settings: dotted key to value, what sets it apart.
+        comparison: id of its run folder.
+    """
+
+    settings: Mapping[str, object]
+    comparison: RunId
+
+    @property
+    def label(self) -> str:
+        """The settings in one line."""
+        return ", ".join(f"{key}={value}" for key, value in self.settings.items())
+
+
+@dataclass(frozen=True)
+class CellsRecord:
+    """What the file of a folder over several comparisons holds: the recipe's name, and its cells in order."""
+
+    recipe: str
+    cells: list[Cell]
+
+
+def read_cells(folder: Path) -> CellsRecord:
+    """The comparisons of a folder over several.
+
+    Raises:
+        RecordError: its file cannot be read.
+    """
+    return read_json(folder / CELLS_FILE, CellsRecord, "Start the comparison anew.", SCHEMA_VERSION)
+
+
 def read_analysis(folder: Path) -> AnalysisRecord:
     """The record in a comparison's folder.
 

@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dynbench.analysis.figures.plans import CELLS_FILE
 from dynbench.analysis.measure import Launches, lookup, mean_over
 from dynbench.analysis.measures import workers_of
 from dynbench.analysis.questions import DEFAULT, Question, question_named
 from dynbench.analysis.record import (
+    CELLS_FILE,
     COMPARISON_FILE,
     ComparisonRecord,
     Finding,
