@@ -169,11 +169,11 @@ def merge_run(run: Run, elsewhere: Sequence[Run] = (), *, csv: bool | None = Non
             record or configuration cannot.
     """
     merged, rows = read_merged(run, elsewhere)
-    _write_merged(run, rows, merged.steps, merged.facts.servers, rows.height <= CSV_ROWS if csv is None else csv)
+    _write_merged(merged, rows, csv=merged.rows <= CSV_ROWS if csv is None else csv)
     return merged
 
 
-def read_merged(run: Run, elsewhere: Sequence[Run] = ()) -> tuple[MergedRun, pl.DataFrame]:
+def read_merged(run: Run, elsewhere: Sequence[Run] = ()) -> tuple[MergedRun, pl.LazyFrame]:
     """What `merge_run` finds, and the rows that it writes with what it adds; nothing is written.
 
     Raises:
@@ -185,21 +185,16 @@ def read_merged(run: Run, elsewhere: Sequence[Run] = ()) -> tuple[MergedRun, pl.
     with ThreadPoolExecutor(pl.thread_pool_size()) as pool:  # a small file keeps one thread busy
         files = list(pool.map(read_rank_file, paths, paths.values()))
     usable = {file.rank: file.rows for file in files if file.rows is not None}
-    workers = [rows for rank, rows in usable.items() if rank >= facts.servers]
-    if not workers:
-        raise _no_row(run, facts, files)
-    rows = pl.concat(usable.values(), how="diagonal_relaxed", rechunk=False)
     calls = (
         None if facts.virtual else read_calls(folders, range(facts.world_size or len(usable)), facts.clocks_ahead_ns)
     )
     if calls is not None:
         times = waiting_and_transfer(calls)
-        rows = rows.join(times, on=["rank", "step"], how="left", maintain_order="left")
-        idle = pl.col("collectives") == 0
-        rows = rows.with_columns(
-            pl.when(idle).then(0.0).otherwise(pl.col(name)).alias(name) for name in (WAIT, TRANSFER)
-        )
-    steps, incomplete = step_table(rows, len(workers), facts.servers)
+        usable = {rank: _with_times(rows, times.filter(pl.col("rank") == rank)) for rank, rows in usable.items()}
+    workers = [rows for rank, rows in usable.items() if rank >= facts.servers]
+    if not workers:
+        raise _no_row(run, facts, files)
+    steps, incomplete = step_table(workers)
     evaluations = _read_evaluations(folders)
     steps = number_blocks(steps, _steps_of(evaluations))
     merged = MergedRun(
@@ -207,7 +202,7 @@ def read_merged(run: Run, elsewhere: Sequence[Run] = ()) -> tuple[MergedRun, pl.
         facts=facts,
         steps=steps,
         blocks=block_times(workers, steps),
-        rows=rows.height,
+        rows=sum(map(len, usable.values())),
         ranks=tuple(usable),
         missing_ranks=tuple(rank for rank in range(facts.world_size or 0) if rank not in usable),
         incomplete_steps=incomplete,
@@ -216,29 +211,32 @@ def read_merged(run: Run, elsewhere: Sequence[Run] = ()) -> tuple[MergedRun, pl.
         evaluations=evaluations,
         calls=calls,
     )
-    return merged, rows
+    return merged, pl.concat([rows.lazy() for rows in usable.values()], how="diagonal_relaxed")
 
 
-def _write_merged(run: Run, rows: pl.DataFrame, steps: pl.DataFrame, servers: int, csv: bool) -> None:
+def _with_times(rows: pl.DataFrame, times: pl.DataFrame) -> pl.DataFrame:
+    """The rows of a rank, with its times waiting and transferring; 0 in steps without a collective."""
+    if "collectives" not in rows.columns:
+        return rows
+    joined = rows.join(times.drop("rank"), on="step", how="left", maintain_order="left")
+    idle = pl.col("collectives") == 0
+    return joined.with_columns(pl.when(idle).then(0.0).otherwise(name).alias(name) for name in (WAIT, TRANSFER))
+
+
+def _write_merged(merged: MergedRun, rows: pl.LazyFrame, *, csv: bool) -> None:
     """Streams the rows with the per-step columns to disk; files appear under their name only when whole."""
-    per_step = steps.lazy().select("step", *MERGED_COLUMNS)
-    merged = (
-        rows.lazy()
-        .join(per_step, on="step", how="left", maintain_order="left")
-        .with_columns(
-            wait_ms=pl.when(pl.col("rank") >= servers).then(
-                pl.col("sync_ms") - pl.col("exposed_comm_ms").cast(pl.Float32)
-            )
-        )
+    per_step = merged.steps.lazy().select("step", *MERGED_COLUMNS)
+    waited = pl.col("sync_ms") - pl.col("exposed_comm_ms").cast(pl.Float32)
+    whole = rows.join(per_step, on="step", how="left", maintain_order="left").with_columns(
+        wait_ms=pl.when(pl.col("rank") >= merged.facts.servers).then(waited)
     )
-    _write_whole(
-        run.path / PARQUET, partial(merged.sink_parquet, compression_level=1)
-    )  # a tenth larger, in half the time
+    folder = merged.run.path
+    _write_whole(folder / PARQUET, partial(whole.sink_parquet, compression_level=1))  # a tenth larger, in half the time
     if csv:
-        _write_whole(run.path / CSV, merged.sink_csv)
+        _write_whole(folder / CSV, whole.sink_csv)
     else:
-        (run.path / CSV).unlink(missing_ok=True)
-        log.info("%s: %d rows, merged_metrics.csv left out; --csv writes it", run.label, rows.height)
+        (folder / CSV).unlink(missing_ok=True)
+        log.info("%s: %d rows, merged_metrics.csv left out; --csv writes it", merged.label, merged.rows)
 
 
 def _write_whole(path: Path, write: Callable[[str], object]) -> None:

@@ -129,6 +129,8 @@ def read_rank_file(rank: int, path: Path) -> RankFile:
         first_rows = rows.unique("step", keep="first").sort("step")
         dropped = rows.height - first_rows.height
         return RankFile(rank, first_rows, torn, Phrase.of("rank_file.order", file=path.name, rows=dropped))
+    constant = rows.select(pl.all().eq_missing(pl.all().first()).all()).row(0, named=True)
+    rows = rows.with_columns(pl.col(name).first() for name, same in constant.items() if same)  # kept as one value
     return RankFile(rank, rows, torn)
 
 

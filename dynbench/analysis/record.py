@@ -286,17 +286,48 @@ class AnalysisRecord(Record):
 
     def as_dict(self) -> dict[str, object]:
         """The object that `analyze --json` prints, and that comparison.json holds."""
-        comparisons = [item.model_dump() for item in self.comparisons]
-        return {
-            **self.model_dump(include={"schema_version", "command", "question", "runs", "arms"}),
-            "comparison": comparisons[0] if comparisons else None,
-            "comparisons": comparisons,
-            "pairs": [item.model_dump() for item in self.pairs],
-            "scaling": [item.model_dump() for item in self.scaling],
-            "checks": [finding.as_dict() for finding in self.checks],
-            "figures": self.figures,
-            "files": self.files,
-        }
+        found = self.model_dump(exclude={"checks"})
+        comparison = next(iter(found["comparisons"]), None)
+        return {**found, "comparison": comparison, "checks": [finding.as_dict() for finding in self.checks]}
+
+
+CELLS_FILE = "cells.json"
+"""In the folder of several comparisons."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One of several comparisons.
+
+    Attributes:
+        settings: dotted key to value, what sets it apart.
+        comparison: id of its run folder.
+    """
+
+    settings: Mapping[str, object]
+    comparison: RunId
+
+    @property
+    def label(self) -> str:
+        """The settings in one line."""
+        return ", ".join(f"{key}={value}" for key, value in self.settings.items())
+
+
+@dataclass(frozen=True)
+class CellsRecord:
+    """What the file of a folder over several comparisons holds: the recipe's name, and its cells in order."""
+
+    recipe: str
+    cells: list[Cell]
+
+
+def read_cells(folder: Path) -> CellsRecord:
+    """The comparisons of a folder over several.
+
+    Raises:
+        RecordError: its file cannot be read.
+    """
+    return read_json(folder / CELLS_FILE, CellsRecord, "Start the comparison anew.", SCHEMA_VERSION)
 
 
 def read_analysis(folder: Path) -> AnalysisRecord:

@@ -7,7 +7,7 @@ rank that is behind and once as a long step of the others, which wait for it in 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import polars as pl
@@ -38,15 +38,15 @@ _OPTIONAL_MEANS = (
 """Columns that only some runs have."""
 CODING = ("compress_ms", "decompress_ms")
 """Likewise, of runs that compress."""
+ROWS_AT_ONCE = 500_000
+"""Rows that are grouped at once, which takes several times their memory."""
 
 
-def step_table(rows: pl.DataFrame, ranks: int, servers: int = 0) -> tuple[pl.DataFrame, int]:
-    """Aggregates the rows of all ranks per step and drops incomplete steps.
+def step_table(ranks: Sequence[pl.DataFrame]) -> tuple[pl.DataFrame, int]:
+    """Aggregates the rows of all workers per step and drops incomplete steps.
 
     Args:
-        rows: of all ranks, [ranks * steps, columns].
-        ranks: workers' rows that a complete step has.
-        servers: ranks that train nothing, the first ones, whose rows do not count.
+        ranks: rows of each worker, in order of step.
 
     Returns:
         One row per complete step in order of step, with: `warmup` (bool); `step_time_max_ms`; `exposed_comm_ms`;
@@ -58,21 +58,22 @@ def step_table(rows: pl.DataFrame, ranks: int, servers: int = 0) -> tuple[pl.Dat
         has them; `finite` (bool): every rank's loss is, and the norm of the gradient where it is known. And the number
         of steps dropped.
     """
-    optional = [name for name in (*_OPTIONAL_MEANS, *CODING) if name in rows.columns]
-    turn = [pl.col("turn").first()] if "turn" in rows.columns else []
-    if COMPRESSES.name in rows.columns:
-        turn.append((pl.col(COMPRESSES.name) > 0).all())
-    if CLIPPED.name in rows.columns:
-        turn.append((pl.col(CLIPPED.name) > 0).any())
-    finite = [pl.col(name).is_finite().all() for name in ("loss", GRAD_NORM.name) if name in rows.columns]
-    turn.append(pl.all_horizontal(finite).alias("finite"))
-    workers = rows.lazy().filter(pl.col("rank") >= servers).group_by("step")
-    grouped = workers.agg(*_aggregates(optional), *turn).collect(engine="streaming").sort("step")
-    complete = grouped.filter(pl.col("ranks") == ranks)
+    parts = (rows.group_by("step").agg(*_aggregates(rows.columns)).sort("step") for rows in _slices(ranks))
+    grouped = pl.concat(parts, rechunk=True)
+    complete = grouped.filter(pl.col("ranks") == len(ranks))
     return complete.with_columns(_derived()).with_columns(_other()), grouped.height - complete.height
 
 
-def _aggregates(optional: list[str]) -> list[pl.Expr]:
+def _slices(ranks: Sequence[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    """All rows of some steps, `ROWS_AT_ONCE` or so, and of those that follow."""
+    firsts = max(ranks, key=len)["step"].gather_every(max(ROWS_AT_ONCE // len(ranks), 1))
+    bounds = [[0, *rows["step"].search_sorted(firsts[1:]), len(rows)] for rows in ranks]
+    for part in range(len(firsts)):
+        slices = (rows[at[part] : at[part + 1]] for rows, at in zip(ranks, bounds, strict=True))
+        yield pl.concat(slices, how="diagonal_relaxed", rechunk=False)
+
+
+def _aggregates(columns: Sequence[str]) -> list[pl.Expr]:
     ms = {name: pl.col(name).cast(pl.Float64) for name in ("sync_ms", "plan_ms", "data_ms", "optimizer_ms")}
     samples, weight = pl.col("local_batch").cast(pl.Int64), pl.col("weight")
     exposed = ms["sync_ms"].min()
@@ -94,7 +95,6 @@ def _aggregates(optional: list[str]) -> list[pl.Expr]:
         pl.when(weight.sum() > 0).then((pl.col("loss") * weight).sum() / weight.sum()).alias("loss_global"),
         pl.col("work_hash").sum(),
         (pl.col("skipped") > 0).any().alias("skipped"),
-        *(pl.col(name).cast(pl.Float64).mean() for name in optional),
     ]
     for name in _SPREAD_COLUMNS:
         values = pl.col(name).cast(pl.Float64)
@@ -103,7 +103,14 @@ def _aggregates(optional: list[str]) -> list[pl.Expr]:
             values.max().alias(f"{name}_max"),
             values.std(ddof=0).alias(f"{name}_std"),
         ]
-    return expressions
+    optional = {
+        **{name: pl.col(name).cast(pl.Float64).mean() for name in (*_OPTIONAL_MEANS, *CODING)},
+        "turn": pl.col("turn").first(),
+        COMPRESSES.name: (pl.col(COMPRESSES.name) > 0).all(),
+        CLIPPED.name: (pl.col(CLIPPED.name) > 0).any(),
+    }
+    finite = pl.all_horizontal(pl.col(name).is_finite().all() for name in ("loss", GRAD_NORM.name) if name in columns)
+    return [*expressions, *(each for name, each in optional.items() if name in columns), finite.alias("finite")]
 
 
 def _derived() -> list[pl.Expr]:

@@ -141,19 +141,14 @@ def _unknown(reason: Phrase) -> Waste:
     return cast(Waste, {**dict.fromkeys(("s", *PARTS)), "reason": str(reason), "reason_said": reason.record()})
 
 
-def ms_per_kilotoken(waste: Mapping[str, object], time_ms: float, real_tokens: float) -> dict[str, float] | None:
-    """The ideal and each of `PARTS` in ms per 1,000 real tokens; None where the waste is not known.
-
-    Args:
-        waste: of a summary.
-        time_ms: the run's time.
-        real_tokens: of its measured steps.
-    """
-    shares = {name: value for name in ("s", *PARTS) if isinstance(value := waste.get(name), int | float)}
-    if len(shares) <= len(PARTS) or not real_tokens:
+def ms_per_kilotoken(summary: Mapping[str, object]) -> dict[str, float] | None:
+    """The ideal and each of `PARTS` in ms per 1,000 real tokens; None where a summary does not know them."""
+    time_ms, tokens = lookup(summary, "step_time_ms.total"), lookup(summary, "real_tokens")
+    shares = {name: value for name in ("s", *PARTS) if (value := lookup(summary, f"waste.{name}")) is not None}
+    if len(shares) <= len(PARTS) or time_ms is None or not tokens:
         return None
-    per_share = 1000 * time_ms / real_tokens
-    return {"ideal": per_share / shares["s"], **{name: per_share * shares[name] for name in PARTS}}
+    per_share = 1000 * time_ms / tokens
+    return {"ideal": per_share / shares.pop("s"), **{part: per_share * share for part, share in shares.items()}}
 
 
 FloatArray = NDArray[np.float64]

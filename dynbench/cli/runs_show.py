@@ -264,7 +264,7 @@ def _comparison_facts(run: Run) -> dict[str, object]:
 
 def _cells(run: Run) -> list[dict[str, Any]]:
     """The comparisons that a folder is over, each with what sets it apart and its status."""
-    from dynbench.experiment.cells import read_cells  # with all of analysis
+    from dynbench.analysis.record import read_cells  # with polars
 
     store = RunStore.of(run)
 
@@ -273,7 +273,7 @@ def _cells(run: Run) -> list[dict[str, Any]]:
 
     return [
         {"settings": cell.settings, "comparison": cell.comparison, "status": status(cell.comparison)}
-        for cell in read_cells(run).cells
+        for cell in read_cells(run.path).cells
     ]
 
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
 from dynbench.analysis.figures import draw_figures
-from dynbench.analysis.figures.plans import CELLS_FILE
-from dynbench.analysis.record import AnalysisRecord, ComparisonRecord, Finding, read_analysis
+from dynbench.analysis.record import (
+    CELLS_FILE,
+    AnalysisRecord,
+    Cell,
+    CellsRecord,
+    ComparisonRecord,
+    Finding,
+    read_analysis,
+    read_cells,
+)
 from dynbench.config.recipes import RECIPE_FILE, Recipe
 from dynbench.experiment.compare import (
     Outcome,
@@ -19,41 +27,15 @@ from dynbench.experiment.compare import (
 )
 from dynbench.experiment.launch_plan import read_state
 from dynbench.experiment.preflight import check_startable
-from dynbench.runs.atomic import read_json, write_json, write_text
+from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.recorder import made
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run, refuse_running
-from dynbench.runs.run_record import RunId, Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import Naming, RunStore
 
 RunCell = Callable[[Run, str], Outcome]
 """Runs the comparison of a cell, given how far the cells are, like `2 of 6`."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One of several comparisons.
-
-    Attributes:
-        settings: dotted key to value, what sets it apart.
-        comparison: id of its run folder.
-    """
-
-    settings: Mapping[str, object]
-    comparison: RunId
-
-    @property
-    def label(self) -> str:
-        """The settings in one line."""
-        return ", ".join(f"{key}={value}" for key, value in self.settings.items())
-
-
-@dataclass(frozen=True)
-class CellsRecord:
-    """What the file of a folder over several comparisons holds: the recipe's name, and its cells in order."""
-
-    recipe: str
-    cells: list[Cell]
 
 
 @dataclass(frozen=True)
@@ -150,7 +132,7 @@ def run_cells(folder: Run, store: RunStore, run_cell: RunCell) -> CellsOutcome:
     """
     refuse_running(folder)
     with resumable(folder):
-        record = read_cells(folder)
+        record = read_cells(folder.path)
         for number, cell in enumerate(record.cells, 1):
             comparison = store.resolve(cell.comparison)
             baseline = read_state(comparison.path).baseline
@@ -161,12 +143,3 @@ def run_cells(folder: Run, store: RunStore, run_cell: RunCell) -> CellsOutcome:
     records = [read_analysis(store.root / cell.comparison) for cell in record.cells]
     pictures = [path for path in figures if path.suffix == ".png"]
     return CellsOutcome(folder, record.recipe, record.cells, records, pictures)
-
-
-def read_cells(folder: Run) -> CellsRecord:
-    """The comparisons of a folder over several.
-
-    Raises:
-        RecordError: its file cannot be read.
-    """
-    return read_json(folder.path / CELLS_FILE, CellsRecord, "Start the comparison anew.", SCHEMA_VERSION)

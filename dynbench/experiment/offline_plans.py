@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dynbench.analysis.figures import draw_figures
+from dynbench.analysis.measure import lookup
 from dynbench.analysis.measures import workers_of
 from dynbench.config.digest import changed
 from dynbench.config.schema import Config
@@ -134,7 +135,7 @@ def planned_speedup(solved: Solved | None, baseline: str, candidate: str) -> flo
     if (own := _cost_ratio(before, after)) is not None:
         return own
     same_static = before.get("policy") == "static" and before.get("micro_batches") == after.get("micro_batches")
-    return float_of(after.get("speedup_vs_static")) if same_static else None
+    return lookup(after, "speedup_vs_static") if same_static else None
 
 
 def static_over(solved: Solved, line: Json, baseline: str) -> tuple[float | None, bool]:
@@ -146,19 +147,14 @@ def static_over(solved: Solved, line: Json, baseline: str) -> tuple[float | None
     static = next((each for each in solved.results if each.get("arm") == baseline), None)
     if static is not None and static.get("policy") == "static" and (own := _cost_ratio(static, line)) is not None:
         return own, cost_is_estimated(static) or cost_is_estimated(line)
-    return float_of(line.get("speedup_vs_static")), speedup_is_estimated(line)
+    return lookup(line, "speedup_vs_static"), speedup_is_estimated(line)
 
 
 def _cost_ratio(before: Json, after: Json) -> float | None:
     """Cost per real token of one line over another's; None where it is in no common unit of time."""
-    top, bottom = (float_of(line.get("cost_per_token")) for line in (before, after))
+    top, bottom = (lookup(line, "cost_per_token") for line in (before, after))
     alike = all(before.get(key) == after.get(key) for key in ("cost_type", "speeds"))
     return top / bottom if top and bottom and alike and before.get("cost_type") != "tokens_sq" else None
-
-
-def float_of(value: object) -> float | None:
-    """A number of a record; None for anything else."""
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _plan(folder: Run, arms: Mapping[str, Run], workers: int, store: RunStore, argv: Sequence[str] | None) -> Solved:

@@ -19,7 +19,7 @@ from dynbench.analysis.measure import lookup
 from dynbench.analysis.record import ComparisonRecord, Finding
 from dynbench.analysis.stats import mean_interval
 from dynbench.analysis.verdict import Verdict
-from dynbench.experiment.report_input import Member, ReportInput, finding_texts, whole
+from dynbench.experiment.report_input import Member, ReportInput, finding_texts, mean_of, whole
 from dynbench.plugins import STRATEGIES
 from dynbench.report import Template
 from dynbench.table_text import Label
@@ -84,14 +84,8 @@ def _quality(members: Sequence[Member], values: Mapping[Launch, float], base: Ma
         mean_interval(changes) if known else None
         for changes in ([after / before - 1 for after, before in pairs], [after - before for after, before in pairs])
     )
-    gradients, traffic = (_mean(members, key) for key in ("compression_ratio", "traffic_compression_ratio"))
+    gradients, traffic = (mean_of(members, key) for key in ("compression_ratio", "traffic_compression_ratio"))
     return Quality(values, gradients, traffic, change, difference)
-
-
-def _mean(members: Sequence[Member], key: str) -> float | None:
-    """Of an arm's launches that have the measure."""
-    known = [value for one in whole(members) if (value := lookup(one.summary, key)) is not None]
-    return fmean(known) if known else None
 
 
 def never_compressed(members: Sequence[Member]) -> bool:

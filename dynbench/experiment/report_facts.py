@@ -8,7 +8,7 @@ from statistics import fmean
 
 from dynbench.analysis import links as buckets
 from dynbench.analysis.links import BucketFit, BucketPoint
-from dynbench.analysis.measure import Summaries, lookup
+from dynbench.analysis.measure import Summaries
 from dynbench.analysis.profile import bottlenecks
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.table_specs import WASTE, mean_waste
@@ -87,15 +87,9 @@ def waterfall(source: ReportInput, best: ComparisonRecord | None) -> Waterfall |
 
 def _times(summaries: Summaries) -> dict[str, float] | None:
     """The ideal and the parts, ms per 1,000 real tokens, means over launches; None where one does not know them."""
-    launches = []
-    for summary in summaries:
-        time_ms, tokens = lookup(summary, "step_time_ms.total"), lookup(summary, "real_tokens")
-        if not isinstance(waste := summary.get("waste"), Mapping) or time_ms is None or tokens is None:
-            return None
-        if (launch := ms_per_kilotoken(waste, time_ms, tokens)) is None:
-            return None
-        launches.append(launch)
-    return {key: fmean(launch[key] for launch in launches) for key in ("ideal", *PARTS)} if launches else None
+    launches = [found for each in summaries if (found := ms_per_kilotoken(each)) is not None]
+    known = launches and len(launches) == len(summaries)
+    return {key: fmean(launch[key] for launch in launches) for key in launches[0]} if known else None
 
 
 @dataclass(frozen=True)

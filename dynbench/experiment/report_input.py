@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dynbench.analysis.figures.plans import CELLS_FILE
-from dynbench.analysis.measure import Launches, lookup, mean
+from dynbench.analysis.measure import Launches, lookup, mean_over
 from dynbench.analysis.measures import workers_of
 from dynbench.analysis.questions import DEFAULT, Question, question_named
 from dynbench.analysis.record import (
+    CELLS_FILE,
     COMPARISON_FILE,
     ComparisonRecord,
     Finding,
@@ -150,8 +150,7 @@ def mean_of(members: Sequence[Member], key: str) -> float | None:
 
     Where every run is partial, over those.
     """
-    values = [value for member in whole(members) if (value := lookup(member.summary, key)) is not None]
-    return mean(key, values) if values else None
+    return mean_over([member.summary for member in whole(members)], key, of_known=True)
 
 
 def whole(members: Sequence[Member]) -> Sequence[Member]:

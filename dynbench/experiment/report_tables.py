@@ -13,7 +13,7 @@ from dynbench.analysis.measure import lookup
 from dynbench.analysis.measures import METRICS, chosen_metrics
 from dynbench.analysis.table_specs import TABLES
 from dynbench.analysis.verdict import Verdict
-from dynbench.experiment.offline_plans import Solved, float_of, static_over
+from dynbench.experiment.offline_plans import Solved, static_over
 from dynbench.experiment.report_conclusions import never_compressed, qualities, trained
 from dynbench.experiment.report_facts import buckets_of
 from dynbench.experiment.report_input import (
@@ -287,8 +287,8 @@ def _cost_types(sources: Sources) -> Rows:
             "policy": str(line.get("policy")),
             "cost": f"`{line.get('cost_type')}`",
             "judge": sources.template.label(f"costs.judge_{line.get('judge')}", str(line.get("judge"))),
-            "judged_mean": number(float_of(line.get("mean"))),
-            "judged_p95": number(float_of(line.get("p95"))),
+            "judged_mean": number(lookup(line, "mean")),
+            "judged_p95": number(lookup(line, "p95")),
         }
 
 

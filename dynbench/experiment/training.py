@@ -244,16 +244,10 @@ def _finished(run: Run, figures: bool) -> TrainingResult:
 
 def _warn_of_divergence(merged: MergedRun) -> None:
     """Say at once that a loss was no number; of a comparison's launches its checks say it."""
-    from dynbench.analysis.arms import Arm
-    from dynbench.analysis.checks.evidence import Evidence, worded
-    from dynbench.analysis.checks.runs import nan_loss
+    from dynbench.analysis.checks import findings
 
     run = merged.run
-    if run.record().group is not None:
-        return
-    arm = Arm(merged.label, (merged,))
-    for seen in nan_loss(Evidence([arm], [], run.config().analysis)):
-        finding = worded("nan_loss", seen)
+    for finding in findings("nan_loss", merged) if run.record().group is None else ():
         warning = f"{finding.seen}. {finding.hint}"
         _log.warning("%s", warning)
         run.update(warnings=[*run.record().warnings, warning])

@@ -62,7 +62,7 @@ def trained(folder: Path, config: Config, toy: Toy | Language) -> tuple[list[tor
     """Parameters after all steps of virtual ranks, and the step table of their rows."""
     with patch.object(replica, "build_optimizer", sgd), loop_of(folder, config, toy) as loop:
         parameters = list(loop.replica.model.parameters())
-    return parameters, step_table(rows_of(folder), RANKS)[0]
+    return parameters, step_table(rows_of(folder).partition_by("rank"))[0]
 
 
 def in_one_process(config: Config, toy: Toy | Language) -> tuple[list[torch.Tensor], list[float | None]]:

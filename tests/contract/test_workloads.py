@@ -64,7 +64,7 @@ def judge(folder: Path, config: Config, workload: Workload) -> pl.DataFrame:
     moved = [not a.equal(b) for a, b in zip(before, parameters, strict=True)]
     assert moved == [parameter.requires_grad for parameter in parameters]
     rows = rows_of(folder)
-    steps = step_table(rows, RANKS)[0]
+    steps = step_table(rows.partition_by("rank"))[0]
     policy = config.schedule.policy_name
     assert len(steps) == STEPS and set(rows["policy"]) == {policy}
     assert all(isfinite(loss) for loss in steps["loss_global"])

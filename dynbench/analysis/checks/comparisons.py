@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from dynbench.analysis.arms import Pair, describe, environment_differences, log_ratios, seconds_per_unit, unit_of
-from dynbench.analysis.checks.evidence import Evidence, Seen
+from dynbench.analysis.checks.evidence import Evidence, Seen, names_of
 from dynbench.analysis.comparison import Comparison
 from dynbench.analysis.questions import DEFAULT, within
 from dynbench.analysis.stats import (
@@ -31,11 +31,10 @@ SPREAD_LIMIT = 0.10
 """Coefficient of variation over launches; `pyperf check` (github.com/psf/pyperf) has it for values of one benchmark."""
 
 
-def forced_comparison(evidence: Evidence) -> Iterator[Seen]:
+def forced_comparison(comparison: Comparison) -> Iterator[Seen]:
     """Comparisons of runs that cannot be compared, made because the user insisted."""
-    for comparison in evidence.comparisons:
-        if comparison.forbidden:
-            yield Seen("fail", {**_arms(comparison), "differences": describe(comparison.forbidden)})
+    if comparison.forbidden:
+        yield Seen("fail", {"differences": describe(comparison.forbidden)})
 
 
 def loss_parity(evidence: Evidence) -> Iterator[Seen]:
@@ -55,13 +54,12 @@ def loss_parity(evidence: Evidence) -> Iterator[Seen]:
         yield Seen("info" if drops else "fail", values | follows, cases)
 
 
-def loss_drift(evidence: Evidence) -> Iterator[Seen]:
+def loss_drift(comparison: Comparison) -> Iterator[Seen]:
     """Comparisons of arms that promise no such thing, and whose mean losses differ by more than the question allows."""
-    for comparison in evidence.comparisons:
-        question, drift = comparison.question, comparison.loss_drift
-        if question.loss_drift is not None and drift is not None and abs(drift) > question.loss_drift:
-            allowed = {"allowed": question.loss_drift, "question": question.name}
-            yield Seen("warn", {**_arms(comparison), "drift": drift, **allowed})
+    question, drift = comparison.question, comparison.loss_drift
+    if question.loss_drift is not None and drift is not None and abs(drift) > question.loss_drift:
+        allowed = {"allowed": question.loss_drift, "question": question.name}
+        yield Seen("warn", {"drift": drift, **allowed})
 
 
 def environment(evidence: Evidence) -> Iterator[Seen]:
@@ -99,7 +97,7 @@ def few_launches(evidence: Evidence) -> Iterator[Seen]:
     """
     for comparison in evidence.comparisons:
         pairs = comparison.speedup.pairs
-        values = {**_arms(comparison), "pairs": pairs, "fewest": FEWEST}
+        values = {**names_of(comparison), "pairs": pairs, "fewest": FEWEST}
         if evidence.recipe is not None:
             values |= {"recipe": evidence.recipe, "launches": max(FEWEST, pairs + pairs % 2)}
         hint = "recipe" if evidence.recipe is None else "more"
@@ -117,15 +115,14 @@ def few_launches(evidence: Evidence) -> Iterator[Seen]:
             yield Seen("info", values, {"seen": "few", "limit": "odd", "hint": hint})
 
 
-def launch_order(evidence: Evidence) -> Iterator[Seen]:
+def launch_order(comparison: Comparison) -> Iterator[Seen]:
     """Comparisons whose arms did not take turns: whatever drifts meanwhile becomes their difference."""
-    for comparison in evidence.comparisons:
-        starts = [sorted(run.facts.started for run in arm) for arm in zip(*comparison.pairing.pairs, strict=True)]
-        one, other = sorted(starts)
-        if len(one) > 1 and one[-1] < other[0]:
-            between = datetime.fromisoformat(other[0]) - datetime.fromisoformat(one[-1])
-            hours = between.total_seconds() / 3600
-            yield Seen("warn", {**_arms(comparison), "hours": hours}, "sessions" if hours >= SESSION_H else "turns")
+    starts = [sorted(run.facts.started for run in arm) for arm in zip(*comparison.pairing.pairs, strict=True)]
+    one, other = sorted(starts)
+    if len(one) > 1 and one[-1] < other[0]:
+        between = datetime.fromisoformat(other[0]) - datetime.fromisoformat(one[-1])
+        hours = between.total_seconds() / 3600
+        yield Seen("warn", {"hours": hours}, "sessions" if hours >= SESSION_H else "turns")
 
 
 def launch_spread(evidence: Evidence) -> Iterator[Seen]:
@@ -138,17 +135,16 @@ def launch_spread(evidence: Evidence) -> Iterator[Seen]:
             yield Seen("warn", {**values, "unit": unit_of(arm.runs[0]).name})
 
 
-def first_stage(evidence: Evidence) -> Iterator[Seen]:
+def first_stage(comparison: Comparison) -> Iterator[Seen]:
     """Comparisons whose later launches spread more than the first stage, by which their number was chosen, let expect.
 
     The interval keeps the first stage's spread: then it is narrower than the launches bear out.
     """
-    for comparison in evidence.comparisons:
-        found, first = _contradiction(comparison), comparison.speedup.first
-        if found is not None and first is not None:
-            spreads = {"first_spread": _percent(found.first), "later_spread": _percent(found.later)}
-            counts = {"first": first, "later": comparison.speedup.pairs - first, "p": found.p}
-            yield Seen("warn", {**_arms(comparison), **spreads, **counts, "limit": CONTRADICTION, "longer": 2 * first})
+    found, first = _contradiction(comparison), comparison.speedup.first
+    if found is not None and first is not None:
+        spreads = {"first_spread": _percent(found.first), "later_spread": _percent(found.later)}
+        counts = {"first": first, "later": comparison.speedup.pairs - first, "p": found.p}
+        yield Seen("warn", {**spreads, **counts, "limit": CONTRADICTION, "longer": 2 * first})
 
 
 def resolution(evidence: Evidence) -> Iterator[Seen]:
@@ -172,7 +168,7 @@ def resolution(evidence: Evidence) -> Iterator[Seen]:
         yield Seen(
             "info",
             {
-                **_arms(comparison),
+                **names_of(comparison),
                 "pairs": pairs,
                 "spread": _percent(spread.sd),
                 "shown": _percent(smallest_shown(spread.sd, pairs, level, spread.df)),
@@ -188,19 +184,18 @@ def resolution(evidence: Evidence) -> Iterator[Seen]:
         )
 
 
-def different_samples(evidence: Evidence) -> Iterator[Seen]:
+def different_samples(comparison: Comparison) -> Iterator[Seen]:
     """Comparisons at level `stream`: arms that draw their samples differently from the same data."""
-    for comparison in evidence.comparisons:
-        if comparison.level != "stream" or comparison.forbidden:
-            continue
-        pairs = comparison.pairing.pairs
-        if not all(windows_agree(*pair) for pair in pairs):
-            yield Seen("info", {**_arms(comparison), "unit": comparison.question.unit.name}, "samples")
-            continue
-        facts = max((run.facts for pair in pairs for run in pair), key=lambda facts: facts.window)
-        given = {name: getattr(facts.config.train, name) for name in ("warmup_steps", "steps")}
-        whole = {name: -(-steps // facts.window) * facts.window for name, steps in given.items()}
-        yield Seen("info", {**_arms(comparison), "window": facts.window, **whole}, "split")
+    if comparison.level != "stream" or comparison.forbidden:
+        return
+    pairs = comparison.pairing.pairs
+    if not all(windows_agree(*pair) for pair in pairs):
+        yield Seen("info", {"unit": comparison.question.unit.name}, "samples")
+        return
+    facts = max((run.facts for pair in pairs for run in pair), key=lambda facts: facts.window)
+    given = {name: getattr(facts.config.train, name) for name in ("warmup_steps", "steps")}
+    whole = {name: -(-steps // facts.window) * facts.window for name, steps in given.items()}
+    yield Seen("info", {"window": facts.window, **whole}, "split")
 
 
 def _unresolved(comparison: Comparison) -> bool:
@@ -222,10 +217,6 @@ def _contradiction(comparison: Comparison) -> LaterSpread | None:
 def _apart(comparison: Comparison) -> int:
     """Pairs whose launches were made apart."""
     return sum(base.facts.launch_id is None for base, _ in comparison.pairing.pairs)
-
-
-def _arms(comparison: Comparison) -> dict[str, object]:
-    return {"baseline": comparison.baseline.label, "candidate": comparison.candidate.label}
 
 
 def _percent(log_difference: float) -> str:

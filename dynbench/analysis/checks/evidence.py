@@ -35,11 +35,6 @@ class Evidence(NamedTuple):
         """All launches of all arms."""
         return (run for arm in self.arms for run in arm.runs)
 
-    @property
-    def measured_runs(self) -> Iterator[MergedRun]:
-        """All launches that have a measured step."""
-        return (run for run in self.runs if run.measured.height)
-
 
 def share_of_time(run: MergedRun, column: str) -> float:
     """A column of times summed over the measured steps, as a part of the run's time; 0 without a measured step."""
@@ -49,6 +44,13 @@ def share_of_time(run: MergedRun, column: str) -> float:
 def mean_share(arm: Arm, column: str) -> float:
     """`share_of_time` of an arm, mean over its whole launches."""
     return fmean(share_of_time(run, column) for run in arm.whole)
+
+
+def names_of(subject: object) -> dict[str, object]:
+    """Names of the run, or of the arms of the comparison, by what texts call them; none of anything else."""
+    if isinstance(subject, Comparison):
+        return {"baseline": subject.baseline.label, "candidate": subject.candidate.label}
+    return {"run": subject.label} if isinstance(subject, MergedRun) else {}
 
 
 class Seen(NamedTuple):

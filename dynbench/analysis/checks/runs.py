@@ -52,34 +52,32 @@ def _shortened_by(config: Config) -> str:
     return "none" if strategy is None or strategy.compresses else "uncompressed"
 
 
-def bytes_sent(evidence: Evidence) -> Iterator[Seen]:
+def bytes_sent(run: MergedRun) -> Iterator[Seen]:
     """Runs whose processes sent more or less than the formulas say, by over `BYTES_LIMIT`.
 
     What headers can be explains more, and is told as such.
     """
-    for run in evidence.measured_runs:
-        sent = sent_bytes(run)
-        if sent.ratio is None or abs(sent.ratio - 1) <= BYTES_LIMIT:
-            continue
-        values = {"run": run.label, "ratio": sent.ratio, "limit": BYTES_LIMIT, "strategy": run.facts.config.sync.name}
-        if 1 < sent.ratio <= 1 + BYTES_LIMIT + sent.headers:
-            messages = float(run.measured["collectives"].sum())
-            message_bytes = float(run.measured["bytes_wire"].sum()) / messages if messages else 0.0
-            yield Seen("info", {**values, "message_bytes": message_bytes}, "headers")
-        else:
-            yield Seen("warn", values, "more" if sent.ratio > 1 else "fewer")
+    sent = sent_bytes(run)
+    if sent.ratio is None or abs(sent.ratio - 1) <= BYTES_LIMIT:
+        return
+    values = {"ratio": sent.ratio, "limit": BYTES_LIMIT, "strategy": run.facts.config.sync.name}
+    if 1 < sent.ratio <= 1 + BYTES_LIMIT + sent.headers:
+        messages = float(run.measured["collectives"].sum())
+        message_bytes = float(run.measured["bytes_wire"].sum()) / messages if messages else 0.0
+        yield Seen("info", {**values, "message_bytes": message_bytes}, "headers")
+    else:
+        yield Seen("warn", values, "more" if sent.ratio > 1 else "fewer")
 
 
-def profiled_shares(evidence: Evidence) -> Iterator[Seen]:
+def profiled_shares(run: MergedRun) -> Iterator[Seen]:
     """Runs of which the profiler and the wire do not agree on how much of the profiled steps is communication."""
-    for run in evidence.runs:
-        found = profile_of(run)
-        if found is None or not isinstance(wire := found["wire_comm_share"], float):
-            continue
-        profiled = float(str(found["comm_share"]))
-        if max(wire, profiled) >= PROFILED_FROM and abs(profiled / wire - 1 if wire else 1) > PROFILE_LIMIT:
-            values = {"run": run.label, "profiled": profiled, "wire": wire, "limit": PROFILE_LIMIT}
-            yield Seen("warn", values, "fewer") if profiled > wire else Seen("info", values, "more")
+    found = profile_of(run)
+    if found is None or not isinstance(wire := found["wire_comm_share"], float):
+        return
+    profiled = float(str(found["comm_share"]))
+    if max(wire, profiled) >= PROFILED_FROM and abs(profiled / wire - 1 if wire else 1) > PROFILE_LIMIT:
+        values = {"profiled": profiled, "wire": wire, "limit": PROFILE_LIMIT}
+        yield Seen("warn", values, "fewer") if profiled > wire else Seen("info", values, "more")
 
 
 SKIPPED_LIMIT = 0.05
@@ -99,66 +97,59 @@ CHEAPER_PLANS = ("prefix", "window")
 """Policies with a setting that makes planning cheaper."""
 
 
-def missing_ranks(evidence: Evidence) -> Iterator[Seen]:
+def missing_ranks(run: MergedRun) -> Iterator[Seen]:
     """Per run, ranks that were launched and left no row: a maximum over the others is too small."""
-    for run in evidence.runs:
-        if run.missing_ranks:
-            found = {"ranks": run.missing_ranks[:8], "present": len(run.ranks), "world_size": run.world_size}
-            yield Seen("fail", {"run": run.label, **found, "folder": str(run.run.ranks_dir)})
+    if run.missing_ranks:
+        ranks = {"ranks": run.missing_ranks[:8], "present": len(run.ranks), "world_size": run.world_size}
+        yield Seen("fail", {**ranks, "folder": str(run.run.ranks_dir)})
 
 
-def partial_run(evidence: Evidence) -> Iterator[Seen]:
+def partial_run(run: MergedRun) -> Iterator[Seen]:
     """Runs that ended early: their numbers are of the part that is there."""
-    for run in evidence.runs:
-        facts, measured = run.facts, run.measured.height
-        steps = facts.config.train.steps - run.settling
-        if measured < steps or facts.status != "completed":
-            found = {"measured": measured, "status": status_phrase(facts.status), "steps": steps}
-            values = {"run": run.label, **found, "folder": str(run.run.logs_dir)}
-            yield Seen("warn", values, "unfinished" if facts.unfinished else "ended")
+    facts, measured = run.facts, run.measured.height
+    steps = facts.config.train.steps - run.settling
+    if measured < steps or facts.status != "completed":
+        found = {"measured": measured, "status": status_phrase(facts.status), "steps": steps}
+        values = {**found, "folder": str(run.run.logs_dir)}
+        yield Seen("warn", values, "unfinished" if facts.unfinished else "ended")
 
 
-def rank_files(evidence: Evidence) -> Iterator[Seen]:
+def rank_files(run: MergedRun) -> Iterator[Seen]:
     """Rank files that could not be used, or only in part."""
-    for run in evidence.runs:
-        for note in run.notes:
-            yield Seen("warn", {"run": run.label, "note": note})
+    for note in run.notes:
+        yield Seen("warn", {"note": note})
 
 
-def torn_lines(evidence: Evidence) -> Iterator[Seen]:
+def torn_lines(run: MergedRun) -> Iterator[Seen]:
     """Per run, lines of rank files that were cut short or cannot be read."""
-    for run in evidence.runs:
-        if run.torn_lines:
-            yield Seen("warn", {"run": run.label, "lines": run.torn_lines})
+    if run.torn_lines:
+        yield Seen("warn", {"lines": run.torn_lines})
 
 
-def nan_loss(evidence: Evidence) -> Iterator[Seen]:
+def nan_loss(run: MergedRun) -> Iterator[Seen]:
     """Runs whose loss is not finite: the model has diverged; information where the scaler skipped those steps."""
-    for run in evidence.runs:
-        broken = run.steps.filter(~pl.col("loss_global").is_finite())
-        if broken.height:
-            counts = {"broken": broken.height, "steps": run.steps.height, "first": int(broken["step"][0])}
-            yield Seen("info" if broken["skipped"].all() else "fail", {"run": run.label, **counts}, "training")
-            continue
-        evaluations = run.evaluations
-        if "loss" in evaluations.columns and not evaluations["loss"].cast(pl.Float64, strict=False).is_finite().all():
-            yield Seen("fail", {"run": run.label}, "evaluation")
+    broken = run.steps.filter(~pl.col("loss_global").is_finite())
+    if broken.height:
+        counts = {"broken": broken.height, "steps": run.steps.height, "first": int(broken["step"][0])}
+        yield Seen("info" if broken["skipped"].all() else "fail", counts, "training")
+        return
+    evaluations = run.evaluations
+    if "loss" in evaluations.columns and not evaluations["loss"].cast(pl.Float64, strict=False).is_finite().all():
+        yield Seen("fail", {}, "evaluation")
 
 
-def skipped_steps(evidence: Evidence) -> Iterator[Seen]:
+def skipped_steps(run: MergedRun) -> Iterator[Seen]:
     """Runs in which the fp16 loss scaler skipped more than `SKIPPED_LIMIT` of the measured steps."""
-    for run in evidence.measured_runs:
-        share = float(run.measured.select(pl.col("skipped").mean()).item() or 0.0)
-        if share > SKIPPED_LIMIT:
-            yield Seen("warn", {"run": run.label, "share": share, "limit": SKIPPED_LIMIT})
+    share = float(run.measured.select(pl.col("skipped").mean()).item() or 0.0)
+    if share > SKIPPED_LIMIT:
+        yield Seen("warn", {"share": share, "limit": SKIPPED_LIMIT})
 
 
-def unaccounted_time(evidence: Evidence) -> Iterator[Seen]:
+def unaccounted_time(run: MergedRun) -> Iterator[Seen]:
     """Runs with more than `UNACCOUNTED_LIMIT` of their step time outside every phase."""
-    for run in evidence.runs:
-        share = share_of_time(run, "other_ms_mean")
-        if share > UNACCOUNTED_LIMIT:
-            yield Seen("info", {"run": run.label, "share": share, "limit": UNACCOUNTED_LIMIT})
+    share = share_of_time(run, "other_ms_mean")
+    if share > UNACCOUNTED_LIMIT:
+        yield Seen("info", {"share": share, "limit": UNACCOUNTED_LIMIT})
 
 
 SLOWER_CHANCE, FASTER_CHANCE = 0.0125, 0.0075
@@ -166,16 +157,12 @@ SLOWER_CHANCE, FASTER_CHANCE = 0.0125, 0.0075
 warm-up does, for which `short_warmup` looks too."""
 
 
-def memory_limit(evidence: Evidence) -> Iterator[Seen]:
+def memory_limit(run: MergedRun) -> Iterator[Seen]:
     """Runs whose peak is above the memory that their capacities were probed under: they promise more than they keep."""
-    for run in evidence.runs:
-        limit = _limit_mb(run)
-        peaks = (
-            run.steps.select("step", pl.col("peak_mem_mb_max").alias("peak")).drop_nulls().sort("peak", descending=True)
-        )
-        if limit is not None and peaks.height and peaks["peak"][0] > MEMORY_TOLERANCE * limit:
-            peak = {"peak_mb": float(peaks["peak"][0]), "step": int(peaks["step"][0])}
-            yield Seen("warn", {"run": run.label, **peak, "limit_mb": limit})
+    limit = _limit_mb(run)
+    peaks = run.steps.select("step", peak_mb="peak_mem_mb_max").drop_nulls().sort("peak_mb", descending=True)
+    if limit is not None and peaks.height and peaks["peak_mb"][0] > MEMORY_TOLERANCE * limit:
+        yield Seen("warn", {**peaks.row(0, named=True), "limit_mb": limit})
 
 
 def _limit_mb(run: MergedRun) -> float | None:
@@ -192,7 +179,7 @@ def short_warmup(evidence: Evidence) -> Iterator[Seen]:
 
     Information where every verdict stays without as many steps more as are advised.
     """
-    for run in evidence.measured_runs:
+    for run in evidence.runs:
         if run.measured.height < 10:
             continue
         first, *others = step_paces(run)
@@ -210,7 +197,7 @@ def drift(evidence: Evidence) -> Iterator[Seen]:
 
     Information where every verdict is that of either half of the steps, too.
     """
-    for run in evidence.measured_runs:
+    for run in evidence.runs:
         if run.measured.height < 20:
             continue
         paces = step_paces(run)

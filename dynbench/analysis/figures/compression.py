@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dynbench.analysis.arms import unit_of
 from dynbench.analysis.evaluations import reached
 from dynbench.analysis.figures.charts import FAINT_INK, Bars, Drawing, Lines, Part, figure, new_figure
 from dynbench.analysis.figures.steps import over_steps, smoothing_window
@@ -114,7 +113,7 @@ def compression_methods(arms: Arms) -> Drawing:
     """Bars of speed, communication's share of the time, and evaluation, an arm below the other."""
     measure = _perplexity_or_loss(arms)
     shown = {
-        "units_per_s": (work_rate(arms[0]), str(unit_of(arms[0].runs[0]).rate), "compute"),
+        "units_per_s": (*work_rate(arms), "compute"),
         "communication_share": ("comm_ratio", "communication, share of the time", "communication"),
         measure: (f"eval.{measure}", f"evaluation {measure}", "compute"),
     }

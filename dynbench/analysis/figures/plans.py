@@ -9,15 +9,12 @@ import polars.selectors as cs
 
 from dynbench.analysis.figures.charts import DASHES, INK, Drawing, Lines, draw_panels, figure, handles, looks
 from dynbench.analysis.measures import workers_of
-from dynbench.analysis.record import COMPARISON_FILE, read_analysis
+from dynbench.analysis.record import COMPARISON_FILE, read_analysis, read_cells
 from dynbench.errors import RecordError
-from dynbench.runs.atomic import read_json
 from dynbench.runs.run import Run
 
 GAPS = "greedy_gaps.csv"
 GAP_COLUMNS = ("trace", "world_size", "step", "heuristic", "max_cost_gap", "variance_gap")
-CELLS_FILE = "cells.json"
-"""In the folder of several comparisons: `cells`, each with its settings and the id of its comparison."""
 MARKERS = {"real": "o", "virtual": "s"}
 """Kind of the ranks to the marker."""
 
@@ -74,8 +71,8 @@ def solve_greedy_gap(table: pl.DataFrame) -> Drawing:
 def _speedups(source: Run) -> pl.DataFrame | None:
     """A row per comparison that has ended and candidate of which a speed-up and the overhead are known."""
     rows: list[dict[str, object]] = []
-    for cell in read_json(source.path / CELLS_FILE, dict[str, Any], "Compare again.")["cells"]:
-        folder = source.path.parent / str(cell["comparison"])
+    for cell in read_cells(source.path).cells:
+        folder = source.path.parent / cell.comparison
         if not (folder / COMPARISON_FILE).is_file():
             continue
         record = read_analysis(folder)
@@ -83,7 +80,7 @@ def _speedups(source: Run) -> pl.DataFrame | None:
             summary, (low, high) = record.runs[0].summary, found.interval or (None, None)
             rows.append(
                 {
-                    "cell": ", ".join(f"{key}={value}" for key, value in cell["settings"].items()),
+                    "cell": cell.label,
                     "candidate": found.candidate,
                     "launcher": summary.get("launcher"),
                     "world_size": workers_of(summary),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -15,7 +15,7 @@ from dynbench.analysis.figures.charts import FAINT_INK, PHASES, Bars, Drawing, L
 from dynbench.analysis.figures.views import Arms, ArmView, arm_figure, means
 from dynbench.analysis.measure import total
 from dynbench.analysis.steps import CODING
-from dynbench.analysis.waste import Waste, ms_per_kilotoken
+from dynbench.analysis.waste import ms_per_kilotoken
 
 HEADROOM = 1.15
 """The axis ends this much above what it must show."""
@@ -233,8 +233,7 @@ def _times(arm: ArmView) -> Times | None:
     """
     launches = []
     for run, summary in zip(arm.runs, arm.summaries, strict=True):
-        waste, tokens = cast(Waste, summary["waste"]), float(run.measured["real_tokens"].sum())
-        found = ms_per_kilotoken(waste, run.time_ms, tokens)
+        found = ms_per_kilotoken(summary)
         if found is None:
             return None
         *coding, moving = (total(run.measured, name) or 0.0 for name in (*CODING, "comm_ms"))

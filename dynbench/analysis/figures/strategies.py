@@ -9,7 +9,6 @@ from typing import Any, cast
 import numpy as np
 import polars as pl
 
-from dynbench.analysis.arms import unit_of
 from dynbench.analysis.figures.charts import (
     FAINT_INK,
     INK,
@@ -46,7 +45,8 @@ COMMUNICATION = (
 def strategies(arms: Arms) -> Drawing:
     """Panels of bars, one per arm; None where arms do not differ in their strategy, or send nothing."""
     memory = [part.column for part in HELD]
-    keys = {"units_per_s": work_rate(arms[0]), "training_s": "step_time_ms.total"}
+    rate, in_words = work_rate(arms)
+    keys = {"units_per_s": rate, "training_s": "step_time_ms.total"}
     keys |= {name: f"{name}.mean" for name in ("comm_ms", "exposed_comm_ms", "exposed_vs_null_ms")}
     table = means(arms, keys | {name: f"memory_parts.after_step.{name}" for name in memory})
     counted = any(table[name].count() for name in memory)
@@ -55,7 +55,7 @@ def strategies(arms: Arms) -> Drawing:
     ).with_columns(pl.col("training_s") / 1000)
     drawn = table.with_columns(hidden_ms=(pl.col("comm_ms") - pl.col("exposed_comm_ms")).clip(lower_bound=0))
     panels = {
-        str(unit_of(arms[0].runs[0]).rate): [Part("units_per_s", "", "compute")],
+        in_words: [Part("units_per_s", "", "compute")],
         "training time (s)": [Part("training_s", "", "compute")],
         "communication per step (ms)": COMMUNICATION,
         "held by a rank (MB)": HELD if counted else (),
@@ -91,7 +91,8 @@ def messages(arms: Arms) -> Drawing | None:
     Returns:
         None where no arm has a server, or calls were not kept.
     """
-    table = means(arms, {"units_per_s": work_rate(arms[0]), "training_s": "step_time_ms.total"})
+    rate, in_words = work_rate(arms)
+    table = means(arms, {"units_per_s": rate, "training_s": "step_time_ms.total"})
     step_ms = means(arms, {"step_ms": "step_time_ms.mean"})["step_ms"]
     shares = [_shares(arm.summaries, ms) for arm, ms in zip(arms, step_ms, strict=True)]
     if not any(shares):
@@ -100,7 +101,7 @@ def messages(arms: Arms) -> Drawing | None:
     table = pl.concat([table.with_columns(pl.col("training_s") / 1000), parts.fill_null(0.0)], how="horizontal")
     panels = {
         "training time (s)": [Part("training_s", "", "compute")],
-        str(unit_of(arms[0].runs[0]).rate): [Part("units_per_s", "", "compute")],
+        in_words: [Part("units_per_s", "", "compute")],
         "a worker's communication (% of the step)": MESSAGES,
     }
     bars = [Bars(rows=table, parts=shown, x_label=label) for label, shown in panels.items()]
@@ -188,7 +189,7 @@ def scaling(arms: Arms) -> Drawing:
             "most": max(rates),
         }
         for arm, (first, kind) in found.items()
-        for rates in [arm.values(work_rate(arm))]
+        for rates in [arm.values(work_rate([arm])[0])]
     )
     before = table.select(against="arm", fewest="ranks", before="tokens_per_s")
     speedup, fewer = pl.col("tokens_per_s") / pl.col("before"), pl.col("fewest") / pl.col("ranks")
@@ -202,7 +203,7 @@ def scaling(arms: Arms) -> Drawing:
     in_percent = pl.col("tokens_per_s", "least", "most") * 100 * pl.col("efficiency") / pl.col("tokens_per_s")
     axes: dict[str, Any] = {"x": "ranks", "y": "tokens_per_s", "bars": ("least", "most"), "x_label": "ranks that train"}
     panels = [
-        Lines(rows=points, y_label=str(unit_of(arms[0].runs[0]).rate), names="name", **axes),
+        Lines(rows=points, y_label=work_rate(arms)[1], names="name", **axes),
         Lines(rows=points.with_columns(in_percent), y_label="efficiency of the ranks (%)", **axes),
     ]
     by_way = looks(table["strategy"].unique(maintain_order=True).to_list())

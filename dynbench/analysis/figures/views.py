@@ -11,12 +11,12 @@ from typing import Any
 import polars as pl
 import polars.selectors as cs
 
-from dynbench.analysis.arms import Arm
+from dynbench.analysis.arms import Arm, unit_of
 from dynbench.analysis.figures.charts import PALETTE, Bars, Drawing, Lines, draw_panels, looks
 from dynbench.analysis.measure import Summaries, known_values
+from dynbench.analysis.questions import SAMPLES
 from dynbench.analysis.run_facts import MARK, oversubscribed
 from dynbench.analysis.summary import summary_of
-from dynbench.config.image_rules import has_lengths
 
 FASTEST = 4
 """Arms that are coloured beside the baseline where there are more arms than colours."""
@@ -68,9 +68,10 @@ def means(arms: Arms, keys: Mapping[str, str]) -> pl.DataFrame:
     return pl.DataFrame(rows, {"arm": pl.String, **dict.fromkeys(keys, pl.Float64)})
 
 
-def work_rate(arm: ArmView) -> str:
-    """Key of the measure that says how much work an arm does in a second."""
-    return f"throughput_{'tokens' if has_lengths(arm.runs[0].facts.config) else 'samples'}_per_s.mean"
+def work_rate(arms: Arms) -> tuple[str, str]:
+    """Key of the measure that says how much work the arms do in a second, and what that is called."""
+    unit = unit_of(arms[0].runs[0])
+    return f"throughput_{'samples' if unit is SAMPLES else 'tokens'}_per_s.mean", str(unit.rate)
 
 
 def arm_figure(
@@ -79,7 +80,7 @@ def arm_figure(
     """Panels of lines or bars, one per arm, or of a point with the arm's name; `layout` as `draw_panels` takes it."""
     lines = isinstance(panels[0], Lines)
     few = f"In colour: {arms[0].label} and the {FASTEST} fastest." if lines and len(arms) > len(PALETTE) else ""
-    fastest = sorted(arms[1:], key=lambda arm: arm.mean(work_rate(arm)) or 0.0)[-FASTEST:]
+    fastest = sorted(arms[1:], key=lambda arm: arm.mean(work_rate([arm])[0]) or 0.0)[-FASTEST:]
     shown = looks([arm.label for arm in arms], [arm.label for arm in (*arms[:1], *fastest)])
     if isinstance(panels[0], Lines) and panels[0].names:
         shown, layout = {name: look._replace(dashes="") for name, look in shown.items()}, {"legend": [], **layout}

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from itertools import chain, product
 from typing import TYPE_CHECKING
 
+from dynbench.analysis.measure import number as known_number
 from dynbench.bench.base import Row
 from dynbench.experiment.report_facts import NUMBERS
 from dynbench.experiment.report_input import ReportInput, mean_of, whole
@@ -67,8 +68,7 @@ def column(row: Row, name: str) -> object:
 
 def number(row: Row, name: str) -> float | None:
     """A column that is a number; None for anything else."""
-    value = column(row, name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return known_number(column(row, name))
 
 
 def amount(row: Row, name: str) -> float:

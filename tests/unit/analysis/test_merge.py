@@ -10,11 +10,13 @@ from contextlib import ExitStack
 import numpy as np
 import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
+from dynbench.analysis import steps as steps_module
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.pace import _effective
 from dynbench.analysis.rank_files import read_rank_file
-from dynbench.analysis.steps import PHASES, block_times, number_blocks
+from dynbench.analysis.steps import PHASES, block_times, number_blocks, step_table
 from dynbench.analysis.verdict import p_value
 from dynbench.errors import RecordError, StorageError, user_error
 from dynbench.runs.columns import Column, read_columns, write_columns
@@ -60,6 +62,21 @@ def test_the_step_table_equals_a_plain_computation(make_run):
             assert row[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
         assert row["work_hash"] == sum(int(each["work_hash"]) for each in rows) % 2**64
         assert row["warmup"] == (row["step"] < 10)
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 30])
+def test_steps_are_the_same_however_many_rows_are_grouped_at_once(make_run, monkeypatch, at_once):
+    """Ranks that begin later, end earlier, or lack a step or a column included."""
+    run = make_run("partition", world_size=3, global_batch=24)
+    first, second, third = (read_rank_file(rank, run.rank_file(rank)).rows for rank in range(3))
+    ranks = [first.slice(3), second.filter(pl.col("step") != 20), third[:40].with_columns(comm_ms=1.5)]
+    table, incomplete = step_table(ranks)
+    assert incomplete == first.height - table.height
+    assert table["step"].to_list() == [step for step in range(3, 40) if step != 20]
+    monkeypatch.setattr(steps_module, "ROWS_AT_ONCE", at_once)
+    found, left_out = step_table(ranks)
+    assert left_out == incomplete
+    assert_frame_equal(found, table, rel_tol=1e-12)
 
 
 def test_servers_count_in_no_step(make_run):

@@ -14,6 +14,7 @@ import pytest
 from compared import compared
 from recipe_files import load_cells
 
+from dynbench.analysis.record import Cell
 from dynbench.cli import output
 from dynbench.cli.compare_plan import show_cells
 from dynbench.cli.console import LAUNCHES, display
@@ -22,7 +23,6 @@ from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
 from dynbench.config.recipes import RECIPE_FILE
 from dynbench.engine.launching.resolve import resolve, this_machine
-from dynbench.experiment.cells import Cell
 from dynbench.experiment.launch_plan import LaunchState
 from dynbench.experiment.launches import CompareProgress
 from dynbench.runs.atomic import write_json, write_text

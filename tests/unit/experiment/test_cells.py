@@ -10,9 +10,9 @@ import pytest
 from compared import ARMS, compared
 from recipe_files import load_cells
 
-from dynbench.analysis.checks.evidence import Finding
+from dynbench.analysis.record import Finding, read_cells
 from dynbench.errors import UsageError, WorkerFailed
-from dynbench.experiment.cells import holds_cells, read_cells, run_cells, start_cells
+from dynbench.experiment.cells import holds_cells, run_cells, start_cells
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import Status
@@ -66,7 +66,7 @@ def together(store: RunStore, tmp_path: Path) -> Run:
 
 def test_every_comparison_is_registered_before_one_runs(together: Run, store: RunStore) -> None:
     assert holds_cells(together)
-    cells = read_cells(together).cells
+    cells = read_cells(together.path).cells
     assert [cell.label for cell in cells] == ["train.global_batch=8", "train.global_batch=64"]
     assert {store.resolve(cell.comparison).record().group for cell in cells} == {together.id}
     assert [store.resolve(cell.comparison).config().train.global_batch for cell in cells] == [8, 64]
@@ -90,7 +90,7 @@ def test_all_run_and_are_drawn_together(together: Run, store: RunStore) -> None:
 def test_a_cell_that_was_analyzed_with_another_baseline_is_brought_back(together: Run, store: RunStore) -> None:
     """All marks of the figure over the cells are speed-ups over one baseline."""
     run_cells(together, store, Runner())
-    first = store.resolve(read_cells(together).cells[0].comparison)
+    first = store.resolve(read_cells(together.path).cells[0].comparison)
     known = json.loads((first.path / "comparison.json").read_text())
     write_json(first.path / "comparison.json", {**known, "arms": [{"name": "partition", "runs": ["a"]}]})
     runner = Runner()
