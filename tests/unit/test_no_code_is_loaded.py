@@ -1,6 +1,6 @@
 """Nothing that dynbench reads can run code: no call in the package could, and a planted one is found.
 
-What ruff's rules of security find (`eval`, `exec`, shells, loaders of YAML) is left to `make lint`.
+What ruff's rules of security find (`eval`, `exec`, shells) is left to `make lint`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ LOADERS_OF_CODE = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "jobli
 MUST = {"torch.load": ("weights_only", True), "np.load": ("allow_pickle", False), "numpy.load": ("allow_pickle", False)}
 """A function to the argument that it has to be given, because its default may change or has."""
 HUB = ("from_pretrained", "from_config")
+LOADS = ("load", "unsafe_load", "full_load")
+UNSAFE_YAML = {
+    f"yaml.{name}" for name in ("Loader", "UnsafeLoader", "FullLoader", *LOADS, *(f"{n}_all" for n in LOADS))
+}
 
 
 def risks(source: str) -> Iterator[str]:
@@ -32,6 +36,8 @@ def _risks(node: ast.AST) -> Iterator[str]:
         yield from (alias.name for alias in node.names if alias.name.split(".")[0] in LOADERS_OF_CODE)
     elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in LOADERS_OF_CODE:
         yield from (f"{node.module}.{one.name}" for one in node.names if not one.name.endswith("Error"))
+    elif isinstance(node, ast.Attribute) and ast.unparse(node) in UNSAFE_YAML:
+        yield ast.unparse(node)
     elif isinstance(node, ast.Call):
         given = {word.arg: word.value.value if isinstance(word.value, ast.Constant) else word for word in node.keywords}
         called = ast.unparse(node.func)
@@ -58,6 +64,9 @@ def test_no_file_of_the_package_loads_what_could_run() -> None:
         "torch.load(path, weights_only=safe)",
         "np.load(path)",
         "numpy.load(path, allow_pickle=True)",
+        "yaml.unsafe_load(text)",
+        "loader = yaml.Loader",
+        "yaml.compose(text, yaml.UnsafeLoader)",
         "transformers.AutoTokenizer.from_pretrained(name)",
         "AutoModel.from_config(config, trust_remote_code=True)",
         "AutoModel.from_config(config, trust_remote_code=asked)",
@@ -75,6 +84,7 @@ def test_what_is_planted_is_found(planted: str) -> None:
         "from pickle import UnpicklingError",
         "torch.load(path, weights_only=True)",
         "np.load(path, mmap_mode='r', allow_pickle=False)",
+        "yaml.compose(text, _FastLoader)",
         "AutoConfig.from_pretrained(name, trust_remote_code=False)",
     ],
 )
