@@ -162,7 +162,7 @@ def found_in(check, steps, spreads, *, drift=0.0, first=1.0, noise="normal", run
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "change", "least"),
-    [(20, 0.45, 0.9), (20, -0.45, 0.85), (30, 0.45, 0.9), (30, -0.45, 0.9), (100, 0.2, 0.9), (100, -0.2, 0.9)],
+    [(20, 0.45, 0.9), (20, -0.45, 0.85), (100, 0.2, 0.9), (100, -0.2, 0.9)],
 )
 def test_drift_is_seen_in_nine_of_ten_runs(steps, change, least):
     """But of 20 steps that get faster, if 15 % is what their tokens leave.
@@ -175,7 +175,7 @@ def test_drift_is_seen_in_nine_of_ten_runs(steps, change, least):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [20, 30, 100])
+@pytest.mark.parametrize("steps", [20, 100])
 def test_drift_is_seen_in_two_of_a_hundred_runs_without(steps):
     """In all; each kind of noise is allowed two standard errors of its thousand runs."""
     alarms = [
@@ -186,7 +186,7 @@ def test_drift_is_seen_in_two_of_a_hundred_runs_without(steps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("steps", "own"), [(10, 0.85), (20, 0.9), (100, 0.9)])
+@pytest.mark.parametrize(("steps", "own"), [(10, 0.85), (100, 0.9)])
 def test_a_first_step_of_twice_the_time_is_seen_in_nine_of_ten_runs(steps, own):
     for noise in ("normal", "heavy"):
         assert found_in(checks_of_runs.short_warmup, steps, TOTAL, first=2.0, noise=noise) >= 0.9

@@ -13,16 +13,9 @@ import pytest
 
 from dynbench.cli import solve_view
 from dynbench.cli.main import main
-from dynbench.runs.store import RunStore
 from dynbench.schedule import solve as solve_module
 
 QUICK = ("--steps", "6", "--policy", "static,partition,prefix", "--world-size", "2", "--batch-per-rank", "4")
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
-    monkeypatch.setenv("DYNBENCH_RESULTS", str(tmp_path / "results"))
-    return RunStore(tmp_path / "results")
 
 
 @pytest.fixture
