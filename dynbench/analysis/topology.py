@@ -115,8 +115,8 @@ class Against(NamedTuple):
 
     @property
     def explained(self) -> bool:
-        """Whether the times in transfer differ the same way, and by most of what the steps do."""
-        return self.longer_ms * self.transfer_ms > 0 and 2 * abs(self.transfer_ms) >= abs(self.longer_ms)
+        """Whether the times in transfer differ as the steps do: the same way, by half as much to twice."""
+        return self.longer_ms != 0 and 0.5 <= self.transfer_ms / self.longer_ms <= 2
 
     @property
     def times(self) -> Mapping[str, float]:

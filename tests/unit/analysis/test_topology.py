@@ -97,13 +97,14 @@ def test_arms_are_held_against_each_other_at_equal_workers_or_a_server_at_equal_
         ((20.0, 4.0), 10.0, False),
         ((20.0, 7.0), 10.0, False),
         ((6.0, 1.0), -4.0, True),
+        ((9.5, 1.0), -0.5, False),
         ((6.0, 9.0), -4.0, False),
     ],
 )
 def test_messages_explain_an_order_only_where_their_times_differ_likewise(
     ps: tuple[float, float], longer: float, explained: bool
 ) -> None:
-    """By most of the difference: a server slower or faster than a ring of 10 ms a step, 4 ms of it transfers."""
+    """By half to twice as much: a server slower or faster than a ring of 10 ms a step, 4 ms of it transfers."""
     (pair,) = against(busiest({"ring": [summary(4, 0, 10.0, 4.0)], "ps": [summary(4, 1, *ps)]}))
     assert (pair.one.arm, pair.longer_ms, pair.explained) == ("ps", longer, explained)
 
