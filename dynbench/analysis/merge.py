@@ -200,6 +200,8 @@ def read_merged(run: Run, elsewhere: Sequence[Run] = ()) -> tuple[MergedRun, pl.
             pl.when(idle).then(0.0).otherwise(pl.col(name)).alias(name) for name in (WAIT, TRANSFER)
         )
     steps, incomplete = step_table(rows, len(workers), facts.servers)
+    if facts.virtual:  # one process plays all ranks, so what each of them peaks at is no memory of its own
+        steps = steps.with_columns(peak_mem_mb_std=pl.lit(None, pl.Float64))
     evaluations = _read_evaluations(folders)
     steps = number_blocks(steps, _steps_of(evaluations))
     merged = MergedRun(
