@@ -103,7 +103,7 @@ def test_arms_are_told_from_the_baseline_by_verdict(store: RunStore, make_compar
     }  # fmt: skip
     for language in ("en", "zh"):
         text = render_report(subject, language, "md", subject.run.path, None).replace("\N{NO-BREAK SPACE}", " ")
-        assert "| tokens | -13.33 % [-14.19, -12.45] |" in text
+        assert "| tokens | -13.33 % [-14.19, -12.46] |" in text
 
 
 def test_records_of_earlier_versions_have_none(store: RunStore, make_comparison: MakeComparison) -> None:
