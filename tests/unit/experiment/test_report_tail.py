@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from languages import english_sentences, facts
@@ -25,10 +26,10 @@ def tail(one: str, other: str, verdict: str, needed: int | None = None) -> dict[
 
 
 @pytest.fixture
-def planted(store: RunStore, make_comparison: MakeComparison) -> Callable[..., dict[str, object]]:
+def planted(store: RunStore, make_comparison: MakeComparison) -> Callable[..., dict[str, Any]]:
     """The facts of three arms of `prefix`, of each pair of which the verdict on P95 is given."""
 
-    def make(**verdicts: tuple[str, int | None]) -> dict[str, object]:
+    def make(**verdicts: tuple[str, int | None]) -> dict[str, Any]:
         costs = {"tokens": "tokens", "attention": "attention", "squared": "tokens_sq"}
         pairs = []
         for name, (verdict, needed) in verdicts.items():
@@ -50,13 +51,13 @@ def planted(store: RunStore, make_comparison: MakeComparison) -> Callable[..., d
     return make
 
 
-def group_of(found: dict[str, object]) -> CostTypes:
-    (group,) = found["cost_tails"]  # type: ignore[misc]  # a list, as the test makes it
-    assert isinstance(group, CostTypes)
+def group_of(found: dict[str, Any]) -> CostTypes:
+    groups: list[CostTypes] = found["cost_tails"]
+    (group,) = groups
     return group
 
 
-def test_a_cost_that_lowers_it_is_named(planted: Callable[..., dict[str, object]]) -> None:
+def test_a_cost_that_lowers_it_is_named(planted: Callable[..., dict[str, Any]]) -> None:
     """`attention` is the baseline of one pair and the candidate of the other."""
     found = planted(
         tokens_attention=("FASTER", None), attention_squared=("SAME", None), tokens_squared=("FASTER", None)
@@ -68,14 +69,14 @@ def test_a_cost_that_lowers_it_is_named(planted: Callable[..., dict[str, object]
     assert group.others["squared"].speedup == pytest.approx(P95["squared"] / P95["attention"])
 
 
-def test_costs_that_do_not_differ_are_settled_too(planted: Callable[..., dict[str, object]]) -> None:
+def test_costs_that_do_not_differ_are_settled_too(planted: Callable[..., dict[str, Any]]) -> None:
     same = ("SAME", None)
     group = group_of(planted(tokens_attention=same, attention_squared=same, tokens_squared=same))
     assert (dict(group.undecided), list(group.judged("SAME"))) == ({}, ["tokens", "squared"])
 
 
 def test_what_launches_do_not_tell_is_unsettled_with_the_launches_it_would_take(
-    store: RunStore, planted: Callable[..., dict[str, object]]
+    store: RunStore, planted: Callable[..., dict[str, Any]]
 ) -> None:
     found = planted(
         tokens_attention=("FASTER", None), attention_squared=("AMBIGUOUS", 124), tokens_squared=("FASTER", None)
