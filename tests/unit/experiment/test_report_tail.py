@@ -46,7 +46,8 @@ def planted(store: RunStore, make_comparison: MakeComparison) -> Callable[..., d
                 for name, cost in costs.items()
             },
         )
-        return facts(find_report_input(store, None))
+        found: dict[str, Any] = facts(find_report_input(store, None))
+        return found
 
     return make
 
