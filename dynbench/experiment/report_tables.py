@@ -303,6 +303,8 @@ def _changes(sources: Sources) -> Rows:
     known = {name: key for name, key in CHANGES.items() if any(key in item.improvement_percent for item in found)}
     for item in found if known else ():
         changes = {name: _less(item.improvement_percent.get(key)) for name, key in known.items()}
+        if item.tail is not None and item.tail.interval is not None:
+            changes["tail"] = signed_interval(item.tail.change)
         yield {"arm": item.candidate, **{"=" + label(f"changes.{name}"): text for name, text in changes.items()}}
 
 

@@ -36,6 +36,7 @@ from dynbench.experiment.report_input import (
 )
 from dynbench.experiment.report_settings import data_facts, memory_facts, settings
 from dynbench.experiment.report_tables import Sources, report_tables
+from dynbench.experiment.report_tail import tail_facts
 from dynbench.plugins import POLICIES
 from dynbench.report import CONTENTS, Template, interval, percent, ratio, substitute
 from dynbench.runs.store import results_option
@@ -71,6 +72,7 @@ def report_values(sources: Sources) -> Values:
         **data_facts(source),
         **arms_facts(source, sources.solved, concluded.best, template),
         **communication_facts(source),
+        **tail_facts(source),
         **memory_facts(source),
         "work.unit": in_language(template, source.question.unit.name.record(), ""),
         "padding_known": mean_of(source.arms[source.baseline], "padding_ratio") is not None,

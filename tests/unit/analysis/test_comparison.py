@@ -13,12 +13,11 @@ from compared import compare_arms, terms
 from scipy import stats
 
 from dynbench.analysis.analyze import analyze_runs
-from dynbench.analysis.arms import named_arms
+from dynbench.analysis.arms import named_arms, seconds_per_unit
 from dynbench.analysis.checks import run_checks
 from dynbench.analysis.checks.evidence import Evidence
 from dynbench.analysis.comparison import compare_candidates, compare_pairs
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.questions import TOKENS
 from dynbench.analysis.selection import Selection
 from dynbench.analysis.verdict import Verdict, arm_variances, holm, launch_table, of_two, p_value
 from dynbench.config.schema import Analysis
@@ -187,7 +186,7 @@ def test_every_arm_meets_every_later_one(launch):
     named = [(pair.baseline.label, pair.candidate.label) for pair in pairs]
     assert named[:4] == [*(("static", name) for name in ("partition", "prefix", "other")), ("partition", "prefix")]
     assert named[4:] == [("partition", "other"), ("prefix", "other")]
-    variances = dict(zip((arm.label for arm in arms), arm_variances(launch_table(arms, TOKENS)), strict=True))
+    variances = dict(zip((arm.label for arm in arms), arm_variances(launch_table(arms, seconds_per_unit)), strict=True))
     for pair, (one, other) in zip(pairs, named, strict=True):
         spread = pair.joint.spread
         assert (spread.sd, spread.df) == pytest.approx(of_two(variances[one], variances[other], 3))
