@@ -316,7 +316,7 @@ BENCHMARKS: Registry[BenchmarkEntry] = Registry(
         ),
         BenchmarkEntry(
             "optimizer",
-            "AdamW with and without zero1: memory at three moments by what it is for, time of a step, bytes sent",
+            "AdamW whole, with ShardedOptimizer and with zero1: memory at three moments by its use, time, bytes sent",
             "dynbench.bench.optimizer:OptimizerState",
             OptimizerOptions,
             full=("sizes=xl-2025", "context=128", "iterations=10"),
