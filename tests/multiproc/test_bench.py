@@ -64,7 +64,10 @@ def test_divided_state_is_half_of_it(store: RunStore) -> None:
         assert parts["init"]["optimizer"] == 0 < parts["before"]["optimizer"] == parts["after"]["optimizer"]
         for moment in MOMENTS:
             split = sum(memory[way, moment, part] for part in ("parameters", "gradients", "optimizer", "rest"))
-            assert split == pytest.approx(memory[way, moment, "total"], rel=1e-2)  # maxima over ranks
+            total = memory[
+                way, moment, "total"
+            ]  # each a maximum over ranks, and where whole parameters are dealt they differ
+            assert split == pytest.approx(total, rel=0.1 if way == "sharded" else 1e-2) and split > 0.99 * total
             assert memory[way, moment, "peak"] >= memory[way, moment, "total"]
     parameters = memory["adamw", "init", "parameters"]
     assert memory["adamw", "after", "optimizer"] == pytest.approx(2 * parameters, rel=1e-3)

@@ -48,7 +48,7 @@ SMALL: Mapping[str, Sequence[str]] = {
         *("ways=plain,compiled,flash_torch", "iterations=5", "warmup=2"),
     ),
     "flash": ("ways=plain,sdpa,flash_torch,flash_compiled,flash_triton", "iterations=10"),
-    "transformer": ("sizes=tiny,small", "execution=eager,compiled", "iterations=10"),
+    "transformer": ("sizes=tiny,small", "execution=eager,compiled", "iterations=5"),
     "memory": ("sizes=tiny,small",),
     "collectives": ("operations=all_reduce", "sizes_mib=1,10,100,1000", "processes=2,4,6", "iterations=10"),
 }
