@@ -136,8 +136,8 @@ class ComparisonRecord(Record):
     """By which part the mean training loss of the measured steps is above the baseline's; null where a loss is not
     finite, or ranks sent nothing to each other."""
     weights_max_diff: float | None = None
-    """Largest difference of a weight after the last step, relative to the largest; null beyond level step, and where a
-    launch kept no model, or one of more than 256 MB."""
+    """Largest absolute difference of a weight after the last step; null beyond level step, and where a launch kept no
+    model, or one of more than 256 MB."""
     improvement_percent: dict[str, float] = Field(default_factory=dict)
     """How much better the candidate is, by metric key: of times and rates the geometric mean over pairs, else the ratio
     of means; of an amount of one step only between equal global batches, of how good the model is not where a leak

@@ -107,7 +107,9 @@ def _comparisons(sources: Sources) -> Rows:
     source, label = sources.input, sources.template.label
     drifts = source.question.loss_drift is not None
     loss, of_loss = ("loss_drift", loss_drift) if drifts else ("loss_parity", loss_difference)
+    trained = any(item.weights_max_diff is not None for item in source.comparisons)
     for item in source.comparisons:
+        apart = item.weights_max_diff
         chosen = {
             "recovered": percent(item.recovered_share),
             "saved": saved_hours(item, source) or "",
@@ -119,6 +121,7 @@ def _comparisons(sources: Sources) -> Rows:
             **{key: chosen[key] for key in source.question.columns},
             "launches": f"{item.launches}",
             loss: of_loss(item) or label("words.not_compared"),
+            **({"weights": None if apart is None else f"{apart:.1e}"} if trained else {}),
         }
 
 
