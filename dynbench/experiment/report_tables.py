@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from dynbench.analysis import tables as comparison_tables
-from dynbench.analysis.links import ONE, PARAMETER
+from dynbench.analysis.buckets import ONE, PARAMETER
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.measures import METRICS, chosen_metrics
 from dynbench.analysis.table_specs import TABLES
@@ -223,13 +223,14 @@ def _buckets(sources: Sources) -> Rows:
     source, label = sources.input, sources.template.label
     against = {item.candidate: item for item in source.comparisons}
     for point in found.points if (found := buckets_of(source)) else ():
-        item, named = against.get(point.arm), point.size in (ONE, PARAMETER)
+        item, named, held_out = against.get(point.arm), point.size in (ONE, PARAMETER), point in found.fit.held_out
         yield {
             "arm": point.arm,
             "bucket_size": label(f"words.bucket_{point.size}") if named else f"{float(point.size):g}",
             "buckets": number(round(point.calls)),
             "step_ms": number(point.step_ms),
-            "overhead_ms": number(point.overhead_ms),
+            "predicted_ms": number(found.fit.step_ms(point.calls)),
+            "miss": signed_percent(found.fit.miss(point)) if held_out else label("words.fitted"),
             "exposed_ms": number(mean_of(source.arms[point.arm], "exposed_comm_ms.mean")) or "",
             "speedup": ratio(item.speedup) if item else None,
             "interval": interval(item.interval) if item else None,
