@@ -98,7 +98,7 @@ RECORDINGS: Mapping[str, Recording] = {
     "buckets": Recording(
         [
             f"compare buckets.yaml --steps 4 --warmup-steps 2 {TINY} --set workload.pad_to_multiple_of=32 "
-            "--set launch.link_gbps=0.5"
+            "--set launch.link_gbps=0.5 --set train.profile_steps=0 --launch-mode interleaved"
         ],
         {"buckets.yaml": [(f"bucket_mb: {mib}}}", f"bucket_mb: {mib / 200}}}") for mib in BUCKETS_MIB]},
     ),
