@@ -81,7 +81,7 @@ class Comparison:
         loss_max_rel_diff: largest relative difference of a step's global loss, at level `step` only and where all
             losses are finite.
         loss_drift: part by which the candidate's mean training loss is above the baseline's, where it is finite.
-        weights_max_diff: largest difference of their last weights, relative to the largest, where both kept these.
+        weights_max_diff: largest absolute difference of their last weights, where both kept these.
         efficiency: of workers, against the arm of its strategy with the fewest; None for other questions.
         improvement_percent: by metric key, over the pairs.
         predicted_speedup: that the probe behind a run predicted, None without one.

@@ -243,7 +243,7 @@ SYNC = Question(
     ),
     figures=(
         *("time_breakdown", "step_time_distribution", "timeline", "strategies", "loss_curves"),
-        *("comm_timeline", "bucket_overhead", "step_time"),
+        *("comm_timeline", "bucket_steps", "step_time"),
     ),
     chapters=("time", "traffic", "profile", "memory"),
 )

@@ -166,8 +166,8 @@ class ComparisonRecord(Record):
     """By which part the mean training loss of the measured steps is above the baseline's; null where a loss is not
     finite, or ranks sent nothing to each other."""
     weights_max_diff: float | None = None
-    """Largest difference of a weight after the last step, relative to the largest; null beyond level step, and where a
-    launch kept no model, or one of more than 256 MB."""
+    """Largest absolute difference of a weight after the last step; null beyond level step, and where a launch kept no
+    model, or one of more than 256 MB."""
     tail: TailRecord | None = None
     """P95 of the step time; null where other things than plans are asked, steps are of other sizes, arms are configured
     alike, and in records of earlier versions."""

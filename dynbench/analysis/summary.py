@@ -135,7 +135,8 @@ def summary_markdown(report: Report) -> str:
     pairs = [pair.pair_record() for pair in report.pairs]
     ranked = RANKING.table(pairs)
     verdicts = [
-        f"**{item.verdict}** ({item.level}): {quoted(item.reason)}.{_recovered(item)}" for item in report.comparisons
+        f"**{item.verdict}** ({item.level}): {quoted(item.reason)}.{_recovered(item)}{_sentence(weights_note(item))}"
+        for item in report.comparisons
     ]
     gains = "; gains of times and rates are geometric means over pairs" if report.comparisons else ""
     return "\n\n".join(
@@ -172,12 +173,19 @@ def _facts(item: Comparison) -> list[str]:
     return [ratio, f"level {item.level}", launches, *(note for note, holds in notes.items() if holds)]
 
 
+def weights_note(comparison: Comparison) -> str:
+    """How far apart what both arms trained is; empty where that is not known."""
+    apart = comparison.weights_max_diff
+    return "" if apart is None else f"weights after the last step differ by at most {apart:.1e}"
+
+
 def _recovered(comparison: Comparison) -> str:
     found = comparison.recovery
-    if found is None:
-        return ""
-    sentence = found.sentence(comparison.baseline.label)
-    return f" {sentence[0].upper()}{sentence[1:]}."
+    return "" if found is None else _sentence(found.sentence(comparison.baseline.label))
+
+
+def _sentence(words: str) -> str:
+    return f" {words[0].upper()}{words[1:]}." if words else ""
 
 
 def _crowded(arm: str, load: Load) -> str:

@@ -438,7 +438,7 @@ def loss_drift(pairs: Sequence[Pair]) -> float | None:
 
 
 def weights_difference(pairs: Sequence[Pair]) -> float | None:
-    """Largest difference of a weight between the launches of a pair, relative to the largest weight.
+    """Largest absolute difference of a weight between the launches of a pair.
 
     Returns:
         None where a launch kept no model, or a large one, or their models are not of one shape, or some difference of
@@ -458,12 +458,11 @@ def weights_difference(pairs: Sequence[Pair]) -> float | None:
         # Counts, as of batches that were seen, are no weights.
         floats = [name for name, each in weights.items() if np.issubdtype(each.dtype, np.floating)]
         arrays = [[each[name].astype(np.float64) for name in floats] for each in (weights, others)]
-        largest = max((float(np.abs(each).max(initial=0)) for each in arrays[0]), default=0.0)
         with np.errstate(invalid="ignore"):
             apart = [float(np.abs(a - b).max(initial=0)) for a, b in zip(*arrays, strict=True)]
         if not np.isfinite(apart).all():
             return None
-        worst = max(worst or 0.0, max(apart, default=0.0) / (largest or 1.0))
+        worst = max([worst or 0.0, *apart])
     return worst
 
 

@@ -192,15 +192,15 @@ def _tells_apart(table: Table) -> bool:
 
 def _show_comparisons(report: Report, question: Question) -> None:
     """A line per verdict, with what no table says of it below; then what the numbers mean."""
-    from dynbench.analysis.summary import verdict_legend, verdict_lines
+    from dynbench.analysis.summary import verdict_legend, verdict_lines, weights_note
 
     print_lines(f"question: {question.name}, {question.description}\n")
     for line, comparison in zip(verdict_lines(report.comparisons), report.comparisons, strict=True):
-        apart = comparison.weights_max_diff
+        note = weights_note(comparison)
         print_lines(
             line,
             f"  {comparison.reason}" if comparison.forbidden else None,
-            None if apart is None else f"  weights at the end: they differ by at most {apart:.1e} of the largest",
+            f"  {note}" if note else None,
             *(f"  left out: {reason}" for reason in comparison.pairing.left_out),
         )
     print_lines(*(f"({line})" for line in verdict_legend(report)), "")

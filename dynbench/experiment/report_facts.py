@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from dynbench.analysis import links as buckets
+from dynbench.analysis.buckets import BucketFit, BucketPoint, bucket_point, fit_buckets, nearest
 from dynbench.analysis.evaluations import Epoch
-from dynbench.analysis.links import BucketFit, BucketPoint
 from dynbench.analysis.measure import Summaries
 from dynbench.analysis.measures import workers_of
 from dynbench.analysis.profile import bottlenecks
@@ -193,58 +192,43 @@ class Buckets:
         points: the arms whose gradients are all-reduced in buckets.
         fit: the model.
         least: the arm whose step takes least.
-        near: the arm nearest to the best size; None where the model has none.
-        near_ms: its overhead by the model.
+        near: the arm nearest to the best size; None where the model names none.
         undecided: the other arms that launches do not tell from the one whose step takes least.
-        case: whether a best size is named (`best`), the model has none (`no_bandwidth`, `no_call`), or why it does not
-            hold: it explains too little (`poor`), nothing as overheads are alike (`alike_overheads`), the arms
-            contradict it, or computing and sending are not as long (`computing`, `sending`, `assumed`).
+        fewest: the arm with the fewest buckets, of whose transfer the least has computing beside it.
+        moving: part of its transfer in which the back end moved bytes itself, where the rest is an emulated link's;
+            None without one, or without profiles.
     """
 
     points: Sequence[BucketPoint]
     fit: BucketFit
     least: BucketPoint
     near: BucketPoint | None
-    near_ms: float | None
     undecided: Sequence[str]
-    case: str
-
-
-def _bucket_points(source: ReportInput) -> list[BucketPoint]:
-    found = (
-        buckets.bucket_point(name, config, source.launches[name])
-        for name, members in source.arms.items()
-        if (config := members[0].config) is not None
-    )
-    return [point for point in found if point is not None]
+    fewest: BucketPoint
+    moving: float | None
 
 
 def buckets_of(source: ReportInput) -> Buckets | None:
     """None where the question is another one, or arms do not differ enough in buckets."""
-    points = _bucket_points(source)
-    fit = buckets.fit_buckets(points)
-    if source.question.name != "sync" or not buckets.sizes_differ(points) or fit is None:
-        return None
-    least, faster = buckets.fastest(points), _faster(source)
-    near = None if fit.best_bytes is None else buckets.nearest(points, fit.best_bytes)
-    return Buckets(
-        points,
-        fit,
-        least,
-        near,
-        None if near is None else fit.overhead_ms(near.calls),
-        [point.arm for point in points if point is not least and (least.arm, point.arm) not in faster],
-        _case(points, fit),
+    found = (
+        bucket_point(name, config, source.launches[name])
+        for name, members in source.arms.items()
+        if source.question.name == "sync" and (config := members[0].config) is not None
     )
+    points = [point for point in found if point is not None]
+    if (fit := fit_buckets(points)) is None:
+        return None
+    least, faster = min(points, key=lambda point: point.step_ms), _faster(source)
+    fewest = min(points, key=lambda point: point.calls)
+    near = None if fit.best_bytes is None else nearest(points, fit.best_bytes)
+    undecided = [point.arm for point in points if point is not least and (least.arm, point.arm) not in faster]
+    return Buckets(points, fit, least, near, undecided, fewest, _moving(source, fewest.arm))
 
 
-def _case(points: Sequence[BucketPoint], fit: BucketFit) -> str:
-    if not fit.explains:
-        return "poor" if fit.r_squared is not None else "alike_overheads"
-    if not buckets.bears_out(points, fit):
-        assumption = buckets.fastest(points).assumption
-        return "contradicted" if assumption == "alike" else assumption
-    return "best" if fit.best_bytes else "no_bandwidth" if fit.call_ms else "no_call"
+def _moving(source: ReportInput, arm: str) -> float | None:
+    transfer, profiled = mean_of(source.arms[arm], "comm_transfer_ms.mean"), bottlenecks({arm: source.launches[arm]})
+    emulated = (source.arms[arm][0].config or {}).get("launch.link_gbps")
+    return profiled[0].share * profiled[0].step_ms / transfer if emulated and profiled and transfer else None
 
 
 def _faster(source: ReportInput) -> set[tuple[str, str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from dynbench.analysis import tables as comparison_tables
-from dynbench.analysis.links import ONE, PARAMETER
+from dynbench.analysis.buckets import ONE, PARAMETER
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.measures import METRICS, chosen_metrics
 from dynbench.analysis.table_specs import TABLES
@@ -107,7 +107,9 @@ def _comparisons(sources: Sources) -> Rows:
     source, label = sources.input, sources.template.label
     drifts = source.question.loss_drift is not None
     loss, of_loss = ("loss_drift", loss_drift) if drifts else ("loss_parity", loss_difference)
+    trained = any(item.weights_max_diff is not None for item in source.comparisons)
     for item in source.comparisons:
+        apart = item.weights_max_diff
         chosen = {
             "recovered": percent(item.recovered),
             "saved": saved_hours(item, source) or "",
@@ -119,6 +121,7 @@ def _comparisons(sources: Sources) -> Rows:
             **{key: chosen[key] for key in source.question.columns},
             "launches": f"{item.launches}",
             loss: of_loss(item) or label("words.not_compared"),
+            **({"weights": None if apart is None else f"{apart:.1e}"} if trained else {}),
         }
 
 
@@ -220,14 +223,17 @@ def _buckets(sources: Sources) -> Rows:
     """The arms, where they differ in buckets."""
     source, label = sources.input, sources.template.label
     against = {item.candidate: item for item in source.comparisons}
-    for point in found.points if (found := buckets_of(source)) else ():
-        item, named = against.get(point.arm), point.size in (ONE, PARAMETER)
+    if (found := buckets_of(source)) is None:
+        return
+    for point in found.points:
+        item, named, held_out = against.get(point.arm), point.size in (ONE, PARAMETER), point in found.fit.held_out
         yield {
             "arm": point.arm,
             "bucket_size": label(f"words.bucket_{point.size}") if named else f"{float(point.size):g}",
             "buckets": number(round(point.calls)),
             "step_ms": number(point.step_ms),
-            "overhead_ms": number(point.overhead_ms),
+            "predicted_ms": number(found.fit.step_ms(point.calls)),
+            "miss": signed_percent(found.fit.miss(point)) if held_out else label("words.fitted"),
             "exposed_ms": number(mean_of(source.arms[point.arm], "exposed_comm_ms.mean")) or "",
             "speedup": ratio(item.speedup) if item else None,
             "interval": interval(item.interval) if item else None,

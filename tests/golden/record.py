@@ -77,6 +77,7 @@ SMALL = "--steps 8 --warmup-steps 4 --launches 2"
 TINY = "--size tiny --max-length 32"
 SST2 = "--dataset embedded --weights random --size small --max-length 32 --nproc 2"
 PLAIN = "--nproc 2 --threads 1 --size small --max-length 32 --steps 8 --warmup-steps 2 --global-batch 16"
+BUCKETS_MIB = (1000, 400, 200, 100, 50, 25, 5)
 RECORDINGS: Mapping[str, Recording] = {
     "quickstart": Recording([f"compare quickstart.yaml {SMALL} --steps 10 --warmup-steps 5"], {"quickstart.yaml": ()}),
     "sst2": Recording([f"compare sst2.yaml {SMALL} {SST2}"], {"sst2.yaml": ()}),
@@ -94,7 +95,13 @@ RECORDINGS: Mapping[str, Recording] = {
         [f"compare sync_xl.yaml {SMALL} {TINY} --device cpu --threads 1 --set workload.pad_to_multiple_of=32"],
         {"sync_xl.yaml": ()},
     ),
-    "buckets": Recording([f"compare buckets.yaml {SMALL} --size small"], {"buckets.yaml": ()}),
+    "buckets": Recording(
+        [
+            f"compare buckets.yaml --steps 4 --warmup-steps 2 {TINY} --set workload.pad_to_multiple_of=32 "
+            "--set launch.link_gbps=0.5 --set train.profile_steps=0 --launch-mode interleaved"
+        ],
+        {"buckets.yaml": [(f"bucket_mb: {mib}}}", f"bucket_mb: {mib / 200}}}") for mib in BUCKETS_MIB]},
+    ),
     "fsdp_bottleneck": Recording([f"compare fsdp_bottleneck.yaml --steps 6 {TINY}"], {"fsdp_bottleneck.yaml": ()}),
     "ps_allreduce_ddp": Recording(
         ["compare ps_allreduce_ddp.yaml --subset 480 --warmup-steps 4 --set train.eval_samples=64"],

@@ -17,8 +17,9 @@ from multiproc.launches import TINY, Launch, fork, rows_of, wait_until, work_has
 from photographs import cut_short, write_folder
 from safetensors.torch import load_file
 
-from dynbench.analysis.merge import merge_run
+from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.summary import summary_of
+from dynbench.analysis.verdict import weights_difference
 from dynbench.cli.main import main
 from dynbench.config.layers import load_config
 from dynbench.engine.launching.progress import Progress
@@ -168,6 +169,29 @@ def test_the_kept_model_is_evaluated_as_in_training(run: tuple[Run, list[Progres
     assert any(
         name.endswith("running_var") and not torch.allclose(value, torch.ones(1)) for name, value in state.items()
     )
+
+
+DIGITS = (
+    *(each for each in TINY if "dropout" not in each),
+    *("workload.name=mlp", "sync.name=naive", "train.optimizer=sgd", "train.learning_rate=0.1"),
+    "train.save_model=true",
+)
+UNWEIGHTED = "from dynbench.engine.rank import exchange; exchange.GlobalBatch.scale = lambda it: 1 / it.samples()"
+"""A rank's part of the mean without the number of ranks that it is averaged over."""
+
+
+def trained_on_digits(store: RunStore, ranks: int, first: str = "") -> MergedRun:
+    process = fork(store.root, "train", settings=(*DIGITS, f"launch.nproc={ranks}"), first=first)
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    return merge_run(store.resolve("@latest"))
+
+
+def test_two_naive_ranks_end_with_the_weights_of_one_process_and_wrongly_weighted_ones_do_not(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    one, two, wrong = (trained_on_digits(store, *each) for each in ((1,), (2,), (2, UNWEIGHTED)))
+    rounding, apart = weights_difference([(one, two)]), weights_difference([(one, wrong)])
+    assert rounding is not None and apart is not None and rounding < 1e-6 < 1e-3 < apart
 
 
 STEPS = (

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import polars as pl
 
+from dynbench.analysis.buckets import bucket_point, fit_buckets, size_of
 from dynbench.analysis.figures.charts import (
     FAINT_INK,
     INK,
@@ -23,7 +24,6 @@ from dynbench.analysis.figures.charts import (
 )
 from dynbench.analysis.figures.steps import of_strategies
 from dynbench.analysis.figures.views import Arms, arm_figure, caption, means, work_rate
-from dynbench.analysis.links import EXPLAINS, bears_out, bucket_point, fit_buckets, size_of, sizes_differ
 from dynbench.analysis.measure import Summaries
 from dynbench.analysis.rank_files import Operation
 from dynbench.analysis.run_facts import oversubscribed
@@ -126,45 +126,37 @@ def _shares(summaries: Summaries, step_ms: float | None) -> dict[str, float]:
 
 
 @figure("train")
-def bucket_overhead(arms: Arms) -> Drawing | None:
-    """One marker per arm; where the arms bear the model out, its curve and the number of buckets at which it is least.
+def bucket_steps(arms: Arms) -> Drawing | None:
+    """One marker per arm, ringed where it is left out of the fit, the model's curve, and its best number of buckets.
 
     Returns:
         None where arms do not have several numbers of buckets.
     """
     points = {arm: bucket_point(arm.label, flatten(arm.runs[0].facts.config), arm.summaries) for arm in arms}
     found = {arm: point for arm, point in points.items() if point is not None}
-    known = list(found.values())
-    fit = fit_buckets(known) if sizes_differ(known) else None
+    fit = fit_buckets([*found.values()])
     if fit is None:
         return None
-    drawn = bears_out(known, fit)
-    model = "Line: n*o + s/(n*w), fitted; it assumes that computing a bucket takes as long as sending it."
-    if drawn and fit.best_bytes is not None:
-        model += f" Dotted: its least, buckets of {mib(fit.best_bytes):.3g} MiB."
-    elif not fit.explains:
-        r_squared = "none" if fit.r_squared is None else f"{fit.r_squared:.2f}"
-        model = f"No line: n*o + s/(n*w) fits too badly (R² {r_squared}; at least {EXPLAINS:g} is needed)."
-    elif not drawn:
-        model = "No line: n*o + s/(n*w) assumes computing a bucket to take as long as sending it: not borne out here."
-    beyond = all(point.against_null for point in known)
-    meaning = "beyond a step without communication" if beyond else "after the last gradient"
-    fitted = pl.Series("fitted_ms", [fit.overhead_ms(each.calls) if drawn else None for each in known], pl.Float64)
-    calls = pl.col("calls").alias("buckets")
-    table = pl.DataFrame(known).select("arm", calls, "overhead_ms", fitted, "step_ms")
+    known = [*found.values()]
+    predicted = pl.Series("predicted_ms", [fit.step_ms(each.calls) for each in known])
+    held_out = pl.Series("held_out", [each in fit.held_out for each in known])
+    table = pl.DataFrame(known).select("arm", pl.col("calls").alias("buckets"), "step_ms", predicted, held_out)
     named = table.with_columns(pl.Series("name", [f"{each.arm}: {size_of(each)}" for each in known]))
     panel = Lines(
-        rows=named, x="buckets", y="overhead_ms", x_label="buckets per step (log scale)", log="x", names="name",
-        y_label="overhead per step (ms)", from_zero=False,
+        rows=named, x="buckets", y="step_ms", x_label="buckets per step (log scale)", log="x", names="name",
+        y_label="step (ms)", from_zero=False,
     )  # fmt: skip
-    note = f"Overhead: {meaning}, mean over launches."
-    drawing = arm_figure("Overhead over the number of buckets", list(found), table, [panel], note, model)
+    title = "Step over the number of buckets"
+    model = f"Line: a + o*n + c/n, fitted to the arms without a ring; it misses the others by up to {fit.worst:.1%}."
+    best = "" if fit.best_bytes is None else f"Dotted: its least, buckets of {mib(fit.best_bytes):.3g} MiB."
+    drawing = arm_figure(title, [*found], table, [panel], "Means over launches.", model, best)
     (axes,) = drawing.figure.axes
-    if drawn:
-        curve = np.geomspace(min(table["buckets"]), max(table["buckets"]), 200)
-        axes.plot(curve, [fit.overhead_ms(each) for each in curve], color=INK, linewidth=1)
-        if fit.best_bytes is not None:
-            axes.axvline(fit.total / fit.best_bytes, color=FAINT_INK, linestyle=":", linewidth=1.2)
+    curve = np.geomspace(min(table["buckets"]), max(table["buckets"]), 200)
+    axes.plot(curve, [fit.step_ms(each) for each in curve], color=INK, linewidth=1)
+    rings = table.filter("held_out")
+    axes.plot(rings["buckets"], rings["step_ms"], "o", color=INK, fillstyle="none", markersize=13)
+    if fit.best_calls is not None:
+        axes.axvline(fit.best_calls, color=FAINT_INK, linestyle=":", linewidth=1.2)
     return drawing
 
 

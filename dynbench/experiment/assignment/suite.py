@@ -56,9 +56,10 @@ SMALL: Mapping[str, Sequence[str]] = {
 runs out of memory."""
 RECIPES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "sync": (("ddp", "naive", "flat", "overlap", "bucketed", "zero1"), ("train.steps=16", "train.warmup_steps=4")),
-    "buckets": (("one", "mb1000", "mb100", "mb10", "mb1", "per_parameter"), ("train.steps=8", "train.warmup_steps=2")),
+    "buckets": (("mb1000", "mb100", "mb5"), ("train.steps=3", "train.warmup_steps=1", "train.profile_steps=0")),
 }
 """Comparisons: their arms that questions are about, and settings that make them short."""
+IN_TURNS: Mapping[str, object] = {"count": 1, "mode": "interleaved"}
 Report = Callable[[str], None]
 
 
@@ -214,7 +215,7 @@ def _begun(stage: Stage, store: RunStore) -> Run | None:
 def _short(name: str) -> Recipe:
     """A recipe with the arms that questions are about, one launch of each, and few steps."""
     arms, settings = RECIPES[name]
-    recipe = resolve_cells(name, load_mapping(find_recipe(name)), settings, launches={"count": 1})[0]
+    recipe = resolve_cells(name, load_mapping(find_recipe(name)), settings, launches=IN_TURNS)[0]
     return replace(recipe, arms={each: recipe.arms[each] for each in arms})
 
 

@@ -305,7 +305,7 @@ def kept(folder: Path, **weights: Any) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("one", "other", "difference"),
     [
-        ({"a": [1.0, 2], "b": [4.0]}, {"a": [1, 2.5], "b": [4.0]}, 0.125),
+        ({"a": [1.0, 2], "b": [4.0]}, {"a": [1, 2.5], "b": [4.0]}, 0.5),
         ({"a": [1.0, 2], "b": [4.0]}, {"a": [1.0, 2], "b": [NAN]}, None),
         ({"a": [NAN], "b": [4.0]}, {"a": [1.0], "b": [4.0]}, None),
         ({"a": [NAN], "b": [4.0]}, {"a": [NAN], "b": [4.0]}, None),
@@ -314,6 +314,7 @@ def kept(folder: Path, **weights: Any) -> SimpleNamespace:
         ({"a": [1]}, {"b": [1]}, None),
         ({"a": [1.0]}, {"a": [[1.0]]}, None),
         ({"a": [1.0], "b": [3]}, {"a": [1.0], "b": [9]}, 0.0),
+        ({"b": [3]}, {"b": [9]}, 0.0),
     ],
 )
 def test_a_difference_that_is_no_number_is_none_of_all(tmp_path: Path, one, other, difference: float | None) -> None:

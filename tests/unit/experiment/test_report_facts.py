@@ -219,48 +219,38 @@ def test_a_step_is_held_against_one_without_communication_where_that_was_measure
 
 
 TOTAL, CALLS = 100e6, (1, 4, 10, 50, 160)
-GOOD = tuple(calls * 0.5 + TOTAL / calls / 1e6 for calls in CALLS)
+STEPS = tuple(300 + calls * 0.5 + 100 / calls for calls in CALLS)
 
 
-def bucketed(folder: Path, overheads: tuple[float, ...], compute: float = 50.0) -> ReportInput:
+def bucketed(folder: Path, link: float | None = None, **more: object) -> ReportInput:
     arms = {}
-    for calls, overhead in zip(CALLS, overheads, strict=True):
-        times = {"step_time_ms": 300 + overhead, "exposed_vs_null_ms": overhead, "exposed_comm_ms": overhead}
-        means = {"collectives": calls, "bytes_raw": TOTAL, "comm_transfer_ms": 50.0, **times}
-        summary = {
-            "workers": 2,
-            "time_ms": {"compute": compute},
-            **{key: {"mean": each} for key, each in means.items()},
-        }
-        arms[f"n{calls}"] = [Member("", "", summary, None, {"sync.name": "ddp", "sync.bucket_mb": 100 / calls})]
+    for calls, step in zip(CALLS, STEPS, strict=True):
+        means = {"collectives": calls, "bytes_raw": TOTAL, "comm_transfer_ms": 50.0 + calls, "step_time_ms": step}
+        summary = {"workers": 2, **{key: {"mean": each} for key, each in means.items()}, **more}
+        config = {"sync.name": "ddp", "sync.bucket_mb": 100 / calls, "launch.link_gbps": link}
+        arms[f"n{calls}"] = [Member("", "", summary, None, config)]
     return ReportInput(Run(folder), arms, question=question_named("sync"))
 
 
-@pytest.mark.parametrize(
-    ("compute", "overheads", "case"),
-    [
-        (50.0, GOOD, "best"),
-        (50.0, (30.0, 5.0, 60.0, 4.0, 45.0), "poor"),
-        (50.0, (9.0,) * 5, "alike_overheads"),
-        (200.0, GOOD, "computing"),
-        (10.0, GOOD, "sending"),
-        (50.0, (3.0, 4.0, 5.5, 25.0, 80.0), "contradicted"),
-    ],
-)
-def test_a_best_size_is_named_only_where_the_model_explains_and_the_arms_bear_it_out(
-    tmp_path: Path, compute: float, overheads: tuple[float, ...], case: str
-) -> None:
-    """Not where computing is not as long as sending, nor where one bucket beats the four nearest to the best size."""
-    found = buckets_of(bucketed(tmp_path, overheads, compute))
-    assert found is not None and found.case == case and (found.case == "best") <= found.fit.explains
+def test_the_best_size_is_that_of_the_model_and_told_of_arms_that_ask_for_it(tmp_path: Path) -> None:
+    found = buckets_of(bucketed(tmp_path))
+    assert found is not None and found.near is not None and found.fit.case == "best"
+    assert found.fit.best_bytes == pytest.approx(TOTAL / 200**0.5)
+    assert (found.near.arm, found.least.arm) == ("n10", "n10")
+    assert buckets_of(replace(bucketed(tmp_path), question=question_named("precision"))) is None
 
 
-def test_the_best_size_is_that_of_the_model(tmp_path: Path) -> None:
-    found = buckets_of(bucketed(tmp_path, GOOD))
-    assert found is not None and found.near is not None and found.fit.r_squared == pytest.approx(1)
-    assert (found.fit.total, found.fit.call_ms, found.fit.bytes_per_ms) == pytest.approx((TOTAL, 0.5, 1e6))
-    assert found.fit.best_bytes == pytest.approx((TOTAL * 0.5 * 1e6) ** 0.5)
-    assert found.near.arm == "n10" and found.near_ms == pytest.approx(found.near.overhead_ms)
+def test_what_the_back_end_moves_is_held_against_the_transfer_over_an_emulated_link(tmp_path: Path) -> None:
+    """5 ms of a profiled step, of transfers of 51 ms and more."""
+    shares = [
+        None if found is None or found.moving is None else found.moving
+        for found in (
+            buckets_of(bucketed(tmp_path, link=1.5, profile=profile(0.05, 0.6))),
+            buckets_of(bucketed(tmp_path, profile=profile(0.05, 0.6))),
+            buckets_of(bucketed(tmp_path, link=1.5)),
+        )
+    ]
+    assert shares == [pytest.approx(5 / 51), None, None]
 
 
 def test_arms_that_launches_do_not_tell_from_the_fastest_are_named(tmp_path: Path) -> None:
@@ -271,5 +261,5 @@ def test_arms_that_launches_do_not_tell_from_the_fastest_are_named(tmp_path: Pat
         for name, verdict in (("n10", "FASTER"), ("n4", "AMBIGUOUS"))
     ]
     pair = PairRecord(baseline="n10", candidate="n160", verdict="SLOWER", **judged)  # type: ignore[arg-type]  # as read
-    found = buckets_of(replace(bucketed(tmp_path, GOOD), comparisons=told, pairs=[pair]))
+    found = buckets_of(replace(bucketed(tmp_path), comparisons=told, pairs=[pair]))
     assert found is not None and found.undecided == ["n4", "n50"]

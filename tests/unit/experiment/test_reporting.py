@@ -169,6 +169,20 @@ def test_work_names_the_two_arms_and_says_what_the_hashes_say(
     assert facts(find_report_input(store, None))["method"]["work"] == work
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_trained_weights_are_held_against_each_other_where_they_were_kept(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    def columns() -> int:
+        table = str(facts(find_report_input(store, "@latest"), language)["table.comparisons"])
+        return table.partition("\n")[0].count("|") + ("2.5e-07" in table)
+
+    make_comparison({"candidate": "two"})
+    without = columns()
+    make_comparison({"candidate": "two", "weights_max_diff": 2.5e-7}, {"candidate": "three"})
+    assert columns() == without + 2, "a column, and what is in it"
+
+
 @pytest.mark.parametrize("launcher", ["torchrun", "virtual"])
 @pytest.mark.parametrize("verdict", Verdict)
 def test_a_chinese_report_says_nothing_in_english(

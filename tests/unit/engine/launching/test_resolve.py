@@ -230,7 +230,7 @@ def test_a_probe_cannot_be_made_by_ranks_that_run_already() -> None:
 
 
 REAL_RANKS = (
-    *("regimes", "sync", "sync_xl", "buckets", "scaling", "fsdp_bottleneck", "ps_allreduce_ddp"),
+    *("regimes", "sync", "sync_xl", "scaling", "fsdp_bottleneck", "ps_allreduce_ddp"),
     *("compression", "compression_fsdp", "levers"),
 )
 """Recipes of ranks that talk to each other."""
