@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from dynbench.analysis import links as buckets
+from dynbench.analysis.link_map import LinkMap, link_map, link_point
 from dynbench.analysis.links import BucketFit, BucketPoint
 from dynbench.analysis.measure import Summaries, lookup
 from dynbench.analysis.profile import bottlenecks
@@ -173,6 +174,7 @@ def communication_facts(source: ReportInput) -> dict[str, object]:
         },
         "exposures": exposures(source),
         "buckets": buckets_of(source),
+        "link_map": link_map_of(source),
         "strategy_pairs": strategy_pairs(source),
         "training_s": training_s(source),
     }
@@ -237,6 +239,16 @@ def buckets_of(source: ReportInput) -> Buckets | None:
         [point.arm for point in points if point is not least and (least.arm, point.arm) not in faster],
         _case(points, fit),
     )
+
+
+def link_map_of(source: ReportInput) -> LinkMap | None:
+    """Of arms over emulated links, and some without; None of others."""
+    found = (
+        link_point(name, config, source.launches[name])
+        for name, members in source.arms.items()
+        if (config := members[0].config) is not None
+    )
+    return link_map([point for point in found if point is not None])
 
 
 def _case(points: Sequence[BucketPoint], fit: BucketFit) -> str:

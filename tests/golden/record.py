@@ -95,7 +95,17 @@ RECORDINGS: Mapping[str, Recording] = {
         {"sync_xl.yaml": ()},
     ),
     "buckets": Recording([f"compare buckets.yaml {SMALL} --size small"], {"buckets.yaml": ()}),
-    "fsdp_bottleneck": Recording([f"compare fsdp_bottleneck.yaml --steps 6 {TINY}"], {"fsdp_bottleneck.yaml": ()}),
+    "fsdp_bottleneck": Recording(
+        [f"compare fsdp_bottleneck.yaml --steps 4 --launches 1 {TINY}"],
+        {
+            "fsdp_bottleneck.yaml": [
+                ("  - name: one\n    set: {train.profile_steps: 2, launch.nproc: 1}\n", ""),
+                ("  - name: four\n    set: {train.profile_steps: 2, launch.nproc: 4}\n", ""),
+                ("  - name: middle_2g\n    set: {launch.link_gbps: 2}\n", ""),
+                ("  - name: long_500m\n    set: {train.global_batch: 24, launch.link_gbps: 0.5}\n", ""),
+            ]
+        },
+    ),
     "ps_allreduce_ddp": Recording(
         ["compare ps_allreduce_ddp.yaml --subset 480 --warmup-steps 4 --set train.eval_samples=64"],
         {"ps_allreduce_ddp.yaml": ()},
