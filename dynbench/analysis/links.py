@@ -105,7 +105,7 @@ def _cell(value: float | None) -> str:
 
 SPEEDS_GBPS = (1, 10, 25, 100, 400)
 """Links that steps are predicted for, Gb/s."""
-_BYTES_PER_MS = 1e9 / 8 / 1e3
+BYTES_PER_MS = 1e9 / 8 / 1e3
 """Of a link of 1 Gb/s."""
 
 
@@ -158,7 +158,7 @@ def mean_ms(steps: Sequence[Step], ms_per_byte: float) -> float:
 
 def _inverse(speed: float) -> float:
     """Ms per byte of a link of so many Gb/s, and the other way round."""
-    return 1 / (speed * _BYTES_PER_MS)
+    return 1 / (speed * BYTES_PER_MS)
 
 
 def over_speeds(summaries: Summaries) -> dict[str, float | None]:

@@ -373,8 +373,21 @@ TOPOLOGY = Question(
 )
 """Who brings gradients together, all ranks or a server among them, and how each way grows with the workers."""
 
+BOTTLENECK = Question(
+    name="bottleneck",
+    description="over which links, and at how many tokens of a rank, communication is the larger part of training",
+    asks=("launch.link_gbps",),
+    follows=(BATCH, *COUNTS, "launch.threads"),
+    metrics=SCALING.metrics,
+    overview=("step_time_ms.mean", *SCALING.overview[:3]),
+    figures=("communication_map", "time_breakdown", "step_time_distribution", "step_time"),
+    columns=(),
+    chapters=("map", "profile", "traffic", "time"),
+)
+"""Over emulated links, with batches of several sizes: what waits for communication, predicted and measured."""
+
 QUESTIONS: Mapping[str, Question] = {
-    each.name: each for each in (SCHEDULE, SYNC, COMPRESS, PRECISION, SCALING, LEVERS, STEPS, TOPOLOGY)
+    each.name: each for each in (SCHEDULE, SYNC, COMPRESS, PRECISION, SCALING, LEVERS, STEPS, TOPOLOGY, BOTTLENECK)
 }
 DEFAULT = SCHEDULE
 """What is asked of arms that differ in nothing that a question asks about, and what a single run is reported for."""

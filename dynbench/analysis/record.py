@@ -107,7 +107,7 @@ class ComparisonRecord(Record):
     path: str = ""
     """Its folder."""
     question: str = DEFAULT.name
-    """What is asked: schedule, sync, compress, precision, scaling, levers, steps or topology."""
+    """What is asked: schedule, sync, compress, precision, scaling, levers, steps, topology or bottleneck."""
     unit: str = TOKENS.name
     """What `speedup` is seconds per one of."""
     baseline: str

@@ -179,8 +179,8 @@ QUESTION = _analysis(
     ["--question"],
     rare=True,
     metavar="NAME",
-    help="What is compared: schedule, sync, compress, precision, scaling, levers (several at once), steps (packing "
-    "or fewer), topology (all-reduce or server).  [default: found from what the arms differ in]",
+    help="What is compared: schedule, sync, compress, precision, scaling, bottleneck (emulated links), levers (several "
+    "at once), steps (packing or fewer), topology (all-reduce or server).  [default: found from what arms differ in]",
 )
 LAUNCHES = (
     _launches(["--launches", "count"], type=int, metavar="N", help="Launches per arm; else the recipe's."),

@@ -222,8 +222,8 @@ DOUBTS = (
 that fail do, whichever they are."""
 _ABOUT = ("candidate", "arm", "run", "second")
 """Values of a finding that say whose it is."""
-By = Literal["time", "ranks", "bytes", "losses"]
-_BY: Mapping[str, By] = {"compress": "bytes", "steps": "losses", "scaling": "ranks"}
+By = Literal["time", "ranks", "bytes", "losses", "share"]
+_BY: Mapping[str, By] = {"compress": "bytes", "steps": "losses", "scaling": "ranks", "bottleneck": "share"}
 """Questions that are answered by something else than time, or of numbers of ranks."""
 
 

@@ -8,6 +8,7 @@ from statistics import fmean
 
 from dynbench.analysis.buckets import BucketFit, BucketPoint, bucket_point, fit_buckets, nearest
 from dynbench.analysis.evaluations import Epoch
+from dynbench.analysis.link_map import LinkMap, link_map, link_point
 from dynbench.analysis.measure import Summaries
 from dynbench.analysis.measures import workers_of
 from dynbench.analysis.profile import bottlenecks
@@ -169,6 +170,7 @@ def communication_facts(source: ReportInput) -> dict[str, object]:
         },
         "exposures": exposures(source),
         "buckets": buckets_of(source),
+        "link_map": link_map_of(source),
         "strategy_pairs": strategy_pairs(source),
         "training_s": training_s(source),
         "topology": topology(source),
@@ -229,6 +231,16 @@ def _moving(source: ReportInput, arm: str) -> float | None:
     transfer, profiled = mean_of(source.arms[arm], "comm_transfer_ms.mean"), bottlenecks({arm: source.launches[arm]})
     emulated = (source.arms[arm][0].config or {}).get("launch.link_gbps")
     return profiled[0].share * profiled[0].step_ms / transfer if emulated and profiled and transfer else None
+
+
+def link_map_of(source: ReportInput) -> LinkMap | None:
+    """Of arms over emulated links, and some without; None of others."""
+    found = (
+        link_point(name, config, source.launches[name])
+        for name, members in source.arms.items()
+        if (config := members[0].config) is not None
+    )
+    return link_map([point for point in found if point is not None])
 
 
 def _faster(source: ReportInput) -> set[tuple[str, str]]:

@@ -15,7 +15,7 @@ from dynbench.analysis.table_specs import TABLES
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.offline_plans import Solved, static_over
 from dynbench.experiment.report_conclusions import never_compressed, qualities, trained
-from dynbench.experiment.report_facts import buckets_of
+from dynbench.experiment.report_facts import buckets_of, link_map_of
 from dynbench.experiment.report_input import (
     Json,
     ReportInput,
@@ -240,6 +240,23 @@ def _buckets(sources: Sources) -> Rows:
         }
 
 
+def _link_map(sources: Sources) -> Rows:
+    """Share of communication, without emulated links and over them, by the model and as measured."""
+    found = link_map_of(sources.input)
+    for point in (*found.bases, *found.points) if found else ():
+        yield {
+            "arm": point.arm,
+            "link": number(point.gbps) or sources.template.label(NONE),
+            "rank_tokens": number(point.tokens),
+            "compute_ms": number(point.compute_ms),
+            "waited_ms": number(point.waited_ms),
+            "waited_backward_ms": number(point.backward_ms),
+            "share_predicted": percent(found.predicted(point)) if found else None,
+            "share_measured": percent(point.share),
+            "share_error": f"{100 * found.errors[point.arm]:+.1f}" if found and point.gbps else "",
+        }
+
+
 def _quality(sources: Sources) -> Rows:
     """Each arm's perplexity or loss beside the baseline's, where the arms were evaluated."""
     source, label = sources.input, sources.template.label
@@ -323,6 +340,7 @@ REPORT_TABLES: Mapping[str, tuple[Callable[[Sources], Rows], int | None, str]] =
     "solve": (_solve, 4, ""),
     "greedy": (_greedy, 1, NOT_MEASURED),
     "buckets": (_buckets, 2, NONE),
+    "link_map": (_link_map, 1, NONE),
     "quality": (_quality, 1, NONE),
     "steps": (_steps, 2, NONE),
     "proxy": (_proxy, 2, NOT_MEASURED),

@@ -50,7 +50,7 @@ _UNUSUAL = re.compile(r"[^\w./~+-]")
 """In paths that are linked."""
 _PLACED = re.compile(r"\{\{\s*figure\.(\w+)\s*\}\}")
 _FIRST = re.compile(r"\{\{\s*figure\.first\s*\}\}")
-LEADING = ("timeline", "comm_timeline", "time_breakdown")
+LEADING = ("communication_map", "timeline", "comm_timeline", "time_breakdown")
 """Figures of which the first that was drawn stands on the first page, as `figure.first`."""
 WITH_TEXT = ("static", "prefix", "partition", "window")
 """Policies of which the template has a model and an algorithm of their own."""

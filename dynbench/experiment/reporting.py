@@ -23,7 +23,7 @@ from markdown_it.token import Token
 from dynbench.analysis.profile import bottlenecks
 from dynbench.analysis.table_specs import TABLES
 from dynbench.experiment.offline_plans import read_solved
-from dynbench.experiment.report_facts import buckets_of, strategy_pairs
+from dynbench.experiment.report_facts import buckets_of, link_map_of, strategy_pairs
 from dynbench.experiment.report_input import ReportInput
 from dynbench.experiment.report_tables import Sources
 from dynbench.experiment.report_values import report_values
@@ -162,6 +162,7 @@ NEEDED: Mapping[str, Callable[[ReportInput], object]] = {
     "memory": lambda source: TABLES["memory_parts"].table(source.launches),
     "strategies": strategy_pairs,
     "buckets": buckets_of,
+    "map": link_map_of,
 }
 """Chapters that stand only in reports of which they have something to say."""
 

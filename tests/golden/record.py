@@ -102,7 +102,20 @@ RECORDINGS: Mapping[str, Recording] = {
         ],
         {"buckets.yaml": [(f"bucket_mb: {mib}}}", f"bucket_mb: {mib / 200}}}") for mib in BUCKETS_MIB]},
     ),
-    "fsdp_bottleneck": Recording([f"compare fsdp_bottleneck.yaml --steps 6 {TINY}"], {"fsdp_bottleneck.yaml": ()}),
+    "fsdp_bottleneck": Recording(
+        [f"compare fsdp_bottleneck.yaml --steps 4 {TINY}"],
+        {
+            "fsdp_bottleneck.yaml": [
+                ("  - name: one\n    set: {train.profile_steps: 2, launch.nproc: 1}\n", ""),
+                ("  - name: four\n    set: {train.profile_steps: 2, launch.nproc: 4}\n", ""),
+                ("  - name: middle_2g\n    set: {launch.link_gbps: 2}\n", ""),
+                ("  - name: long\n    set: {train.global_batch: 24}\n", ""),
+                ("  - name: short_4g\n    set: {train.global_batch: 2, launch.link_gbps: 4}\n", ""),
+                ("  - name: long_1g\n    set: {train.global_batch: 24, launch.link_gbps: 1}\n", ""),
+                ("  - name: long_500m\n    set: {train.global_batch: 24, launch.link_gbps: 0.5}\n", ""),
+            ]
+        },
+    ),
     "ps_allreduce_ddp": Recording(
         ["compare ps_allreduce_ddp.yaml --subset 480 --warmup-steps 4 --set train.eval_samples=64"],
         {"ps_allreduce_ddp.yaml": ()},

@@ -24,7 +24,7 @@ OF_EVERY_RUN = ("timeline", "step_time", "rank_spread", "step_time_distribution"
 """Figures of which it is told where a question asks for them and the runs have no data; others are of some runs only.
 """
 
-for _module in ("timeline", "steps", "strategies", "compression", "plans", "bench"):
+for _module in ("timeline", "steps", "strategies", "link_map", "compression", "plans", "bench"):
     import_module(f"{__name__}.{_module}")
 
 

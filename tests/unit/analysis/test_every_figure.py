@@ -23,7 +23,7 @@ from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.traces import Trace
 
-RECORDED = ("quickstart", "levers", "sync_xl", "compression", "ps_allreduce_ddp", "regimes", "bench")
+RECORDED = ("quickstart", "levers", "sync_xl", "compression", "ps_allreduce_ddp", "fsdp_bottleneck", "regimes", "bench")
 """Recordings of the goldens that together have every figure but those of `solve`."""
 
 

@@ -29,6 +29,7 @@ ALONE = {
     "sync": ("sync.name", "sync.bucket_mb"),
     "compress": ("compress.name", "compress.error_feedback"),
     "precision": ("train.precision",),
+    "bottleneck": ("launch.link_gbps",),
     "scaling": ("launch.nproc", "launch.nnodes", "launch.world_size", "world_size"),
 }
 """Question to keys that raise it, and no other."""
@@ -51,7 +52,8 @@ def test_every_setting_outside_a_question_is_refused(question):
     every = [*flatten(Config()), "world_size", "env.cpu_model", "env.data.fingerprint", "env.devices", "rows"]
     listed = {key for key in every if within(key, (*ALWAYS, *question.asks, *question.follows))} - {*NEVER}
     assert {key for key in every if not question.forbidden(keys(key))} == listed
-    assert "train.global_batch" not in listed and "train.seed" not in listed and "workload.model" not in listed
+    assert ("train.global_batch" in listed) == (question.name == "bottleneck")
+    assert "train.seed" not in listed and "workload.model" not in listed
 
 
 def test_each_key_raises_at_most_one_question():
