@@ -281,9 +281,17 @@ class AnalysisRecord(Record):
 
     def as_dict(self) -> dict[str, object]:
         """The object that `analyze --json` prints, and that comparison.json holds."""
-        found = self.model_dump(exclude={"checks"})
-        comparison = next(iter(found["comparisons"]), None)
-        return {**found, "comparison": comparison, "checks": [finding.as_dict() for finding in self.checks]}
+        comparisons = [item.model_dump() for item in self.comparisons]
+        return {
+            **self.model_dump(include={"schema_version", "command", "question", "runs", "arms"}),
+            "comparison": comparisons[0] if comparisons else None,
+            "comparisons": comparisons,
+            "pairs": [item.model_dump() for item in self.pairs],
+            "scaling": [item.model_dump() for item in self.scaling],
+            "checks": [finding.as_dict() for finding in self.checks],
+            "figures": self.figures,
+            "files": self.files,
+        }
 
 
 CELLS_FILE = "cells.json"
