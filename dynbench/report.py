@@ -28,7 +28,7 @@ from dynbench.config.yaml_strict import Mapping as YamlMapping
 from dynbench.config.yaml_strict import parse_yaml
 from dynbench.errors import UsageError, did_you_mean
 from dynbench.runs.phrase import NBSP, RECORDS_LANGUAGE, environment, templates_dir
-from dynbench.table_text import Markdown, format_interval, format_ratio, format_value, quoted
+from dynbench.table_text import Markdown, format_interval, format_ratio, format_value, quoted, signed
 from dynbench.units import mb, mib
 
 LANGUAGES = ("en", "zh")
@@ -84,7 +84,12 @@ def interval(ends: tuple[float, float] | None) -> str | None:
 
 def signed_percent(fraction: float | None) -> str | None:
     """`+1.30 %`."""
-    return None if fraction is None else f"{100 * fraction:+.2f}{NBSP}%"
+    return None if fraction is None else f"{signed(100 * fraction, 2)}{NBSP}%"
+
+
+def signed_ends(ends: Iterable[float], digits: int) -> str:
+    """`[-0.20, +2.80]`."""
+    return f"[{f',{NBSP}'.join(signed(end, digits) for end in ends)}]"
 
 
 def signed_interval(change: tuple[float, float, float] | None) -> str | None:
@@ -92,7 +97,7 @@ def signed_interval(change: tuple[float, float, float] | None) -> str | None:
     if change is None:
         return None
     mean, low, high = change
-    return f"{signed_percent(mean)} [{100 * low:+.2f},{NBSP}{100 * high:+.2f}]"
+    return f"{signed_percent(mean)} {signed_ends((100 * low, 100 * high), 2)}"
 
 
 def table(lines: Sequence[Sequence[str]], texts: int, *headings: str) -> Markdown:
@@ -125,13 +130,14 @@ FILTERS: Mapping[str, Callable[..., object]] = {
     "signed_interval": signed_interval,
     "ratio": ratio,
     "interval": interval,
-    "fixed": lambda value, digits, sign="": None if value is None else f"{value:{sign}.{digits}f}",
+    "fixed": lambda value, digits: None if value is None else f"{value:z.{digits}f}",
+    "signed": lambda value, digits: None if value is None else signed(value, digits),
     "code": lambda name: None if name is None else f"`{name}`",
     "each": each,
     "table": table,
     "mb": lambda size: None if size is None else mb(size),
     "mib": lambda size: None if size is None else mib(size),
-    "ends": lambda ends, digits, sign="": "[" + f",{NBSP}".join(f"{end:{sign}.{digits}f}" for end in ends) + "]",
+    "signed_ends": signed_ends,
     "codes": codes,
 }
 """By name in templates; None stays None, which is said in words."""
@@ -206,14 +212,24 @@ def for_question(template: Template, question: str, chapters: Sequence[str]) -> 
     Raises:
         TemplateError: a chapter that the front matter does not have.
     """
-    prefix = f"questions.{question}."
-    own = {key.removeprefix(prefix): text for key, text in template.labels.items() if key.startswith(prefix)}
-    texts = [
-        f"### {template.label(f'chapters.{name}.title')}\n\n{template.label(f'chapters.{name}.text')}"
-        for name in chapters
-    ]
-    body = template.body.replace(CHAPTERS, "\n\n".join(text.rstrip() for text in texts))
+    texts = ((key.partition(f"questions.{question}."), text) for key, text in template.labels.items())
+    own = {f"question.{name}": text for (before, _, name), text in texts if name and not before}
+    body = template.body.replace(CHAPTERS, "\n\n".join(_chapter(template, name) for name in chapters))
     return replace(template, labels={**template.labels, **own}, body=body)
+
+
+def _chapter(template: Template, name: str) -> str:
+    """Its title, the language's words before what it shows, and those after."""
+    before, after = (template.label(f"chapters.{name}.{place}", "") for place in ("before", "after"))
+    shown = (f"{{{{ {part} }}}}" for part in _shown_in_chapters()[name])
+    return "\n\n".join(filter(None, (f"### {template.label(f'chapters.{name}.title')}", before, *shown, after)))
+
+
+@cache
+def _shown_in_chapters() -> Mapping[str, Sequence[str]]:
+    """By chapter its sentences, tables and figures, which all languages have alike."""
+    found: dict[str, list[str]] = yaml.safe_load((templates_dir() / "chapters.yaml").read_text(encoding="utf-8"))
+    return found
 
 
 @cache

@@ -114,8 +114,8 @@ class PlannedBatchSampler(Sampler[list[int]]):
         layout: `padded`, or `packed`: a batch is to be run as one row of real tokens, whose samples attend to
             themselves alone, and is planned by its real tokens.
         accumulate: batches of every rank per optimizer step (n), the loop's gradient accumulation steps; see `weight`.
-        objective: what these are planned for: `sum` where ranks meet once a step (DDP, ZeRO-1), `slots` where they meet
-            in every batch (FSDP).
+        objective: what these are planned for: `sum` where ranks synchronise once a step (DDP, ZeRO-1), `slots` where
+            they do so in every batch (FSDP).
         second: of every sample a second number, shape [N], such as its image patches or target tokens, whose cost is
             added up over the samples of a batch; None for none.
         second_weight: tokens that cost as much as one unit of it.

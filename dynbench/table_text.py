@@ -164,11 +164,15 @@ def format_value(value: float | None, unit: str) -> str:
     return f"{value:.3f}" if magnitude >= 0.01 or value == 0 else f"{value:.2g}"
 
 
+def signed(value: float, digits: int) -> str:
+    """`+1.30`; what rounds to nothing has no sign."""
+    text = f"{value:+.{digits}f}"
+    return text if float(text) else text[1:]
+
+
 def format_gain(percent: float | None) -> str:
-    """An improvement for reading; what rounds to nothing has no sign."""
-    if percent is None:
-        return ""
-    return f"{percent:+.1f} %" if abs(percent) >= 0.05 else "0.0 %"
+    """An improvement for reading."""
+    return "" if percent is None else f"{signed(percent, 1)} %"
 
 
 def format_ratio(value: float | None) -> str:

@@ -15,6 +15,8 @@ from _pytest.terminal import TerminalReporter
 from hypothesis import settings
 from warm import WarmRanks
 
+from dynbench.runs.store import RunStore
+
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported, by whatever imports it
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -64,6 +66,14 @@ def untouched_logging() -> Iterator[None]:
     root.setLevel(logging.WARNING)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_waits_for_the_disk() -> Iterator[None]:
+    """No test is about a loss of power: files need not be on the disk once they are written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
     """Two gloo ranks that stay for the whole session; they start when first asked something."""
@@ -80,6 +90,12 @@ def alone() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    """An empty registry."""
+    return RunStore(tmp_path / "results")
 
 
 @pytest.fixture

@@ -182,7 +182,7 @@ def analyze_runs(
         arms=tuple(arms),
         comparisons=tuple(comparisons),
         pairs=tuple(pairs),
-        scaling=tuple(scaling_of(arms, summaries, terms.question.unit, terms.speedup)),
+        scaling=tuple(scaling_of(arms, summaries, terms.question.unit, terms.time.ratio)),
         findings=tuple(findings),
         folder=entry,
         figures=tuple(path for path in drawn if path.suffix == ".png"),

@@ -5,6 +5,7 @@ Whether runs may differ in a setting or fact is for a question to say.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +30,6 @@ from dynbench.analysis.questions import (
     within,
 )
 from dynbench.analysis.run_facts import device_names, fact, section
-from dynbench.analysis.stats import Ratio, paired_ratio
 from dynbench.config.digest import NOT_IDENTITY, config_digest, flatten
 from dynbench.config.digest import differences as config_differences
 from dynbench.config.image_rules import has_lengths
@@ -421,31 +421,28 @@ def unit_of(merged: MergedRun) -> Unit:
     return TOKENS if has_lengths(merged.facts.config) else SAMPLES
 
 
-def seconds_per_unit(merged: MergedRun, unit: Unit = TOKENS) -> float:
-    """Time of the measured steps over their work, seconds."""
-    return merged.time_ms / 1000 / float(merged.measured[unit.column].sum())
+Part = tuple[float, float]
+"""From which to which fraction of its measured steps a launch is looked at."""
 
 
-def speedup_of(pairs: Sequence[Pair], unit: Unit, confidence: float, first: int | None = None) -> Ratio:
-    """The ratio of the arms of the pairs, with its interval.
-
-    Args:
-        pairs: launches of the one arm and of the other.
-        unit: of work.
-        confidence: level of the interval.
-        first: launches of the first stage, whose spread is kept; those of the lowest seeds, as a comparison numbers its
-            launches, so that one that had to be repeated later stays in its stage.
-    """
-    before, after = ([seconds_per_unit(pair[side], unit) for pair in _by_seed(pairs)] for side in (0, 1))
-    return paired_ratio(before, after, confidence, first)
+def seconds_per_unit(merged: MergedRun, unit: Unit = TOKENS, part: Part | None = None) -> float:
+    """Time of the measured steps over their work, seconds; of a part of them, by the maximum over ranks of each."""
+    steps, time_ms = merged.measured, merged.time_ms
+    if part is not None:
+        first, last = (fraction * steps.height for fraction in part)
+        steps = steps[math.floor(first) : math.ceil(last)]
+        time_ms = float(steps["step_time_max_ms"].sum())
+    return time_ms / 1000 / float(steps[unit.column].sum())
 
 
-def log_ratios(pairs: Sequence[Pair], unit: Unit) -> list[float]:
-    """Logarithm of every pair's ratio, in order of seeds."""
+def log_ratios(pairs: Sequence[Pair], unit: Unit, part: Part | None = None) -> list[float]:
+    """Logarithm of every pair's ratio, in order of seeds; of all measured steps or of a part of them."""
     return [
-        float(np.log(seconds_per_unit(one, unit) / seconds_per_unit(other, unit))) for one, other in _by_seed(pairs)
+        float(np.log(seconds_per_unit(one, unit, part) / seconds_per_unit(other, unit, part)))
+        for one, other in by_seed(pairs)
     ]
 
 
-def _by_seed(pairs: Sequence[Pair]) -> list[Pair]:
+def by_seed(pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs in order of seeds, as a comparison numbers its launches."""
     return sorted(pairs, key=lambda pair: pair[0].facts.seed)

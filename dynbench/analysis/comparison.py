@@ -6,41 +6,42 @@ jointly among themselves (`verdict`), and say nothing against those of the first
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import combinations
+from functools import cached_property, partial
+from statistics import fmean
 
 from dynbench.analysis.arms import (
     Arm,
-    Pair,
     Pairing,
+    Part,
     alike,
     all_differences,
     compared_settings,
     describe,
     launch_differences,
+    log_ratios,
     pair_launches,
-    speedup_of,
+    seconds_per_unit,
     unit_of,
 )
+from dynbench.analysis.measure import lookup
 from dynbench.analysis.measures import improvements
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.pace import predicted_speedup
+from dynbench.analysis.per_launch import PerLaunch, tail_record
 from dynbench.analysis.questions import SAMPLES, Differences, Question, find_question, not_comparable
-from dynbench.analysis.record import ComparisonRecord, PairRecord
+from dynbench.analysis.record import ComparisonRecord, PairRecord, TailRecord
 from dynbench.analysis.scaling import efficiency_of
 from dynbench.analysis.stats import Ratio, pair_spread
 from dynbench.analysis.verdict import (
-    ArmSpreads,
     Joint,
     Level,
     Spread,
     Verdict,
-    arm_spreads,
     comparison_level,
     decide,
-    hold_jointly,
     loss_difference,
     loss_drift,
     sentence,
@@ -53,9 +54,11 @@ from dynbench.runs.phrase import Phrase
 
 _RECORDED = (
     *("verdict", "reason", "aa", "level", "confidence", "aa_noise", "efficiency", "improvement_percent"),
-    *("loss_max_rel_diff", "loss_drift", "weights_max_diff", "predicted_speedup"),
+    *("loss_max_rel_diff", "loss_drift", "weights_max_diff", "predicted_speedup", "tail"),
 )
 """Attributes of a comparison that its record has as they are."""
+TAIL = "step_time_ms.p95"
+"""Key in a summary."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class Comparison:
         level: how far both did the same work.
         speedup: baseline's seconds per unit of work over the candidate's, with the interval of this pair alone.
         joint: the same as one of the pairs that are judged together; None where it is not judged with others.
+        tail: P95 of the step time, likewise; None where other things are asked, or steps are of other sizes.
         noise: the threshold that was set, the margin of SAME.
         aa_noise: what arms configured alike differed by; None without any. A smaller difference is told from nothing.
         confidence: level of the interval.
@@ -109,6 +113,7 @@ class Comparison:
     compared: Differences
     forbidden: Differences = field(default_factory=dict)
     joint: Joint | None = None
+    tail: TailRecord | None = None
 
     @property
     def judged(self) -> Ratio:
@@ -134,6 +139,14 @@ class Comparison:
         if self.forbidden:
             return Verdict.INCOMPARABLE
         return decide(self.judged, self.noise, self.aa_noise, alike=self.aa)
+
+    def verdict_over(self, part: Part) -> Verdict:
+        """The word, were the speed-up that of a part of the measured steps, with an interval as wide as that of all."""
+        pairs, unit = self.pairing.pairs, self.question.unit
+        shift = math.exp(fmean(log_ratios(pairs, unit, part)) - fmean(log_ratios(pairs, unit, (0, 1))))
+        low, high = (None if end is None else end * shift for end in (self.judged.low, self.judged.high))
+        moved = self.judged._replace(estimate=self.judged.estimate * shift, low=low, high=high)
+        return self.verdict if self.forbidden else decide(moved, self.noise, self.aa_noise, alike=self.aa)
 
     @property
     def reason(self) -> Phrase:
@@ -229,19 +242,18 @@ class Terms:
         return found.of_samples() if all(unit_of(run) is SAMPLES for arm in self.arms for run in arm.runs) else found
 
     @cached_property
-    def aa_noise(self) -> float | None:
-        """What arms configured alike differ by; None without any."""
-        measured = [self._noise(*two) for two in combinations(self.arms, 2)]
-        return max((noise for noise in measured if noise is not None), default=None)
+    def time(self) -> PerLaunch:
+        """Seconds per unit of work."""
+        of = partial(seconds_per_unit, unit=self.question.unit)
+        return PerLaunch(self.arms, of, self.settings.confidence, self.first)
 
     @cached_property
-    def spreads(self) -> ArmSpreads:
-        """How much each of the arms varies over launches."""
-        return arm_spreads(self.arms, self.question.unit, self.first)
+    def tail(self) -> PerLaunch:
+        """P95 of the step time."""
+        return PerLaunch(self.arms, self._p95_ms, self.settings.confidence, self.first)
 
-    def speedup(self, pairs: Sequence[Pair]) -> Ratio:
-        """What pairs of launches of two of the arms show."""
-        return speedup_of(pairs, self.question.unit, self.settings.confidence, self.first)
+    def _p95_ms(self, run: MergedRun) -> float:
+        return lookup(self.summaries[run.run.id], TAIL) or math.nan
 
     def check_arms(self) -> None:
         """Refuses arms whose launches are of different configurations, unless the comparison is forced.
@@ -256,17 +268,6 @@ class Terms:
                     "Name the runs instead, which makes an arm of each configuration, or add --force to see the "
                     "numbers without a verdict.",
                 )
-
-    def _noise(self, one: Arm, other: Arm) -> float | None:
-        """What two arms of one configuration differ by; None for any others."""
-        if one.stored != other.stored:
-            return None
-        pairs = pair_launches(one, other).pairs
-        if any(
-            run.facts.launch_id is not None and run.facts.launch_id != beside.facts.launch_id for run, beside in pairs
-        ):
-            return None  # each took turns with others: what lies between launches is no noise of theirs
-        return self.speedup(pairs).noise if pairs and alike(pairs) else None
 
 
 def compare_candidates(terms: Terms) -> list[Comparison]:
@@ -283,17 +284,31 @@ def compare_candidates(terms: Terms) -> list[Comparison]:
 
 
 def judge_jointly(terms: Terms, comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The comparisons as one family; arms of one configuration, and what has no interval, are judged by themselves."""
-    confidence = terms.settings.confidence
-    found = {
-        index: spread
-        for index, item in enumerate(comparisons)
-        if not (item.aa or item.forbidden)
-        and (spread := terms.spreads.of_pair(item.baseline.label, item.candidate.label, item.speedup, confidence))
-    }
-    joint = hold_jointly([comparisons[index].speedup for index in found], list(found.values()), confidence)
-    jointly = dict(zip(found, joint, strict=True))
-    return [replace(item, joint=jointly.get(index)) for index, item in enumerate(comparisons)]
+    """The comparisons as one family; arms of one configuration, and what has no interval, are judged by themselves.
+
+    So are the tails, as a family of their own, where plans are what is asked and steps are of as many samples.
+    """
+
+    def held(numbers: PerLaunch, ratios: Sequence[Ratio | None]) -> list[Joint | None]:
+        named = zip(comparisons, ratios, strict=True)
+        return numbers.hold([(item.baseline.label, item.candidate.label, ratio) for item, ratio in named])
+
+    speedups = [None if item.aa or item.forbidden else item.speedup for item in comparisons]
+    tails = [
+        terms.tail.ratio(item.pairing.pairs)
+        if speedup is not None and item.question.plans and TAIL in item.improvement_percent
+        else None
+        for item, speedup in zip(comparisons, speedups, strict=True)
+    ]
+    judged = zip(comparisons, held(terms.time, speedups), tails, held(terms.tail, tails), strict=True)
+    return [
+        replace(
+            item,
+            joint=joint,
+            tail=None if tail is None else tail_record(tail, jointly, item.noise, terms.tail.aa_noise),
+        )
+        for item, joint, tail, jointly in judged
+    ]
 
 
 def _compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
@@ -309,7 +324,7 @@ def _compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
     forbidden = _forbidden(terms, baseline, candidate, pairing)
     pairs = pairing.pairs
     level = comparison_level(pairs)
-    speedup = terms.speedup(pairs)
+    speedup = terms.time.ratio(pairs)
     same = not forbidden and alike(pairs)
     aa = same and baseline.stored == candidate.stored
     leak = _leak(baseline, candidate)
@@ -325,12 +340,12 @@ def _compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
         level=level,
         speedup=speedup,
         noise=settings.noise_threshold,
-        aa_noise=None if aa else terms.aa_noise,
+        aa_noise=None if aa else terms.time.aa_noise,
         confidence=settings.confidence,
         loss_max_rel_diff=loss_difference(pairs) if trained and level == "step" else None,
         loss_drift=loss_drift(pairs) if trained else None,
         weights_max_diff=weights_difference(pairs) if level == "step" else None,
-        efficiency=efficiency_of(candidate, terms.arms, terms.speedup) if scales else None,
+        efficiency=efficiency_of(candidate, terms.arms, terms.time.ratio) if scales else None,
         improvement_percent=improvements(before, after, leak=leak is not None and level == "tokens"),
         predicted_speedup=predicted_speedup(*pairs[0]) if question.plans else None,
         recovery=recovery(pairs, level) if question.plans and not (same or forbidden or leak) else None,

@@ -195,6 +195,8 @@ def read_merged(run: Run, elsewhere: Sequence[Run] = ()) -> tuple[MergedRun, pl.
     if not workers:
         raise _no_row(run, facts, files)
     steps, incomplete = step_table(workers)
+    if facts.virtual:  # one process plays all ranks, so what each of them peaks at is no memory of its own
+        steps = steps.with_columns(peak_mem_mb_std=pl.lit(None, pl.Float64))
     evaluations = _read_evaluations(folders)
     steps = number_blocks(steps, _steps_of(evaluations))
     merged = MergedRun(

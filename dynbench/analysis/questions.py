@@ -247,7 +247,7 @@ SYNC = Question(
     ),
     chapters=("time", "traffic", "profile", "memory"),
 )
-"""How gradients meet: strategies and their settings, at the same optimizer steps."""
+"""Gradient synchronisation: strategies and their settings, at the same optimizer steps."""
 
 COMPRESS = Question(
     name="compress",

@@ -69,6 +69,36 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
+class TailRecord(Record):
+    """P95 of the step time of two arms, launch by launch."""
+
+    speedup: float = Field(gt=0)
+    """The baseline's over the candidate's, geometric mean over pairs."""
+    interval: tuple[float, float] | None
+    """Low and high end of its interval, which holds jointly as `ci_joint` does; null for one pair."""
+    verdict: Verdict
+    """FASTER where the candidate's is smaller, SLOWER, SAME, AMBIGUOUS or ESTIMATE."""
+    launches_needed: int | None = None
+    """Where it is AMBIGUOUS, launches per arm that would show such a difference, or the noise threshold if larger, by
+    the spread of these; null elsewhere, for fewer than 4 pairs, and above 1000."""
+
+    @property
+    def turned(self) -> TailRecord:
+        """The same with the candidate as the baseline."""
+        verdicts = {Verdict.FASTER: Verdict.SLOWER, Verdict.SLOWER: Verdict.FASTER}
+        ends = None if self.interval is None else (1 / self.interval[1], 1 / self.interval[0])
+        verdict = verdicts.get(self.verdict, self.verdict)
+        return self.model_copy(update={"speedup": 1 / self.speedup, "interval": ends, "verdict": verdict})
+
+    @property
+    def change(self) -> tuple[float, float, float] | None:
+        """By which part the candidate's is larger, and the ends of its interval; None without one."""
+        if self.interval is None:
+            return None
+        low, high = self.interval
+        return 1 / self.speedup - 1, 1 / high - 1, 1 / low - 1
+
+
 class ComparisonRecord(Record):
     """A candidate against the baseline."""
 
@@ -138,6 +168,9 @@ class ComparisonRecord(Record):
     weights_max_diff: float | None = None
     """Largest difference of a weight after the last step, relative to the largest; null beyond level step, and where a
     launch kept no model, or one of more than 256 MB."""
+    tail: TailRecord | None = None
+    """P95 of the step time; null where other things than plans are asked, steps are of other sizes, arms are configured
+    alike, and in records of earlier versions."""
     improvement_percent: dict[str, float] = Field(default_factory=dict)
     """How much better the candidate is, by metric key: of times and rates the geometric mean over pairs, else the ratio
     of means; of an amount of one step only between equal global batches, of how good the model is not where a leak
@@ -153,6 +186,11 @@ class ComparisonRecord(Record):
     def interval(self) -> tuple[float, float] | None:
         """The interval that the verdict rests on."""
         return self.ci_joint or self.ci95
+
+    @property
+    def recovered(self) -> float | None:
+        """`recovered_share` as people are told it: a slower arm gives back nothing."""
+        return None if self.recovered_share is None else max(self.recovered_share, 0.0)
 
 
 Spread = Literal["arms", "own", "pooled"]
@@ -281,17 +319,9 @@ class AnalysisRecord(Record):
 
     def as_dict(self) -> dict[str, object]:
         """The object that `analyze --json` prints, and that comparison.json holds."""
-        comparisons = [item.model_dump() for item in self.comparisons]
-        return {
-            **self.model_dump(include={"schema_version", "command", "question", "runs", "arms"}),
-            "comparison": comparisons[0] if comparisons else None,
-            "comparisons": comparisons,
-            "pairs": [item.model_dump() for item in self.pairs],
-            "scaling": [item.model_dump() for item in self.scaling],
-            "checks": [finding.as_dict() for finding in self.checks],
-            "figures": self.figures,
-            "files": self.files,
-        }
+        found = self.model_dump(exclude={"checks"})
+        comparison = next(iter(found["comparisons"]), None)
+        return {**found, "comparison": comparison, "checks": [finding.as_dict() for finding in self.checks]}
 
 
 CELLS_FILE = "cells.json"

@@ -101,7 +101,7 @@ class ResultLine:
     """Longest sample."""
     batch_size: int = _same("global_batch")
     strategy: str = measure(lambda at: at.config.sync.name)
-    """How gradients meet."""
+    """Strategy of gradient synchronisation."""
     policy: str = measure(lambda at: at.facts.plan_name)
     """What its plans are called."""
     precision: str = measure(lambda at: at.config.train.precision)

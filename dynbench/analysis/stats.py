@@ -32,6 +32,8 @@ _OUTLIER = 3.0
 """Standard deviations from the median beyond which a value counts as if it were there."""
 POWER = 0.9
 """How often a difference of the stated size is to be seen."""
+FEWEST_PAIRS = 4
+"""Pairs of launches below which an interval means little: the launch is the unit of inference, not the step."""
 MOST_LAUNCHES = 1000
 """Where the search for a number of launches ends: nobody makes more."""
 

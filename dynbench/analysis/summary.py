@@ -116,7 +116,9 @@ def verdict_legend(report: Report) -> list[str]:
     first = report.comparisons[0]
     family = max(item.joint.family if item.joint else 1 for item in report.comparisons)
     joint = f", on which verdicts rest, hold jointly for {family} arms" if family > 1 else ""
-    numbers = f"{100 * first.confidence:g} % intervals{joint}; differences below {100 * first.noise:.1f} % are noise"
+    known = any(item.judged.ends for item in report.comparisons)
+    intervals = f"{100 * first.confidence:g} % intervals{joint}; " if known else ""
+    numbers = f"{intervals}differences below {100 * first.noise:.1f} % are noise"
     if (aa_noise := max(item.aa_noise or 0.0 for item in report.comparisons)) > first.noise:
         numbers += f", and equal arms came out different by {100 * aa_noise:.1f} %"
     lines = [f"1.5x: 1.5 times as many {first.question.unit.rate}", numbers]

@@ -20,6 +20,7 @@ from dynbench.analysis.results_csv import FEWEST_FOR_SPREAD, over_launches
 from dynbench.analysis.run_facts import section
 from dynbench.analysis.stats import mean_interval
 from dynbench.analysis.tables import ARM, Column, Row, Spec, columns
+from dynbench.analysis.topology import busiest_rows, epoch_rows
 from dynbench.analysis.waste import PARTS
 from dynbench.table_text import Label, Table, format_value, in_english
 
@@ -215,6 +216,41 @@ TABLES: Mapping[str, Spec] = {
             *columns("GB/s", gb_per_s="speed"),
         ),
         keys=3,
+    ),
+    "busiest": Spec(
+        "busiest",
+        "the process through which most goes, per step",
+        lambda launches, _: busiest_rows(launches),
+        (
+            ARM,
+            Column("workers", "ranks that train", form=".0f"),
+            Column("processes", "processes", form=".0f"),
+            Column("side", "the process", words="operations"),
+            *columns("", messages="messages in turn"),
+            *columns("MB", mb="sent and received"),
+            *columns("ms", transfer_ms="transfer", each_ms="per message", step_ms="step"),
+            *columns("%", share="of the step"),
+        ),
+    ),
+    "epochs": Spec(
+        "epochs",
+        "epochs, means over launches",
+        lambda launches, _: _grouped(launches, epoch_rows, ("epoch", "side"), of_known=True),
+        (
+            ARM,
+            Column("epoch", "epoch", form=".0f"),
+            Column("side", "ranks", words="operations"),
+            *columns("", train_loss="training loss"),
+            *columns("%", train_accuracy="training accuracy"),
+            *columns("", eval_loss="eval. loss"),
+            *columns("%", eval_accuracy="eval. accuracy"),
+            *columns("s", train_s="time"),
+            *columns("ms", step_ms="batch"),
+            *columns("samples/s", samples_per_s="rate"),
+            *columns("ms", push="push", pull="pull"),
+        ),
+        keys=3,
+        compact=True,
     ),
     "links": Spec(
         "links",

@@ -17,7 +17,16 @@ from dynbench.analysis.measures import METRICS, by_family, chosen_metrics
 from dynbench.analysis.questions import Question
 from dynbench.analysis.record import ComparisonRecord, PairRecord, ScalingRecord
 from dynbench.analysis.run_facts import MARK
-from dynbench.table_text import MARKDOWN_WIDTH, Label, Table, format_gain, format_interval, format_value, in_english
+from dynbench.table_text import (
+    MARKDOWN_WIDTH,
+    Label,
+    Table,
+    format_gain,
+    format_interval,
+    format_value,
+    in_english,
+    signed,
+)
 
 Row = Mapping[str, object]
 """Key of a column to a number, text, an interval, or None."""
@@ -275,7 +284,7 @@ def overview(
         Column("interval", f"{100 * confidence:g} % interval{joint}"),
         Column("predicted_speedup", "predicted", form=".3f"),
         Column("bound_speedup", "bound", form=".3f"),
-        *columns("%", recovered_share="recovered", efficiency="efficiency"),
+        *columns("%", recovered="recovered", efficiency="efficiency"),
         *([] if question.loss_drift is None else columns("", drift="loss drift")),
     ]
     found = {item.candidate: item for item in comparisons}
@@ -283,7 +292,7 @@ def overview(
         {
             **{column.key: getattr(item, column.key, None) for column in facts},
             "verdict": "" if item is None else _verdict(item, label),
-            "drift": "" if item is None or item.loss_drift is None else f"{100 * item.loss_drift:+.2f} %",
+            "drift": "" if item is None or item.loss_drift is None else f"{signed(100 * item.loss_drift, 2)} %",
             **{key: lookup(arm, key) for key in question.overview},
             "arm": name,
         }

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -31,10 +31,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dynbench.analysis.arms import Arm, Pair, pair_launches, seconds_per_unit
+from dynbench.analysis.arms import Arm, Pair, pair_launches
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.questions import TOKENS, Unit
-from dynbench.analysis.stats import Ratio, pair_spread, student_t_quantile
+from dynbench.analysis.stats import Ratio, launches_needed, pair_spread, student_t_quantile
 from dynbench.config.image_rules import known_entry
 from dynbench.runs.phrase import Phrase
 
@@ -108,7 +108,7 @@ class ArmSpreads(NamedTuple):
     """A variance per arm.
 
     Attributes:
-        variances: of an arm's logarithms of seconds per unit, by its label; none where they cannot be told apart.
+        variances: of the logarithms of an arm's number, by its label; none where they cannot be told apart.
         df: degrees of freedom of each.
     """
 
@@ -133,15 +133,15 @@ class ArmSpreads(NamedTuple):
         return Spread(float(sd), float(df), "arms")
 
 
-def arm_spreads(arms: Sequence[Arm], unit: Unit, first: int | None = None) -> ArmSpreads:
+def arm_spreads(arms: Sequence[Arm], of: Callable[[MergedRun], float], first: int | None = None) -> ArmSpreads:
     """The arms' own spreads, of the launches that have all of them.
 
     Args:
         arms: all arms of an analysis.
-        unit: of work.
+        of: the number of a launch, positive.
         first: launches of the first stage, whose spread is kept; None is all.
     """
-    table = launch_table(arms, unit)[:first]
+    table = launch_table(arms, of)[:first]
     if len(arms) < _FEWEST_ARMS or len(table) < 2:
         return ArmSpreads({}, 0)
     labels = [arm.label for arm in arms]
@@ -175,11 +175,11 @@ def of_two(one: FloatArray | np.float64, other: FloatArray | np.float64, df: int
     return np.sqrt(total), df * np.divide(total**2, squares, out=np.ones_like(total), where=squares > 0)
 
 
-def launch_table(arms: Sequence[Arm], unit: Unit) -> FloatArray:
-    """Logarithm of seconds per unit, [launches, arms], of the launches of the first arm that all others pair with.
+def launch_table(arms: Sequence[Arm], of: Callable[[MergedRun], float]) -> FloatArray:
+    """Logarithm of a launch's number, [launches, arms], of the launches of the first arm that all others pair with.
 
     Arms that took turns make a row only where all of them shared the launch: what disturbs it is then common to them.
-    In order of seeds, as `speedup_of` has them; without a row for a single arm, and where an arm is stored.
+    In order of seeds, as ratios have them; without a row for a single arm, and where an arm is stored.
     """
     if len(arms) < 2 or any(arm.stored for arm in arms):
         return np.empty((0, len(arms)))
@@ -190,7 +190,7 @@ def launch_table(arms: Sequence[Arm], unit: Unit) -> FloatArray:
         if all(base.run.id in found for found in partners)
     ]
     rows = [row for row in rows if len({run.facts.launch_id for run in row}) == 1]
-    table = [[math.log(seconds_per_unit(run, unit)) for run in row] for row in rows]
+    table = [[math.log(of(run)) for run in row] for row in rows]
     return np.array(table, dtype=np.float64).reshape(len(rows), len(arms))
 
 
@@ -210,6 +210,20 @@ def p_value(difference: float, standard_error: float, df: float) -> float:
     if standard_error == 0:
         return 1.0 if difference == 0 else 0.0
     return 2 * float(stdtr(df, -abs(difference) / standard_error))
+
+
+def aim_of(ratio: Ratio, noise: float, *, alike: bool = False) -> float:
+    """The difference that launches are to show, on the log scale: the estimated one, or the threshold if larger."""
+    return max(0.0 if alike else abs(math.log(ratio.estimate)), math.log1p(noise))
+
+
+def launches_to_decide(ratio: Ratio, spread: Spread, level: float, aim: float) -> int | None:
+    """Launches per arm that show a difference of `aim`, by the spread of those there are; None above `MOST_LAUNCHES`.
+
+    Twice as many as there are where these were enough by that count and are undecided: a close call, or chance.
+    """
+    needed = launches_needed(aim, spread.sd, level, spread.df / ratio.df)
+    return needed if needed is None or needed > ratio.pairs else 2 * ratio.pairs
 
 
 class Verdict(StrEnum):

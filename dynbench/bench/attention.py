@@ -24,11 +24,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dynbench.bench.base import ELEMENT_BYTES, Benchmark, Case, Columns, Measured, NotMeasured, Row, ratios, titled
 from dynbench.bench.measuring import free_bytes, time_calls, watch
+from dynbench.engine.failure import is_out_of_memory
+from dynbench.engine.rank.memory_limit import limited
 from dynbench.errors import UsageError
-from dynbench.kernels import FlashAttentionTorch, FlashAttentionTriton
+from dynbench.kernels import FlashAttentionCompiled, FlashAttentionTorch, FlashAttentionTriton
 from dynbench.kernels.flash_torch import tiles_for
 from dynbench.plugins.benchmarks import AttentionOptions, TimedOptions
-from dynbench.units import format_bytes, mb
+from dynbench.units import BYTES_PER_MB, format_bytes, mb
 
 if TYPE_CHECKING:
     from dynbench.engine.rank.rank_process import RankContext
@@ -44,7 +46,13 @@ kept, their gradients, and those of the scores."""
 PASS_FLOPS = {"forward": 1.0, "backward": 2.5, "both": 3.5}
 """FLOPs of a pass, in those of forward: backward has five products of matrices for its two, as it computes scores anew.
 They are counted alike for every way, whatever it computes, so that TFLOP/s compare as times do."""
-OURS: dict[str, Any] = {"flash_torch": FlashAttentionTorch, "flash_triton": FlashAttentionTriton}
+OURS: dict[str, Any] = {
+    "flash_torch": FlashAttentionTorch,
+    "flash_compiled": FlashAttentionCompiled,
+    "flash_triton": FlashAttentionTriton,
+}
+QUADRATIC = ("plain", "compiled", "flash_compiled")
+"""Ways that have all queries by all keys at once, in a pass at least."""
 BACK_ENDS = {
     "sdpa": None,
     "sdpa_flash": SDPBackend.FLASH_ATTENTION,
@@ -94,6 +102,8 @@ class Attention(Benchmark):
         for length, channels, dtype, way, each in shapes:
             columns: Columns = {"way": way, "pass": each, "batch": batch, "length": length, "channels": channels}
             columns |= {"causal": int(self.causal), "hand_count_mb": mb(plain_bytes(batch, length, dtype))}
+            if self.options.memory_limit_mb is not None:
+                columns["memory_limit_mb"] = self.options.memory_limit_mb
             name = f"{way} {each} {length} x {channels} {dtype}"
             cases.append(Case(name, [batch, length, channels], dtype, columns))
         return cases
@@ -104,8 +114,9 @@ class Attention(Benchmark):
         batch, length, channels = case.shape
         device = context.device
         free = free_bytes(device)
-        if way in ("plain", "compiled") and plain_bytes(batch, length, case.dtype) > free:
-            raise NotMeasured(f"{hand_count(batch, length, case.dtype)}, and {format_bytes(free)} are free", "oom")
+        by_hand, limit_mb = hand_count(batch, length, case.dtype), self.options.memory_limit_mb
+        if limit_mb is None and way in QUADRATIC and plain_bytes(batch, length, case.dtype) > free:
+            raise NotMeasured(f"{by_hand}, and {format_bytes(free)} are free", "oom")
         drawn = torch.Generator().manual_seed(0)
         shape, dtype = (batch, length, channels), getattr(torch, case.dtype)
         *states, gradient = (torch.randn(shape, generator=drawn).to(device, dtype) for _ in range(4))
@@ -119,11 +130,14 @@ class Attention(Benchmark):
             return torch.autograd.grad(result, (query, key, value), gradient, retain_graph=again)
 
         try:
-            saved, peak = with_memory(forward, backward, device)
+            with limited(None if limit_mb is None or device.type == "cuda" else round(limit_mb * BYTES_PER_MB)):
+                saved, peak = with_memory(forward, backward, device)
         except (UsageError, NotImplementedError) as error:  # ours refuse a shape or type, torch's back ends a device
             raise NotMeasured(str(error).splitlines()[0]) from error
         except RuntimeError as error:
             lines = str(error).splitlines()
+            if limit_mb is not None and is_out_of_memory(error):
+                raise NotMeasured(f"{by_hand}, and the process has {limit_mb:g} MB: {lines[0]}", "oom") from error
             lacking = [f"{what}: {line.strip()}" for said, what in LACKS.items() for line in lines if said in line]
             if not lacking:
                 raise
@@ -272,7 +286,7 @@ def _flex(causal: bool, device: torch.device) -> Attend:
 
 
 def _tiles(way: str, batch: int, device: torch.device) -> str:
-    if way == "flash_torch":
+    if way in ("flash_torch", "flash_compiled"):
         tiles = tiles_for(batch, device)
         return f"{tiles.queries} x {tiles.keys}"
     if way == "flash_triton":

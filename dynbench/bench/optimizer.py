@@ -1,6 +1,7 @@
 """AdamW with and without divided state: memory at three moments by what it is for, time per step, bytes sent.
 
-`adamw` keeps all moments on every rank, with the gradients' buckets all-reduced (strategy `bucketed`); `zero1` is the
+`adamw` keeps all moments on every rank, with the gradients' buckets all-reduced (strategy `bucketed`); `sharded` is the
+same with a `ShardedOptimizer` around it, whose ranks broadcast the parameters that they stepped; `zero1` is the
 strategy of that name. ZeRO stage 1 as published (Rajbhandari et al., SC 2020) reduce-scatters gradients and all-gathers
 parameters, which sends what one all-reduce does: 2 (N-1)/N of the model per step.
 """
@@ -25,6 +26,7 @@ from dynbench.clock import clock_for
 from dynbench.config.layers import load_config
 from dynbench.engine.rank.exchange import max_over_ranks, wait_for_all
 from dynbench.plugins.benchmarks import OptimizerOptions
+from dynbench.sync import ShardedOptimizer
 from dynbench.units import mb
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from dynbench.engine.rank.rank_process import RankContext
     from dynbench.sync.base import Strategy
 
-STRATEGY = {"adamw": "bucketed", "zero1": "zero1"}
+STRATEGY = {"adamw": "bucketed", "sharded": "bucketed", "zero1": "zero1"}
 MOMENTS = ("init", "before", "after")
 """After the model and the optimizer were made, before and after the optimizer's second step."""
 PARTS = ("parameters", "gradients", "optimizer", "rest", "total", "peak")
@@ -47,13 +49,13 @@ NAMES = {
 }
 """What is compared, in words."""
 NOTHING_SAVED = (
-    "zero1 saves no memory here: its buckets and the scratch of its collectives (gradients and the rest) take more "
-    "than the state that it is spared"
+    "saves no memory here: its buckets and the scratch of its collectives (gradients and the rest) take more than the "
+    "state that it is spared"
 )
 
 
 class OptimizerState(Benchmark):
-    """Both ways at every size."""
+    """Every way at every size."""
 
     options: OptimizerOptions
     headers: ClassVar = titled(
@@ -70,7 +72,7 @@ class OptimizerState(Benchmark):
         return self.options.ranks
 
     def cases(self) -> Sequence[Case]:
-        """Both ways of a size, then the next."""
+        """The ways of a size, then the next."""
         options = self.options
         shared: Columns = {"context": options.context, "batch": options.local_batch, "processes": options.ranks}
         dtypes = [DTYPES[precision] for precision in options.precisions]
@@ -109,7 +111,7 @@ class OptimizerState(Benchmark):
             return found
 
     def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """What `zero1` takes of `adamw`, by model: memory of the state, in all and at most, time, bytes sent."""
+        """What the others take of `adamw`, by model and way: memory of the state, in all and at most, time, bytes."""
         wanted = {
             "state": ("memory", "after", "optimizer"),
             "total": ("memory", "before", "total"),
@@ -123,19 +125,19 @@ class OptimizerState(Benchmark):
             of_adamw = ratios(
                 chosen, lambda row: row.case.rpartition(" ")[0], lambda row: str(row.columns["way"]), "adamw"
             )
-            for model, ratio in of_adamw.items():
-                if "zero1" in ratio:
-                    found.setdefault(model, {})[name] = ratio["zero1"]
-        return {"zero1_of_adamw": found}
+            for model, by_way in of_adamw.items():
+                for way in by_way.keys() - {"adamw"}:
+                    found.setdefault(f"{model} {way}", {})[name] = by_way[way]
+        return {"of_adamw": dict(sorted(found.items()))}
 
     def said(self, rows: Sequence[Row]) -> list[str]:
         """The same in lines, and where dividing the state saves no memory."""
         lines = []
-        for model, of_model in self.summary(rows)["zero1_of_adamw"].items():
-            listed = ", ".join(f"{NAMES[name]} {ratio:.3g}" for name, ratio in of_model.items())
-            lines.append(f"{model}: zero1 over adamw on {self.processes} ranks: {listed}")
-            if min(of_model.get("total", 0), of_model.get("peak", 0)) > 1:
-                lines.append(f"{model}: {NOTHING_SAVED}")
+        for name, found in self.summary(rows)["of_adamw"].items():
+            listed = ", ".join(f"{NAMES[what]} {ratio:.3g}" for what, ratio in found.items())
+            lines.append(f"{name} over adamw on {self.processes} ranks: {listed}")
+            if min(found.get("total", 0), found.get("peak", 0)) > 1:
+                lines.append(f"{name} {NOTHING_SAVED}")
         return lines
 
 
@@ -159,7 +161,9 @@ class _Trained:
         self.model = build_model(str(self.case.columns["size"]), context, self.device)
         module = self.strategy.wrap(self.model, self.device)
         self.run = ModelStep(self.model, batch, context, self.case.dtype, module)
-        self.run.optimizer = self.strategy.build_optimizer(module.parameters(), partial(AdamW, lr=LEARNING_RATE))
+        sharded = partial(ShardedOptimizer, optimizer_cls=AdamW, wire=self.strategy.wire)
+        factory = sharded if self.case.columns["way"] == "sharded" else AdamW
+        self.run.optimizer = self.strategy.build_optimizer(module.parameters(), partial(factory, lr=LEARNING_RATE))
 
     def gradients(self) -> None:
         """A first step, which makes the moments; then forward and backward of the second."""

@@ -17,12 +17,15 @@ from dynbench.errors import UsageError
 if TYPE_CHECKING:
     from dynbench.analysis.analyze import Report
     from dynbench.analysis.questions import Question
+    from dynbench.analysis.record import Finding
     from dynbench.config.schema import Analysis
     from dynbench.runs.run import Run
     from dynbench.runs.store import RunStore
     from dynbench.table_text import Table
 
 LINE_EVERY_S = 5.0
+FINDINGS_OF_A_KIND = 3
+"""Shown without `-v`."""
 
 EPILOG = """\b
 Examples:
@@ -171,7 +174,7 @@ def show_report(report: Report, settings: Settings, more: str, documents: Sequen
         following = next_command("report", report.folder.label, root=report.folder.path.parent)
     print_lines(
         "",
-        *_findings(report),
+        *_findings(report, None if verbose else FINDINGS_OF_A_KIND),
         "",
         f"more     {more}" if first and not verbose else None,
         f"figures  {report.folder.figures_dir}",
@@ -210,13 +213,22 @@ def show_verdicts(report: Report) -> None:
     print_lines(*(verdict_lines(report.comparisons) or [str(report.folder.path)]))
 
 
-def _findings(report: Report) -> Iterator[str]:
-    """Every finding of the checks: what was seen, the limit, the next step; said once where several are alike."""
-    alike: dict[tuple[str, ...], list[str]] = {}
+def _findings(report: Report, most: int | None) -> Iterator[str]:
+    """Every finding of the checks: what was seen, the limit, the next step; said once where several are alike.
+
+    Args:
+        report: the analysis.
+        most: of findings of one kind so many are shown, and the others counted; None shows all.
+    """
+    alike: dict[tuple[str, ...], list[Finding]] = {}
     for item in report.findings:
-        alike.setdefault((item.severity, item.id, item.limit, item.hint), []).append(item.seen)
-    for (severity, check, limit, hint), (first, *others) in alike.items():
-        yield f"{severity}: {check}: {first} (limit: {limit})"
-        yield from (f"      {text}" for text in (*others, hint))
+        alike.setdefault((item.severity, item.id, item.hint), []).append(item)
+    for (severity, check, hint), (first, *others) in alike.items():
+        yield f"{severity}: {check}: {first.seen} (limit: {first.limit})"
+        for item in others[: None if most is None else most - 1]:
+            yield f"      {item.seen}" + (f" (limit: {item.limit})" if item.limit != first.limit else "")
+        if most is not None and len(others) >= most:
+            yield f"      and {len(others) - most + 1} more; -v lists them"
+        yield f"      {hint}"
     if not alike:
         yield "checks: nothing found"

@@ -29,7 +29,7 @@ NUMBERS: Mapping[str, Callable[[ComparisonRecord], str | None]] = {
     "interval": lambda found: interval(found.interval),
     "predicted": lambda found: ratio(found.predicted_speedup),
     "launch overhead": lambda found: percent(found.overhead_share),
-    "recovered": lambda found: percent(found.recovered_share),
+    "recovered": lambda found: percent(found.recovered),
     "efficiency": lambda found: percent(found.efficiency),
 }
 """Numbers of a comparison for people; those that no comparison has are left out."""

@@ -151,7 +151,7 @@ def communication(settings: Settings) -> str:
         raise Trouble("torch has no gloo", "Install a torch build with it; without, only virtual ranks run.")
     begin = time.monotonic()
     reason = _all_reduce_fault()
-    expect(not reason, f"two ranks cannot meet over gloo: {reason}")
+    expect(not reason, f"two ranks cannot connect over gloo: {reason}")
     seen = f"two ranks added up a tensor over gloo in {1000 * (time.monotonic() - begin):.0f} ms"
     if dist.is_nccl_available():
         return f"{seen}; NCCL is there"

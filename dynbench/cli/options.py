@@ -102,12 +102,7 @@ class Duration(click.ParamType[float]):
 
 
 class _FlagOption(Option):
-    """A flag of the configuration, whose help ends with the default of its field.
-
-    Args:
-        flag: the flag.
-        shows_default: whether it does; the default is looked up when the help is asked for.
-    """
+    """A flag of the configuration, whose help may end with the default of its field."""
 
     def __init__(self, flag: Flag, shows_default: bool) -> None:
         super().__init__(
@@ -115,20 +110,9 @@ class _FlagOption(Option):
             group=flag.group,
             rare=not flag.common,
             metavar=flag.metavar,
-            help=flag.help,
+            help=f"{flag.help} [{flag.default}]" if shows_default and flag.default else flag.help,
             shell_complete=lambda context, parameter, begin: [word for word in flag.choices if word.startswith(begin)],
         )
-        self._key = flag.key if shows_default else ""
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """The option and its help."""
-        from dynbench.config.describe import field_of
-
-        record, found = super().get_help_record(ctx), field_of(self._key)
-        default = None if found is None else found[0].default
-        if record is None or not isinstance(default, str | int | float):
-            return record
-        return record[0], f"{record[1]} [{default}]"
 
 
 def _compress_settings(context: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, object]:

@@ -31,6 +31,7 @@ class Flag:
         key: dotted key that it sets.
         metavar: what stands for the value in the help; the choices where there are some.
         choices: all values, where they are few and fixed.
+        default: that of its field, where it is a word or a number.
         help: one line.
     """
 
@@ -40,6 +41,7 @@ class Flag:
     key: str
     metavar: str
     choices: tuple[str, ...]
+    default: str
     help: str
 
     @property
@@ -53,7 +55,8 @@ def _read_flags() -> Iterator[Flag]:
         for row in csv.DictReader(file):
             names, choices = (tuple(filter(None, row[column].split("|"))) for column in ("option", "choices"))
             metavar = row["metavar"] or row["choices"]
-            yield Flag(row["group"], bool(row["common"]), names, row["key"], metavar, choices, row["help"])
+            rest = (choices, row["default"], row["help"])
+            yield Flag(row["group"], bool(row["common"]), names, row["key"], metavar, *rest)
 
 
 FLAGS = tuple(_read_flags())

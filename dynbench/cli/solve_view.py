@@ -25,6 +25,7 @@ from dynbench.plugins.policies import plan_of
 from dynbench.runs.provenance import usable_cores
 from dynbench.schedule.solve import LINE_LIMIT_S, Line, Skipped, cost_is_estimated, speedup_is_estimated
 from dynbench.schedule.traces import Trace, describe
+from dynbench.table_text import format_value
 from dynbench.units import format_count
 
 PATIENCE_S = 2.0
@@ -83,8 +84,8 @@ def print_solution(solution: Solution, figures: Sequence[Path], following: Seque
         )
     for (policy, reason), where in left_out.items():
         stderr.print(f"skipped {policy} ({', '.join(where)}): {reason}", soft_wrap=True)
-    count_figures = f" ({len(figures)} figure files)" if figures else ""
-    print_lines(f"Results: {solution.run.path}{count_figures}", *following)
+    shown = (f"figures  {len(figures)} files in {solution.run.figures_dir}",) if figures else ()
+    print_lines(*shown, f"folder   {solution.run.path}", *following)
 
 
 def best_by_ranks(results: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any] | None]:
@@ -158,7 +159,7 @@ COLUMNS: Columns = {
     "max cost": lambda row: f"{ESTIMATE * cost_is_estimated(row)}{format_count(round(row['mean_max_cost'], 3))}",
     "vs static": _speedup,
     "bound": lambda row: format_count(round(row["mean_bound"], 3)),
-    "gap": lambda row: f"{row['gap_to_bound']:.1%}",
+    "gap": lambda row: format_value(row["gap_to_bound"], "%"),
     "padding": lambda row: f"{row['padding_ratio']:.2f}",
     "samples/rank": _samples,
     "lost/rep./cut": lambda row: "/".join(map(format_count, row["epoch_samples"].values())),
@@ -221,7 +222,7 @@ def _notes(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if weight := next((r["second_weight"] for r in results if r["second_weight"] is not None), None):
         yield f"costs add {weight:g} tokens per unit of the second column, which pad and attend to nothing"
     if any(r["objective"] == "slots" and r["micro_batches"] != 1 for r in results):
-        yield "slots: ranks meet in every micro-batch, so a step costs the sum over these of the slowest rank's"
+        yield "slots: ranks synchronise in every micro-batch, so a step costs the sum over these of the slowest rank's"
     if estimated := [r for r in results if speedup_is_estimated(r)]:
         yield (
             f"{ESTIMATE} estimated from tokens: the probe measured {estimated[0]['fitted_on']} micro-batches, and "
@@ -243,7 +244,7 @@ def next_lines(solution: Solution, config: Config, settings: Settings) -> list[s
         return []
     tried = [r for r in results if r["policy"] != "static" and _counts(r)]
     if tried and not any(map(_gains, tried)):
-        return ["Next: stay with static; on these lengths no policy that keeps batches random is faster"]
+        return ["next     stay with static; on these lengths no policy that keeps batches random is faster"]
     best = best_by_ranks(results)
     name = next(line["trace"] for line in best.values() if line is not None)
     trace = next(trace for trace in solution.traces if trace.name == name)
@@ -254,7 +255,7 @@ def next_lines(solution: Solution, config: Config, settings: Settings) -> list[s
         why = "the model takes no more" if probed is None else f"{config.probe.run} was probed with no more"
         return [
             f"{name} has samples of up to {longest} tokens; train cuts at {most} ({why}), which has other figures.",
-            f"Next: the same with --max-length {most}",
+            f"next     the same with --max-length {most}",
         ]
     common = _data(trace, config, most)
     if probed is not None:
@@ -269,7 +270,7 @@ def next_lines(solution: Solution, config: Config, settings: Settings) -> list[s
         wanted = common | _plan(line, config) | _ranks(config.launch, ranks)
         wanted |= whole_window_steps(changed(config, wanted))
         words = setting_words("train", solution.run, wanted)
-        lines.append(f"Next: {next_command('train', *words, root=solution.run.path.parent)}")
+        lines.append(f"next     {next_command('train', *words, root=solution.run.path.parent)}")
     return lines
 
 

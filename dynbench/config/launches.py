@@ -1,4 +1,4 @@
-"""How often the arms of a comparison are launched, and how they meet: `launches` of a recipe."""
+"""How often the arms of a comparison are launched, and in which order: `launches` of a recipe."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Percent = Annotated[float, Field(gt=0, lt=1), BeforeValidator(_fraction)]
 
 
 class Launches(Section):
-    """How often arms are launched, and how they meet."""
+    """How often arms are launched, and in which order."""
 
     count: LaunchCount = 2
     """Launches per arm; even where arms are launched apart, so that the order is fair. Not read with `half_width`."""

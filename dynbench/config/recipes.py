@@ -53,7 +53,7 @@ class RecipeText(Section):
     baseline: str | None = None
     """The arm that the others are compared with; null is the first."""
     launches: Annotated[Launches, BeforeValidator(counted)] = Field(default_factory=Launches)
-    """How often arms are launched, and how they meet; a plain number is launches per arm."""
+    """How often arms are launched, and in which order; a plain number is launches per arm."""
     question: str | None = None
     """What the comparison asks, by name; null finds it from what the arms differ in."""
     order: Literal["abba"] = "abba"
@@ -73,7 +73,7 @@ class Recipe:
         description: one line.
         arms: configuration by arm name, in order.
         baseline: name of the arm that the others are compared with.
-        launches: how often arms are launched, and how they meet.
+        launches: how often arms are launched, and in which order.
         cell: what this comparison of several adds to the shared settings, unless the command line sets it for all of
             them; empty for a single one.
         question: name of what is asked; None finds it from what the arms differ in.

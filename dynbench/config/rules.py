@@ -104,8 +104,8 @@ def _few_or_many_averagings(config: Config) -> Iterator[str]:
     met = (train.warmup_steps + train.steps) // every - train.warmup_steps // every
     if abs(met * every - train.steps) > MOST_MISSED * train.steps:
         yield (
-            f"sync.inner_steps: ranks meet after every {every} steps, {met} times in the {train.steps} measured ones "
-            f"(train.steps, after {train.warmup_steps} of warm-up), whose share is {train.steps / every:.3g}; the "
+            f"sync.inner_steps: ranks synchronise after every {every} steps, {met} times in the {train.steps} measured "
+            f"ones (train.steps, after {train.warmup_steps} of warm-up), whose share is {train.steps / every:.3g}; the "
             f"limit is {MOST_MISSED:.0%} more or fewer, set train.steps to {-(-train.steps // every) * every}"
         )
 
@@ -223,8 +223,8 @@ def _synchronisation(config: Config) -> Problems:
         f"to none, or sync.name to {able}": strategy and not strategy.compresses and compresses,
         f"compress.gather: {config.compress.gather!r}, but under sync.name {sync.name!r} no parameters are gathered "
         "while a model runs; set it to none, or sync.name to fsdp": strategy and gathers,
-        f"sync.overlap_steps: a part would meet anew after {every} steps (sync.inner_steps), before {later} have "
-        f"brought the mean of the last time; greatest that works: {every - 1}": 0 < later >= every,
+        f"sync.overlap_steps: a part would be synchronised anew after {every} steps (sync.inner_steps), before "
+        f"{later} have brought the mean of the last time; greatest that works: {every - 1}": 0 < later >= every,
         f"compress.error_feedback: true diverges with the unbiased form of {name}; set compress.contractive to true, "
         "or compress.error_feedback to auto": unbiased and options.error_feedback is True,
     }

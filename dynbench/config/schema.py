@@ -154,9 +154,9 @@ class Schedule(Section):
     """Micro-batches per rank and step; auto lets the plan decide (one, more where a capacity or the measured cost
     asks for it)."""
     objective: Literal["auto", "sum", "slots"] = "auto"
-    """What plans of several micro-batches per rank make least: `sum`, the slowest rank's sum of them, where ranks meet
-    once a step; `slots`, the sum over them of the slowest rank's, where they meet in every one; auto follows from
-    `sync.name`."""
+    """What plans of several micro-batches per rank make least: `sum`, the slowest rank's sum of them, where ranks
+    synchronise once a step; `slots`, the sum over them of the slowest rank's, where they do so in every one; auto
+    follows from `sync.name`."""
     capacity: PositiveInt | tuple[PositiveInt, ...] | str | None = None
     """Largest micro-batch in samples, of packed rows in tokens: one number, one per worker, or a probe run (id, prefix,
     name, `@latest`); null takes it from `probe.run`, else there is none."""
@@ -194,7 +194,7 @@ class Schedule(Section):
 
 @with_options(name=STRATEGIES)
 class Sync(Section):
-    """How gradients meet."""
+    """How gradients are synchronised."""
 
     name: StrategyName = "ddp"
     """Strategy of the registry (`dynbench plugins strategies`)."""
@@ -204,7 +204,7 @@ class Sync(Section):
 
     @property
     def trains(self) -> bool:
-        """Whether gradients meet, so that a model is trained; a strategy that is not known here counts as one."""
+        """Whether gradients are synchronised, so that a model is trained; as of a strategy that is not known here."""
         entry = STRATEGIES.get(self.name)
         return self.communicate and (entry is None or entry.trains)
 
@@ -315,7 +315,7 @@ class Launch(Section):
     node_rank: NonNegativeInt = 0
     """This node, as given to torchrun."""
     rdzv_endpoint: str | None = None
-    """host:port where nodes meet, as given to torchrun; null on one node."""
+    """host:port of the rendezvous of the nodes, as given to torchrun; null on one node."""
     rdzv_id: str | None = None
     """Rendezvous id; null leaves the choice to torchrun."""
     timeout_s: PositiveInt = 600

@@ -285,7 +285,7 @@ def default_objective(config: Config) -> tuple[Objective, str]:
     entry = STRATEGIES.get(config.sync.name)
     objective: Objective = "sum" if entry is None else entry.objective
     when = "once a step" if objective == "sum" else "in every micro-batch"
-    return objective, f"ranks meet {when} (sync.name {config.sync.name})"
+    return objective, f"ranks synchronise {when} (sync.name {config.sync.name})"
 
 
 def build_objective(config: Config) -> Objective:

@@ -215,10 +215,11 @@ AS_FAR_AS_KNOWN = ("samples", "unproven")
 LOSSY = ("compress.", "train.precision")
 """Beginnings of settings that change what a gradient is."""
 DOUBTS = (
-    *("environment", "few_launches", "launch_order", "launch_spread", "first_stage"),
+    *("environment", "few_launches", "launch_order", "first_stage"),
     *("short_warmup", "drift", "slowest_rank"),
 )
-"""Checks whose warnings make times less certain; those that fail do, whichever they are."""
+"""Checks whose warnings make times less certain than the interval says, which has the spread of launches in it; those
+that fail do, whichever they are."""
 _ABOUT = ("candidate", "arm", "run", "second")
 """Values of a finding that say whose it is."""
 By = Literal["time", "ranks", "bytes", "losses"]
@@ -377,13 +378,14 @@ def judged(source: ReportInput) -> list[ComparisonRecord]:
 
 
 def doubts_of(source: ReportInput, item: ComparisonRecord) -> list[Finding]:
-    """What the checks found that makes the times of a comparison less certain, or wrong."""
+    """What the checks found that makes the times of a comparison, not only those of others, less certain or wrong."""
     arms = [name for name in (item.baseline, item.candidate) if name in source.arms]
     names = {*arms, *(label for arm in arms for one in source.arms[arm] for label in (one.label, one.id))}
     return [
         check
         for check in source.checks or ()
         if check.severity == "fail" or (check.severity == "warn" and check.id in DOUBTS)
+        if not isinstance(over := check.values.get("in_doubt"), list) or item.candidate in over
         if not (whose := {str(check.values[key]) for key in _ABOUT if key in check.values}) or whose & names
     ]
 

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from dynbench.analysis import links as buckets
+from dynbench.analysis.evaluations import Epoch
 from dynbench.analysis.links import BucketFit, BucketPoint
 from dynbench.analysis.measure import Summaries
+from dynbench.analysis.measures import workers_of
 from dynbench.analysis.profile import bottlenecks
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.table_specs import WASTE, mean_waste
-from dynbench.analysis.verdict import Verdict
+from dynbench.analysis.topology import Against, against, agreements, busiest
+from dynbench.analysis.verdict import LEAST_TOLERANCE, Verdict
 from dynbench.analysis.waste import PARTS, ms_per_kilotoken
 from dynbench.experiment.offline_plans import Solved, planned_speedup
-from dynbench.experiment.report_input import Json, ReportInput, in_language, mean_of
+from dynbench.experiment.report_input import Json, ReportInput, in_language, mean_of, whole
 from dynbench.report import Template
 
 
@@ -169,6 +172,8 @@ def communication_facts(source: ReportInput) -> dict[str, object]:
         "buckets": buckets_of(source),
         "strategy_pairs": strategy_pairs(source),
         "training_s": training_s(source),
+        "topology": topology(source),
+        "agreements": list(agreements(*_epochs(source), source.question.loss_drift or LEAST_TOLERANCE)),
     }
 
 
@@ -264,6 +269,26 @@ def strategy_pairs(source: ReportInput) -> list[tuple[str, Json, Json]]:
         for strategy, name in arms.items()
     }
     return [(key, numbers[a], numbers[b]) for key, (a, b) in PAIRS.items() if a in arms and b in arms]
+
+
+def topology(source: ReportInput) -> list[tuple[Against, bool]]:
+    """Arms held against each other by what their busiest processes do, and whether launches tell their times apart."""
+    told = {frozenset(pair) for pair in _faster(source)}
+    return [(pair, frozenset((pair.one.arm, pair.other.arm)) in told) for pair in against(busiest(source.launches))]
+
+
+def _epochs(source: ReportInput) -> tuple[dict[str, dict[object, Sequence[Epoch]]], dict[str, int]]:
+    """Of every arm that trained whole epochs, these by the launch's seed, and how many of its ranks train."""
+    found = {
+        name: {
+            (member.config or {}).get("train.seed"): trained["each"]
+            for member in whole(members)
+            if isinstance(trained := member.summary.get("epochs"), Mapping)
+        }
+        for name, members in source.arms.items()
+    }
+    known = {name: launches for name, launches in found.items() if launches}
+    return known, {name: workers_of(source.arms[name][0].summary) or 0 for name in known}
 
 
 def training_s(source: ReportInput) -> dict[str, float]:

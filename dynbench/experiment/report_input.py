@@ -317,7 +317,8 @@ def reason(template: Template, comparison: ComparisonRecord) -> str:
 
 def loss_difference(item: ComparisonRecord) -> str | None:
     """Largest relative difference of the loss between paired steps; None where it was not compared."""
-    return None if item.loss_max_rel_diff is None else f"{item.loss_max_rel_diff:.1e}"
+    difference = item.loss_max_rel_diff
+    return None if difference is None else f"{difference:.1e}" if difference else "0"
 
 
 def loss_drift(item: ComparisonRecord) -> str | None:

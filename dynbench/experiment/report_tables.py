@@ -27,10 +27,10 @@ from dynbench.experiment.report_input import (
     status,
 )
 from dynbench.experiment.report_settings import arms_rows, common_rows, cost_of, run_rows
-from dynbench.report import Template, interval, number, percent, ratio, signed_interval, signed_percent
+from dynbench.report import Template, interval, number, percent, ratio, signed_ends, signed_interval, signed_percent
 from dynbench.runs.phrase import NBSP
 from dynbench.schedule.solve import cost_is_estimated
-from dynbench.table_text import Markdown, Table, format_value
+from dynbench.table_text import Markdown, Table, format_value, signed
 from dynbench.units import format_ms
 
 NOT_MEASURED, MISSING = "words.not_measured", "words.missing"
@@ -109,7 +109,7 @@ def _comparisons(sources: Sources) -> Rows:
     loss, of_loss = ("loss_drift", loss_drift) if drifts else ("loss_parity", loss_difference)
     for item in source.comparisons:
         chosen = {
-            "recovered": percent(item.recovered_share),
+            "recovered": percent(item.recovered),
             "saved": saved_hours(item, source) or "",
             "efficiency": percent(item.efficiency),
         }
@@ -134,7 +134,8 @@ def _verdicts(sources: Sources) -> Rows:
             arm = arms[item.candidate]
             loss = signed_interval(arm.change)
             if source.question.name == "steps" and arm.difference is not None:  # where differences are the answer
-                loss = "{:+.4f} [{:+.4f}, {:+.4f}]".format(*arm.difference)
+                mean, *ends = arm.difference
+                loss = f"{signed(mean, 4)} {signed_ends(ends, 4)}"
         else:
             loss = loss_drift(item) if drifts else loss_difference(item)
         fewer = {"traffic": number(arms[item.candidate].traffic)} if source.question.name == "compress" and arms else {}
@@ -302,6 +303,8 @@ def _changes(sources: Sources) -> Rows:
     known = {name: key for name, key in CHANGES.items() if any(key in item.improvement_percent for item in found)}
     for item in found if known else ():
         changes = {name: _less(item.improvement_percent.get(key)) for name, key in known.items()}
+        if item.tail is not None and item.tail.interval is not None:
+            changes["tail"] = signed_interval(item.tail.change)
         yield {"arm": item.candidate, **{"=" + label(f"changes.{name}"): text for name, text in changes.items()}}
 
 

@@ -36,12 +36,13 @@ from dynbench.experiment.report_input import (
 )
 from dynbench.experiment.report_settings import data_facts, memory_facts, settings
 from dynbench.experiment.report_tables import Sources, report_tables
+from dynbench.experiment.report_tail import tail_facts
 from dynbench.plugins import POLICIES
 from dynbench.report import CONTENTS, Template, interval, percent, ratio, substitute
 from dynbench.runs.store import results_option
 from dynbench.schedule.prefix_counts import ENUMERATION_LIMIT, REFERENCE_LIMIT
 from dynbench.schedule.solve import cost_is_estimated
-from dynbench.table_text import Markdown, quoted
+from dynbench.table_text import Label, Markdown, quoted
 
 Values = dict[str, Any]
 
@@ -71,6 +72,7 @@ def report_values(sources: Sources) -> Values:
         **data_facts(source),
         **arms_facts(source, sources.solved, concluded.best, template),
         **communication_facts(source),
+        **tail_facts(source),
         **memory_facts(source),
         "work.unit": in_language(template, source.question.unit.name.record(), ""),
         "padding_known": mean_of(source.arms[source.baseline], "padding_ratio") is not None,
@@ -80,12 +82,15 @@ def report_values(sources: Sources) -> Values:
     }
 
 
-def _policies(source: ReportInput) -> Values:
+def _policies(source: ReportInput, label: Label) -> Values:
     """The policies of the arms; `other_policies` are those without a chapter, each with its description."""
     configs = [member.config or {} for member in source.members]
     names = [*dict.fromkeys(str(config["schedule.policy"]) for config in configs if "schedule.policy" in config)]
     others = [name for name in names if name not in WITH_TEXT and name in POLICIES]
-    return {"policies": names, "other_policies": {name: POLICIES[name].summary for name in others}}
+    return {
+        "policies": names,
+        "other_policies": {name: label(f"policies.{name}", POLICIES[name].summary) for name in others},
+    }
 
 
 def _best_and_baseline(source: ReportInput, best: ComparisonRecord | None, template: Template) -> Values:
@@ -176,7 +181,7 @@ def _facts(sources: Sources, concluded: Conclusion) -> Values:
         "doubts": [*dict.fromkeys(check.id for check in concluded.doubts)],
         "warnings": warnings(source, template),
         "levels_used": [level for level in LEVELS if level in compared],
-        **_policies(source),
+        **_policies(source, template.label),
         "compressors": of_bytes,
         "compressor_doubts": [*dict.fromkeys(check.id for check in of_bytes.doubts)],
         "steps_effects": steps_effects(source),
@@ -216,8 +221,6 @@ def _work(best: ComparisonRecord | None) -> str:
     """How far the runs did the same work."""
     if best is None:
         return "none"
-    if best.leak is not None and best.level == "tokens":
-        return "leak"
     # Equal hashes are equal work whatever else differs; beyond them nothing vouches for it.
     return best.level if best.same_work or best.verdict is not Verdict.INCOMPARABLE else "different"
 

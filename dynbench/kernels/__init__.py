@@ -8,6 +8,7 @@ For a training loop of your own, with `PlannedBatchSampler(…, layout="packed")
 `check_packed_rows` proves on your own samples that they do not see each other. `recipes/own_loop` has a whole program.
 """
 
+from dynbench.kernels.flash_compiled import FlashAttentionCompiled
 from dynbench.kernels.flash_torch import FlashAttentionTorch
 from dynbench.kernels.flash_triton import FlashAttentionTriton
 from dynbench.kernels.leak_check import check_packed_rows
@@ -16,6 +17,7 @@ from dynbench.kernels.packed_models import use_packed_rows
 
 __all__ = [
     "Boundaries",
+    "FlashAttentionCompiled",
     "FlashAttentionTorch",
     "FlashAttentionTriton",
     "PackedCollator",

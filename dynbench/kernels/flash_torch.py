@@ -233,14 +233,22 @@ class FlashAttentionTorch(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """By recomputation; `gradients` has that of the result only."""
-        *states, result, lse = ctx.saved_tensors
-        flat = (*states, *(each.flatten(0, -3) for each in (result, gradients[0])), lse.flatten(0, -2))
-        found = _sample_by_sample(partial(backward_tiles, is_causal=ctx.is_causal), flat, ctx.boundaries)
-        return (
-            *(each.view(shape).to(dtype) for each, (shape, dtype) in zip(found, ctx.given, strict=True)),
-            None,
-            None,
-        )
+        return recomputed(ctx, gradients[0], backward_tiles)
+
+
+def recomputed(ctx: Any, gradient: Tensor, work: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor | None, ...]:
+    """What a backward pass gives: gradients of what the forward pass was given.
+
+    Args:
+        ctx: holds what `FlashAttentionTorch.forward` saved.
+        gradient: of the result.
+        work: takes and gives what `backward_tiles` does.
+    """
+    *states, result, lse = ctx.saved_tensors
+    flat = (*states, *(each.flatten(0, -3) for each in (result, gradient)), lse.flatten(0, -2))
+    found = _sample_by_sample(partial(work, is_causal=ctx.is_causal), flat, ctx.boundaries)
+    given = zip(found, ctx.given, strict=True)
+    return (*(each.view(shape).to(dtype) for each, (shape, dtype) in given), None, None)
 
 
 def forward_tiles(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
@@ -252,7 +260,7 @@ def forward_tiles(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) ->
         value: as `key`.
         is_causal: whether query i sees the keys up to i only.
     """
-    query, key, value = (_wide(each) for each in (query, key, value))
+    query, key, value = (wide(each) for each in (query, key, value))
     (batch, n_queries, d), n_keys = query.shape, key.shape[1]
     result, lse = torch.empty_like(query), query.new_empty(batch, n_queries)
     for some, stacks in stacks_of(batch, n_queries, tiles_for(batch, query.device)):
@@ -294,7 +302,7 @@ def backward_tiles(
         lse: what `forward_tiles` gave beside it.
         is_causal: as there.
     """
-    query, key, value, result, gradient = (_wide(each) for each in (query, key, value, result, gradient))
+    query, key, value, result, gradient = (wide(each) for each in (query, key, value, result, gradient))
     (batch, n_queries, d), n_keys = query.shape, key.shape[1]
     scale = 1 / math.sqrt(d)
     of_query, of_key, of_value = (torch.empty_like(each) for each in (query, key, value))
@@ -340,7 +348,8 @@ class _Buffer:
         return self._room[: self._tiles * math.prod(shape)].view(self._tiles, *shape)
 
 
-def _wide(states: Tensor) -> Tensor:
+def wide(states: Tensor) -> Tensor:
+    """In float32 at least."""
     return states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
 
 

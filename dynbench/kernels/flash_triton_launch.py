@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from dynbench.kernels import flash_triton_kernels as kernels
-from dynbench.kernels.flash_triton import ALL_TILES, tiles_of
+from dynbench.kernels.flash_triton_tiles import ALL_TILES, tiles_of
 from dynbench.kernels.packed_attention import Boundaries
 
 INTERPRETED = not isinstance(kernels.forward, triton.JITFunction)

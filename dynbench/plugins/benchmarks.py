@@ -103,6 +103,7 @@ Way = Literal[
     "sdpa_cudnn",
     "flex",
     "flash_torch",
+    "flash_compiled",
     "flash_triton",
 ]
 
@@ -118,11 +119,14 @@ class AttentionOptions(DeviceOptions):
     """Types of the elements."""
     ways: Several[Way] = ("plain", "sdpa", "flash_torch")
     """What computes it: plain PyTorch or that compiled; torch's own, by whichever back end or by a named one, or its
-    FlexAttention; our FlashAttention-2 in PyTorch or in Triton."""
+    FlexAttention; our FlashAttention-2 in PyTorch, with a compiled backward pass, or in Triton."""
     batch: PositiveInt | None = None
     """Rows of the batch; there are no heads."""
     causal: bool | None = None
     """Whether a query sees no later keys."""
+    memory_limit_mb: PositiveFloat | None = None
+    """Resident memory of the process on a CPU, in MB: the kernel refuses a case what would take more, which is then a
+    row that ran out of memory; null reckons by hand what fits into the machine."""
 
 
 class PrecisionOptions(DeviceOptions):
@@ -274,7 +278,7 @@ BENCHMARKS: Registry[BenchmarkEntry] = Registry(
                 "lengths=128,256,512,1024,2048,4096,8192,16384,32768,65536",
                 "widths=16,32,64,128",
                 "dtypes=bfloat16,float32",
-                "ways=plain,sdpa,flash_torch,flash_triton",
+                "ways=plain,sdpa,flash_torch,flash_compiled,flash_triton",
             ),
         ),
         BenchmarkEntry(
@@ -312,7 +316,7 @@ BENCHMARKS: Registry[BenchmarkEntry] = Registry(
         ),
         BenchmarkEntry(
             "optimizer",
-            "AdamW with and without zero1: memory at three moments by what it is for, time of a step, bytes sent",
+            "AdamW whole, with ShardedOptimizer and with zero1: memory at three moments by its use, time, bytes sent",
             "dynbench.bench.optimizer:OptimizerState",
             OptimizerOptions,
             full=("sizes=xl-2025", "context=128", "iterations=10"),

@@ -1,4 +1,4 @@
-"""The strategies: how gradients meet."""
+"""The strategies: gradient synchronisation."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from dynbench.plugins.registry import (
 )
 
 Objective = Literal["sum", "slots"]
-"""What plans of several micro-batches per rank make least: the slowest rank's sum of them, where ranks meet once a
-step; or the sum, over the micro-batches, of the slowest rank's, where they meet in every one."""
+"""What plans of several micro-batches per rank make least: the slowest rank's sum of them, where ranks synchronise
+once a step; or the sum, over the micro-batches, of the slowest rank's, where they do so in every one."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class DdpOptions(BucketOptions):
 
 
 class LocalOptions(Section):
-    """Of strategies whose ranks train apart and meet every few steps."""
+    """Of strategies whose ranks train apart and synchronise every few steps."""
 
     inner_steps: PositiveInt = 8
     """Optimizer steps that every rank takes by itself between two meetings (H)."""
@@ -92,7 +92,7 @@ class DilocoOptions(LocalOptions):
     outer_momentum: NonNegativeFloat = 0.9
     """Nesterov momentum of the outer step; 0 for none."""
     fragments: PositiveInt = 1
-    """Parts that the model meets in, one after the other, evenly over the inner steps."""
+    """Parts in which the model is synchronised, one after the other, evenly over the inner steps."""
     overlap_steps: NonNegativeInt = 0
     """Steps that ranks go on while the mean of a part is on its way, below inner_steps; 0 waits for it."""
     own_share: Annotated[float, Field(ge=0, le=1)] = 0.5

@@ -22,10 +22,11 @@ from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
 from dynbench.engine.failure import is_out_of_memory, lasting_fault
 from dynbench.engine.rank.loop import build_strategy
+from dynbench.engine.rank.memory_limit import limit_process, resident_bytes
 from dynbench.engine.rank.rank_process import die_with_parent
 from dynbench.plugins import STRATEGIES
 from dynbench.probe.children import RESERVE
-from dynbench.probe.trial import TrialStep, limit_process, rehearsed, resident_bytes
+from dynbench.probe.trial import TrialStep, rehearsed
 from dynbench.runs.run import Run
 from dynbench.units import mb
 from dynbench.wire.base import null_group

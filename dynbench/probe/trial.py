@@ -8,11 +8,9 @@ backward pass for the all-reduce to hide behind.
 from __future__ import annotations
 
 import gc
-import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,6 +23,7 @@ from dynbench.compress.base import Compressor
 from dynbench.config.schema import Config
 from dynbench.engine.failure import is_out_of_memory
 from dynbench.engine.rank.memory import memory_meter
+from dynbench.engine.rank.memory_limit import limit_process
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.kernels.packed_attention import most_demanding
@@ -44,31 +43,6 @@ STEPS_PER_TRIAL = 2
 """The first step allocates the optimizer's state only after its activations are gone; the second holds both."""
 SETTLING = 3
 """Steps of a block before those that count."""
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process, interpreter and libraries included: what a training run reports peaks of."""
-    return _status("VmRSS:")
-
-
-def limit_process(limit_bytes: int) -> None:
-    """Let the kernel refuse this process memory that would make more than the limit resident.
-
-    `RLIMIT_DATA` counts private writable mappings since Linux 4.7 (getrlimit(2)), so that the allocator fails at once
-    and the process survives, where a control group would have it killed. It knows neither the pages of libraries nor
-    which of the mappings are in use, so what is allowed is what is mapped now and what is left below the limit; to be
-    called again before every trial. What is mapped and becomes resident later is not refused: a peak has the last word.
-    """
-    allowed = _status("VmData:") + max(0, limit_bytes - resident_bytes())
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (allowed if most == resource.RLIM_INFINITY else min(allowed, most), most))
-
-
-def _status(key: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {key.rstrip(':')}")
 
 
 def shaped(workload: Workload, n: int, length: int, device: torch.device, most: bool = False) -> TokenisedData:
@@ -157,7 +131,7 @@ def rehearsed(config: Config, worker: int, workers: int, group: dist.ProcessGrou
         group: of `null_group`.
     """
     entry, sync = STRATEGIES.find(config.sync.name), config.sync
-    if entry.reads("inner_steps"):  # so that a step holds what the one holds in which ranks meet
+    if entry.reads("inner_steps"):  # so that a step holds what the one holds in which ranks synchronise
         sync = sync.model_copy(update={"inner_steps": 1 + options_of(sync, DilocoOptions).overlap_steps})
     wire = RehearsalWire(entry.servers + worker, entry.servers + workers, group, _compressor(config))
     strategy: Strategy = entry.load()(sync, wire)

@@ -1,8 +1,8 @@
 """Several micro-batches per rank: what a step lasts by its objective, exhaustive search of small steps, local search.
 
-Under `sum` ranks meet once, at its end: the step lasts as long as its slowest rank's micro-batches together. Under
-`slots` they meet in every micro-batch, as FSDP's gathers make them: the k-th micro-batches of all ranks are a slot,
-which lasts as long as the slowest, and the step is the sum of its slots.
+Under `sum` ranks synchronise once, at its end: the step lasts as long as its slowest rank's micro-batches together.
+Under `slots` they do so in every micro-batch, as FSDP's gathers make them: the k-th micro-batches of all ranks are a
+slot, which lasts as long as the slowest, and the step is the sum of its slots.
 
 Every slot takes samples that follow each other in sorted length, the first slot the longest. Given how long it may
 last, its ranks take as many samples as they can, one after the other. So the samples left after it follow from those
@@ -186,7 +186,7 @@ def polished(samples: SortedStep, meets: Accumulation, deal: Deal, rounds: int =
     """A deal no slower: single samples pass between micro-batches, those between these being moved along.
 
     Many such changes are priced at once, and the best is made; of those that are as good, the one of least total cost.
-    Ranks that meet once a step exchange whole micro-batches, too.
+    Ranks that synchronise once a step exchange whole micro-batches, too.
     """
     deal = _swapped(samples, meets, deal)
     for _ in range(rounds):
@@ -227,7 +227,7 @@ def _changes(sizes: list[int], critical: IntArray) -> IntArray:
 
 
 def _swapped(samples: SortedStep, meets: Accumulation, deal: Deal) -> Deal:
-    """The deal after exchanges of whole micro-batches between the slowest rank and others, where they meet once."""
+    """The deal after exchanges of whole micro-batches between the slowest rank and others, where `sum` is asked for."""
     of_one_each = meets.alike and len(deal.sizes) == meets.ranks
     if meets.objective == "slots" or meets.ranks == 1 or of_one_each:
         return deal

@@ -108,7 +108,7 @@ def _squares(tokens: FloatArray, speed: FloatArray, micro_batches: int) -> float
 
 
 def slots_bound(weights: FloatArray, cost: CostModel, fastest: float, ranks: int, slots: int) -> float:
-    """No plan whose ranks meet in every micro-batch has a smaller sum over these of the slowest rank's.
+    """No plan whose ranks synchronise in every micro-batch has a smaller sum over these of the slowest rank's.
 
     Of n slots, i hold i*G samples at least, so the i-th shortest one is no shorter than the i*G-th cheapest sample; and
     some slot holds the dearest. The mean over ranks bounds this sum as it bounds the slowest rank's: see `batch_bound`.
@@ -131,8 +131,8 @@ def slots_bound(weights: FloatArray, cost: CostModel, fastest: float, ranks: int
 def step_bound(plan: StepPlan, problem: Problem) -> float:
     """The bound on `step_cost` of the samples that a plan took, at the micro-batches it uses; packed plans do not pad.
 
-    Where every rank runs the same number because ranks meet in each, a number that was chosen may be as small as the
-    capacities allow.
+    Where every rank runs the same number because ranks synchronise in each, a number that was chosen may be as small as
+    the capacities allow.
     """
     ids = plan.sample_ids()
     lengths = problem.lengths[ids] if plan.packed else problem.padded_lengths[ids]
@@ -160,8 +160,8 @@ class StepFacts:
 
     Attributes:
         costs: predicted time per rank, cost over speed, shape [G].
-        max_cost: what the step lasts: the slowest rank's cost or, where ranks meet in every micro-batch, the sum over
-            these of the slowest rank's.
+        max_cost: what the step lasts: the slowest rank's cost or, where ranks synchronise in every micro-batch, the sum
+            over these of the slowest rank's.
         padded_tokens: per rank, summed over its micro-batches, shape [G].
         real_tokens: per rank, shape [G].
         local_batches: samples per rank, shape [G].

@@ -1,11 +1,11 @@
 """Several padded micro-batches per rank, for ranks of equal capacity and one global batch.
 
 This contains multiprocessor scheduling: few samples are dealt in every way (`cheapest`), more by a heuristic that
-proves nothing. The sorted batch is cut into M contiguous micro-batches in a few ways. Where ranks meet once a step,
-these are dealt to them, dearest first to the rank that would end it first (LPT: Graham 1969; with unequal speeds
-Gonzalez, Ibarra and Sahni 1977); where they meet in every micro-batch, neighbours in cost run together, and one of the
-cuts is made for that (`cut_by_slots`). The best of all is `polished`. Where samples have a second cost,
-one micro-batch per rank is made here too, and contiguous ones are a heuristic.
+proves nothing. The sorted batch is cut into M contiguous micro-batches in a few ways. Where ranks synchronise once a
+step, these are dealt to them, dearest first to the rank that would end it first (LPT: Graham 1969; with unequal speeds
+Gonzalez, Ibarra and Sahni 1977); where they do so in every micro-batch, neighbours in cost run together, and one of the
+cuts is made for that (`cut_by_slots`). The best of all is `polished`. Where samples have a second cost, one micro-batch
+per rank is made here too, and contiguous ones are a heuristic.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ SPARE = 4
 class MicroBatchPlanner:
     """Shares of one or more micro-batches.
 
-    With a fixed number N every rank runs exactly N or, where speeds differ and ranks meet once a step, N on average
-    and at least one. With `auto` it is the least that the capacities need, or the next multiple of the ranks; with a
-    `measured` cost, which has a price for each, the number of the fastest plan: they are tried in order of a lower
-    bound, until it ends the search or, for a large batch, further ones gain little. Where ranks meet in every
-    micro-batch, all run the same number.
+    With a fixed number N every rank runs exactly N or, where speeds differ and ranks synchronise once a step, N on
+    average and at least one. With `auto` it is the least that the capacities need, or the next multiple of the ranks;
+    with a `measured` cost, which has a price for each, the number of the fastest plan: they are tried in order of a
+    lower bound, until it ends the search or, for a large batch, further ones gain little. Where ranks synchronise in
+    every micro-batch, all run the same number.
 
     Args:
         problem: ranks of equal capacity; `micro_batches` is N or auto.

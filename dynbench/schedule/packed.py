@@ -1,8 +1,8 @@
 """Packed rows of one global batch: no padding, so a rank's cost is the sum of its samples' and of its rows' price.
 
-Where ranks meet in every row, the sum over the slots of rows of the slowest rank's is made least. Without padding the
-work is constant, so a plan is optimal where all rows of a slot last alike, however long. Where the longest sample
-lasts longer than that, a slot is filled to its length, and the rest is dealt to others.
+Where ranks synchronise in every row, the sum over the slots of rows of the slowest rank's is made least. Without
+padding the work is constant, so a plan is optimal where all rows of a slot last alike, however long. Where the longest
+sample lasts longer than that, a slot is filled to its length, and the rest is dealt to others.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class PackedRows:
 
     One row per rank: exact where the bound is met or few samples let all deals be searched, else a heuristic. With
     `micro_batches` N every rank runs N rows, with auto as many as the capacities ask for: a heuristic but for very few
-    samples (`best_grouping`). Where ranks meet in every row, all run as many (`rows_by_slot`).
+    samples (`best_grouping`). Where ranks synchronise in every row, all run as many (`rows_by_slot`).
 
     Args:
         problem: of packed micro-batches.

@@ -45,8 +45,8 @@ class Problem:
         solver: for `prefix`: exact, enumerate or greedy.
         buffer: for `prefix`: samples held per rank (K).
         micro_batches: micro-batches per rank and step, or auto.
-        objective: of plans of several micro-batches per rank: `sum`, ranks meet once a step, and the slowest rank's sum
-            is made least; `slots`, they meet in every micro-batch, and the sum of the slowest rank's is.
+        objective: of plans of several micro-batches per rank: `sum`, ranks synchronise once a step, and the slowest
+            rank's sum is made least; `slots`, they do so in every micro-batch, and the sum of the slowest rank's is.
         settings: the `schedule` section, for policies with options of their own (`dynbench.plugins.options_of`).
         layout: `padded`, or what makes a micro-batch a row of real tokens, all of which are planned alike.
         second: of every sample a second number from 0 on, shape [N], such as its image patches or the tokens that it

@@ -71,6 +71,9 @@ class Strategy(ABC):
     columns: ClassVar[tuple[Column, ...]] = ()
     """Columns that it adds to a rank's rows."""
 
+    timed: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Of these, in milliseconds, what a `worker` takes for its messages, and what a `server` does."""
+
     model: nn.Module
     """The model as it was given, on its device where `wrap` puts it there whole."""
 

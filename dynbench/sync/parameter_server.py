@@ -22,8 +22,6 @@ from dynbench.sync.synchronised import share_model, trained_parameters
 from dynbench.wire.traffic import Spans
 
 SERVER = 0
-OF_A_WORKER, OF_THE_SERVER = ("push_ms", "pull_ms"), ("receive_ms", "average_ms", "send_ms")
-"""Columns that the rows of the other side leave empty."""
 WAITING = "peer_wait_ms"
 
 
@@ -51,6 +49,10 @@ class ParameterServer(Strategy):
             "and no transfer. Empty where an exchange is one message, which does not tell.",
         ),
     )
+    timed: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "worker": ("push_ms", "pull_ms"),
+        "server": ("receive_ms", "average_ms", "send_ms"),
+    }
     tells_waiting: ClassVar[bool]
     """Whether an exchange opens with a message that is small beside the others."""
 
@@ -137,7 +139,7 @@ class ParameterServer(Strategy):
     def row(self) -> Mapping[str, object]:
         """The messages of the step that ended, and what this side took over them."""
         times, messages, self._messages = self._times.take_ms(), self._messages, 0
-        mine = (*(OF_THE_SERVER if self._serves else OF_A_WORKER), *((WAITING,) if self.tells_waiting else ()))
+        mine = (*self.timed["server" if self._serves else "worker"], *((WAITING,) if self.tells_waiting else ()))
         known = {name: times[name] for name in mine}
         return {"messages": messages, **{column.name: known.get(column.name) for column in self.columns[1:]}}
 

@@ -32,7 +32,7 @@ def wire_for(tensor: Tensor) -> Wire:
         UsageError: there is no process group.
     """
     if not dist.is_initialized():
-        raise UsageError("no process group for gradients to meet in", "Call torch.distributed.init_process_group.")
+        raise UsageError("no process group to synchronise gradients in", "Call torch.distributed.init_process_group.")
     return Wire(Channel(device=tensor.device))
 
 

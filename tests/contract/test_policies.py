@@ -138,7 +138,7 @@ def judge(policy: Policy, plans: Sequence[StepPlan]) -> None:
         if problem.packed and problem.micro_batches != "auto" and not isinstance(policy, RowPeer):
             assert {len(share) for share in plan.shares} == {problem.micro_batches}
         if problem.objective == "slots" and policy.name in ("partition", "window"):
-            assert len({len(share) for share in plan.shares}) == 1, "all ranks meet in every micro-batch"
+            assert len({len(share) for share in plan.shares}) == 1, "all ranks synchronise in every micro-batch"
     if policy.level == "window":
         judge_windows(policy, plans)
     if policy.level == "stream":

@@ -12,19 +12,17 @@ from dynbench.analysis.comparison import Comparison
 from dynbench.analysis.questions import DEFAULT, within
 from dynbench.analysis.stats import (
     CONTRADICTION,
+    FEWEST_PAIRS,
     MOST_LAUNCHES,
     POWER,
     LaterSpread,
     coefficient_of_variation,
     later_spread,
-    launches_needed,
     reach,
     smallest_shown,
 )
-from dynbench.analysis.verdict import Verdict, loss_tolerance, windows_agree
+from dynbench.analysis.verdict import Verdict, aim_of, launches_to_decide, loss_tolerance, windows_agree
 
-FEWEST = 4
-"""Pairs of launches below which an interval means little: the launch is the unit of inference, not the step."""
 SESSION_H = 1.0
 """Hours without a launch after which the machine is in another state: other clocks, other neighbours, other code."""
 SPREAD_LIMIT = 0.10
@@ -90,26 +88,26 @@ def _couples(evidence: Evidence) -> Iterator[Pair]:
 
 
 def few_launches(evidence: Evidence) -> Iterator[Seen]:
-    """Comparisons with fewer pairs than `FEWEST`, or with an odd number of launches apart, as ABBA cannot balance.
+    """Comparisons with fewer than `FEWEST_PAIRS`, or with an odd number of launches apart, as ABBA cannot balance.
 
     What so few can say follows from t alone, whatever their spread came out as. Where `resolution` or `first_stage`
     says how many launches are needed, no other number is advised.
     """
     for comparison in evidence.comparisons:
         pairs = comparison.speedup.pairs
-        values = {**names_of(comparison), "pairs": pairs, "fewest": FEWEST}
+        values = {**names_of(comparison), "pairs": pairs, "fewest": FEWEST_PAIRS}
         if evidence.recipe is not None:
-            values |= {"recipe": evidence.recipe, "launches": max(FEWEST, pairs + pairs % 2)}
+            values |= {"recipe": evidence.recipe, "launches": max(FEWEST_PAIRS, pairs + pairs % 2)}
         hint = "recipe" if evidence.recipe is None else "more"
         spread, level = comparison.spread, comparison.level_alone
-        if pairs < FEWEST and spread is not None:
+        if pairs < FEWEST_PAIRS and spread is not None:
             per_launch = spread.df / (pairs - 1)
             reaches = {
                 "reach": reach(pairs, level, spread.df),
-                "wanted": reach(FEWEST, level, per_launch * (FEWEST - 1)),
+                "wanted": reach(FEWEST_PAIRS, level, per_launch * (FEWEST_PAIRS - 1)),
             }
             yield Seen("warn", values | reaches, {"seen": "wide", "limit": "few", "hint": hint})
-        elif pairs < FEWEST:
+        elif pairs < FEWEST_PAIRS:
             yield Seen("warn", values, {"seen": "few", "limit": "few", "hint": hint})
         elif not _unresolved(comparison) and _contradiction(comparison) is None and _apart(comparison) % 2:
             yield Seen("info", values, {"seen": "few", "limit": "odd", "hint": hint})
@@ -150,21 +148,17 @@ def first_stage(comparison: Comparison) -> Iterator[Seen]:
 def resolution(evidence: Evidence) -> Iterator[Seen]:
     """AMBIGUOUS comparisons: what their launches could have shown, and how many would show what they estimate.
 
-    The number of launches is as rough as the spread of so few pairs; that of fewer than `FEWEST` says nothing, nor does
-    that of a first stage which later launches contradict.
+    The number of launches is as rough as the spread of so few pairs; that of fewer than `FEWEST_PAIRS` says nothing,
+    nor does that of a first stage which later launches contradict.
     """
     for comparison in evidence.comparisons:
         spread = comparison.spread
         if spread is None or not _unresolved(comparison):
             continue
         pairs, level = comparison.speedup.pairs, comparison.level_alone
-        threshold = math.log1p(comparison.noise)
         # Two arms of one configuration differ by nothing, whatever the estimate.
-        estimate = abs(math.log(comparison.speedup.estimate)) if not comparison.aa else 0.0
-        aim = max(estimate, threshold)
-        needed = launches_needed(aim, spread.sd, level, spread.df / comparison.speedup.df)
-        # Enough by that count and still undecided: a close call, or chance.
-        launches = MOST_LAUNCHES if needed is None else needed if needed > pairs else 2 * pairs
+        aim = aim_of(comparison.speedup, comparison.noise, alike=comparison.aa)
+        launches = launches_to_decide(comparison.speedup, spread, level, aim)
         yield Seen(
             "info",
             {
@@ -174,12 +168,12 @@ def resolution(evidence: Evidence) -> Iterator[Seen]:
                 "shown": _percent(smallest_shown(spread.sd, pairs, level, spread.df)),
                 "power": POWER,
                 "aim": _percent(aim),
-                "launches": launches,
+                "launches": MOST_LAUNCHES if launches is None else launches,
                 "recipe": evidence.recipe or "RECIPE",
             },
             {
-                "limit": "estimate" if estimate > threshold else "noise",
-                "hint": "too_many" if needed is None else "again",
+                "limit": "estimate" if aim > math.log1p(comparison.noise) else "noise",
+                "hint": "too_many" if launches is None else "again",
             },
         )
 
@@ -200,7 +194,7 @@ def different_samples(comparison: Comparison) -> Iterator[Seen]:
 
 def _unresolved(comparison: Comparison) -> bool:
     """Whether there is a number of launches to be told that may decide it."""
-    spread, enough = comparison.spread, comparison.speedup.pairs >= FEWEST
+    spread, enough = comparison.spread, comparison.speedup.pairs >= FEWEST_PAIRS
     ambiguous = enough and comparison.verdict is Verdict.AMBIGUOUS and _contradiction(comparison) is None
     return ambiguous and spread is not None and spread.sd > 0
 

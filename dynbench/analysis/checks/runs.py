@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
+from dynbench.analysis.arms import Part
 from dynbench.analysis.checks.evidence import Evidence, Seen, mean_share, share_of_time
 from dynbench.analysis.communication import sent_bytes
 from dynbench.analysis.merge import MergedRun
@@ -14,6 +15,7 @@ from dynbench.analysis.pace import PACE_LIMIT, slow_ranks, step_paces, step_toke
 from dynbench.analysis.profile import profile_of
 from dynbench.analysis.run_facts import fact, load_of, status_phrase
 from dynbench.analysis.stats import growth_p_value, relative_drift, robust_z
+from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Config
 from dynbench.errors import RecordError
 from dynbench.plugins import STRATEGIES, WORKLOADS
@@ -172,29 +174,55 @@ def _limit_mb(run: MergedRun) -> float | None:
         return None
 
 
-def short_warmup(run: MergedRun) -> Iterator[Seen]:
-    """Runs whose first measured step stands so far out of what its tokens cost that it still belongs to the warm-up."""
-    if run.measured.height < 10:
-        return
-    first, *others = step_paces(run)
-    z = robust_z(first, others)
-    if z > WARMUP_LIMIT and first > WARMUP_PACE * float(np.median(others)):
-        longer = 2 * max(5, run.facts.config.train.warmup_steps)
-        taken = {"first_ms": float(run.measured["step_time_max_ms"][0]), "pace": float(first), "deviations": z}
-        yield Seen("warn", {**taken, "limit": WARMUP_LIMIT, "warmup_steps": longer})
+def short_warmup(evidence: Evidence) -> Iterator[Seen]:
+    """Runs whose first measured step stands so far out of what its tokens cost that it still belongs to the warm-up.
+
+    Information where every verdict stays without as many steps more as are advised.
+    """
+    for run in evidence.runs:
+        if run.measured.height < 10:
+            continue
+        first, *others = step_paces(run)
+        z = robust_z(first, others)
+        if z > WARMUP_LIMIT and first > WARMUP_PACE * float(np.median(others)):
+            longer = 2 * max(5, run.facts.config.train.warmup_steps)
+            taken = {"first_ms": float(run.measured["step_time_max_ms"][0]), "pace": float(first), "deviations": z}
+            more = (longer - run.facts.config.train.warmup_steps) / run.measured.height
+            values = {"run": run.label, **taken, "limit": WARMUP_LIMIT, "warmup_steps": longer}
+            yield _unless_harmless(evidence, run, values, "", (min(more, 0.5), 1))
 
 
-def drift(run: MergedRun) -> Iterator[Seen]:
-    """Runs whose steps, for what their tokens cost, change by more than `DRIFT_LIMIT`, and not by chance."""
-    if run.measured.height < 20:
-        return
-    paces = step_paces(run)
-    change = relative_drift(paces)
-    towards, chance = (paces, SLOWER_CHANCE) if change > 0 else (-paces, FASTER_CHANCE)
-    p = growth_p_value(towards, step_tokens(run))
-    if abs(change) > DRIFT_LIMIT and p < chance:
-        values = {"drift": change, "limit": DRIFT_LIMIT, "chance": chance, "p": p}
-        yield Seen("warn", values, "slower" if change > 0 else "faster")
+def drift(evidence: Evidence) -> Iterator[Seen]:
+    """Runs whose steps, for what their tokens cost, change by more than `DRIFT_LIMIT`, and not by chance.
+
+    Information where every verdict is that of either half of the steps, too.
+    """
+    for run in evidence.runs:
+        if run.measured.height < 20:
+            continue
+        paces = step_paces(run)
+        change = relative_drift(paces)
+        towards, chance = (paces, SLOWER_CHANCE) if change > 0 else (-paces, FASTER_CHANCE)
+        p = growth_p_value(towards, step_tokens(run))
+        if abs(change) > DRIFT_LIMIT and p < chance:
+            values = {"run": run.label, "drift": change, "limit": DRIFT_LIMIT, "chance": chance, "p": p}
+            case = "slower" if change > 0 else "faster"
+            yield _unless_harmless(evidence, run, values, case, (0, 0.5), (0.5, 1))
+
+
+def _unless_harmless(evidence: Evidence, run: MergedRun, values: dict[str, object], case: str, *parts: Part) -> Seen:
+    """A warning that names the candidates not decided, or otherwise over a part of the steps; else information."""
+    compared = [each for each in evidence.comparisons if any(run in pair for pair in each.pairing.pairs)]
+    in_doubt = [
+        each.candidate.label
+        for each in compared
+        if each.verdict in (Verdict.AMBIGUOUS, Verdict.ESTIMATE)
+        or any(each.verdict_over(part) != each.verdict for part in parts)
+    ]
+    if compared:
+        outcome = Phrase.of("verdicts.in_doubt" if in_doubt else "verdicts.stay", candidates=in_doubt)
+        values |= {"in_doubt": in_doubt, "outcome": outcome}
+    return Seen("info" if compared and not in_doubt else "warn", values, case)
 
 
 def oversubscribed_cores(evidence: Evidence) -> Iterator[Seen]:

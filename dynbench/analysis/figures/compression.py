@@ -235,7 +235,8 @@ def compression_fsdp(arms: Arms) -> Drawing:
         "A drawing, not a measurement. Every rank holds a shard of each block's parameters, gathers the block before "
         "it computes, and frees it after. The gradient of a block is compressed on every rank (c), piece by piece for "
         "the rank that keeps it; what arrives is decompressed and averaged there (d), in place of a reduce-scatter. "
-        "Gathered parameters are not compressed; residuals are of the whole gradient."
+        "Parameters are gathered as they are, under compress.gather in a byte each; residuals are of the whole "
+        "gradient."
     )
     title, legend = "Where compression sits in a step of FSDP", [kind.handle() for kind in KINDS]
     drawn, (axes,) = new_figure(title, note, panel_in=2.3, legend=legend)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -122,17 +123,29 @@ class Epochs:
         timed: the rank whose steps' times stand for all, which end their steps at one time.
         says: whether the line goes into the log of this process.
         file: where the lines are appended; None on ranks that do not write.
+        sides: by side, columns of which the line has the mean over its ranks and steps; see `Strategy.timed`.
     """
 
     def __init__(
-        self, train: Train, sum_over_ranks: SumOverRanks, timed: int = 0, says: bool = True, file: Path | None = None
+        self,
+        train: Train,
+        sum_over_ranks: SumOverRanks,
+        timed: int = 0,
+        says: bool = True,
+        file: Path | None = None,
+        sides: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self._train = train
         self._sum_over_ranks = sum_over_ranks
         self._timed = timed
         self._says = says
         self._file = file
-        self._sums = [0.0] * 5
+        self._sides = sides or {}
+        self._names = [name for names in self._sides.values() for name in names]
+        self._sums = self._none()
+
+    def _none(self) -> list[float]:
+        return [0.0] * (6 + 2 * len(self._names))
 
     def ends(self, step: int) -> bool:
         """Whether an epoch ends with `step`."""
@@ -142,8 +155,10 @@ class Epochs:
         """One rank's step."""
         correct = extra.get(CORRECT.name)
         counted = float(correct) if isinstance(correct, int) else math.nan
-        timed_ms = row.step_time_ms if row.rank == self._timed else 0.0
-        new = (row.loss * row.weight, row.weight, counted, row.local_batch, timed_ms)
+        times = (row.step_time_ms, 1.0) if row.rank == self._timed else (0.0, 0.0)
+        sent = (extra.get(name) for name in self._names)
+        known = [(float(ms), 1.0) if isinstance(ms, int | float) else (0.0, 0.0) for ms in sent]
+        new = (row.loss * row.weight, row.weight, counted, row.local_batch, *times, *chain(*known))
         self._sums = [before + more for before, more in zip(self._sums, new, strict=True)]
 
     def end(self, step: int, found: Found | None) -> None:
@@ -155,14 +170,21 @@ class Epochs:
         """
         if not self.ends(step):
             return
-        loss, weight, correct, samples, ms = self._sum_over_ranks(self._sums)
-        self._sums = [0.0] * 5
+        loss, weight, correct, samples, ms, steps, *sent = self._sum_over_ranks(self._sums)
+        self._sums = self._none()
         parts = [_scores("training", loss / weight if weight else None, correct / samples if samples else None)]
         if found is not None:
             parts.append(_scores("evaluation", found.get("loss"), found.get("accuracy")))
-        rate = f"{samples / ms * 1e3:,.0f} samples/s" if ms else ""
+        if ms:
+            parts.append(f"{ms / 1e3:.1f} s, {ms / steps:.1f} ms a batch, {samples / ms * 1e3:,.0f} samples/s")
+        means = {
+            name: total / rows for name, total, rows in zip(self._names, sent[::2], sent[1::2], strict=True) if rows
+        }
+        for side, names in self._sides.items():
+            known = (f"{name.removesuffix('_ms')} {means[name]:.1f} ms" for name in names if name in means)
+            parts.append(f"{side}: {', '.join(known)}")
         number = (step + 1) // (self._train.epoch_steps or 1)
-        line = f"epoch {number} of {self._train.epochs}: {'; '.join(parts)}; {ms / 1e3:.1f} s, {rate}"
+        line = f"epoch {number} of {self._train.epochs}: {'; '.join(parts)}"
         if self._says:
             _log.info("%s", line)
         if self._file is not None:
@@ -363,6 +385,7 @@ def evaluation_of(
     timed: int = 0,
     says: bool = True,
     equal_batches: bool = False,
+    sides: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[Evaluator, Epochs]:
     """What evaluates an arm on this rank and what adds up its epochs; see there.
 
@@ -380,4 +403,4 @@ def evaluation_of(
         also=scalars.evaluation,
     )
     epochs_file = run.ranks_dir / EPOCHS_FILE if context.is_first else None
-    return evaluator, Epochs(config.train, sum_over_ranks, timed, says, epochs_file)
+    return evaluator, Epochs(config.train, sum_over_ranks, timed, says, epochs_file, sides)

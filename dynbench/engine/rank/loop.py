@@ -264,6 +264,7 @@ def real_loop(
             timed=ranks.servers,
             says=first_worker,
             equal_batches=strategy.collective_forward,
+            sides=strategy.timed,
         )
         yield Loop(
             config=config,

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,9 @@ from dynbench.engine.rank.local_ranks import answers_of_ranks
 from dynbench.engine.rank.loop import build_strategy, session
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.plugins import STRATEGIES
+from dynbench.sync import ShardedOptimizer
 from dynbench.sync.base import Strategy
+from dynbench.wire.base import Wire
 
 STEPS = 10
 MOST_MICRO_BATCHES = 3
@@ -33,7 +36,13 @@ SMALL_BUCKET_MB = 0.0003
 """So that the toy fills many buckets."""
 State = Mapping[str, Tensor]
 OptimizerName = Literal["sgd", "adamw"]
-OPTIMIZERS: tuple[OptimizerName, ...] = ("sgd", "adamw")
+OPTIMIZERS: Mapping[OptimizerName, tuple[Any, Mapping[str, float]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "adamw": (torch.optim.AdamW, {"lr": 1e-3, "weight_decay": 0.1}),
+}
+"""Classes with their settings."""
+SHARDED = "ShardedOptimizer"
+"""Checked like a strategy, around the optimizers under `bucketed`."""
 
 
 class ToyModel(nn.Module):
@@ -84,6 +93,7 @@ class Case:
 
     Args:
         optimizer: of the steps.
+        sharded: whether ranks divide its state by `ShardedOptimizer`.
         steps: their number.
         model: builds the model, equal on every rank, in double precision; from tokens of shape [n, LENGTH] it makes
             logits of shape [n, VOCABULARY].
@@ -91,15 +101,18 @@ class Case:
     """
 
     optimizer: OptimizerName = "adamw"
+    sharded: bool = False
     steps: int = STEPS
     model: Callable[[], nn.Module] = toy_model
     even: bool = False
 
-    def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """The optimizer."""
-        if self.optimizer == "sgd":
-            return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-        return torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.1)
+    def build_optimizer(self, parameters: Iterable[nn.Parameter], wire: Wire | None = None) -> Optimizer:
+        """The optimizer; of a rank, by its wire."""
+        kind, settings = OPTIMIZERS[self.optimizer]
+        if wire is not None and self.sharded:
+            return ShardedOptimizer(parameters, kind, wire=wire, **settings)
+        optimizer: Optimizer = kind(parameters, **settings)
+        return optimizer
 
     def shares(self, step: int, workers: int) -> list[list[Tensor]]:
         """Tokens of a step by worker and micro-batch, each of shape [n, LENGTH]."""
@@ -131,7 +144,7 @@ def train_on_ranks(strategy: Strategy, case: Case) -> State | None:
     """The state of the model that this rank and the others trained, where this one has it; all ranks call it."""
     device, ranks, rank = torch.device("cpu"), strategy.ranks, strategy.wire.rank
     module = strategy.wrap(case.model(), device)
-    optimizer = strategy.build_optimizer(module.parameters(), case.build_optimizer)
+    optimizer = strategy.build_optimizer(module.parameters(), partial(case.build_optimizer, wire=strategy.wire))
     precision = Precision("fp32", device, None if strategy.equal_gradients else lambda _: None)
     for step in range(case.steps):
         shares = case.shares(step, ranks.workers)
@@ -228,20 +241,24 @@ def check_strategies(names: Sequence[str], ranks: int) -> Generator[Checked, Non
     """Train the toy with each strategy on so many ranks that train, and one process beside them.
 
     Args:
-        names: of the registry.
+        names: of the registry, or `SHARDED`.
         ranks: that train; those that serve come on top.
 
     Raises:
         UsageError: a name that is not registered.
         WorkerFailed: a rank ended with an error.
     """
-    entries = [STRATEGIES.find(name) for name in names]
-    for servers in sorted({entry.servers for entry in entries}):
-        group = [entry.name for entry in entries if entry.servers == servers]
+    entries = {name: STRATEGIES.find(_strategy(name)) for name in names}
+    for servers in sorted({entry.servers for entry in entries.values()}):
+        group = [name for name, entry in entries.items() if entry.servers == servers]
         for name, optimizer, found in _on_processes(group, ranks + servers):
-            exact = STRATEGIES[name].exact
+            exact = entries[name].exact
             passed = not exact or found.of_rounding <= 1
             yield Checked(name, optimizer, ranks + servers, found.largest, found.name, exact, passed)
+
+
+def _strategy(name: str) -> str:
+    return "bucketed" if name == SHARDED else name
 
 
 Found = tuple[str, str, Difference]
@@ -257,6 +274,6 @@ def _found(names: Sequence[str]) -> Iterator[Found]:
     """On a rank that has the states, how far they are apart; a collective."""
     for name in names:
         for optimizer in OPTIMIZERS:
-            found = check_strategy(config_of(name), Case(optimizer))
+            found = check_strategy(config_of(_strategy(name)), Case(optimizer, sharded=name == SHARDED))
             if found is not None:
                 yield name, optimizer, found

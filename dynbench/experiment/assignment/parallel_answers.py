@@ -1,10 +1,10 @@
-"""Sections 4 and 5 of the questions: collectives, how gradients meet, what formulas say, and sharded optimizers."""
+"""Sections 4 and 5 of the questions: collectives, gradient synchronisation, formulas, and sharded optimizers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 
 from dynbench.bench.base import Row
 from dynbench.experiment.assignment.rows import (
@@ -24,8 +24,8 @@ from dynbench.units import mb
 
 LEVER = "compute-bound batch with "
 BATCH = "compute-bound batch, axes not overlapped"
-WAYS = ("adamw", "zero1")
-"""Of an optimizer: its state whole on every rank, or sharded."""
+SHARDED = ("sharded", "zero1")
+"""Ways of an optimizer whose state is divided, beside `adamw`, which has all of it on every rank."""
 MOMENTS = ("init", "before", "after")
 """When `bench optimizer` reads a rank's memory: after it was made, before a step, and after one."""
 PARTS = ("parameters", "gradients", "optimizer", "rest", "total", "peak")
@@ -118,12 +118,13 @@ def _ring(row: Row) -> float:
     return 2 - 2 / (amount(row, "processes") or 1)
 
 
-def checked(strategy: str, rows: Rows) -> Result:
-    """4.2, 4.5, 4.7, 5.1: whether a strategy trains a toy as one process does."""
-    if found := rows.where(strategy=strategy, dtype="float64", optimizer=("sgd", "adamw")):
-        off = f"{max(amount(row, 'mean') for row in found):.1e}"
-        case = "same" if all(column(row, "passed") for row in found) else "other"
-        yield Statement("strategy_check", found, case, off=off, optimizers=found.distinct("optimizer"))
+def checked(strategies: Sequence[str], rows: Rows) -> Result:
+    """4.2, 4.5, 4.7, 5.1: whether strategies train a toy as one process does."""
+    for strategy in strategies:
+        if found := rows.where(strategy=strategy, dtype="float64", optimizer=("sgd", "adamw")):
+            off = f"{max(amount(row, 'mean') for row in found):.1e}"
+            case = "same" if all(column(row, "passed") for row in found) else "other"
+            yield Statement("strategy_check", found, case, off=off, optimizers=found.distinct("optimizer"))
 
 
 def _arms(rows: Rows, *strategies: str) -> list[Row]:
@@ -179,14 +180,15 @@ def buckets(rows: Rows) -> Result:
     counts = {column(row, "calls") for row in found}
     if len(counts) > 1 and "bucketed" in Rows(found).distinct("strategy"):
         best = min(found, key=key("mean"))
-        case = "few" if best is found[0] else "many" if best is found[-1] else "inner"
+        ends = [amount(row, "calls") for row in (found[0], found[-1])]
+        case = "few" if amount(best, "calls") == ends[0] else "many" if amount(best, "calls") == ends[1] else "inner"
         yield Statement("bucket_step", [best, *found], case, few=found[0].mean, many=found[-1].mean)
         yield _arm_table(found)
 
 
-def _sharded(rows: Rows, **variants: Sequence[object]) -> Shapes:
-    """The rows of `bench optimizer` in both ways, of its last model, fp32 first."""
-    pairs = rows.pivot(SIZE, way=WAYS, **variants)
+def _sharded(rows: Rows, way: str, **variants: Sequence[object]) -> Shapes:
+    """The rows of `bench optimizer` with the whole state and in this way, of its last model, fp32 first."""
+    pairs = rows.pivot(SIZE, way=("adamw", way), **variants)
     last = [*pairs][-1][0] if pairs else None
     found = {shape: used for shape, used in pairs.items() if shape[0] == last}
     return Shapes(sorted(found.items(), key=lambda each: each[0][1] != "float32"))
@@ -194,37 +196,48 @@ def _sharded(rows: Rows, **variants: Sequence[object]) -> Shapes:
 
 def sharded_memory(rows: Rows) -> Result:
     """5.2a: by moment and part, with and without sharding."""
-    for used in [*_sharded(rows.where(quantity="memory"), moment=MOMENTS, part=PARTS).values()][:1]:
-        parts = used.by("way", "moment", "part")
-        whole, shard = (parts[way, "after", "optimizer"] for way in WAYS)
-        part = ratio(shard, whole, "p50") * (amount(shard, "processes") or 1)
-        case = "share" if amount(whole, "p50") > 0 and abs(part - 1) <= 2 * CLOSE else "other"
-        before = {f"{part}_{way}": parts[way, "before", part].p50 for way in WAYS for part in PARTS}
-        cells = {each: [parts[*each, part].p50 for part in PARTS] for each in product(WAYS, MOMENTS)}
-        lines = [[way, f"moments.{moment}", *each] for (way, moment), each in cells.items()]
-        yield Statement("sharded_state", used, case, whole=whole.p50, shard=shard.p50, lines=lines, **before)
-        pairs = used.where(moment="before", part=("total", "peak")).pivot(("part",), way=WAYS)
-        more = [ratio(shard, whole, "p50") > 1 for whole, shard in pairs.values()]
-        case = "more" if all(more) else "some" if any(more) else "less"
-        yield Statement("sharded_total", pairs.rows, case, **before)
+    cells: dict[tuple[object, ...], Rows] = {}
+    for way in SHARDED:
+        for used in [*_sharded(rows.where(quantity="memory"), way, moment=MOMENTS, part=PARTS).values()][:1]:
+            cells |= {each: used.where(way=each[0], moment=each[1]) for each in product(("adamw", way), MOMENTS)}
+            parts = used.by("way", "moment", "part")
+            whole, shard = (parts[each, "after", "optimizer"] for each in ("adamw", way))
+            part = ratio(shard, whole, "p50") * (amount(shard, "processes") or 1)
+            case = "share" if amount(whole, "p50") > 0 and abs(part - 1) <= 2 * CLOSE else "other"
+            yield Statement("sharded_state", [shard, whole], case, way=f"ways.{way}")
+            pairs = [[parts[each, "before", part] for each in ("adamw", way)] for part in PARTS]
+            ratios = [ratio(shard, whole, "p50") for whole, shard in pairs[-2:]]
+            case = "less" if max(ratios) <= 1 else "more" if min(ratios) > 1 else "some"
+            yield Statement("sharded_total", list(chain(*pairs)), case, way=f"ways.{way}", part=1 - ratios[0])
+    if cells:
+        lines = [
+            [f"ways.{way}", f"moments.{moment}", *(row.p50 for row in used)] for (way, moment), used in cells.items()
+        ]
+        yield Statement("sharded_memory", list(chain(*cells.values())), lines=lines)
 
 
 def sharded_time(rows: Rows) -> Result:
     """5.2b: in every type that both were timed in."""
     times = rows.where(quantity="time")
-    if found := _sharded(times.where(part="step")):
-        used = times.by(*SIZE, "part", "way")
-        cells = [(part, way) for part in ("optimizer", "step") for way in WAYS]
-        lines = [[*shape, *(used.get((*shape, *cell)) for cell in cells)] for shape in found]
-        ratios = [(dtype, ratio(whole, shard)) for (_, dtype), (whole, shard) in found.items()]
-        case = side((pair[1:], pair[:1]) for pair in found.values()).replace("both", "alike")
-        shown = [row for line in lines for row in line if isinstance(row, Row)]
-        yield Statement("sharded_step", shown, case, ratios=ratios, lines=lines)
+    used = times.by(*SIZE, "way", "part")
+    shown: set[tuple[object, ...]] = set()
+    for way in SHARDED:
+        if found := _sharded(times.where(part="step"), way):
+            ratios = [(dtype, ratio(whole, shard)) for (_, dtype), (whole, shard) in found.items()]
+            case = side((pair[1:], pair[:1]) for pair in found.values()).replace("both", "alike")
+            yield Statement("sharded_step", found.rows, case, way=f"ways.{way}", ratios=ratios)
+            shown |= {(*shape, each) for shape, each in product(found, ("adamw", way))}
+    ordered = sorted(shown, key=lambda name: (name[1] != "float32", str(name)))
+    cells = {name: [used.get((*name, part)) for part in ("optimizer", "step")] for name in ordered}
+    if cells:
+        lines = [[*shape, f"ways.{way}", *each] for (*shape, way), each in cells.items()]
+        yield Statement("sharded_times", [row for each in cells.values() for row in each if row], lines=lines)
 
 
 def sharded_traffic(rows: Rows) -> Result:
     """5.2c: what a rank sends in a step beside an all-reduce of the gradients, MB."""
-    for whole, shard in [*_sharded(rows.where(quantity="traffic")).values()][:1]:
-        times = ratio(shard, whole, "p50")
-        case = "same" if abs(times - 1) <= CLOSE else "more" if times > 1 else "less"
-        yield Statement("sharded_traffic", [whole, shard], case, times=times)
+    for way in SHARDED:
+        for whole, shard in [*_sharded(rows.where(quantity="traffic"), way).values()][:1]:
+            times = ratio(shard, whole, "p50")
+            case = "same" if abs(times - 1) <= CLOSE else "more" if times > 1 else "less"
+            yield Statement("sharded_traffic", [whole, shard], case, way=f"ways.{way}", times=times)

@@ -70,6 +70,10 @@ def _formulas(number: str, block: str, *beginnings: str) -> Question:
     return Question(number, "accounting", partial(parallel.stated, block, beginnings), full=False)
 
 
+def _checked(number: str, *strategies: str) -> Question:
+    return Question(number, CHECK, partial(parallel.checked, strategies), full=False)
+
+
 STATE = "weights, gradients and optimizer state, fp32"
 BOUND = [
     f"compute-bound batch{each}, axes {way}" for way in ("not overlapped", "overlapped") for each in ("", " per device")
@@ -101,29 +105,31 @@ QUESTIONS: Sequence[Question] = (
     Question("2.2a", "attention", model.compiled, only=COMPILED, options=" --set ways=plain,compiled"),
     Question("2.2b", "transformer", model.compiled_model, options=" --set execution=eager,compiled"),
     Question("3.1", "flash", model.forward, only=FLASH),
-    Question("3.2", "flash", model.errors, only={"way": model.FLASH}),
+    Question("3.2", "flash", model.recomputation, only={"way": model.FLASH}),
     Question("3.3", "flash", model.against_plain, only=FLASH, figures=("bench_attention",)),
     Question("3.4", "flash", model.triton, only=TRITON, options=" --set ways=plain,flash_triton"),
     Question("4.1", "collectives", parallel.collectives, figures=("bench_collectives", "bench_bandwidth")),
-    Question("4.2", CHECK, partial(parallel.checked, "naive"), full=False),
+    _checked("4.2", "naive"),
     Question("4.3", "sync", parallel.naive),
     Question("4.4", "sync", parallel.flat),
-    Question("4.5", CHECK, partial(parallel.checked, "overlap"), full=False),
-    Question("4.6", "sync", parallel.overlap),
-    Question("4.7", CHECK, partial(parallel.checked, "bucketed"), full=False),
+    _checked("4.5", "overlap"),
+    Question("4.6", "sync", parallel.overlap, figures=("comm_timeline",)),
+    _checked("4.7", "bucketed"),
     Question("4.8a", "buckets", parallel.buckets),
     _formulas("4.8b", "bucket_model", "overhead, buckets", "best number", "best size", "overhead of the best"),
     _formulas("4.9a", "one_device", STATE, "saved for backward", "accelerators of"),
     _formulas("4.9b", "fewest_devices", "least devices", "memory of each"),
     _formulas("4.9c", "compute_bound", *BOUND),
     Question("4.9d", "accounting", parallel.levers, full=False),
-    Question("5.1", CHECK, partial(parallel.checked, "zero1"), full=False),
+    _checked("5.1", "ShardedOptimizer", "zero1"),
     Question("5.2a", "optimizer", parallel.sharded_memory, figures=("bench_optimizer",)),
     Question("5.2b", "optimizer", parallel.sharded_time),
     Question("5.2c", "optimizer", parallel.sharded_traffic),
 )
-CHECKED = ("naive", "overlap", "bucketed", "zero1")
-"""Strategies that questions ask to be checked against one process."""
+
+
+CHECKED = ("naive", "overlap", "bucketed", "ShardedOptimizer", "zero1")
+"""What questions ask to be checked against one process."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -151,29 +152,32 @@ def rows_of(fake: Fake) -> list[list[StepRow]]:
     return [*served, *([replace(row, rank=row.rank + fake.servers) for row in each] for each in rows)]
 
 
+@cache
+def config_text(settings: tuple[str, ...]) -> str:
+    """What these settings are stored as, which takes longer to write than all rows."""
+    return dump_config(load_config(None, settings))
+
+
 def build_run(store: RunStore, fake: Fake, name: str | None = None) -> Run:
     """A finished run folder."""
     policy = "partition" if fake.policy == "window" else fake.policy
     run = store.create("train", policy, name)
-    config = load_config(
-        None,
-        [
-            f"schedule.mode={'static' if policy == 'static' else 'dynamic'}",
-            *([] if policy == "static" else [f"schedule.policy={policy}"]),
-            f"schedule.window={fake.window}",
-            "launch.launcher=torchrun",
-            f"launch.nproc={fake.servers + fake.world_size}",
-            "launch.threads=1",
-            f"train.steps={fake.steps}",
-            f"train.warmup_steps={fake.warmup_steps}",
-            f"train.global_batch={fake.global_batch}",
-            f"train.seed={fake.seed}",
-            "train.precision=fp32",
-            "workload.dropout=0.0",
-            *fake.overrides,
-        ],
+    settings = (
+        f"schedule.mode={'static' if policy == 'static' else 'dynamic'}",
+        *([] if policy == "static" else [f"schedule.policy={policy}"]),
+        f"schedule.window={fake.window}",
+        "launch.launcher=torchrun",
+        f"launch.nproc={fake.servers + fake.world_size}",
+        "launch.threads=1",
+        f"train.steps={fake.steps}",
+        f"train.warmup_steps={fake.warmup_steps}",
+        f"train.global_batch={fake.global_batch}",
+        f"train.seed={fake.seed}",
+        "train.precision=fp32",
+        "workload.dropout=0.0",
+        *fake.overrides,
     )
-    write_text(run.config_file, dump_config(config))
+    write_text(run.config_file, config_text(settings))
     env: dict[str, object] = {
         "host": "testhost",
         "cpu_model": "Test CPU",
@@ -209,12 +213,6 @@ def _clock_of_the_test() -> None:
 def _restart() -> None:
     global clock
     clock = count()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> RunStore:
-    """An empty registry."""
-    return RunStore(tmp_path / "results")
 
 
 def _maker(store: RunStore) -> Callable[..., Run]:

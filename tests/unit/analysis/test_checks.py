@@ -20,7 +20,7 @@ from languages import english_words, numbers
 from probes import make_probe
 from pydantic import TypeAdapter
 
-from dynbench.analysis.arms import named_arms
+from dynbench.analysis.arms import named_arms, seconds_per_unit
 from dynbench.analysis.checks import CHECKS, comparisons, run_checks
 from dynbench.analysis.checks import runs as checks_of_runs
 from dynbench.analysis.checks import runs as communication
@@ -156,13 +156,13 @@ def found_in(check, steps, spreads, *, drift=0.0, first=1.0, noise="normal", run
         for row, tokens in zip(times, cost, strict=True)
     ]
     launches = [SimpleNamespace(label="x", facts=facts, measured=table) for table in tables]
-    return sum(len(list(check(run))) for run in launches) / runs
+    return len(list(check(SimpleNamespace(runs=launches, comparisons=())))) / runs
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "change", "least"),
-    [(20, 0.45, 0.9), (20, -0.45, 0.85), (30, 0.45, 0.9), (30, -0.45, 0.9), (100, 0.2, 0.9), (100, -0.2, 0.9)],
+    [(20, 0.45, 0.9), (20, -0.45, 0.85), (100, 0.2, 0.9), (100, -0.2, 0.9)],
 )
 def test_drift_is_seen_in_nine_of_ten_runs(steps, change, least):
     """But of 20 steps that get faster, if 15 % is what their tokens leave.
@@ -175,7 +175,7 @@ def test_drift_is_seen_in_nine_of_ten_runs(steps, change, least):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [20, 30, 100])
+@pytest.mark.parametrize("steps", [20, 100])
 def test_drift_is_seen_in_two_of_a_hundred_runs_without(steps):
     """In all; each kind of noise is allowed two standard errors of its thousand runs."""
     alarms = [
@@ -186,7 +186,7 @@ def test_drift_is_seen_in_two_of_a_hundred_runs_without(steps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("steps", "own"), [(10, 0.85), (20, 0.9), (100, 0.9)])
+@pytest.mark.parametrize(("steps", "own"), [(10, 0.85), (100, 0.9)])
 def test_a_first_step_of_twice_the_time_is_seen_in_nine_of_ten_runs(steps, own):
     for noise in ("normal", "heavy"):
         assert found_in(checks_of_runs.short_warmup, steps, TOTAL, first=2.0, noise=noise) >= 0.9
@@ -202,6 +202,43 @@ def test_steps_that_grow_with_their_tokens_do_not_drift(merged):
     object.__setattr__(run, "steps", grown)
     assert relative_drift(run.measured["step_time_max_ms"]) > 0.5
     assert not {"drift", "short_warmup"} & set(found({"a": [run]}))
+
+
+@pytest.mark.parametrize(
+    ("slower", "steps", "severity", "verdict"),
+    [(1.0, 20, "warn", "FASTER"), (3.0, 20, "info", "FASTER"), (1.0, 600, "info", "SAME")],
+)
+def test_a_short_warmup_is_a_warning_where_it_makes_the_verdict(merged, slower, steps, severity, verdict):
+    """The first measured step of the baseline takes ten times as long: of few steps, that is all the difference."""
+    first = pl.col("step_time_max_ms") * (1 + 9 * (pl.col("step") == 10))
+    launches = [merged("static", seed=seed, steps=steps, noise=0.0, slowdown=slower) for seed in range(4)]
+    for run in launches:
+        slow = scaled(run, step_time_max_ms=first).measured["step_time_max_ms"]
+        object.__setattr__(run, "blocks", pl.DataFrame({"time_ms": [slow.sum()]}))
+    others = [merged("static", seed=seed, steps=steps, noise=0.0, overrides=OTHER_ARM) for seed in range(4)]
+    arms = named_arms({"static": launches, "other": others})
+    comparisons = compare_arms(arms, Analysis())
+    assert [each.verdict for each in comparisons] == [verdict]
+    seen = [each for each in run_checks(Evidence(arms, comparisons, Analysis())) if each.id == "short_warmup"]
+    assert [each.severity for each in seen] == 4 * [severity]
+    assert [each.values["in_doubt"] for each in seen] == 4 * [["other"] if severity == "warn" else []]
+
+
+def test_the_shortest_launch_has_a_step_in_each_half(merged):
+    """Arms may have other numbers of steps."""
+    run = merged("static", steps=1, noise=0.0)
+    halves = [seconds_per_unit(run, part=part) for part in ((0, 0.5), (0.5, 1))]
+    assert halves == 2 * [pytest.approx(seconds_per_unit(run))]
+
+
+@pytest.mark.parametrize(("slower", "severity"), [(1.0, "warn"), (3.0, "info")])
+def test_a_drift_is_a_warning_where_half_of_the_steps_have_another_verdict(merged, slower, severity):
+    """Of a baseline that slows down by half, and is faster than the other arm only before."""
+    paced = pl.col("step_time_max_ms") * (0.75 + pl.col("step") / 200)
+    launches = [merged("static", seed=seed, steps=100, noise=0.0, slowdown=slower) for seed in range(4)]
+    others = [merged("static", seed=seed, steps=100, noise=0.0, overrides=OTHER_ARM) for seed in range(4)]
+    seen = found({"static": [scaled(run, step_time_max_ms=paced) for run in launches], "other": others})
+    assert seen["drift"].severity == severity
 
 
 def test_drift_is_not_seen_in_heavy_tails():
@@ -233,6 +270,10 @@ def findings(
     grouped = named_arms(arms)
     comparisons = compare_arms(grouped, settings, force=force, first=first) if len(grouped) > 1 else []
     return run_checks(Evidence(grouped, comparisons, settings, recipe))
+
+
+OTHER_ARM = ("launch.slowdown={0: 1.1, 1: 1.1}",)
+"""What makes an arm of made-up runs another one than the baseline."""
 
 
 def scaled(run: MergedRun, **columns: pl.Expr) -> MergedRun:

@@ -27,7 +27,7 @@ from dynbench.runs.atomic import write_json
 from dynbench.runs.columns import COMM_COLUMNS, Column, write_columns
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
-from dynbench.table_text import MARKDOWN_WIDTH, Table, format_gain, format_value
+from dynbench.table_text import MARKDOWN_WIDTH, Table, format_gain, format_value, signed
 
 LONGEST = 32
 """Characters of an arm's name."""
@@ -65,6 +65,13 @@ def every_value(names: list[str]) -> list[str]:
     values, gains = measured(names), gained(names)
     texts = [format_value(values[name][metric.key], metric.unit) for name in names for metric in METRICS]  # type: ignore[arg-type]  # numbers
     return texts + [format_gain(gain) for found in gains.values() for gain in found.values()]
+
+
+@given(st.floats(-10, 10), st.integers(0, 4))
+def test_what_rounds_to_nothing_has_no_sign(value: float, digits: int) -> None:
+    text = signed(value, digits)
+    assert (text[0] in "+-") == (float(text) != 0)
+    assert abs(float(text) - value) <= 0.51 * 10**-digits
 
 
 def blocks(text: str) -> Iterator[list[str]]:

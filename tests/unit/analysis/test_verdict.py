@@ -210,12 +210,11 @@ def test_a_window_policy_agrees_with_static_every_window(merged, window, warm_up
 @pytest.mark.parametrize(
     ("warmup_steps", "steps"), [(10, 40), (10, 38), (7, 8), (9, 8), (8, 41), (8, 7), (0, 17), (1, 7)]
 )
-@pytest.mark.parametrize("order", [1, -1])
-def test_a_window_that_the_warm_up_or_the_end_splits_is_not_the_same_work(merged, warmup_steps, steps, order):
+def test_a_window_that_the_warm_up_or_the_end_splits_is_not_the_same_work(merged, warmup_steps, steps):
     fields = {"warmup_steps": warmup_steps, "steps": steps}
-    pair = (merged("static", **fields), merged("window", window=8, **fields))[::order]
-    assert work_level(*pair) == "stream"
-    assert windows_agree(*pair)
+    pair = (merged("static", **fields), merged("window", window=8, **fields))
+    assert work_level(*pair) == work_level(*pair[::-1]) == "stream"
+    assert windows_agree(*pair) and windows_agree(*pair[::-1])
     if warmup_steps != 0 and (warmup_steps + steps) % 8 == 0:
         assert len({run.measured["real_tokens"].sum() for run in pair}) == 2
 

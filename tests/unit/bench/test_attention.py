@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +22,7 @@ from dynbench.bench import attention
 from dynbench.bench.attention import Attention, Flash, hand_count, plain_bytes
 from dynbench.bench.base import Row
 from dynbench.bench.measuring import Changes
+from dynbench.engine.rank.memory_limit import resident_bytes
 from dynbench.plugins.benchmarks import AttentionOptions
 
 CPU = torch.device("cpu")
@@ -85,6 +87,34 @@ def test_what_runs_out_of_memory_is_a_row_with_its_hand_count(monkeypatch: pytes
         last.startswith("plain first runs out of memory at plain forward 64 x 8")
         and hand_count(1, 64, "float32") in last
     )
+
+
+def test_the_kernel_refuses_what_is_above_the_limit_and_tiles_fit() -> None:
+    limit_mb = resident_bytes() / 1e6 + 150
+    options = {"lengths": (256, 4096), "ways": ("plain", "flash_torch"), "iterations": 1, "memory_limit_mb": limit_mb}
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    measured = rows_here(Attention(AttentionOptions(**{**SMALL, **options, "batch": 1})))
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    out = [row for row in measured if row.status == "oom"]
+    assert {(row.columns["way"], row.columns["length"]) for row in out} == {("plain", 4096)} and len(measured) == 8
+    for row in out:
+        assert hand_count(1, 4096, "float32") in str(row.reason) and "tried to allocate 67108864 bytes" in str(
+            row.reason
+        )
+        assert row.columns["memory_limit_mb"] == limit_mb
+
+
+@pytest.mark.slow
+def test_the_backward_pass_that_torch_compiles_is_right_and_quadratic_within() -> None:
+    ways = {"ways": ("flash_torch", "flash_compiled"), "lengths": (256,), "iterations": 1}
+    found = {
+        (row.columns["way"], row.columns["pass"]): row for row in rows_here(Flash(AttentionOptions(**SMALL | ways)))
+    }
+    assert all(row.status == "ok" and row.reference_error < 1e-5 for row in found.values())
+    saved, peak = (
+        [float(found[way, "backward"].columns[name]) for way in ways["ways"]] for name in ("saved_mb", "peak_mb")
+    )
+    assert saved[0] == saved[1] and peak[1] > 256**2 * 4 / 1e6
 
 
 @pytest.mark.parametrize("way", ["flex", "sdpa_flash"])

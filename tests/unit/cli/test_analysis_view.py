@@ -6,7 +6,6 @@ import csv
 import io
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from unit.analysis.conftest import Fake, build_run
@@ -21,11 +20,6 @@ from dynbench.table_text import Table
 COSTS = ("tokens", "tokens_sq", "attention")
 VIRTUAL = ("launch.launcher=virtual", "launch.world_size=2", "launch.comm_model=none")
 Show = Callable[..., list[str]]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> RunStore:
-    return RunStore(tmp_path / "results")
 
 
 @pytest.fixture

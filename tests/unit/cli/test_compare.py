@@ -38,11 +38,6 @@ Compare = Callable[..., dict]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> RunStore:
-    return RunStore(tmp_path / "results")
-
-
-@pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Run, RunStore]]:
     """The comparisons that would be run, and among which runs, in place of running them."""
     runs: list[tuple[Run, RunStore]] = []

@@ -23,10 +23,9 @@ SUBSET = ("workload.subset=90", "workload.max_length=12")
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DYNBENCH_RESULTS", str(tmp_path / "results"))
-    return RunStore(tmp_path / "results")
+def store(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    monkeypatch.chdir(store.root.parent)
+    return store
 
 
 def trained(store: RunStore, fingerprint: str | None = None) -> Run:

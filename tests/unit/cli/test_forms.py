@@ -147,7 +147,7 @@ def test_stdout_is_the_table_alone(words: str, run: Run, tmp_path: Path, capsys:
     assert set(rule) <= set("|-: ") and len(body) == len(rows)
     for form in ("csv", "md"):
         shown, beside = (set(re.findall(r"^\S+", text, re.M)) for text in (said["table"].out, said[form].err))
-        assert shown & {"Results:", "capacity", "run"} <= beside
+        assert shown & {"folder", "capacity", "run"} <= beside
 
 
 def test_json_and_a_table_are_not_both_on_stdout(capsys: Output) -> None:

@@ -58,7 +58,7 @@ def parsed(line: str) -> Settings:
 def suggested(printed: str) -> str:
     """The command of the last line."""
     label, _, command = printed.splitlines()[-1].partition(" ")
-    assert label in ("next", "Next:")
+    assert label == "next"
     return command.strip()
 
 

@@ -34,6 +34,8 @@ def test_every_flag_sets_a_field_and_lists_its_choices(flag: Flag) -> None:
     if flag.choices:
         words = set(describe.allowed_words(found[0]))
         assert set(flag.choices) == words
+    default = found[0].default
+    assert flag.default == (str(default) if isinstance(default, str | int | float) else "")
     assert flag.help.endswith(".")
     assert "_" not in flag.names[0]
 

@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -21,12 +20,6 @@ from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
 Output = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
-    monkeypatch.setenv("DYNBENCH_RESULTS", str(tmp_path / "results"))
-    return RunStore(tmp_path / "results")
 
 
 def make(store: RunStore, command: str, name: str | None = None, status: str = "completed", **flags: str) -> Run:

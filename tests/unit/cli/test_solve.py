@@ -13,16 +13,9 @@ import pytest
 
 from dynbench.cli import solve_view
 from dynbench.cli.main import main
-from dynbench.runs.store import RunStore
 from dynbench.schedule import solve as solve_module
 
 QUICK = ("--steps", "6", "--policy", "static,partition,prefix", "--world-size", "2", "--batch-per-rank", "4")
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
-    monkeypatch.setenv("DYNBENCH_RESULTS", str(tmp_path / "results"))
-    return RunStore(tmp_path / "results")
 
 
 @pytest.fixture
@@ -133,7 +126,7 @@ def test_where_nothing_is_given_back_nothing_is_recommended(store, tmp_path, cap
     constant.write_text("length\n" + "12\n" * 400)
     out, _ = run(capsys, constant, "--world-size", "2,4", "--policy", "all", "--steps", "8")
 
-    assert out.splitlines()[-1].startswith("Next: stay with static")
+    assert out.splitlines()[-1].startswith("next     stay with static")
     assert " * " not in out, "1.00x is starred"
 
 
@@ -267,7 +260,7 @@ def test_several_micro_batches_are_judged_by_when_ranks_meet(store, trace, capsy
     lines = solved(capsys, trace, *few, *given)["results"]
     assert [line["objective"] for line in lines] == [objective] * 2
     out, err = run(capsys, trace, *few, *given)
-    assert ("slots: ranks meet in every micro-batch" in out) == (objective == "slots")
+    assert ("slots: ranks synchronise in every micro-batch" in out) == (objective == "slots")
     assert "has no effect" not in err
 
 
@@ -285,7 +278,7 @@ def test_a_second_column_adds_to_the_costs(store, trace, tmp_path, capsys):
     assert costs("--dataset", "lengths", "--data-path", two, *second) == both
     printed = run(capsys, two, *QUICK, "--no-figures", *second, "--second-weight", "2")[0]
     assert "2 tokens per unit of the second column" in printed
-    assert "--second-column patches" in " ".join(printed[printed.index("Next:") :].split())
+    assert "--second-column patches" in " ".join(printed[printed.index("next") :].split())
     assert store.resolve("@latest").config().schedule.second_weight == 2
     assert "no column 'patch'" in refused(capsys, two, *QUICK, "--second-column", "patch")
     assert "'patches'" in refused(capsys, trace, *QUICK, *second)

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
+from made_rows import made_row
 
 from dynbench.analysis import figures
 from dynbench.cli.console import TRAINING, display
@@ -25,7 +25,6 @@ from dynbench.engine.launching.run_launch import create_run
 from dynbench.experiment import training
 from dynbench.experiment.training import run_training
 from dynbench.runs.atomic import write_text
-from dynbench.runs.records import StepRow, work_hash
 from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import Status
@@ -76,67 +75,66 @@ def test_dry_run_refuses_results_that_cannot_be_written(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_dry_run_refuses_what_cannot_take_turns_with_no_communication(results: Path, capsys: Output) -> None:
-    asked = ["train", "--dry-run", "--exposed", "--device", "cpu", "--nproc", "2"]
-    assert main([*asked, "--set", "launch.launcher=virtual", "--set", "launch.world_size=2"]) == 2
-    assert "train.exposed: true, but virtual ranks send nothing to each other" in capsys.readouterr().err
-    assert main([*asked, "--sync", "ps"]) == 2
-    assert "a server steps by what workers send" in capsys.readouterr().err
-    assert main([*asked, "--name", "b"]) == 0
-    assert "communicate: true" in capsys.readouterr().out and list(results.parent.iterdir()) == []
+def of_eight(*schedule: str) -> list[str]:
+    """Eight ranks with settings of the schedule."""
+    return ["--nproc", "8", "--device", "cpu", *(word for each in schedule for word in ("--set", f"schedule.{each}"))]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "exit_code", "said"),
-    [
-        (["--global-batch", "63"], 2, "62 or 64"),
-        (["--global-batch", "1"], 2, "nearest that works: 2"),
-        (["--mode", "dynamic", "--policy", "prefix", "--buffer", "8"], 2, "nearest that works: 32"),
-        (
-            ["--mode", "dynamic", "--capacity", "20,11"],
-            4,
-            "--global-batch 31, the largest below 64 that fits in all 110 steps",
-        ),
-        (["--capacity", "no-such-probe"], 2, "no-such-probe"),
-    ],
-)
+OTHER_SCHEMA = '{"schema_version": 9, "world_size": 2, "allreduce": [{"megabytes": 1, "ms": 1}]}'
+UNEQUAL = of_eight("policy=partition", "micro_batches=auto", f"capacity={[20] * 7 + [9]}")
+TWO = ("--nproc", "2", "--device", "cpu")
+VIRTUAL = ("--set", "launch.launcher=virtual")
+REFUSED: list[tuple[Sequence[str], int, str]] = [
+    ((*TWO, "--global-batch", "63"), 2, "62 or 64"),
+    ((*TWO, "--global-batch", "1"), 2, "nearest that works: 2"),
+    ((*TWO, "--mode", "dynamic", "--policy", "prefix", "--buffer", "8"), 2, "nearest that works: 32"),
+    (
+        (*TWO, "--mode", "dynamic", "--capacity", "20,11"),
+        4,
+        "--global-batch 31, the largest below 64 that fits in all 110 steps",
+    ),
+    ((*TWO, "--capacity", "no-such-probe"), 2, "no-such-probe"),
+    (UNEQUAL, 2, "unequal capacity"),
+    ((*UNEQUAL, *VIRTUAL, "--set", "launch.nproc=auto", "--world-size", "8", "--dry-run"), 2, "unequal capacity"),
+    (of_eight("policy=prefix", "micro_batches=2"), 2, "with policy 'prefix'"),
+    (of_eight("policy=prefix", "solver=enumerate"), 2, "enumerate would try"),
+    (of_eight("policy=group_by_length", "micro_batches=3"), 2, "not a multiple of the 8 ranks times 3"),
+    (of_eight("policy=token_budget", "micro_batches=auto"), 2, "with policy 'token_budget'"),
+    (of_eight("policy=partition", "cost_coefficients=[3.0, 0.0, 0.0]"), 2, "schedule.cost_coefficients"),
+    ((*VIRTUAL, "--nnodes=2", "--rdzv-endpoint=h:1"), 2, "2 nodes cannot share virtual ranks"),
+    ((*VIRTUAL, "--set", "launch.slowdown={4: 2.0}"), 2, "there is no rank 4 among 4; greatest: 3"),
+    (("--set", "launch.slowdown={0: 0.5}"), 2, "Allowed: "),
+    ((*VIRTUAL, "--set", "launch.comm_model=comm.json"), 2, "schema version 9, this version reads 1"),
+    ((*VIRTUAL, "--set", "launch.comm_model=-1,2"), 2, "'-1,2' is negative"),
+    ((*VIRTUAL, "--speeds=1,1"), 2, "[1.0, 1.0] has 2 values for 4 ranks"),
+    (("--nproc=2", "--speeds=1,0"), 2, "Allowed: a list of numbers > 0"),
+    ((*TWO, "--exposed", *VIRTUAL, "--set", "launch.world_size=2", "--dry-run"), 2, "true, but virtual ranks send"),
+    ((*TWO, "--exposed", "--sync", "ps", "--dry-run"), 2, "a server steps by what workers send"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "exit_code", "said"), REFUSED)
 def test_mistakes_are_found_before_anything_is_made(
-    results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, arguments: list[str], exit_code: int, said: str
+    results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str], exit_code: int, said: str
 ) -> None:
     refuse_launches(monkeypatch)
-    assert main(["train", "--nproc", "2", "--device", "cpu", "--json", *arguments]) == exit_code
+    Path("comm.json").write_text(OTHER_SCHEMA, encoding="utf-8")
+    assert main(["train", "--json", *arguments]) == exit_code
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["exit_code"] == exit_code and said in error["message"] + error["hint"]
     assert not results.exists()
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (["policy=partition", "micro_batches=auto", f"capacity={[20] * 7 + [9]}"], "unequal capacity"),
-        (["policy=prefix", "micro_batches=2"], "with policy 'prefix'"),
-        (["policy=prefix", "solver=enumerate"], "enumerate would try"),
-        (["policy=group_by_length", "micro_batches=3"], "not a multiple of the 8 ranks times 3"),
-        (["policy=token_budget", "micro_batches=auto"], "with policy 'token_budget'"),
-        (["policy=partition", "cost_coefficients=[3.0, 0.0, 0.0]"], "schedule.cost_coefficients"),
-    ],
-)
-@pytest.mark.parametrize("start", ["torchrun", "dry virtual", "attached"])
-def test_what_no_plan_can_meet_is_found_before_anything_is_made(
-    results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, settings: list[str], said: str, start: str
-) -> None:
-    refuse_launches(monkeypatch)
-    ranks = ["--set", "launch.launcher=virtual", "--world-size", "8"] if "virtual" in start else ["--nproc", "8"]
-    if start == "attached":
-        ranks = []
-        for key, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}.items():
-            monkeypatch.setenv(key, value)
-    words = [word for setting in settings for word in ("--set", f"schedule.{setting}")]
-    dry = ["--dry-run"] if "dry" in start else []
-    assert main(["train", "--device", "cpu", "--json", *ranks, *dry, *words]) == 2
-    error = json.loads(capsys.readouterr().out)["error"]
-    assert said in error["message"] + error["hint"]
-    assert not results.exists()
+def test_ranks_that_run_already_find_them_too(results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}.items():
+        monkeypatch.setenv(key, value)
+    assert main(["train", "--json", *UNEQUAL[2:]]) == 2
+    assert "unequal capacity" in json.loads(capsys.readouterr().out)["error"]["message"] and not results.exists()
+
+
+def test_what_takes_turns_with_no_communication_can_start(results: Path, capsys: Output) -> None:
+    assert main(["train", "--dry-run", "--exposed", *TWO, "--name", "b"]) == 0
+    assert "communicate: true" in capsys.readouterr().out and list(results.parent.iterdir()) == []
 
 
 def test_a_name_in_use_is_found_before_a_probe(results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,37 +190,6 @@ def test_what_there_is_to_gain_comes_with_a_comparison_that_can_start(tmp_path: 
     assert not suggested or main([*shlex.split(suggested.strip("`"))[1:], "--dry-run"]) == 0
 
 
-OTHER_SCHEMA = '{"schema_version": 9, "world_size": 2, "allreduce": [{"megabytes": 1, "ms": 1}]}'
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--launcher=virtual", "--nnodes=2", "--rdzv-endpoint=h:1"], "2 nodes cannot share virtual ranks"),
-        (["--launcher=virtual", "--set", "launch.slowdown={4: 2.0}"], "there is no rank 4 among 4; greatest: 3"),
-        (["--set", "launch.slowdown={0: 0.5}"], "Allowed: "),
-        (["--launcher=virtual", "--set", "launch.comm_model=comm.json"], "schema version 9, this version reads 1"),
-        (["--launcher=virtual", "--set", "launch.comm_model=-1,2"], "'-1,2' is negative"),
-        (["--launcher=virtual", "--speeds=1,1"], "[1.0, 1.0] has 2 values for 4 ranks"),
-        (["--nproc=2", "--speeds=1,0"], "Allowed: a list of numbers > 0"),
-    ],
-)
-def test_what_cannot_be_asked_of_ranks_is_one_line(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    says: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "comm.json").write_text(OTHER_SCHEMA, encoding="utf-8")
-    assert main(["train", *arguments]) == 2
-    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1
-    assert says in errors[0]
-    assert not (tmp_path / "results").exists()
-
-
 def launched(arms: Sequence[tuple[Config, Naming]], store: RunStore, *, asked: Config | None, **_: object) -> list[Run]:
     """Stands in for `launch_arms`: a complete run of made-up steps."""
     ((config, naming),) = arms
@@ -233,28 +200,16 @@ def launched(arms: Sequence[tuple[Config, Naming]], store: RunStore, *, asked: C
     for rank in range(2):
         writer = RowWriter(run.rank_file(rank))
         for step in range(6):
-            writer.write(row(step, rank, 100.0 + 7 * step * rank))
+            writer.write(made_row(step, rank, 100.0 + 7 * step * rank))
         writer.close()
     run.update(status=Status.COMPLETED, exit_code=0)
     return [run]
 
 
-def row(step: int, rank: int, step_ms: float) -> StepRow:
-    ids = np.arange(4) + 8 * step + 4 * rank
-    return StepRow(
-        step=step, rank=rank, warmup=int(step == 0), policy="static", local_batch=4, micro_batches=1,
-        max_seq_len_in_batch=10, real_tokens=30, padded_tokens=40, real_tokens2=240, padded_tokens2=400,
-        plan_ms=0.1, data_ms=0.1, forward_ms=0.3 * step_ms, backward_ms=0.3 * step_ms, sync_ms=0.2 * step_ms,
-        optimizer_ms=1.0, compute_ms=0.6 * step_ms, step_time_ms=step_ms, peak_mem_mb=1.0, reserved_mem_mb=1.0,
-        loss=0.5, work_hash=work_hash(ids, np.full(4, 10)), skipped=0, weight=4.0,
-    )  # fmt: skip
-
-
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
-    monkeypatch.setenv("DYNBENCH_RESULTS", str(tmp_path / "results"))
+def store(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> RunStore:
     monkeypatch.setattr(training, "launch_arms", launched)
-    return RunStore(tmp_path / "results")
+    return store
 
 
 TINY = ("--nproc", "2", "--device", "cpu", "--global-batch", "8", "--steps", "5", "--warmup-steps", "1")

@@ -22,12 +22,6 @@ Output = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
-    monkeypatch.setenv("DYNBENCH_RESULTS", str(tmp_path / "results"))
-    return RunStore(tmp_path / "results")
-
-
-@pytest.fixture
 def argv(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A package that only remembers what it was started with; Ctrl-C comes at once."""
     given: list[str] = []

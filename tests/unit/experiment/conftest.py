@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 
 import pytest
@@ -47,11 +46,6 @@ def comparison(candidate: str = "partition", **changes: object) -> dict[str, obj
         "improvement_percent": {"step_time_ms.mean": 20.0, "padding_ratio": 40.0},
         **changes,
     }
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> RunStore:
-    return RunStore(tmp_path / "results")
 
 
 MakeComparison = Callable[..., Run]

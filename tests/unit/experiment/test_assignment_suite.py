@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from unit.bench import test_bench_run
 from unit.bench.test_bench_run import launched_at_once
 
 from dynbench.bench import bench_run
+from dynbench.bench.base import Benchmark, Case, Row
+from dynbench.bench.rank import rows_of
 from dynbench.cli.main import main
 from dynbench.engine.rank import toy_check as toy_ranks
+from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.toy_check import Checked
 from dynbench.errors import Terminated, WorkerFailed
 from dynbench.experiment.assignment import suite
@@ -80,6 +87,51 @@ def test_the_list_goes_on_where_it_was_interrupted(
     found = states(capsys.readouterr().out)
     assert len(store.list()) == made and list(found) == [question.number for question in QUESTIONS]
     assert {found[number] for number in ("1.3", "4.2", "4.9a", "5.1")} == {"answered"} and found["4.4"] == "needs_gpu"
+
+
+KILLED = """
+import os, signal
+from unit.bench.test_bench_run import launched_at_once
+from unit.experiment.test_assignment_suite import FEW
+from dynbench.bench import bench_run
+from dynbench.cli.main import main
+from dynbench.experiment.assignment import suite
+
+class Kills(dict):
+    def get(self, number):
+        return os.kill(os.getpid(), signal.SIGKILL) if number == 30 else None
+
+bench_run.launch_ranks, suite.ORDER, suite.SMALL = launched_at_once(Kills()), tuple(FEW), FEW
+main(["bench", "assignment", "--name", "a"])
+"""
+
+
+@pytest.mark.slow
+def test_what_a_killed_list_has_measured_is_not_measured_again(
+    store: RunStore, planted: dict[int, BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed outright before case 30 of its second benchmark, which leaves no time to write anything."""
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED], env=os.environ | path, capture_output=True, text=True, timeout=100
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    begun = {stage.name: stage.run for stage in suite.read_state(store.resolve("a")).stages if stage.run}
+    assert list(begun) == list(FEW)
+
+    measured: list[str] = []
+
+    def measure(benchmark: Benchmark, case: Case, context: RankContext) -> list[Row]:
+        measured.append(case.name)
+        return rows_of(benchmark, case, context)
+
+    monkeypatch.setattr(test_bench_run, "rows_of", measure)
+    monkeypatch.setattr(suite, "run_comparison", lambda run, *_, **__: None)
+    assert main(["bench", "--resume", "a", "-q"]) == 0
+    assert measured == [case.name for case in suite._benchmark("accounting", False).cases()][30:]
+    assert begun.items() <= {stage.name: stage.run for stage in suite.read_state(store.resolve("a")).stages}.items()
+    measured.clear()
+    assert main(["bench", "--resume", "a", "-q"]) == 0 and not measured
 
 
 def test_a_stage_that_was_removed_is_measured_anew_and_a_path_names_its_registry(

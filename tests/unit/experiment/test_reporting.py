@@ -343,21 +343,6 @@ def test_an_unknown_question_of_a_later_version_is_told(store: RunStore, make_co
         find_report_input(store, None)
 
 
-@pytest.mark.parametrize("template", sorted({question.template for question in QUESTIONS.values()}))
-def test_both_languages_have_the_same_texts_and_chapters(template: str) -> None:
-    en, zh = (load_template(language, name=template) for language in LANGUAGES)
-
-    named = [re.findall(r"\{\{ ([\w.]+) \}\}", each.body) for each in (en, zh)]
-    found = [sorted(name for name in names if name != "work.unit") for names in named]
-    assert found[0] == found[1]
-    own = [{key for key in each.labels if key.startswith(("questions.", "chapters."))} for each in (en, zh)]
-    assert own[0] == own[1]
-    for question in QUESTIONS.values():
-        if question.template == template:
-            assert {f"chapters.{name}.text" for name in question.chapters} <= own[0]
-            assert template == "template" or f"questions.{question.name}.question.introduction" in own[0]
-
-
 @pytest.mark.parametrize(("ranks", "hours", "advice"), [(2, "333", "FASTER"), (4, None, "ranks")])
 def test_no_hours_are_claimed_of_arms_on_unequal_numbers_of_ranks(
     store: RunStore, make_comparison: MakeComparison, ranks: int, hours: str | None, advice: str

@@ -11,15 +11,27 @@ import torch
 from torch import Tensor
 
 from dynbench.errors import UsageError
-from dynbench.kernels import Boundaries, FlashAttentionTorch, FlashAttentionTriton, flash_torch
+from dynbench.kernels import (
+    Boundaries,
+    FlashAttentionCompiled,
+    FlashAttentionTorch,
+    FlashAttentionTriton,
+    flash_compiled,
+    flash_torch,
+)
 from dynbench.kernels.flash_torch import Tiles, hide_later, seen_keys, stacks_of, tiles_for
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-BOTH = [FlashAttentionTorch, pytest.param(FlashAttentionTriton, marks=[needs_triton, pytest.mark.slow])]
+BOTH = [
+    FlashAttentionTorch,
+    FlashAttentionCompiled,
+    pytest.param(FlashAttentionTriton, marks=[needs_triton, pytest.mark.slow]),
+]
 LENGTHS = [(1, 1), (16, 24), (33, 50), (50, 33), (49, 49)]
 """Queries and keys: one tile and several, whole or not."""
 CASES = [
     *((FlashAttentionTorch, *lengths, is_causal) for lengths in LENGTHS for is_causal in (False, True)),
+    *((FlashAttentionCompiled, *case) for case in ((1, 1, True), (33, 50, True), (50, 33, True), (33, 50, False))),
     *(
         pytest.param(FlashAttentionTriton, *case, marks=[needs_triton, pytest.mark.slow])
         for case in ((33, 50, True), (50, 33, True), (33, 50, False))
@@ -33,6 +45,9 @@ LARGEST = {torch.float32: 1e-5, torch.float16: 1e-2}
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that few tokens are several tiles; of three rows of a batch, two go together and one is divided."""
     monkeypatch.setattr(flash_torch, "tiles_for", lambda *_: Tiles(queries=8, keys=24, stacked=2))
+    monkeypatch.setattr(
+        flash_compiled, "_compiled", lambda: flash_compiled.backward_whole
+    )  # what is compiled, as it is
 
 
 def states(leading: tuple[int, ...], queries: int, keys: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -71,7 +86,7 @@ def errors(kernel: Any, given: list[Tensor], is_causal: bool, boundaries: Bounda
 
 @pytest.mark.parametrize(("kernel", "queries", "keys", "is_causal"), CASES)
 def test_results_logsumexp_and_gradients(kernel: Any, queries: int, keys: int, is_causal: bool) -> None:
-    found = errors(kernel, states((3,) if kernel is FlashAttentionTorch else (1,), queries, keys), is_causal)
+    found = errors(kernel, states((1,) if kernel is FlashAttentionTriton else (3,), queries, keys), is_causal)
     assert all(error < LARGEST[torch.float32] for error in found), found
 
 

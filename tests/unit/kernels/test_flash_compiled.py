@@ -8,7 +8,7 @@ import pytest
 import torch
 from compiled_tiles import Case, Usage, compiler_lacks, usages
 
-from dynbench.kernels.flash_triton import tiles_of
+from dynbench.kernels.flash_triton_tiles import tiles_of
 
 LACKS = compiler_lacks()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(LACKS is not None, reason=str(LACKS))]

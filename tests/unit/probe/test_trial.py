@@ -66,7 +66,8 @@ def test_a_trial_fits_when_what_training_reports_is_within_the_limit(
 def test_the_limit_is_of_resident_memory_libraries_included() -> None:
     """A process of its own: what is refused there is told by its peak."""
     code = (
-        "import numpy as np; from dynbench.probe.trial import limit_process, resident_bytes; from pathlib import Path;"
+        "import numpy as np; from pathlib import Path;"
+        "from dynbench.engine.rank.memory_limit import limit_process, resident_bytes;"
         "limit = resident_bytes() + 80_000_000; limit_process(limit); kept = []\n"
         "try:\n  while True: kept.append(np.ones(500_000))\n"
         "except MemoryError: pass\n"

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> RunStore:
-    return RunStore(tmp_path / "results")
 
 
 @pytest.fixture

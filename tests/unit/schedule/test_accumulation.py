@@ -184,7 +184,7 @@ def least_padded_work(lengths: np.ndarray, problem: Problem) -> float:
 @pytest.mark.parametrize(("ranks", "parts"), [(8, 4), (2, 8)])
 @pytest.mark.parametrize("trace", ["sst2", "gsm8k", "lognormal"])
 def test_plans_are_no_longer_than_those_of_the_sampler_of_transformers(trace, ranks, parts):
-    """By its own cost. Where ranks meet once a step at most 0.97 of theirs, or within 0.5 % of the least padded work of
+    """By its own cost. With one synchronisation a step, 0.97 of theirs, or within 0.5 % of the least padded work of
     so many micro-batches, which is 0.973 of theirs for GSM8K in 16.
     """
     lengths = built_in_trace(trace).lengths

@@ -98,7 +98,7 @@ def test_several_micro_batches_are_planned_for_when_ranks_meet(
     decided = decide(SERVER, *split)
     assert decided.config.schedule.objective == objective
     found = decided.decisions["schedule.objective"]
-    assert found == {"value": objective, "reason": f"ranks meet {reason} (sync.name {sync})"}
+    assert found == {"value": objective, "reason": f"ranks synchronise {reason} (sync.name {sync})"}
     given = decide(SERVER, *split, "schedule.objective=sum")
     assert given.config.schedule.objective == "sum"
     assert "schedule.objective" not in given.decisions

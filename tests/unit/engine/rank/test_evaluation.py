@@ -170,13 +170,15 @@ def test_an_epoch_is_said_when_it_ends(caplog: pytest.LogCaptureFixture) -> None
         epochs.end(3, {"loss": 0.5, "accuracy": 0.875})
     assert said(caplog) == [
         "epoch 1 of 2: training loss 1.5000, accuracy 50.0%; evaluation loss 0.5000, accuracy 87.5%; "
-        "0.2 s, 160 samples/s"
+        "0.2 s, 50.0 ms a batch, 160 samples/s"
     ]
     caplog.clear()
     with caplog.at_level(logging.INFO):
         epochs.add(row(0, 6, 2.0, 50.0), {"correct": 6})
         epochs.end(7, None)
-    assert said(caplog) == ["epoch 2 of 2: training loss 2.0000, accuracy 100.0%; 0.1 s, 120 samples/s"], "begun anew"
+    assert said(caplog) == [
+        "epoch 2 of 2: training loss 2.0000, accuracy 100.0%; 0.1 s, 50.0 ms a batch, 120 samples/s"
+    ], "begun anew"
 
 
 def test_workloads_that_count_nothing_have_no_accuracy_and_without_epochs_nothing_is_exchanged(
@@ -187,7 +189,9 @@ def test_workloads_that_count_nothing_have_no_accuracy_and_without_epochs_nothin
         for each in (epochs, none):
             each.add(row(0, 6, 1.0, 50.0), {})
             each.end(3, {"loss": 0.5, "perplexity": 1.6})
-    assert said(caplog) == ["epoch 1 of 2: training loss 1.0000; evaluation loss 0.5000; 0.1 s, 120 samples/s"]
+    assert said(caplog) == [
+        "epoch 1 of 2: training loss 1.0000; evaluation loss 0.5000; 0.1 s, 50.0 ms a batch, 120 samples/s"
+    ]
 
 
 def test_every_run_of_a_launch_keeps_its_own(tmp_path: Path) -> None:
@@ -217,7 +221,33 @@ def test_the_first_that_trains_says_it_and_its_steps_are_the_time(caplog: pytest
             epochs.add(row(0, 0, 0.0, 900.0), {})
             epochs.add(row(1, 6, 1.0, 50.0), {})
             epochs.end(3, None)
-    assert said(caplog) == ["epoch 1 of 2: training loss 1.0000; 0.1 s, 120 samples/s"]
+    assert said(caplog) == ["epoch 1 of 2: training loss 1.0000; 0.1 s, 50.0 ms a batch, 120 samples/s"]
+
+
+def test_each_side_of_a_server_is_said_with_the_means_of_its_own_rows(caplog: pytest.LogCaptureFixture) -> None:
+    """Ranks of either side leave the other's columns empty; the sums of four ranks and four steps meet in one line."""
+    sides = {"worker": ("push_ms", "pull_ms"), "server": ("send_ms",)}
+    epochs = Epochs(TRAIN, list, timed=1, sides=sides)
+    rng = np.random.default_rng(7)
+    times = rng.uniform(1, 90, size=(8, 4, 3))
+    losses = rng.uniform(1, 2, size=(8, 3))
+    with caplog.at_level(logging.INFO):
+        for step in range(8):
+            epochs.add(row(0, 0, 0.0, 60.0 + step), {"push_ms": None, "pull_ms": None, "send_ms": times[step, 0, 2]})
+            for rank in (1, 2, 3):
+                sent = dict(zip(("push_ms", "pull_ms"), times[step, rank], strict=False)) | {"send_ms": None}
+                epochs.add(row(rank, rank, losses[step, rank - 1], 60.0 + step), sent)
+            epochs.end(step, None)
+    for number, line in enumerate(said(caplog)):
+        mine = slice(4 * number, 4 * number + 4)
+        push, pull = times[mine, 1:, :2].mean((0, 1))
+        batch_ms = 60.0 + np.arange(8)[mine].mean()
+        loss = (losses[mine] * [1, 2, 3]).sum() / 24
+        assert line == (
+            f"epoch {number + 1} of 2: training loss {loss:.4f}; {4 * batch_ms / 1e3:.1f} s, {batch_ms:.1f} ms a "
+            f"batch, {6e3 / batch_ms:,.0f} samples/s; worker: push {push:.1f} ms, pull {pull:.1f} ms; "
+            f"server: send {times[mine, 0, 2].mean():.1f} ms"
+        )
 
 
 @pytest.mark.parametrize(("steps", "lines"), [(4, [1, 2, 3, 4]), (95, [*range(9, 95, 9), 95])])
