@@ -21,7 +21,8 @@ from dynbench.analysis.figures.charts import GREY, looks
 from dynbench.analysis.figures.timeline import typical_step
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.waste import PARTS, share_ideal, waste_of
+from dynbench.analysis.summary import summary_of
+from dynbench.analysis.waste import PARTS, share_ideal
 from dynbench.config.layers import load_config
 from dynbench.errors import RecordError
 from dynbench.experiment.solve_run import SolveOptions, run_solve
@@ -142,7 +143,7 @@ def test_nothing_is_drawn_before_a_comparison_has_ended(store, tmp_path):
     together = store.create("compare", "regimes")
     unfinished = {"settings": {}, "comparison": store.create("compare", "cell").id}
     for cells in ([], [unfinished]):
-        (together.path / "cells.json").write_text(json.dumps({"cells": cells}))
+        (together.path / "cells.json").write_text(json.dumps({"recipe": "regimes", "cells": cells}))
         assert draw_figures("cells", together, tmp_path) == []
     (together.path / "cells.json").write_text("{")
     with pytest.raises(RecordError, match=r"cells\.json"):
@@ -184,7 +185,7 @@ def views(make_run: Make, number: int) -> list[ArmView]:
     arms = named_arms(
         {name: [merge_run(make_run(world_size=4, seed=seed, **fields)) for seed in range(2)] for name, fields in chosen}
     )
-    made = share_ideal(arms, {run.run.id: {"waste": waste_of(run)} for arm in arms for run in arm.runs})
+    made = share_ideal(arms, {run.run.id: summary_of(run) for arm in arms for run in arm.runs})
     return [ArmView(arm.label, arm.runs, made=[made[run.run.id] for run in arm.runs]) for arm in arms]
 
 
