@@ -185,7 +185,7 @@ def link_point(arm: str, config: Mapping[str, object], summaries: Summaries) -> 
 
 def _scatters(summary: Mapping[str, Any]) -> float:
     """Reduce-scatters of a step."""
-    return sum(one["calls"] for one in summary.get("by_operation") or () if one["operation"] == "reduce_scatter")
+    return sum(float(one["calls"]) for one in summary.get("by_operation") or () if one["operation"] == "reduce_scatter")
 
 
 def link_map(points: Sequence[LinkPoint]) -> LinkMap | None:

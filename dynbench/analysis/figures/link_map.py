@@ -54,8 +54,10 @@ def communication_map(arms: Arms) -> Drawing | None:
         "Points: measured, in brackets what was predicted of them. Share: of forward and backward passes, in which "
         "ranks wait for others."
     )
-    labels = {"x_label": "emulated link (Gb/s)", "y_label": "tokens of a rank in a step"}
-    panel = Lines(rows=measured, x="gbps", y="tokens", names="name", log="xy", **labels)
+    panel = Lines(
+        rows=measured, x="gbps", y="tokens", names="name", log="xy",
+        x_label="emulated link (Gb/s)", y_label="tokens of a rank in a step",
+    )  # fmt: skip
     shown = {point.arm: Look(INK, MARKERS[0], "") for point in found.points}
     used = caption([arm for arm, point in points.items() if point in (*found.points, *found.bases)], note)
     table = pl.concat([measured.drop("name"), grid], how="diagonal")
