@@ -55,7 +55,7 @@ REFERENCES = sorted((Path(__file__).parents[3] / "results" / "reference").glob(f
 
 OF_ONE_QUESTION = {"question": "schedule", "unit": "real token", "efficiency": None, "loss_drift": None}
 """What comparisons lack that were made when there was but one question."""
-ADDED_LATER = ("first_stage", "leak", "weights_max_diff", "aa_noise", "ci_joint", "judged_together")
+ADDED_LATER = ("tail", "first_stage", "leak", "weights_max_diff", "aa_noise", "ci_joint", "judged_together")
 """What comparisons of earlier versions lack."""
 
 OF_LATER_ARMS = {"stored": False, "over_launches": {}}
