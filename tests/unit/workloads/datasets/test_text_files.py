@@ -137,7 +137,7 @@ def test_a_file_that_is_none_is_named_with_its_setting(tmp_path) -> None:
     ("dataset", "content", "hint"),
     [
         ("tsv", b"PAR1\x15\xff", "It looks like Parquet: use --dataset parquet."),
-        ("jsonl", gzip.compress(b"sentence\tlabel\n"), "gunzip -k"),
+        ("jsonl", gzip.compress(b"sentence\tlabel\n", mtime=0), "gunzip -k"),
         ("tsv", b"PK\x03\x04\xff\xfe", "export it as CSV (--dataset csv)"),
         ("jsonl", "sentence\tlabel\n".encode("utf-16"), "iconv -f UTF-16 -t UTF-8"),
         ("tsv", "café\n".encode("latin-1"), "Save it as UTF-8."),
