@@ -34,6 +34,7 @@ from dynbench.runs.run_record import Status
 OTHERS = [language for language in LANGUAGES if language != RECORDS_LANGUAGE]
 DYNAMIC = {
     "reason": {*map(str, Verdict), "alike.ESTIMATE", "alike.interval"},
+    "verdicts": {"stay", "in_doubt"},
 }
 """Sentences whose key is put together where they are said."""
 PARTS = {"separator", "speed", "interval"}

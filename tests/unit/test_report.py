@@ -95,8 +95,8 @@ def test_both_languages_say_the_same_things(template: str) -> None:
     assert {key for key in own if not key.startswith("metrics.")} == en.labels.keys() - of_records
     for question in QUESTIONS.values():
         if question.template == template:
-            assert {f"chapters.{name}.text" for name in question.chapters} <= own
-            assert template == "template" or f"questions.{question.name}.question.introduction" in own
+            assert {f"chapters.{name}.title" for name in question.chapters} <= own
+            assert template == "template" or f"questions.{question.name}.introduction" in own
 
 
 def test_templates_loop_and_choose_over_values(tmp_path: Path) -> None:

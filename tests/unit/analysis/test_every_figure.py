@@ -30,7 +30,8 @@ RECORDED = ("quickstart", "levers", "sync_xl", "compression", "ps_allreduce_ddp"
 def labels_of(axis: Axis) -> list[Text]:
     """The labels of the ticks that are on an axis; matplotlib keeps some beyond its ends."""
     low, high = sorted(axis.get_view_interval())
-    labels = [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+    ticks = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+    labels = [label for tick in ticks for label in (tick.label1, tick.label2)]  # those of a colour bar are the second
     return [label for label in labels if label.get_visible() and label.get_text()]
 
 

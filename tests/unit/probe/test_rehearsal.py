@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
 from dynbench.config.layers import load_config
@@ -69,7 +70,8 @@ def trial_of(name: str, workload: Workload, group: dist.ProcessGroup, form: str 
 def held_bytes() -> int:
     """Bytes of all tensors of this process that anything can be asked for, each storage once."""
     gc.collect()
-    found = [each for each in gc.get_objects() if isinstance(each, Tensor) and each.device.type == "cpu"]
+    tensors = (each for each in gc.get_objects() if isinstance(each, Tensor) and not isinstance(each, FakeTensor))
+    found = [each for each in tensors if each.device.type == "cpu"]  # what was compiled before leaves fake ones
     found += [each.grad for each in found if each.is_leaf and each.grad is not None]
     dense = [each for each in found if each.layout is torch.strided]  # other tests may have left others
     storages = [(each.to_local() if isinstance(each, DTensor) else each).untyped_storage() for each in dense]
