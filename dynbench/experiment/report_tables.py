@@ -234,7 +234,7 @@ def _buckets(sources: Sources) -> Rows:
             "bucket_size": label(f"words.bucket_{point.size}") if named else f"{float(point.size):g}",
             "buckets": number(round(point.calls)),
             "step_ms": number(point.step_ms),
-            "predicted_ms": number(found.fit.step_ms(point.calls)),
+            "predicted_ms": number(found.fit.predicted(point)),
             "miss": signed_percent(found.fit.miss(point)) if held_out else label("words.fitted"),
             "exposed_ms": number(mean_of(source.arms[point.arm], "exposed_comm_ms.mean")) or "",
             "speedup": ratio(item.speedup) if item else None,
