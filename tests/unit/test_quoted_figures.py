@@ -76,6 +76,11 @@ OVER_OTHERS = {
     ("group_by_length", "static"): r"and `group_by_length`, %s times:",
 }
 """With their intervals."""
+SST2 = {
+    ("sst2", "partition"): r"one device `partition` is %s times as",
+    ("sst2", "prefix"): r"`static`, `prefix` %s times; the",
+    ("sst2_two_ranks", "partition"): r"wait for gradients, `partition` is %s times as",
+}
 QUOTES = (
     *(
         Quote(file, rf"\| `{arm}` \| {pattern}", "quickstart", arm, end=end)
@@ -96,7 +101,11 @@ QUOTES = (
         for end, figure in ENDS
     ),
     Quote(POLICIES, r"and planned packed rows ([\d.]+) times:", "hf_peers", "packed"),
-    Quote(POLICIES, r"there `partition` is ([\d.]+) times as fast", "sst2", "partition"),
+    *(
+        Quote(POLICIES, pattern % figure, *pair, end=end)
+        for pair, pattern in SST2.items()
+        for end, figure in ENDS
+    ),
     *(Quote("recipes/hf_peers.yaml", rf"\b{arm} (\d+\.\d+)", "hf_peers", arm) for arm in HF_PEERS_ARMS),
 )
 """Every figure of `TEXTS`; a new one is a line here."""
