@@ -154,7 +154,7 @@ def test_an_arm_is_a_point_of_what_its_passes_wait_for() -> None:
         (CONFIG, {**SUMMARY, "sync_forward_ms": {}}),
         (CONFIG, {**SUMMARY, "bytes_wire": {"mean": 0.0}}),
     ],
-    ids=["not sharded", "compressed", "calls not kept", "waiting not told", "one rank"],
+    ids=["not sharded", "compressed", "gathered in bf16", "calls not kept", "waiting not told", "one rank"],
 )
 def test_other_arms_are_none(config: dict[str, object], summary: dict[str, Any]) -> None:
     assert link_point("arm", config, [summary]) is None
