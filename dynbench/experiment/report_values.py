@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from dynbench import __version__
-from dynbench.analysis.figures import FIGURES
+from dynbench.analysis.figures import FIGURES, caption_of
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.measures import workers_of
 from dynbench.analysis.record import ComparisonRecord
@@ -153,7 +153,7 @@ def number_figures(source: ReportInput, template: Template, folder: Path) -> dic
     }
     images = {}
     for name, numbered in names.items():
-        caption = template.label(f"figures.{name}", quoted(name.replace("_", " ")))
+        caption = template.label(f"figures.{name}", caption_of(name) or quoted(name.replace("_", " ")))
         caption = f"{numbered}{template.label('figures.separator')}{caption}"
         images[name] = Markdown(f"![{caption}]({linked(drawn[name], folder)})\n{caption}")
     known = dict.fromkeys((*FIGURES["train"], *SOLVE_FIGURES))

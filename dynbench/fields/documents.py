@@ -22,6 +22,7 @@ import yaml
 from pydantic import BaseModel
 
 from dynbench.analysis.measure import Measure, Metric
+from dynbench.plugins import Registry
 from dynbench.runs.columns import Column
 from dynbench.units import Unit
 
@@ -70,7 +71,7 @@ class Reader:
         self.documents: dict[object, str] = {}
 
     def fields(self, declared: object) -> Iterator[Field]:
-        """Of a class, a column, a measure, or of several of these."""
+        """Of a class, a column, a measure, the classes of a registry that declare columns, or of several of these."""
         if isinstance(declared, type):
             yield from self._of_class(declared)
         elif isinstance(declared, Column):
@@ -79,6 +80,8 @@ class Reader:
             yield Field(declared.name, f"{kind} or null", declared.description, unit, optional=True)
         elif isinstance(declared, Measure):
             yield from self._of(declared.key, declared.type, "", declared)
+        elif isinstance(declared, Registry):
+            yield from self.fields([entry.load().columns for entry in declared.values()])
         elif isinstance(declared, Iterable):
             for each in declared:
                 yield from self.fields(each)

@@ -18,7 +18,7 @@ import dynbench
 from dynbench.analysis.arms import describe
 from dynbench.analysis.checks import CHECKS
 from dynbench.analysis.checks.evidence import Severity
-from dynbench.analysis.figures import FIGURES
+from dynbench.analysis.figures import FIGURES, caption_of
 from dynbench.analysis.measures import METRICS
 from dynbench.analysis.profile import PHASES
 from dynbench.analysis.stats import Ratio
@@ -205,3 +205,8 @@ def test_every_figure_has_a_caption(language: str) -> None:
 
     assert [name for name in drawn if f"figures.{name}" not in labels] == []
     assert [name for name in drawn if english_words(labels[f"figures.{name}"], ("static",))] == []
+
+
+def test_the_first_line_of_a_figure_is_its_caption_in_english() -> None:
+    assert [name for figures in FIGURES.values() for name in figures if not caption_of(name).endswith(".")] == []
+    assert caption_of("of_an_earlier_version") == ""

@@ -1,7 +1,8 @@
 """Figures, drawn from what a run folder holds.
 
 Adding one: a function with the figure's name below `@figure(kind)` in the module of its subject, which makes a
-`Drawing` of its source: a sequence of `views.ArmView` for `train`, and the `Run` itself for the others.
+`Drawing` of its source: a sequence of `views.ArmView` for `train`, and the `Run` itself for the others. The first line
+of its docstring is its caption, which in other languages stands under `figures` in `report/labels.LANGUAGE.yaml`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 
 import matplotlib
 
-from dynbench.analysis.figures.charts import FIGURES, RC, Drawing, Kind
+from dynbench.analysis.figures.charts import FIGURES, RC, Drawing, Kind, caption_of
 
-__all__ = ["FIGURES", "draw_figure", "draw_figures"]
+__all__ = ["FIGURES", "caption_of", "draw_figure", "draw_figures"]
 
 log = logging.getLogger(__name__)
 

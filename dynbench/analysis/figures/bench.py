@@ -108,14 +108,20 @@ def _wide(rows: pl.DataFrame, names: Sequence[str], of: str, value: str) -> pl.D
 
 @figure("bench", measured(*COLLECTIVES))
 def bench_collectives(table: pl.DataFrame) -> Drawing:
-    """Median time over the size, a panel for each operation."""
+    """Time by size.
+
+    Median time over the size, a panel for each operation.
+    """
     spread = "An iteration lasts the maximum over ranks. Lines span the 20th to 80th percentile"
     return _by_size(table, "Time of collectives by size", "p50", "time, median (ms)", spread)
 
 
 @figure("bench", measured(*COLLECTIVES))
 def bench_bandwidth(table: pl.DataFrame) -> Drawing:
-    """Bus bandwidth over the size, a panel for each operation."""
+    """Bus bandwidth by size.
+
+    Bus bandwidth over the size, a panel for each operation.
+    """
     meaning = "Bus bandwidth: size over mean time, times the least share of it that a rank sends"
     return _by_size(table, "Bus bandwidth of collectives by size", "busbw", "bus bandwidth (GB/s)", meaning)
 
@@ -134,7 +140,10 @@ def _by_size(table: pl.DataFrame, title: str, column: str, label: str, meaning: 
 
 @figure("bench", measured(*ATTENTION))
 def bench_attention(table: pl.DataFrame) -> Drawing:
-    """Median time over the length, a row of panels for each pass, a column for each width."""
+    """Time of each pass by length.
+
+    Median time over the length, a row of panels for each pass, a column for each width.
+    """
     note = f"n = {table['n'][0]} iterations per point, warm-up left out. Lines span the 20th to 80th percentile."
     drawn = table.with_columns(each="pass", value="p50")
     return _by_length("Attention by length: time", note, "time, median (ms)", drawn, table, PERCENTILES)
@@ -142,7 +151,7 @@ def bench_attention(table: pl.DataFrame) -> Drawing:
 
 @figure("bench", measured(*ATTENTION))
 def bench_attention_memory(table: pl.DataFrame) -> Drawing:
-    """What is held between the passes, and the most at once, over the length."""
+    """Memory before backward, and at most, by length."""
     table = table.unique(("length", "channels", "way", "dtype"), keep="first", maintain_order=True)
     kinds = {"saved_mb": "before backward", "peak_mb": "peak"}
     drawn = pl.concat(table.with_columns(each=pl.lit(name), value=pl.col(column)) for column, name in kinds.items())
@@ -171,7 +180,10 @@ def _by_length(
     measured("case", "study", "shape", "dtype", "device", "mean", "sd", "reference_error", "n", study=("sum", "time")),
 )
 def bench_precision(table: pl.DataFrame) -> Drawing | None:
-    """Error of each sum against float64, and time of forward and backward in full and in mixed precision."""
+    """Errors of the sums, and time in full and in mixed precision.
+
+    Error of each sum against float64, and time of forward and backward in full and in mixed precision.
+    """
     table = table.with_columns(pl.col("case").str.strip_prefix("sum: "))
     sums, times = (table.filter(study=study) for study in ("sum", "time"))
     if sums.is_empty() or times.is_empty():
@@ -202,7 +214,10 @@ def bench_precision(table: pl.DataFrame) -> Drawing | None:
 
 @figure("bench", measured(*KERNELS, part=("kind",), phase=tuple(KERNEL_PHASES)))
 def bench_kernels(table: pl.DataFrame) -> Drawing:
-    """What share of inference and of a training step each kind of kernel takes, a bar for each model."""
+    """Kinds of kernels at inference and in a step, as shares.
+
+    What share of inference and of a training step each kind of kernel takes, a bar for each model.
+    """
     table = table.with_columns(model=pl.format("{}, context {}, {}", "size", "context", "dtype"))
     names, parts = _unique(table, "model"), [Part(kind, kind, color) for kind, color in KINDS.items()]
     drawn, label = table.with_columns(pl.col("share") * 100), "share of the time of all kernels (%)"
@@ -217,7 +232,10 @@ def bench_kernels(table: pl.DataFrame) -> Drawing:
 
 @figure("bench", measured(*MODEL, "phase", "compiled", "warmup", "mean", "sd", "n"))
 def bench_transformer(table: pl.DataFrame) -> Drawing:
-    """Mean time of the three phases, one on the other, for each model."""
+    """A step by phase.
+
+    Mean time of the three phases, one on the other, for each model.
+    """
     compiled = pl.when(pl.col("compiled").cast(pl.Boolean)).then(pl.lit("compiled")).otherwise(pl.lit("eager"))
     table = table.filter(pl.col("warmup") == pl.col("warmup").max()).with_columns(
         model=pl.format("{}, {} tokens, {}, {}", "size", "context", "dtype", compiled)
@@ -237,7 +255,10 @@ def bench_transformer(table: pl.DataFrame) -> Drawing:
 
 @figure("bench", measured(*MODEL, "phase", "quantity", "p50", "before_mb", quantity=("peak",)))
 def bench_memory(table: pl.DataFrame) -> Drawing:
-    """Peak memory of each phase over the context length, a panel for each model."""
+    """Peak memory of each phase by context.
+
+    Peak memory of each phase over the context length, a panel for each model.
+    """
     table = table.drop("quantity").rename({"p50": "peak_mb"})
     panel = pl.format("{}, {}", "size", "dtype")
     rows = table.sort("context", maintain_order=True).with_columns(pl.col("phase").replace(MEMORY), panel=panel)
@@ -266,7 +287,10 @@ def _timelines(source: Run) -> pl.DataFrame | None:
 
 @figure("bench", _timelines)
 def bench_memory_timeline(lines: pl.DataFrame) -> Drawing:
-    """Memory held over time, forward only and in a full step, at the longest context."""
+    """Memory over time, forward only and a full step.
+
+    Memory held over time, forward only and in a full step, at the longest context.
+    """
     table = lines.explode("ms", "mb").select(*TIMED, "ms", "mb")
     drawn = table.with_columns(pl.col("phase").replace(MEMORY), series=pl.format("{}, {}", "size", "dtype"))
     panels = facets(drawn, "phase", x="ms", y="mb", x_label="time (ms)", y_label="memory held (MB)", stairs=True)
@@ -282,7 +306,10 @@ def bench_memory_timeline(lines: pl.DataFrame) -> Drawing:
     measured(*MODEL, "way", "processes", "quantity", "moment", "part", "p50", quantity=("memory",)),
 )
 def bench_optimizer(table: pl.DataFrame) -> Drawing:
-    """Memory at three moments by what it is for, with and without divided optimizer state."""
+    """Memory of a rank at three moments, with the state whole and sharded.
+
+    Memory at three moments by what it is for, with and without divided optimizer state.
+    """
     table = table.drop("quantity").rename({"p50": "mb"})
     drawn = table.with_columns(model=pl.format("{}, {}", pl.col("moment").replace(MOMENTS), "way"))
     names = [f"{moment}, {way}" for moment in MOMENTS.values() for way in _unique(table, "way")]

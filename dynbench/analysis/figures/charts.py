@@ -9,6 +9,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from inspect import getdoc
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -93,12 +95,15 @@ def figure(
 ) -> Callable[[Callable[[Needed], Drawing | None]], Drawn]:
     """Declares the function below as the figure of its name, None where there is nothing to be drawn.
 
+    The first line of its docstring is its caption in English reports.
+
     Args:
         kind: the command whose runs it is drawn of.
         needs: from the source of such figures to what the function takes; None where the source lacks it.
     """
 
     def declared(draw: Callable[[Needed], Drawing | None]) -> Drawn:
+        @wraps(draw)
         def drawn(source: Any) -> Drawing | None:
             found = needs(source)
             return None if found is None else draw(found)
@@ -107,6 +112,12 @@ def figure(
         return drawn
 
     return declared
+
+
+def caption_of(name: str) -> str:
+    """What stands below a figure in English reports; empty for one that is not drawn any more."""
+    found = (getdoc(figures[name]) for figures in FIGURES.values() if name in figures)
+    return (next(found, None) or "").partition("\n")[0]
 
 
 def new_figure(

@@ -73,7 +73,10 @@ def _perplexity_or_loss(arms: Arms) -> str:
 
 @figure("train", several)
 def compression_loss(arms: Arms) -> Drawing | None:
-    """How many times less an arm sends in all against its evaluation, and bytes against the error of its gradients."""
+    """What fewer bytes cost in the last evaluation, and how far the mean gradient is off.
+
+    How many times less an arm sends in all against its evaluation, and bytes against the error of its gradients.
+    """
     measure = _perplexity_or_loss(arms)
     keys = {"compression": "traffic_compression_ratio", "sent_mb": "bytes_wire.mean", measure: f"eval.{measure}"}
     table = means(arms, keys | {"gradient_error": "compression.grad_rel_error"})
@@ -94,7 +97,10 @@ def compression_loss(arms: Arms) -> Drawing | None:
 
 @figure("train", compared)
 def compression_step(arms: Arms) -> Drawing:
-    """What a mean step computes, compresses, communicates and decompresses, a bar per arm, and how long it lasts."""
+    """What a step computes, compresses, sends and decompresses.
+
+    What a mean step computes, compresses, communicates and decompresses, a bar per arm, and how long it lasts.
+    """
     timed = {part.column: f"timed_ms.workers.{part.column}" for part in PARTS}
     lasts = pl.Series([fmean(fmean(run.measured["step_time_ms_mean"]) for run in arm.runs) for arm in arms])
     table = means(arms, {**timed, "compute_ms": "time_ms.compute"}).fill_null(0.0).with_columns(step_time_ms=lasts)
@@ -110,7 +116,10 @@ def compression_step(arms: Arms) -> Drawing:
 
 @figure("train", several)
 def compression_methods(arms: Arms) -> Drawing:
-    """Bars of speed, communication's share of the time, and evaluation, an arm below the other."""
+    """Speed, communication and evaluation of every method; lines span the launches.
+
+    Bars of speed, communication's share of the time, and evaluation, an arm below the other.
+    """
     measure = _perplexity_or_loss(arms)
     shown = {
         "units_per_s": (*work_rate(arms), "compute"),
@@ -138,7 +147,10 @@ def compression_methods(arms: Arms) -> Drawing:
 
 @figure("train", compared)
 def compression_links(arms: Arms) -> Drawing | None:
-    """A line per arm from slow links to fast ones, as `links.predicted_ms` has it; no arm that lacks a number of it."""
+    """How long a step would last over links of other speeds, predicted.
+
+    A line per arm from slow links to fast ones, as `links.predicted_ms` has it; no arm that lacks a number of it.
+    """
     known = [arm for arm in arms if predicted_ms(arm.summaries, 1) is not None]
     if not known:
         return None
@@ -167,7 +179,7 @@ def compression_links(arms: Arms) -> Drawing | None:
 
 @figure("train", several)
 def compression_progress(arms: Arms) -> Drawing | None:
-    """Evaluations against the time of the steps before them, and against what a rank had sent by then."""
+    """Evaluations over the time of the steps, and over what a rank sent."""
     measure = _perplexity_or_loss(arms)
     table = _over_launches(arms, lambda run: reached(run, measure), "steps")
     if table.is_empty():
@@ -184,7 +196,10 @@ def compression_progress(arms: Arms) -> Drawing | None:
 
 @figure("train", compared)
 def compression_curves(arms: Arms) -> Drawing:
-    """Training loss, evaluation loss and, where it was measured, the norm of what was left out, over the steps."""
+    """Losses over the steps, and what has been kept for later.
+
+    Training loss, evaluation loss and, where it was measured, the norm of what was left out, over the steps.
+    """
     curves = {
         "training loss": ("smoothed", over_steps(arms, "loss_global")),
         "evaluation loss": ("loss", _over_launches(arms, lambda run: run.evaluations, "step")),
@@ -230,7 +245,10 @@ def _over_launches(arms: Arms, rows_of: Callable[[MergedRun], pl.DataFrame], by:
 
 @figure("train", compared)
 def compression_fsdp(arms: Arms) -> Drawing:
-    """A schematic step of two blocks under FSDP; drawn where an arm compresses, whatever its strategy."""
+    """Where compression sits in a step of FSDP, as a drawing.
+
+    A schematic step of two blocks under FSDP; drawn where an arm compresses, whatever its strategy.
+    """
     note = (
         "A drawing, not a measurement. Every rank holds a shard of each block's parameters, gathers the block before "
         "it computes, and frees it after. The gradient of a block is compressed on every rank (c), piece by piece for "

@@ -22,7 +22,9 @@ FROM_WHITE = LinearSegmentedColormap.from_list("communication", ["white", COLORS
 
 @figure("train")
 def communication_map(arms: Arms) -> Drawing | None:
-    """Predicted shares, the line at which they pass one half, and points with their measured and predicted share.
+    """The part of both passes that waits for communication, over the speed of the link and the tokens of a rank.
+
+    Predicted shares, the line at which they pass one half, and points with their measured and predicted share.
 
     Returns:
         None where the arms have no such map.

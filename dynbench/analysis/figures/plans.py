@@ -34,7 +34,10 @@ def _gaps(source: Run) -> pl.DataFrame | None:
 
 @figure("solve", _gaps)
 def solve_greedy_gap(table: pl.DataFrame) -> Drawing:
-    """Above: excess of the maximum, per heuristic; below: greedy's excess of the variance."""
+    """How far greedy and equal counts are from the exact counts, on the buffers that `prefix` met.
+
+    Above: excess of the maximum, per heuristic; below: greedy's excess of the variance.
+    """
     sizes, of = sorted(set(table["world_size"])), ("trace", "heuristic", "world_size", "gap")
     ranks = pl.format("{}, {} ranks", "heuristic", "world_size")
     drawn = (

@@ -102,7 +102,7 @@ def of_strategies(arms: Arms) -> Arms | None:
 
 @figure("train")
 def step_time(arms: Arms) -> Drawing:
-    """How long a step lasts: the maximum over ranks, which is when a synchronous step ends."""
+    """Step time, the maximum over ranks, step by step; smoothed, with the raw values faintly behind."""
     table = over_steps(arms, "step_time_max_ms")
     panel = _panel(table, "step_time_max_ms", "step time, maximum over ranks (ms)")
     return arm_figure("Step time: the slowest rank of each step", arms, table, [panel], _smoothing(arms), OUTSIDE)
@@ -110,7 +110,10 @@ def step_time(arms: Arms) -> Drawing:
 
 @figure("train", lambda arms: arms if arms[0].runs[0].workers > 1 else None)
 def rank_spread(arms: Arms) -> Drawing:
-    """Standard deviation over ranks within a step, one panel per quantity that is known of every arm."""
+    """How unequal the ranks are, step by step, as standard deviations over the ranks.
+
+    Standard deviation over ranks within a step, one panel per quantity that is known of every arm.
+    """
     tables = {
         name: over_steps(arms, f"{name}_std", "std_over_ranks").select(pl.lit(name).alias("quantity"), pl.all())
         for name in SPREADS
@@ -126,7 +129,9 @@ def rank_spread(arms: Arms) -> Drawing:
 
 @figure("train")
 def step_time_distribution(arms: Arms) -> Drawing:
-    """Histogram on the left, cumulative share on the right.
+    """Distribution of the step time, maximum over ranks.
+
+    Histogram on the left, cumulative share on the right.
 
     The table has a row per bin (`kind` histogram, at the bin's lower end) and per point of a cumulative curve.
     """
@@ -158,7 +163,10 @@ def step_time_distribution(arms: Arms) -> Drawing:
 
 @figure("train")
 def time_breakdown(arms: Arms) -> Drawing:
-    """Mean over ranks and steps of every phase; the bar's end is the mean step time over ranks."""
+    """Where the time goes, stacked per arm.
+
+    Mean over ranks and steps of every phase; the bar's end is the mean step time over ranks.
+    """
     rows = means(arms, {phase.column: f"time_ms.{phase.column.removesuffix('_ms')}" for phase in PHASES})
     lasts = rows.drop("arm").sum_horizontal()
     drawn = rows.with_columns(text=pl.Series([f"{digits(ms)} ms" for ms in lasts]))
@@ -171,7 +179,9 @@ def time_breakdown(arms: Arms) -> Drawing:
 
 @figure("train")
 def waterfall(arms: Arms) -> Drawing | None:
-    """From the baseline's step to a candidate's: what each part of the waste gave back, and what is left to the ideal.
+    """What a step of the baseline loses, and what the candidates recovered of it.
+
+    From the baseline's step to a candidate's: what each part of the waste gave back, and what is left to the ideal.
 
     A panel per candidate, of the fastest first, at most `MOST_PANELS`; None with a single arm, or where no ideal can be
     stated for the baseline or any candidate.
@@ -249,7 +259,9 @@ def _short(label: str) -> str:
 
 @figure("train")
 def epochs(arms: Arms) -> Drawing | None:
-    """Means over launches, of epochs that all of them have; what no arm was evaluated for has no panel.
+    """Loss and accuracy after each epoch.
+
+    Means over launches, of epochs that all of them have; what no arm was evaluated for has no panel.
 
     None where no arm was trained for epochs.
     """
@@ -272,7 +284,10 @@ def epochs(arms: Arms) -> Drawing | None:
 
 @figure("train", of_strategies)
 def loss_curves(arms: Arms) -> Drawing | None:
-    """The training loss over the measured steps; None where arms do not differ in their strategy."""
+    """Training loss over the steps, a line per strategy.
+
+    The training loss over the measured steps; None where arms do not differ in their strategy.
+    """
     arms = [arm for arm in arms if arm.runs[0].facts.trains]
     if not arms:
         return None

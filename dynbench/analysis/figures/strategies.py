@@ -43,7 +43,10 @@ COMMUNICATION = (
 
 @figure("train", of_strategies)
 def strategies(arms: Arms) -> Drawing:
-    """Panels of bars, one per arm; None where arms do not differ in their strategy, or send nothing."""
+    """Speed, time, communication and memory of every strategy.
+
+    Panels of bars, one per arm; None where arms do not differ in their strategy, or send nothing.
+    """
     memory = [part.column for part in HELD]
     rate, in_words = work_rate(arms)
     keys = {"units_per_s": rate, "training_s": "step_time_ms.total"}
@@ -86,7 +89,9 @@ _PART_OF = {"send": "push", "receive": "pull"}
 
 @figure("train", lambda arms: arms if any(arm.runs[0].facts.servers for arm in arms) else None)
 def messages(arms: Arms) -> Drawing | None:
-    """Bars of training time, throughput and a worker's communication by kind, an arm below the other.
+    """Training time, throughput, and how a worker's communication divides into push, pull and waiting.
+
+    Bars of training time, throughput and a worker's communication by kind, an arm below the other.
 
     Returns:
         None where no arm has a server, or calls were not kept.
@@ -127,7 +132,9 @@ def _shares(summaries: Summaries, step_ms: float | None) -> dict[str, float]:
 
 @figure("train")
 def bucket_steps(arms: Arms) -> Drawing | None:
-    """One marker per arm, ringed where it is left out of the fit, the model's curve, and its best number of buckets.
+    """Step time over the number of buckets; the line is the model, fitted to the arms without a ring.
+
+    One marker per arm, ringed where it is left out of the fit, the model's curve, and its best number of buckets.
 
     Returns:
         None where arms do not have several numbers of buckets.
@@ -162,7 +169,9 @@ def bucket_steps(arms: Arms) -> Drawing | None:
 
 @figure("train", lambda arms: arms if len({arm.runs[0].workers for arm in arms}) > 1 else None)
 def scaling(arms: Arms) -> Drawing:
-    """Work per second on the left, efficiency on the right, each arm against its strategy's with the fewest workers.
+    """Throughput over the ranks, and their efficiency; dashed is what the fewest ranks give, for every rank.
+
+    Work per second on the left, efficiency on the right, each arm against its strategy's with the fewest workers.
 
     Returns:
         None where all arms have as many workers.

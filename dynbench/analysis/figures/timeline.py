@@ -30,7 +30,10 @@ MOST_LANES = 12
 
 @figure("train")
 def timeline(arms: Arms) -> Drawing | None:
-    """The first launch of every arm at the same step."""
+    """One typical step as a timeline, the ranks as rows, the baseline on top; hatched is waiting.
+
+    The first launch of every arm at the same step.
+    """
     step = typical_step(arms)
     if step is None:
         return None
@@ -106,7 +109,10 @@ def _shown_ranks(rows: pl.DataFrame) -> pl.DataFrame:
 
 @figure("train")
 def comm_timeline(arms: Arms) -> Drawing | None:
-    """The first rank that trains, in a typical step of the first launch of two arms; None where calls are not known."""
+    """One step of a rank, its passes above and its messages below.
+
+    The first rank that trains, in a typical step of the first launch of two arms; None where calls are not known.
+    """
     by_name = {arm.runs[0].facts.config.sync.name: arm for arm in reversed(arms) if arm.runs[0].calls is not None}
     chosen = [by_name[name] for name in PREFERRED if name in by_name]
     step = typical_step(chosen) if len(chosen) == len(PREFERRED) else None

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Literal, get_args
 
 from dynbench import __version__
+from dynbench.analysis.figures import caption_of
 from dynbench.bench.base import Row
 from dynbench.experiment.assignment import model_answers as model
 from dynbench.experiment.assignment import parallel_answers as parallel
@@ -236,7 +237,7 @@ def _section(answer: Answer, template: Template, pictures: Pictures) -> dict[str
         "state": answer.state,
         "state_text": template.label(f"states.{answer.state}"),
         "statements": [(each.block, _values(each, template)) for each in answer.statements],
-        "figures": [(path, template.label(f"figures.{name}")) for path, name in figures],
+        "figures": [(path, template.label(f"figures.{name}", caption_of(name))) for path, name in figures],
         "sources": [(run, rows, cases if len(cases) <= MOST_CASES else []) for run, rows, cases in sources],
         "reasons": [] if answer.statements else answer.reasons[:MOST_REASONS],
     }

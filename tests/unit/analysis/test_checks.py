@@ -58,7 +58,6 @@ def test_every_check_has_its_wordings_and_none_is_left_over():
     assert set(CHECKS) == written
     parts = [say.split(".") for say in texts()]
     assert all({part[1] for part in parts if part[0] == check} == {*WORDS} for check in CHECKS)
-    assert len(CHECKS) == 30
 
 
 @pytest.mark.slow
