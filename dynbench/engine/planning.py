@@ -16,7 +16,7 @@ import numpy as np
 
 from dynbench.config.part_rules import buffer_size
 from dynbench.config.ranks import ranks_of
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, decided
 from dynbench.errors import RunLookupError, UsageError
 from dynbench.plugins import STRATEGIES, options_of
 from dynbench.plugins.policies import PrefixOptions
@@ -232,8 +232,7 @@ def build_problem(
 
 def loaded_problem(config: Config, workload: Workload, workers: int, root: Path | None) -> Problem:
     """The planning problem of a resolved configuration on its loaded data; see `build_problem`."""
-    multiple, train = config.workload.pad_to_multiple_of, workload.train
-    assert isinstance(multiple, int), "resolved before the launch"
+    multiple, train = decided(config.workload.pad_to_multiple_of), workload.train
     return build_problem(config, train.lengths, workers, multiple, root, workload.positions, train.second)
 
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from dynbench.config.ranks import ranks_of
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, decided
 from dynbench.engine.failure import is_out_of_memory, lasting_fault
 from dynbench.engine.rank.loop import build_strategy
 from dynbench.engine.rank.memory_limit import limit_process, resident_bytes
@@ -57,8 +57,7 @@ def _serve(spec: Mapping[str, Any], config: Config, connection: Connection) -> N
     Raises:
         EOFError: the connection was closed.
     """
-    assert isinstance(config.launch.threads, int), "resolved"
-    torch.set_num_threads(config.launch.threads)
+    torch.set_num_threads(decided(config.launch.threads))
     gpu = ranks_of(config, 0).servers + spec["rank"]
     device = torch.device("cuda", gpu) if config.launch.device == "cuda" else torch.device("cpu")
     workload = build_workload(config)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dynbench.config.ranks import server_copies
-from dynbench.config.schema import Config, Launch
+from dynbench.config.schema import Config, Launch, decided
 from dynbench.engine.launching.resolve import Resolved
 from dynbench.engine.launching.torchrun import thread_environment
 from dynbench.errors import NothingFits, UsageError, WorkerFailed
@@ -88,8 +88,7 @@ class Children:
         self.close()
 
     def _start(self) -> None:
-        assert isinstance(self._launch.threads, int), "resolved"
-        environment = os.environ | thread_environment(self._launch.threads) | (TIDY_MALLOC if self._tidy else {})
+        environment = os.environ | thread_environment(decided(self._launch.threads)) | (TIDY_MALLOC if self._tidy else {})
         for rank in range(self.world_size):
             place = {"rank": rank, "world_size": self.world_size, "parent": os.getpid()}
             spec = self._spec | place | {"rendezvous": f"file://{self._rendezvous.name}/store"}
@@ -224,8 +223,7 @@ def memory_limit_bytes(resolved: Resolved) -> int | None:
     if config.launch.device == "cuda":
         return None
     if config.probe.memory_limit is None:
-        assert isinstance(config.launch.nproc, int), "resolved"
-        return default_cpu_limit_bytes(config.launch.nproc)
+        return default_cpu_limit_bytes(decided(config.launch.nproc))
     try:
         return parse_bytes(config.probe.memory_limit)
     except ValueError as error:

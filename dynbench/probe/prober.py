@@ -10,7 +10,7 @@ from typing import Unpack
 
 from dynbench.config.digest import changed
 from dynbench.config.ranks import copies_text, parameter_copies, ranks_of
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, decided
 from dynbench.config.unread import unread
 from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.launching.probe_use import measured_settings
@@ -199,8 +199,6 @@ class Prober:
     def _problem(self, workload: Workload, cost: CostFit, speeds: Sequence[float]) -> Problem:
         """Without capacities."""
         config = self.resolved.config
-        multiple = config.workload.pad_to_multiple_of
-        assert isinstance(multiple, int), "resolved"
         return Problem(
             lengths=workload.train.lengths,
             workers=self.resolved.workers,
@@ -211,7 +209,7 @@ class Prober:
                 beta=cost.beta_ms_per_token,
                 gamma=cost.gamma_ms_per_token2,
                 further=cost.further_ms,
-                pad_to_multiple_of=multiple,
+                pad_to_multiple_of=decided(config.workload.pad_to_multiple_of),
                 positions=workload.positions,
             ),
             speeds=distinct_speeds(speeds) if len(speeds) == self.resolved.workers else None,
@@ -228,9 +226,7 @@ def _within(lengths: Sequence[int], positions: int | None) -> tuple[int, ...]:
 
 
 def _length_grid(config: Config) -> tuple[int, ...]:
-    multiple = config.workload.pad_to_multiple_of
-    assert isinstance(multiple, int), "resolved"
-    longest = int(padded_lengths(config.workload.max_length, multiple, None))
+    longest = int(padded_lengths(config.workload.max_length, decided(config.workload.pad_to_multiple_of), None))
     lengths = length_grid(longest, config.probe.lengths)
     if lengths[-1] > longest:
         raise UsageError(

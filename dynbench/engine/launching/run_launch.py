@@ -18,7 +18,7 @@ from typing import Unpack
 
 from dynbench.config.image_rules import has_lengths
 from dynbench.config.ranks import ranks_of
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, decided
 from dynbench.engine.failure import MEMORY_HINT, is_aftermath, is_out_of_memory, rank_title, root_cause
 from dynbench.engine.launching.progress import OnProgress, ProgressReader
 from dynbench.engine.launching.resolve import Machine, Resolved, launch_warnings, resolve, this_machine
@@ -83,9 +83,8 @@ def plan_launch(
     check_plan(resolved.config, resolved.workers, store.root)
     run_path = store.root / f"<UTC time>-{resolved.config.plan_name.replace(' ', '-')}-<random>"
     launch = resolved.config.launch
-    assert isinstance(launch.threads, int), "resolved"
     command = ("torchrun", *torchrun_argv(WORKER_MODULE, [run_path], launch))
-    environment = thread_environment(launch.threads)
+    environment = thread_environment(decided(launch.threads))
     warnings = () if asked is None else tuple(launch_warnings(asked, resolved, store.root))
     return LaunchPlan(resolved, run_path, command, environment, warnings)
 
