@@ -22,7 +22,7 @@ from dynbench.config.ranks import server_copies
 from dynbench.config.schema import Config, Launch, decided
 from dynbench.engine.launching.resolve import Resolved
 from dynbench.engine.launching.torchrun import thread_environment
-from dynbench.errors import NothingFits, UsageError, WorkerFailed
+from dynbench.errors import NothingFits, WorkerFailed
 from dynbench.runs.provenance import ROOT, memory_mb
 from dynbench.runs.run import Run
 from dynbench.signals import held_back
@@ -216,7 +216,6 @@ def memory_limit_bytes(resolved: Resolved) -> int | None:
     """The budget of one trial process on a CPU; None on GPUs, where a fraction is set instead.
 
     Raises:
-        UsageError: a limit that is no size.
         UnknownFactError: the system does not say what is available.
     """
     config = resolved.config
@@ -224,10 +223,7 @@ def memory_limit_bytes(resolved: Resolved) -> int | None:
         return None
     if config.probe.memory_limit is None:
         return default_cpu_limit_bytes(decided(config.launch.nproc))
-    try:
-        return parse_bytes(config.probe.memory_limit)
-    except ValueError as error:
-        raise UsageError(f"probe.memory_limit: {error}", "Write it like 512MB or 2GiB.") from None
+    return parse_bytes(config.probe.memory_limit)
 
 
 def default_cpu_limit_bytes(world_size: int, root: Path = ROOT) -> int:

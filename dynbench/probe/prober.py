@@ -55,7 +55,7 @@ def run_probe(
         naming: what the run is called.
 
     Raises:
-        UsageError: lengths beyond what the model takes, a limit that is no size, a path or file that cannot be used.
+        UsageError: lengths beyond what the model takes, a path or file that cannot be used.
         NothingFits: not one sample of the longest length fits on some rank, or not even the model.
         WorkerFailed: trial processes kept dying.
 
