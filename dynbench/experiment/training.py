@@ -103,7 +103,7 @@ def run_training(
         The result; None on ranks other than 0 that torchrun or srun started.
 
     Raises:
-        DynbenchError: as `launch_training`, and `exposed_turns`.
+        DynbenchError: as `launch_arms`, and `exposed_turns`.
     """
     attached, wanted = started_as_rank(config), config if warn_unread else None
     if attached and config.train.exposed:

@@ -68,10 +68,10 @@ def plan_launch(
     asked: Config | None = None,
     **naming: Unpack[Naming],
 ) -> LaunchPlan:
-    """What `launch_training` would do with the same arguments.
+    """What `launch_arms` would do with an arm.
 
     Raises:
-        ConfigError, DataError, UsageError, RunLookupError, NothingFits: as `launch_training`, before anything is
+        ConfigError, DataError, UsageError, RunLookupError, NothingFits: as `launch_arms`, before anything is
             measured.
     """
     if config.launch.node_rank == 0:
@@ -87,30 +87,6 @@ def plan_launch(
     environment = thread_environment(decided(launch.threads))
     warnings = () if asked is None else tuple(launch_warnings(asked, resolved, store.root))
     return LaunchPlan(resolved, run_path, command, environment, warnings)
-
-
-def launch_training(
-    config: Config,
-    store: RunStore,
-    *,
-    on_progress: OnProgress | None = None,
-    asked: Config | None = None,
-    **naming: Unpack[Naming],
-) -> Run:
-    """Train under torchrun and return the finished run.
-
-    Args:
-        config: what to train; `auto` is decided here.
-        store: registry that the run is put into.
-        on_progress: called from a thread when steps were completed.
-        asked: the settings as given by the user, for what is warned of; None where that has been done.
-        naming: what the run is called.
-
-    Raises:
-        DynbenchError: as `launch_arms`.
-    """
-    (run,) = launch_arms([(config, naming)], store, on_progress=on_progress, asked=asked)
-    return run
 
 
 def launch_arms(
@@ -252,7 +228,7 @@ def join_training(
         The run on rank 0, None on the others.
 
     Raises:
-        DynbenchError: as `launch.launch_training`; on every rank that sees the failure.
+        DynbenchError: as `launch_arms`; on every rank that sees the failure.
     """
     os.environ.update(slurm_as_torchrun(os.environ))
     try:
