@@ -27,9 +27,10 @@ from dynbench.engine.planning import (
     step_plans,
 )
 from dynbench.engine.rank import exchange
-from dynbench.engine.rank.evaluation import Epochs, Evaluator, evaluation_of, scalars_of
+from dynbench.engine.rank.evaluation import EVAL_FILE, Epochs, Evaluator, eval_batch_size, scalars_of
 from dynbench.engine.rank.memory import HeldMemory, MemoryMeter
 from dynbench.engine.rank.profile import Profile, profiled_steps
+from dynbench.engine.rank.rank_facts import EPOCHS_FILE
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.replica import Replica, average_statistics, seed_dropout, warn_of_unequal_numbers
 from dynbench.engine.rank.row_builder import RowBuilder, SentBytes, can_count, extra_columns, extra_values
@@ -252,20 +253,19 @@ def real_loop(
         scalars = files.enter_context(scalars_of(config, run, writes=first_worker))
         writer = RowWriter(run.rank_file(context.rank), [column.name for column in columns], scalars.row)
         files.enter_context(writer)
-        evaluator, epochs = evaluation_of(
-            run,
+        evaluator = Evaluator(
             config,
             workload,
-            context,
-            problem,
-            scalars,
+            context.device,
+            file=run.path / EVAL_FILE if context.is_first else None,
             shard=shard_of(context.rank, strategy.evaluators()),
             sum_over_ranks=exchange.sum_over_ranks,
-            timed=ranks.servers,
-            says=first_worker,
+            batch=eval_batch_size(config, problem, workload),
             equal_batches=strategy.collective_forward,
-            sides=strategy.timed,
+            also=scalars.evaluation,
         )
+        lines = run.ranks_dir / EPOCHS_FILE if context.is_first else None
+        epochs = Epochs(config.train, exchange.sum_over_ranks, ranks.servers, first_worker, lines, strategy.timed)
         yield Loop(
             config=config,
             context=context,
