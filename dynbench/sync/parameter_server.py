@@ -71,10 +71,6 @@ class ParameterServer(Strategy):
     def _serves(self) -> bool:
         return self.ranks.serves(self.wire.rank)
 
-    def accumulating(self) -> AbstractContextManager[None]:
-        """Nothing is sent before `finish`."""
-        return nullcontext()
-
     def finish(self) -> None:
         """Push the gradients, zeros for one that there is none of, and first which of them there are."""
         self.on_ready()
