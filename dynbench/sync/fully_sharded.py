@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, pairwise
@@ -220,26 +220,21 @@ class FullyShardedDDP(nn.Module):
 
     def _layouts(self, module: FSDPModule) -> Mapping[int, Sequence[Segment]]:
         """By its elements, what is sent of a module: of every rank in turn its shards of the parameters, filled up."""
-        found = {}
-        for group in _groups_of(module):
-            trained = _trained(group)
-            segments = lay_out(
+        return _by_elements(
+            lay_out(
                 (f"{self._names[id(each.sharded_param)]}/{rank}", each.padded_sharded_param_size)
                 for rank in range(self._wire.world_size)
-                for each in trained
+                for each in _trained(group)
             )
-            found[sum(segment.numel for segment in segments)] = segments
-        return found
+            for group in _groups_of(module)
+        )
 
     def _shards(self, module: FSDPModule) -> Mapping[int, Sequence[Segment]]:
         """By its elements, what a rank's shard of a module is made of, filled up."""
-        found = {}
-        for group in module._get_fsdp_state()._fsdp_param_groups:
-            segments = lay_out(
-                (self._names[id(each.sharded_param)], each.padded_sharded_param_size) for each in group.fsdp_params
-            )
-            found[sum(segment.numel for segment in segments)] = segments
-        return found
+        return _by_elements(
+            lay_out((self._names[id(each.sharded_param)], each.padded_sharded_param_size) for each in group.fsdp_params)
+            for group in _groups_of(module)
+        )
 
     def _sending(self) -> None:
         """A block's gradients are about to be sent; when the last are, all are complete."""
@@ -318,6 +313,10 @@ def _refuse_undividable(module: nn.Module, wanted: Collection[int]) -> None:
                 f"parameter {name} is {what}, which fully_shard cannot divide",
                 "Give it one dimension, or contiguous memory (.contiguous()); zero1 takes it as it is.",
             )
+
+
+def _by_elements(layouts: Iterable[Sequence[Segment]]) -> Mapping[int, Sequence[Segment]]:
+    return {sum(segment.numel for segment in segments): segments for segments in layouts}
 
 
 def _groups_of(part: FSDPModule) -> Sequence[Any]:
