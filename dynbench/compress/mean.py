@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dynbench.compress.base import seed_of
-from dynbench.compress.codec import Codec, Known, Whole
+from dynbench.compress.codec import Codec, Known, Whole, in_float32
 from dynbench.compress.compressing import Compressing, SecondResiduals, feedback_of, settle
 from dynbench.compress.message import Message, Scratch
 from dynbench.errors import UsageError
@@ -46,22 +46,6 @@ class Item:
         if self.feedback:
             self.codec.add(payload, self.known, self.values, -1.0)
             settle(self.values)
-
-    @contextmanager
-    def target(self, out: Tensor, begin: int = 0) -> Iterator[Tensor]:
-        """Where it is decoded to: in float32, unless it was sent whole.
-
-        Args:
-            out: receives it.
-            begin: where `out` begins in the flat gradient.
-        """
-        place = self.part.of(out, begin)
-        if place.dtype == torch.float32 or isinstance(self.codec, Whole):
-            yield place
-        else:
-            decoded = torch.empty(place.shape, device=place.device)
-            yield decoded
-            place.copy_(decoded)
 
 
 Items = list[list[Item]]
@@ -224,7 +208,7 @@ class CompressedMean(Compressing):
                     channel.reduce_scatter(received.view(dtype), sent.view(dtype)).wait()
             with self._times.of("decompress_ms"):
                 for item, payload in zip(lane[rank], message.payloads(received, rank), strict=True):
-                    with item.target(out, rank * (size or 0)) as target:
+                    with in_float32(item.codec, item.part.of(out, rank * (size or 0))) as target:
                         item.codec.decode(payload, replace(item.known, summed=channel.world_size), target)
 
     def _scattered(self, channel: Channel, items: Items, own: Tensor, size: int) -> Message:
@@ -249,7 +233,7 @@ class CompressedMean(Compressing):
         with self._times.of("decompress_ms"):
             everyone = [message.payloads(message.row(received, rank), number) for rank in range(channel.world_size)]
             for place, item in enumerate(piece):
-                with item.target(out, begin) as target:
+                with in_float32(item.codec, item.part.of(out, begin)) as target:
                     item.codec.mean_of([payloads[place] for payloads in everyone], item.known, target)
 
     def _given_back(
@@ -268,7 +252,7 @@ class CompressedMean(Compressing):
         with self._times.of("decompress_ms"):
             for rank, piece in enumerate(items):
                 for item, payload in zip(piece, message.payloads(message.row(received, rank), rank), strict=True):
-                    with item.target(flat) as target:
+                    with in_float32(item.codec, item.part.of(flat)) as target:
                         item.codec.decode(payload, _of_second(item.known, rank), target)
 
     @property
