@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dynbench.compress.base import seed_of
 from dynbench.compress.codec import Codec, Known, Whole, in_float32
-from dynbench.compress.compressing import Compressing, SecondResiduals, feedback_of, settle
+from dynbench.compress.compressing import Common, Compressing, SecondResiduals, feedback_of, settle
 from dynbench.compress.message import Message, Scratch
 from dynbench.errors import UsageError
 from dynbench.plugins import options_of
@@ -57,27 +57,16 @@ class CompressedMean(Compressing):
 
     Args:
         codec: what is sent of a parameter.
-        error_feedback: as in `Compressing`; None where the codec leaves out much.
-        start_step: as there.
-        min_elements: as there.
-        seed: as there.
+        common: as in `Compressing`; there is error feedback by default where the codec leaves out much.
 
     Raises:
         UsageError: error feedback with a codec that is not contractive.
     """
 
-    def __init__(
-        self,
-        codec: Codec,
-        *,
-        error_feedback: bool | None = None,
-        start_step: int = 0,
-        min_elements: int = 1024,
-        seed: int = 0,
-    ) -> None:
-        feedback = codec.leaves_out if error_feedback is None else error_feedback
-        super().__init__(error_feedback=feedback, start_step=start_step, min_elements=min_elements, seed=seed)
-        if feedback and not codec.contractive:
+    def __init__(self, codec: Codec, **common: Unpack[Common]) -> None:
+        common.setdefault("error_feedback", codec.leaves_out)
+        super().__init__(**common)
+        if self.error_feedback and not codec.contractive:
             raise UsageError(
                 f"compress.error_feedback: {codec.name} diverges with it in its unbiased form",
                 "Set compress.contractive to true, or compress.error_feedback to false.",
