@@ -11,7 +11,7 @@ import numpy as np
 from dynbench.config.schema import Config
 from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.plan_check import check_steps_of_rank
-from dynbench.engine.planning import SPEEDS_FILE, StepPlans, loaded_problem, step_plans
+from dynbench.engine.planning import SPEEDS_FILE, loaded_problem, step_plans
 from dynbench.engine.rank.evaluation import EVAL_FILE, Epochs, Evaluator, Scalars, eval_batch_size, scalars_of
 from dynbench.engine.rank.loop import ArmLoop, build_strategy, session
 from dynbench.engine.rank.memory import MemoryMeter, MemoryNow
@@ -25,6 +25,7 @@ from dynbench.runs.columns import TURN, write_columns
 from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
 from dynbench.schedule.plan import FloatArray, Share
+from dynbench.schedule.policy import Planner
 from dynbench.workloads.base import Workload
 from dynbench.workloads.batches import LossPart
 
@@ -57,7 +58,7 @@ class VirtualLoop(ArmLoop):
     1 / W_t in a sum. Every rank has its own random stream per step, as a real one has.
     """
 
-    plans: StepPlans
+    plans: Planner
     rows: Sequence[RowBuilder]
     writers: Sequence[RowWriter]
     comm_ms: float
