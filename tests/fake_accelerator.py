@@ -30,7 +30,7 @@ from toys import TiedModel
 from transformers import initialization
 
 from dynbench.compress import CompressedMean
-from dynbench.compress.cast import Fp16
+from dynbench.compress.quantised import Fp16
 from dynbench.compress.codec import Known
 from dynbench.compress.compressing import Compressing
 from dynbench.compress.sketch import CountSketch

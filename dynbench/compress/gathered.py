@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from dynbench.compress.cast import Fp8
 from dynbench.compress.codec import Codec, Known, Whole, in_float32
 from dynbench.compress.message import Message
-from dynbench.compress.quantised import Qsgd
+from dynbench.compress.quantised import Fp8, Qsgd
 from dynbench.wire.base import Gatherer
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import Segment
