@@ -94,7 +94,7 @@ class Children:
             spec = self._spec | place | {"rendezvous": f"file://{self._rendezvous.name}/store"}
             # A process that nobody knows of yet would be left behind by a signal.
             with held_back(), self.log_of(rank).open("ab") as log:
-                self.start_process([sys.executable, "-m", "dynbench.probe.child", json.dumps(spec)], log, environment)
+                self.start_process([sys.executable, "-m", "dynbench.probe.trial", json.dumps(spec)], log, environment)
 
     def start_process(self, command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]) -> None:
         """Start the process of the next rank: `command`, with the descriptor of its connection as a last argument."""
