@@ -16,16 +16,9 @@ from dynbench.compress.gathered import gatherer_of
 from dynbench.config.image_rules import ahead
 from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config
+from dynbench.engine import planning
 from dynbench.engine.failure import RECORDING
 from dynbench.engine.plan_check import check_steps_of_rank, total_steps
-from dynbench.engine.planning import (
-    SPEEDS_FILE,
-    PlansAhead,
-    PlanSource,
-    ReplicatedPlans,
-    loaded_problem,
-    step_plans,
-)
 from dynbench.engine.rank import exchange
 from dynbench.engine.rank.evaluation import EVAL_FILE, Epochs, Evaluator, eval_batch_size, scalars_of
 from dynbench.engine.rank.memory import HeldMemory, MemoryMeter
@@ -117,7 +110,7 @@ class Loop(ArmLoop):
 
     context: RankContext
     ranks: Ranks
-    plans: PlanSource
+    plans: planning.PlanSource
     rows: RowBuilder
     writer: RowWriter
     logs: bool
@@ -236,7 +229,7 @@ def real_loop(
 ) -> Iterator[Loop]:
     """The loop of this process's rank; its row file is closed on the way out."""
     train, ranks = workload.train, ranks_of(config, context.world_size)
-    problem = loaded_problem(config, workload, ranks.workers, run.path.parent)
+    problem = planning.loaded_problem(config, workload, ranks.workers, run.path.parent)
     check_steps_of_rank(config, problem)
     timer = StepTimer(context.device, context.position.at, config.launch.timeout_s)
     profiled = profiled_steps(config.train.warmup_steps, config.train.profile_steps)
@@ -287,23 +280,25 @@ def real_loop(
         )
 
 
-def plan_source(config: Config, workload: Workload, problem: Problem, rank: int, ranks: Ranks, run: Run) -> PlanSource:
+def plan_source(
+    config: Config, workload: Workload, problem: Problem, rank: int, ranks: Ranks, run: Run
+) -> planning.PlanSource:
     """Plans made on every worker, or on the first of them from gathered costs; a collective.
 
     A workload whose threads prepare the next step gets it ahead.
     """
     group = exchange.group_of_workers(ranks, config.launch.timeout_s)
     if ranks.serves(rank):
-        return PlanSource()
+        return planning.PlanSource()
     worker = ranks.worker(rank)
     if options_of(config.schedule, PrefixOptions).exchange == "gather":
-        plans: PlanSource = exchange.GatheredPlans(problem, worker, group)
+        plans: planning.PlanSource = exchange.GatheredPlans(problem, worker, group)
     else:
-        speeds_file = run.path / SPEEDS_FILE if worker == 0 else None
-        every = step_plans(config, problem, lambda paces: exchange.all_floats(paces[worker], group), speeds_file)
-        plans = ReplicatedPlans(every, worker)
+        file = run.path / planning.SPEEDS_FILE if worker == 0 else None
+        every = planning.step_plans(config, problem, lambda paces: exchange.all_floats(paces[worker], group), file)
+        plans = planning.ReplicatedPlans(every, worker)
     if ahead(config) and isinstance(workload, Expects):
-        return PlansAhead(plans, workload.expect, total_steps(config))
+        return planning.PlansAhead(plans, workload.expect, total_steps(config))
     return plans
 
 
