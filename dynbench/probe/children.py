@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import IO, Any
@@ -38,6 +39,7 @@ TIDY_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "655
 """Settings of glibc's allocator, mallopt(3)."""
 
 
+@dataclass(eq=False)
 class Children:
     """A group of trial processes, one per rank; use as a context manager.
 
@@ -51,22 +53,16 @@ class Children:
             slower, so not for timing.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        launch: Launch,
-        world_size: int,
-        memory_limit_bytes: int | None = None,
-        *,
-        splits: bool = False,
-        tidy: bool = False,
-    ) -> None:
-        self.world_size = world_size
-        self.timeout_s = float(launch.timeout_s)
+    run: Run
+    launch: Launch
+    world_size: int
+    memory_limit_bytes: int | None = None
+    splits: bool = False
+    tidy: bool = False
+
+    def __post_init__(self) -> None:
+        self.timeout_s = float(self.launch.timeout_s)
         """Longest wait for one answer."""
-        self._run, self._launch = run, launch
-        self._spec = {"run": str(run.path), "memory_limit_bytes": memory_limit_bytes, "splits": splits}
-        self._tidy = tidy
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
         self._request = "get ready"
@@ -88,10 +84,11 @@ class Children:
         self.close()
 
     def _start(self) -> None:
-        environment = os.environ | thread_environment(decided(self._launch.threads)) | (TIDY_MALLOC if self._tidy else {})
+        environment = os.environ | thread_environment(decided(self.launch.threads)) | (TIDY_MALLOC if self.tidy else {})
         for rank in range(self.world_size):
-            place = {"rank": rank, "world_size": self.world_size, "parent": os.getpid()}
-            spec = self._spec | place | {"rendezvous": f"file://{self._rendezvous.name}/store"}
+            place = {"run": str(self.run.path), "rank": rank, "world_size": self.world_size, "parent": os.getpid()}
+            tried = {"memory_limit_bytes": self.memory_limit_bytes, "splits": self.splits}
+            spec = place | tried | {"rendezvous": f"file://{self._rendezvous.name}/store"}
             # A process that nobody knows of yet would be left behind by a signal.
             with held_back(), self.log_of(rank).open("ab") as log:
                 self.start_process([sys.executable, "-m", "dynbench.probe.trial", json.dumps(spec)], log, environment)
@@ -193,7 +190,7 @@ class Children:
 
     def log_of(self, rank: int) -> Path:
         """What the trial process of a rank prints."""
-        return self._run.logs_dir / f"probe_rank_{rank}.log"
+        return self.run.logs_dir / f"probe_rank_{rank}.log"
 
     def close(self) -> None:
         """End every child, gently where it listens, and leave none behind."""

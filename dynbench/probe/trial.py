@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
@@ -165,6 +166,7 @@ def _compressor(config: Config) -> Compressor | None:
     return None if found is None or type(found).state_dict is Compressor.state_dict else found
 
 
+@dataclass(eq=False)
 class TrialStep:
     """A rank's model under its strategy, and a way to run one step of any shape.
 
@@ -174,39 +176,33 @@ class TrialStep:
         device: where to run.
         limit_bytes: most memory of this process that may be resident in a trial; None where the device has a limit of
             its own, or nothing is tried.
-        build: makes the strategy, which sends nothing but where splits are timed; None is that of virtual ranks.
+        build: makes the strategy, which sends nothing but where splits are timed.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        workload: Workload,
-        device: torch.device,
-        limit_bytes: int | None = None,
-        build: Callable[[], Strategy] | None = None,
-    ) -> None:
-        self.device = device
-        self._config = config
-        self._limit_bytes = limit_bytes
-        self._workload = workload
-        self._build: Callable[[], Strategy] = build or Local
+    config: Config
+    workload: Workload
+    device: torch.device
+    limit_bytes: int | None = None
+    build: Callable[[], Strategy] = Local
+
+    def __post_init__(self) -> None:
         self._replica = self._built()
         parameters = self._replica.strategy.model.parameters()
         self.gradient_numel = sum(each.numel() for each in parameters if each.requires_grad)
-        self.memory = memory_meter(device)
+        self.memory = memory_meter(self.device)
 
     @property
     def limit_mb(self) -> float | None:
         """Most memory of this process in MB."""
-        return None if self._limit_bytes is None else mb(self._limit_bytes)
+        return None if self.limit_bytes is None else mb(self.limit_bytes)
 
     def _built(self, model: nn.Module | None = None) -> Replica:
         self._timer = StepTimer(self.device)
-        return Replica(self._config, self._workload, self.device, self._timer, self._build(), model=model)
+        return Replica(self.config, self.workload, self.device, self._timer, self.build(), model=model)
 
     def step(self, n: int, length: int, most: bool = False) -> None:
         """Forward, backward and optimizer step of one micro-batch (see `shaped`); ends with the device idle."""
-        self._run(shaped_batch(self._workload, n, length, self.device, most), drain=True)
+        self._run(shaped_batch(self.workload, n, length, self.device, most), drain=True)
 
     def _run(self, batch: MicroBatch, micro_batches: int = 1, *, drain: bool = False) -> None:
         """A step of so many micro-batches like this one."""
@@ -225,8 +221,8 @@ class TrialStep:
 
         Recovery is outside the `except` clause: inside it the traceback keeps the failed step's tensors alive.
         """
-        if self._limit_bytes is not None:
-            limit_process(int(room * self._limit_bytes))
+        if self.limit_bytes is not None:
+            limit_process(int(room * self.limit_bytes))
         self.memory.reset()
         failed = False
         try:
@@ -274,7 +270,7 @@ class TrialStep:
 
     def split_ms(self, n: int, length: int, micro_batches: int) -> float:
         """Milliseconds of a step of so many micro-batches of `n` samples of `length` tokens, data left out."""
-        batch = shaped_batch(self._workload, n, length, self.device)
+        batch = shaped_batch(self.workload, n, length, self.device)
         return self._timed_ms(lambda: self._run(batch, micro_batches))
 
     def split_price_ms(self, n: int, length: int, repeats: int) -> float:
@@ -289,7 +285,7 @@ class TrialStep:
             length: longest that is tried, padded tokens.
             repeats: steps of a block that count.
         """
-        known = self._workload.train.lengths
+        known = self.workload.train.lengths
         lengths = np.minimum(np.random.default_rng(0).choice(known, size=repeats), length).tolist()
 
         def block(micro_batches: int) -> list[float]:
@@ -364,7 +360,7 @@ def _serve(spec: Mapping[str, Any], config: Config, connection: Connection) -> N
                 ms = split.split_price_ms(request["n"], request["length"], request["repeats"])
             del split
             connection.send({"ms": ms})
-    build = None
+    build: Callable[[], Strategy] = Local
     if config.launch.launcher != "virtual":
         STRATEGIES.find(config.sync.name).load()  # before the limit, as the code of models
         build = partial(rehearsed, config, spec["rank"], spec["world_size"], null_group())
