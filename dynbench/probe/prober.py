@@ -92,9 +92,7 @@ def _to_be_probed(config: Config) -> Config:
     return changed(config, changes)
 
 
-def probe(
-    run: Run, resolved: Resolved, lengths: Sequence[int], limit_bytes: int | None, report: Report
-) -> ProbeRecord:
+def probe(run: Run, resolved: Resolved, lengths: Sequence[int], limit_bytes: int | None, report: Report) -> ProbeRecord:
     """All parts in order; each needs the one before.
 
     Args:
