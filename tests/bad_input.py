@@ -247,7 +247,7 @@ def no_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (
         "dynbench.engine.launching.torchrun.run_torchrun",
         "dynbench.engine.rank.toy_check.check_strategies",
-        "dynbench.probe.prober.Prober.probe",
+        "dynbench.probe.prober.probe",
     ):
         monkeypatch.setattr(place, launched)
 

@@ -30,9 +30,9 @@ from toys import TiedModel
 from transformers import initialization
 
 from dynbench.compress import CompressedMean
-from dynbench.compress.cast import Fp16
 from dynbench.compress.codec import Known
 from dynbench.compress.compressing import Compressing
+from dynbench.compress.quantised import Fp16
 from dynbench.compress.sketch import CountSketch
 from dynbench.config.layers import load_config
 from dynbench.kernels import Boundaries, FlashAttentionTorch, use_packed_rows

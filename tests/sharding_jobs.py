@@ -15,8 +15,7 @@ from sync_jobs import CPU, MODELS, configured
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from dynbench.compress.cast import Fp8
-from dynbench.compress.quantised import Qsgd
+from dynbench.compress.quantised import Fp8, Qsgd
 from dynbench.config.layers import load_config
 from dynbench.engine.rank.loop import build_strategy, build_wire, session
 from dynbench.engine.rank.replica import Replica

@@ -1,4 +1,4 @@
-"""What travels in place of a gradient: one compressor a file, named in `dynbench/plugins/compressors.py`.
+"""What travels in place of a gradient: compressors of a kind in a file, named in `dynbench/plugins/compressors.py`.
 
 The classes exported here are for any training loop on plain torch, over its default process group:
 
@@ -18,9 +18,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dynbench.compress.cast import Bf16 as Bf16
-    from dynbench.compress.cast import Fp8 as Fp8
-    from dynbench.compress.cast import Fp16 as Fp16
     from dynbench.compress.codec import Codec as Codec
     from dynbench.compress.codec import Known as Known
     from dynbench.compress.codec import Payload as Payload
@@ -29,11 +26,14 @@ if TYPE_CHECKING:
     from dynbench.compress.mean import CompressedMean as CompressedMean
     from dynbench.compress.pipeline import Pipeline as Pipeline
     from dynbench.compress.powersgd import PowerSgd as PowerSgd
+    from dynbench.compress.quantised import Bf16 as Bf16
+    from dynbench.compress.quantised import Fp8 as Fp8
+    from dynbench.compress.quantised import Fp16 as Fp16
     from dynbench.compress.quantised import Int8 as Int8
     from dynbench.compress.quantised import Natural as Natural
+    from dynbench.compress.quantised import OneBit as OneBit
     from dynbench.compress.quantised import Qsgd as Qsgd
-    from dynbench.compress.signs import OneBit as OneBit
-    from dynbench.compress.signs import SignSgd as SignSgd
+    from dynbench.compress.quantised import SignSgd as SignSgd
     from dynbench.compress.sketch import Sketch as Sketch
     from dynbench.compress.sparse import RandomK as RandomK
     from dynbench.compress.sparse import Sparse as Sparse
@@ -41,14 +41,12 @@ if TYPE_CHECKING:
     from dynbench.compress.sparse import TopK as TopK
 
 _MODULES = {
-    "cast": "Bf16 Fp16 Fp8",
     "codec": "Codec Known Payload Whole",
     "gradiveq": "GradiVeq",
     "mean": "CompressedMean",
     "pipeline": "Pipeline",
     "powersgd": "PowerSgd",
-    "quantised": "Int8 Natural Qsgd",
-    "signs": "OneBit SignSgd",
+    "quantised": "Bf16 Fp16 Fp8 Int8 Natural OneBit Qsgd SignSgd",
     "sketch": "Sketch",
     "sparse": "RandomK Sparse Threshold TopK",
 }

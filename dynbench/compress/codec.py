@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -223,3 +224,14 @@ class Whole(Codec):
         out.copy_(payload[0])
         if known.summed > 1:
             out.div_(known.summed)
+
+
+@contextmanager
+def in_float32(codec: Codec, place: Tensor) -> Iterator[Tensor]:
+    """Where a payload is decoded for a place, shape [n]: in float32, unless it holds a tensor as it was."""
+    if place.dtype == torch.float32 or isinstance(codec, Whole):
+        yield place
+    else:
+        decoded = torch.empty(place.shape, device=place.device)
+        yield decoded
+        place.copy_(decoded)

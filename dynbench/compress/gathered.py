@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from dynbench.compress.cast import Fp8
-from dynbench.compress.codec import Codec, Known, Whole
+from dynbench.compress.codec import Codec, Known, Whole, in_float32
 from dynbench.compress.message import Message
-from dynbench.compress.quantised import Qsgd
+from dynbench.compress.quantised import Fp8, Qsgd
 from dynbench.wire.base import Gatherer
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import Segment
@@ -57,7 +56,8 @@ class CodedGather(Gatherer):
             for rank, own in enumerate(full.view(ranks, -1)):
                 payloads = message.payloads(message.row(received, rank), 0)
                 for codec, part, payload in zip(codecs, parts, payloads, strict=True):
-                    _decode(codec, payload, known, part.of(own).view(-1))
+                    with in_float32(codec, part.of(own).view(-1)) as target:
+                        codec.decode(payload, known, target)
             return full
 
         return _Read(channel.all_gather(received, sent), read)
@@ -75,15 +75,6 @@ class _Read(Future[Tensor]):
         """Wait for the messages and decode them; called once."""
         self._done.wait()
         return self._read()
-
-
-def _decode(codec: Codec, payload: Sequence[Tensor], known: Known, out: Tensor) -> None:
-    if out.dtype == torch.float32 or isinstance(codec, Whole):
-        codec.decode(payload, known, out)
-    else:
-        decoded = torch.empty(out.shape, device=out.device)
-        codec.decode(payload, known, decoded)
-        out.copy_(decoded)
 
 
 def gatherer_of(name: Literal["none", "int8", "fp8"]) -> Gatherer | None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from dynbench.compress.base import seed_of
-from dynbench.compress.codec import Codec, Known, Whole
-from dynbench.compress.compressing import Compressing, SecondResiduals, feedback_of, settle
+from dynbench.compress.codec import Codec, Known, Whole, in_float32
+from dynbench.compress.compressing import Common, Compressing, SecondResiduals, feedback_of, settle
 from dynbench.compress.message import Message, Scratch
 from dynbench.errors import UsageError
 from dynbench.plugins import options_of
@@ -47,22 +47,6 @@ class Item:
             self.codec.add(payload, self.known, self.values, -1.0)
             settle(self.values)
 
-    @contextmanager
-    def target(self, out: Tensor, begin: int = 0) -> Iterator[Tensor]:
-        """Where it is decoded to: in float32, unless it was sent whole.
-
-        Args:
-            out: receives it.
-            begin: where `out` begins in the flat gradient.
-        """
-        place = self.part.of(out, begin)
-        if place.dtype == torch.float32 or isinstance(self.codec, Whole):
-            yield place
-        else:
-            decoded = torch.empty(place.shape, device=place.device)
-            yield decoded
-            place.copy_(decoded)
-
 
 Items = list[list[Item]]
 """Of every piece of a flat gradient."""
@@ -73,27 +57,16 @@ class CompressedMean(Compressing):
 
     Args:
         codec: what is sent of a parameter.
-        error_feedback: as in `Compressing`; None where the codec leaves out much.
-        start_step: as there.
-        min_elements: as there.
-        seed: as there.
+        common: as in `Compressing`; there is error feedback by default where the codec leaves out much.
 
     Raises:
         UsageError: error feedback with a codec that is not contractive.
     """
 
-    def __init__(
-        self,
-        codec: Codec,
-        *,
-        error_feedback: bool | None = None,
-        start_step: int = 0,
-        min_elements: int = 1024,
-        seed: int = 0,
-    ) -> None:
-        feedback = codec.leaves_out if error_feedback is None else error_feedback
-        super().__init__(error_feedback=feedback, start_step=start_step, min_elements=min_elements, seed=seed)
-        if feedback and not codec.contractive:
+    def __init__(self, codec: Codec, **common: Unpack[Common]) -> None:
+        common.setdefault("error_feedback", codec.leaves_out)
+        super().__init__(**common)
+        if self.error_feedback and not codec.contractive:
             raise UsageError(
                 f"compress.error_feedback: {codec.name} diverges with it in its unbiased form",
                 "Set compress.contractive to true, or compress.error_feedback to false.",
@@ -224,7 +197,7 @@ class CompressedMean(Compressing):
                     channel.reduce_scatter(received.view(dtype), sent.view(dtype)).wait()
             with self._times.of("decompress_ms"):
                 for item, payload in zip(lane[rank], message.payloads(received, rank), strict=True):
-                    with item.target(out, rank * (size or 0)) as target:
+                    with in_float32(item.codec, item.part.of(out, rank * (size or 0))) as target:
                         item.codec.decode(payload, replace(item.known, summed=channel.world_size), target)
 
     def _scattered(self, channel: Channel, items: Items, own: Tensor, size: int) -> Message:
@@ -249,7 +222,7 @@ class CompressedMean(Compressing):
         with self._times.of("decompress_ms"):
             everyone = [message.payloads(message.row(received, rank), number) for rank in range(channel.world_size)]
             for place, item in enumerate(piece):
-                with item.target(out, begin) as target:
+                with in_float32(item.codec, item.part.of(out, begin)) as target:
                     item.codec.mean_of([payloads[place] for payloads in everyone], item.known, target)
 
     def _given_back(
@@ -268,7 +241,7 @@ class CompressedMean(Compressing):
         with self._times.of("decompress_ms"):
             for rank, piece in enumerate(items):
                 for item, payload in zip(piece, message.payloads(message.row(received, rank), rank), strict=True):
-                    with item.target(flat) as target:
+                    with in_float32(item.codec, item.part.of(flat)) as target:
                         item.codec.decode(payload, _of_second(item.known, rank), target)
 
     @property

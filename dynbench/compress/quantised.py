@@ -1,24 +1,135 @@
-"""A few levels per element.
+"""Every element in fewer bits.
 
-int8: integers that can be summed on the way: one scale for all ranks, and so few levels that no sum overflows. QSGD:
-levels between 0 and a bucket's norm, drawn so that their mean is exact (Alistarh et al., NeurIPS 2017). Natural
-compression: powers of two, drawn so that their mean is exact (Horvath et al., 2019).
+Smaller floating point types, summed in float32, and torch's own hook as a peer. int8: integers that can be summed on
+the way: one scale for all ranks, and so few levels that no sum overflows. QSGD: levels between 0 and a bucket's norm,
+drawn so that their mean is exact (Alistarh et al., NeurIPS 2017). Natural compression: powers of two, drawn so that
+their mean is exact (Horvath et al., 2019). signsgd: a vote of the ranks (Bernstein et al., ICML 2018), or scaled signs
+where error feedback makes up for what they leave out (Karimireddy et al., ICML 2019). 1-bit SGD: above or below 0, and
+the mean of either (Seide et al., Interspeech 2014).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
-from dynbench.compress.base import seed_of, uniform
-from dynbench.compress.codec import CHUNK, LEAST, Codec, Field, Fields, Known, greatest
-from dynbench.compress.mean import compressor
+from dynbench.compress.base import Compressor, seed_of, uniform
+from dynbench.compress.codec import CHUNK, LEAST, Codec, Field, Fields, Known, Whole, greatest
+from dynbench.compress.compressing import feedback_of
+from dynbench.compress.mean import CompressedMean, compressor
 from dynbench.compress.message import pack, packed_bytes, unpack
 from dynbench.errors import UsageError
-from dynbench.plugins.compressors import ContractiveOptions, Int8Options, QsgdOptions, int8_levels
+from dynbench.plugins import compressors
+from dynbench.wire.channel import Channel
+from dynbench.wire.segment import Segment
+
+if TYPE_CHECKING:
+    from dynbench.config.schema import Compress
+
+_FRACTION = 16
+"""Bits of a float32 that a bfloat16 lacks."""
+
+
+class Fp16(Whole):
+    """Rounded to 16 bits; what is above 65504 becomes infinite."""
+
+    name = "fp16"
+    way = "two_stage"
+
+    def __init__(self, dtype: torch.dtype = torch.float16) -> None:
+        super().__init__(dtype)
+
+    def add(self, payload: Sequence[Tensor], known: Known, total: Tensor, factor: float) -> None:
+        """Without a copy in between."""
+        total.add_(payload[0], alpha=factor)
+
+
+class Bf16(Fp16):
+    """Rounded to bfloat16.
+
+    Args:
+        rounding: to the nearest, or `stochastic`: up or down so that the mean of many draws is exact.
+    """
+
+    name = "bf16"
+
+    def __init__(self, rounding: Literal["nearest", "stochastic"] = "nearest") -> None:
+        super().__init__(torch.bfloat16)
+        self.rounding = rounding
+
+    def encode(self, values: Tensor, known: Known, out: Sequence[Tensor]) -> None:
+        """Rounded."""
+        if self.rounding == "nearest":
+            super().encode(values, known, out)
+            return
+        noise = (uniform(seed_of(known.seed, known.rank), values) * 2**_FRACTION).to(torch.int32)
+        rounded = ((values.view(torch.int32) + noise) >> _FRACTION << _FRACTION).view(torch.float32)
+        out[0].copy_(torch.where(values.isfinite(), rounded, values))
+
+
+fp16 = compressor(Fp16)
+
+
+bf16 = compressor(Bf16, compressors.Bf16Options, rounding="rounding")
+
+
+_TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+
+
+class Fp8(Codec):
+    """Scaled so that the greatest element is the greatest number of the type, and rounded to the nearest.
+
+    Args:
+        kind: four bits of exponent and three of fraction, or five and two.
+    """
+
+    name = "fp8"
+    way = "two_stage"
+
+    def __init__(self, kind: Literal["e4m3", "e5m2"] = "e4m3") -> None:
+        self.dtype = _TYPES[kind]
+
+    def fields(self, n: int, known: Known) -> Fields:
+        """The greatest element, and all of them."""
+        return Field(torch.float32, 1), Field(self.dtype, n)
+
+    def encode(self, values: Tensor, known: Known, out: Sequence[Tensor]) -> None:
+        """Rounded."""
+        most = greatest(values).clamp(min=LEAST)
+        out[0][0] = most
+        factor = torch.finfo(self.dtype).max / most
+        for start in range(0, len(values), CHUNK):
+            out[1][start : start + CHUNK].copy_(values[start : start + CHUNK] * factor)
+
+    def decode(self, payload: Sequence[Tensor], known: Known, out: Tensor) -> None:
+        """Scaled back, from a table of all bytes; where an element was not finite, none is."""
+        numbers = torch.arange(2**8, dtype=torch.uint8, device=out.device).view(self.dtype).float()
+        numbers *= payload[0] / torch.finfo(self.dtype).max
+        for start in range(0, len(out), CHUNK):
+            part = out[start : start + CHUNK]
+            codes = payload[1][start : start + CHUNK].view(torch.uint8)
+            torch.index_select(numbers, 0, codes.int(), out=part)
+
+
+fp8 = compressor(Fp8, compressors.Fp8Options, kind="format")
+
+
+class Fp16Torch(Compressor):
+    """`fp16_compress_hook` on each flat gradient; under `ddp` these are DistributedDataParallel's buckets.
+
+    Its all-reduce is its own, and is counted by what it hands in: two bytes for each element.
+    """
+
+    def mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
+        """Rounded, divided and summed in half precision, and written back."""
+        bucket = cast("dist.GradBucket", (flat,))  # type: ignore[name-defined]  # as compiled autograd hands it one
+        sent = torch.empty(flat.shape, dtype=torch.float16, device="meta")
+        channel.all_reduce_by(lambda: fp16_compress_hook(channel.group, bucket), sent, flat).wait()
 
 
 class Int8(Codec):
@@ -40,10 +151,11 @@ class Int8(Codec):
 
     def check_ranks(self, ranks: int) -> None:
         """At least two levels on either side."""
-        if int8_levels(self.num_bits, ranks) < 2:
+        if compressors.int8_levels(self.num_bits, ranks) < 2:
+            more_bits_do = compressors.int8_levels(8, ranks) >= 2
             raise UsageError(
                 f"compress.num_bits: {self.num_bits} bits have less than 2 levels for each of {ranks} ranks",
-                "Set compress.num_bits to 8." if int8_levels(8, ranks) >= 2 else "Take fp8 or qsgd (compress.name).",
+                "Set compress.num_bits to 8." if more_bits_do else "Take fp8 or qsgd (compress.name).",
             )
 
     def fields(self, n: int, known: Known) -> Fields:
@@ -59,7 +171,7 @@ class Int8(Codec):
     def encode(self, values: Tensor, known: Known, out: Sequence[Tensor]) -> None:
         """To the nearest level."""
         assert known.number is not None, "agreed on"
-        levels = int8_levels(self.num_bits, known.ranks)
+        levels = compressors.int8_levels(self.num_bits, known.ranks)
         factor = (levels / known.number.clamp(min=LEAST)).float()
         scratch = torch.empty_like(values[:CHUNK])
         for start in range(0, len(values), CHUNK):
@@ -74,7 +186,7 @@ class Int8(Codec):
     def decode(self, payload: Sequence[Tensor], known: Known, out: Tensor) -> None:
         """Levels times the step; of a sum over ranks the mean."""
         assert known.number is not None, "agreed on"
-        levels = int8_levels(self.num_bits, known.ranks)
+        levels = compressors.int8_levels(self.num_bits, known.ranks)
         factor = (known.number / (levels * known.summed)).float()
         for start in range(0, len(out), CHUNK):
             part = out[start : start + CHUNK]
@@ -86,7 +198,7 @@ class Int8(Codec):
             part.mul_(factor)
 
 
-int8 = compressor(Int8, Int8Options, num_bits="num_bits")
+int8 = compressor(Int8, compressors.Int8Options, num_bits="num_bits")
 
 
 class Qsgd(Codec):
@@ -124,7 +236,7 @@ class Qsgd(Codec):
         out.copy_(unpack(payload[1], self.bits, len(out))).sub_(self._levels).mul_(norms).div_(self._levels)
 
 
-qsgd = compressor(Qsgd, QsgdOptions, bits="bits", bucket="bucket_elements", contractive="contractive")
+qsgd = compressor(Qsgd, compressors.QsgdOptions, bits="bits", bucket="bucket_elements", contractive="contractive")
 
 
 _STEPS = 127
@@ -171,4 +283,77 @@ class Natural(Codec):
         torch.index_select(torch.cat([powers, -powers]), 0, payload[1].int(), out=out)
 
 
-natural = compressor(Natural, ContractiveOptions, contractive="contractive")
+natural = compressor(Natural, compressors.ContractiveOptions, contractive="contractive")
+
+
+class SignSgd(Codec):
+    """Signs times the mean absolute value; 0 counts as positive.
+
+    Args:
+        vote: of the ranks the sign that has the greater weight of samples, 0 where they are equal, times the mean of
+            the ranks' scales; else the mean of what the ranks sent.
+    """
+
+    name = "signsgd"
+    leaves_out = True
+
+    def __init__(self, vote: bool = True) -> None:
+        self.vote = vote
+
+    def fields(self, n: int, known: Known) -> Fields:
+        """The scale and the rank's weight, and a bit for each element, 1 for negative."""
+        return Field(torch.float32, 2), Field(torch.uint8, packed_bytes(n, 1))
+
+    def encode(self, values: Tensor, known: Known, out: Sequence[Tensor]) -> None:
+        """All in one scale."""
+        out[0][0] = torch.linalg.vector_norm(values, 1) / len(values)
+        out[0][1] = known.weight
+        pack((values < 0).view(torch.uint8), 1, out[1])
+
+    def decode(self, payload: Sequence[Tensor], known: Known, out: Tensor) -> None:
+        """Plus or minus the scale; where an element was not finite, no number or infinite."""
+        scale = payload[0][0]
+        out.copy_(unpack(payload[1], 1, len(out))).mul_(-2 * scale).add_(scale)
+
+    def mean_of(self, payloads: Sequence[Sequence[Tensor]], known: Known, out: Tensor) -> None:
+        """The vote, or the mean."""
+        if not self.vote:
+            super().mean_of(payloads, known, out)
+            return
+        out.zero_()
+        for scales, signs in payloads:
+            out.sub_(unpack(signs, 1, len(out)) * (2 * scales[1])).add_(scales[1])
+        out.sign_().mul_(torch.stack([scales[0] for scales, _ in payloads]).mean())
+
+
+def signsgd(settings: Compress | None = None) -> CompressedMean:
+    """The compressor `signsgd`."""
+    return CompressedMean.from_settings(SignSgd(vote=not feedback_of(settings, SignSgd.leaves_out)), settings)
+
+
+class OneBit(Codec):
+    """Of a parameter the mean of what is not negative, the mean of what is, and a bit for each element."""
+
+    name = "onebit"
+    leaves_out = True
+
+    def fields(self, n: int, known: Known) -> Fields:
+        """Both means, and a bit for each element, 1 for negative."""
+        return Field(torch.float32, 2), Field(torch.uint8, packed_bytes(n, 1))
+
+    def encode(self, values: Tensor, known: Known, out: Sequence[Tensor]) -> None:
+        """A mean of nothing is 0."""
+        negative = values < 0
+        count = negative.sum()
+        below = torch.where(negative, values, 0).sum()
+        out[0][0] = (values.sum() - below) / (len(values) - count).clamp(min=1)
+        out[0][1] = below / count.clamp(min=1)
+        pack(negative.view(torch.uint8), 1, out[1])
+
+    def decode(self, payload: Sequence[Tensor], known: Known, out: Tensor) -> None:
+        """One mean or the other."""
+        above, below = payload[0]
+        out.copy_(torch.where(unpack(payload[1], 1, len(out)).bool(), below, above))
+
+
+onebit = compressor(OneBit)

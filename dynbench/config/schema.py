@@ -379,3 +379,9 @@ class Config(Section):
     def plan_name(self) -> str:
         """What its plans are called: the policy, and the layout where that is not padded; `packed` is partition's."""
         return plan_name(self.schedule.policy_name, self.workload.layout)
+
+
+def decided(number: int | str) -> int:
+    """A number of a resolved configuration that may have been `auto` in the one given."""
+    assert isinstance(number, int), "resolved before the launch"
+    return number

@@ -20,7 +20,7 @@ from dynbench.config import schema
 from dynbench.config.digest import changed
 from dynbench.config.part_rules import buffer_size
 from dynbench.config.paths import BYTES
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, decided
 from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.planning import build_capacity, build_problem, loaded_problem
 from dynbench.errors import BatchTooLarge, NothingFits, UsageError
@@ -233,11 +233,9 @@ def check_plan(config: Config, workers: int, root: Path, launches: int = 1) -> N
         UsageError: settings that no plan can meet, data that cannot be used, or a probe run that cannot be used.
         RecordError: a run that is named as a probe and is none.
     """
-    multiple = config.workload.pad_to_multiple_of
-    assert isinstance(multiple, int), "resolved"
     planned = _unprobed(config)
     shortest = np.ones(config.train.global_batch, dtype=np.int64)
-    problem = build_problem(planned, shortest, workers, multiple, root)
+    problem = build_problem(planned, shortest, workers, decided(config.workload.pad_to_multiple_of), root)
     if not problem.capacity.unlimited and not POLICIES[config.schedule.policy_name].capped:
         raise UsageError(
             f"schedule.policy: {config.schedule.policy_name!r} is a baseline that obeys no capacities",

@@ -16,7 +16,7 @@ import numpy as np
 
 from dynbench.config.part_rules import buffer_size
 from dynbench.config.ranks import ranks_of
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, decided
 from dynbench.errors import RunLookupError, UsageError
 from dynbench.plugins import STRATEGIES, options_of
 from dynbench.plugins.policies import PrefixOptions
@@ -50,25 +50,7 @@ Planned = tuple[Share, Sequence[Share] | None]
 one micro-batch on every rank then."""
 
 
-class StepPlans:
-    """The plans of a run.
-
-    Args:
-        planner: makes them; every process makes the same.
-    """
-
-    def __init__(self, planner: Planner) -> None:
-        self.planner = planner
-
-    def plan(self, step: int) -> StepPlan:
-        """The plan of `step`; called in order, on all ranks alike."""
-        return self.planner.plan(step)
-
-    def observe(self, rank: int, share: Share, compute_ms: float) -> None:
-        """A rank of this process computed its share of the last plan in so many milliseconds."""
-
-
-class EstimatedSpeeds(StepPlans):
+class EstimatedSpeeds(Planner):
     """Plans that follow the speeds that the ranks turn out to have.
 
     A rank's pace in a step is its compute time over the predicted cost of its share. Every `every` steps the medians
@@ -77,15 +59,15 @@ class EstimatedSpeeds(StepPlans):
     overhead) the estimates move with the shares until the ranks' times are equal.
 
     Args:
-        planner: its speeds are changed.
-        problem: what it plans.
+        policy: name of the policy.
+        problem: what is planned.
         every: steps between two estimates.
         gather: a collective.
         file: receives the estimates; None where another process writes them.
     """
 
-    def __init__(self, planner: Planner, problem: Problem, every: int, gather: GatherPaces, file: Path | None) -> None:
-        super().__init__(planner)
+    def __init__(self, policy: str, problem: Problem, every: int, gather: GatherPaces, file: Path | None) -> None:
+        super().__init__(policy, problem)
         self._problem = problem
         self._every = every
         self._gather = gather
@@ -106,7 +88,7 @@ class EstimatedSpeeds(StepPlans):
     def _estimate(self, step: int) -> None:
         paces = self._gather({rank: float(np.median(paces)) for rank, paces in self._paces.items()})
         speeds = distinct_speeds(1 / paces)
-        self.planner.change_speeds(speeds)
+        self.change_speeds(speeds)
         known = np.ones(len(paces)) if speeds is None else speeds
         _log.info("from step %d on, relative speeds %s", step, np.round(known, 3).tolist())
         if self._file is not None:
@@ -114,7 +96,7 @@ class EstimatedSpeeds(StepPlans):
                 rows.append(*((step, rank, f"{speed:.4f}") for rank, speed in enumerate(known)))
 
 
-def step_plans(config: Config, problem: Problem, gather: GatherPaces, file: Path | None) -> StepPlans:
+def step_plans(config: Config, problem: Problem, gather: GatherPaces, file: Path | None) -> Planner:
     """The plans of a configuration: with the speeds it names, or with estimated ones.
 
     Args:
@@ -123,10 +105,10 @@ def step_plans(config: Config, problem: Problem, gather: GatherPaces, file: Path
         gather: for estimated speeds, a collective.
         file: for estimated speeds, receives them; None where another process writes them.
     """
-    planner = Planner(config.schedule.policy_name, problem)
-    if config.schedule.speeds != "auto":
-        return StepPlans(planner)
-    return EstimatedSpeeds(planner, problem, config.schedule.replan_steps, gather, file)
+    schedule = config.schedule
+    if schedule.speeds != "auto":
+        return Planner(schedule.policy_name, problem)
+    return EstimatedSpeeds(schedule.policy_name, problem, schedule.replan_steps, gather, file)
 
 
 class PlanSource:
@@ -143,7 +125,7 @@ class PlanSource:
 class ReplicatedPlans(PlanSource):
     """Every rank makes the whole plan by itself: a pure function of what all ranks know, so nothing is exchanged."""
 
-    def __init__(self, plans: StepPlans, rank: int) -> None:
+    def __init__(self, plans: Planner, rank: int) -> None:
         self._plans = plans
         self._rank = rank
 
@@ -232,8 +214,7 @@ def build_problem(
 
 def loaded_problem(config: Config, workload: Workload, workers: int, root: Path | None) -> Problem:
     """The planning problem of a resolved configuration on its loaded data; see `build_problem`."""
-    multiple, train = config.workload.pad_to_multiple_of, workload.train
-    assert isinstance(multiple, int), "resolved before the launch"
+    multiple, train = decided(config.workload.pad_to_multiple_of), workload.train
     return build_problem(config, train.lengths, workers, multiple, root, workload.positions, train.second)
 
 

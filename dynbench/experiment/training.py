@@ -21,7 +21,7 @@ from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.launching.run_launch import launch_arms, plan_launch
 from dynbench.engine.launching.torchrun import started_as_rank
 from dynbench.engine.plan_check import fitting_batch, may_split, total_steps
-from dynbench.engine.planning import build_problem
+from dynbench.engine.planning import loaded_problem
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import (
     BatchTooLarge,
@@ -103,7 +103,7 @@ def run_training(
         The result; None on ranks other than 0 that torchrun or srun started.
 
     Raises:
-        DynbenchError: as `launch_training`, and `exposed_turns`.
+        DynbenchError: as `launch_arms`, and `exposed_turns`.
     """
     attached, wanted = started_as_rank(config), config if warn_unread else None
     if attached and config.train.exposed:
@@ -361,13 +361,9 @@ def next_training(config: Config, probe: Run, store: RunStore) -> NextTraining:
     try:
         dynamic = changed(config, {"schedule.mode": "dynamic", "schedule.capacity": None, "probe.run": probe.id})
         resolved = resolve(dynamic, this_machine(), store)
-        config, workload = resolved.config, build_workload(resolved.config)
-        multiple, train = config.workload.pad_to_multiple_of, workload.train
-        assert isinstance(multiple, int), "resolved"
+        config = resolved.config
         asked, steps = config.train.global_batch, total_steps(config)
-        problem = build_problem(
-            config, train.lengths, resolved.workers, multiple, store.root, workload.positions, train.second
-        )
+        problem = loaded_problem(config, build_workload(config), resolved.workers, store.root)
         misfit: DynbenchError | None = make_policy(config.schedule.policy_name, problem).misfit(steps)
         if misfit is None:
             return NextTraining(asked, steps, None, asked, split_fits=True)

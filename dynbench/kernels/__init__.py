@@ -8,8 +8,7 @@ For a training loop of your own, with `PlannedBatchSampler(…, layout="packed")
 `check_packed_rows` proves on your own samples that they do not see each other. `recipes/own_loop` has a whole program.
 """
 
-from dynbench.kernels.flash_compiled import FlashAttentionCompiled
-from dynbench.kernels.flash_torch import FlashAttentionTorch
+from dynbench.kernels.flash_torch import FlashAttentionCompiled, FlashAttentionTorch
 from dynbench.kernels.flash_triton import FlashAttentionTriton
 from dynbench.kernels.leak_check import check_packed_rows
 from dynbench.kernels.packed_attention import Boundaries, PackedCollator

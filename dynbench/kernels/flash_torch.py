@@ -12,6 +12,10 @@ are threads. Where fewer rows of the batch are left, a stack holds neighbouring 
 because the vectorised exp of MKL becomes a hundred times slower where the result is below the smallest float. Backward
 has its tiles turned, [keys, queries], so that only the gradient of the queries needs a product of a turned tile; -lse
 and -D ride along as one more channel.
+
+`FlashAttentionCompiled` has a backward pass that is written as formulas over whole matrices, and compiled by
+torch.compile. Nothing quadratic is saved between the passes, but within the backward pass there are scores of all
+queries by all keys, which tiles do without: it is what these are compared with.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -366,3 +370,35 @@ def _sample_by_sample(
         found = work(*(piece.reshape(-1, length, *piece.shape[2:]) for piece in pieces))
         parts.append([each.reshape(-1, count * length, *each.shape[2:]) for each in found])
     return tuple(torch.cat(each, 1) for each in zip(*parts, strict=True))
+
+
+class FlashAttentionCompiled(FlashAttentionTorch):
+    """As `FlashAttentionTorch`, forward too, but for its backward pass."""
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """By recomputation; `gradients` has that of the result only."""
+        return recomputed(ctx, gradients[0], _compiled())
+
+
+@cache
+def _compiled() -> Callable[..., tuple[Tensor, ...]]:
+    """Made when it is first needed: torch's compiler is slow to import."""
+    return torch.compile(backward_whole)
+
+
+def backward_whole(
+    query: Tensor, key: Tensor, value: Tensor, result: Tensor, gradient: Tensor, lse: Tensor, is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values as `backward_tiles` gives them, from the same."""
+    query, key, value, result, gradient = (wide(each) for each in (query, key, value, result, gradient))
+    scale = 1 / math.sqrt(query.shape[-1])
+    scores = query @ key.transpose(-1, -2) * scale
+    if is_causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, MASKED)
+    weights = (scores - lse.unsqueeze(-1)).exp()
+    delta = (gradient * result).sum(-1, keepdim=True)
+    of_scores = weights * (gradient @ value.transpose(-1, -2) - delta) * scale
+    return of_scores @ key, of_scores.transpose(-1, -2) @ query, weights.transpose(-1, -2) @ gradient

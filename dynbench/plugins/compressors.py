@@ -226,7 +226,7 @@ _SINGLE = (
     CompressorEntry(
         "fp16",
         "rounded to half precision, summed in float32",
-        "dynbench.compress.cast:fp16",
+        "dynbench.compress.quantised:fp16",
         CompressionOptions,
         paper="Micikevicius et al., Mixed Precision Training, ICLR 2018",
         variant="each way rounded once",
@@ -236,7 +236,7 @@ _SINGLE = (
     CompressorEntry(
         "fp16_torch",
         "torch's fp16_compress_hook, as its DistributedDataParallel takes it: rounded and summed in half precision",
-        "dynbench.compress.cast:Fp16Torch",
+        "dynbench.compress.quantised:Fp16Torch",
         paper="Micikevicius et al., Mixed Precision Training, ICLR 2018",
         variant="torch's own function, a bucket after the other; a shard is cut from the whole mean",
         bias="rounding only",
@@ -245,7 +245,7 @@ _SINGLE = (
     CompressorEntry(
         "bf16",
         "rounded to bfloat16, to the nearest or stochastically, summed in float32",
-        "dynbench.compress.cast:bf16",
+        "dynbench.compress.quantised:bf16",
         Bf16Options,
         paper="Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019",
         variant="each way rounded once",
@@ -266,7 +266,7 @@ _SINGLE = (
     CompressorEntry(
         "fp8",
         "eight-bit floating point with a scale for each parameter, summed in float32",
-        "dynbench.compress.cast:fp8",
+        "dynbench.compress.quantised:fp8",
         Fp8Options,
         paper="Micikevicius et al., FP8 Formats for Deep Learning, 2022",
         variant="each way rounded once, sent as bytes",
@@ -350,7 +350,7 @@ _SINGLE = (
     CompressorEntry(
         "signsgd",
         "a bit for each element: a vote weighted by samples, or scaled signs with error feedback",
-        "dynbench.compress.signs:signsgd",
+        "dynbench.compress.quantised:signsgd",
         CompressionOptions,
         paper="Bernstein et al., signSGD, ICML 2018; Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019",
         variant="times the mean absolute value of each parameter; 0 is positive, a tied vote gives 0",
@@ -361,7 +361,7 @@ _SINGLE = (
     CompressorEntry(
         "onebit",
         "a bit for each element, and the means of what is above and below 0",
-        "dynbench.compress.signs:onebit",
+        "dynbench.compress.quantised:onebit",
         CompressionOptions,
         paper="Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014",
         variant="means for each parameter",

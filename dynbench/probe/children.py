@@ -14,15 +14,16 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import IO, Any
 
 from dynbench.config.ranks import server_copies
-from dynbench.config.schema import Config, Launch
+from dynbench.config.schema import Config, Launch, decided
 from dynbench.engine.launching.resolve import Resolved
 from dynbench.engine.launching.torchrun import thread_environment
-from dynbench.errors import NothingFits, UsageError, WorkerFailed
+from dynbench.errors import NothingFits, WorkerFailed
 from dynbench.runs.provenance import ROOT, memory_mb
 from dynbench.runs.run import Run
 from dynbench.signals import held_back
@@ -38,6 +39,7 @@ TIDY_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "655
 """Settings of glibc's allocator, mallopt(3)."""
 
 
+@dataclass(eq=False)
 class Children:
     """A group of trial processes, one per rank; use as a context manager.
 
@@ -51,22 +53,16 @@ class Children:
             slower, so not for timing.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        launch: Launch,
-        world_size: int,
-        memory_limit_bytes: int | None = None,
-        *,
-        splits: bool = False,
-        tidy: bool = False,
-    ) -> None:
-        self.world_size = world_size
-        self.timeout_s = float(launch.timeout_s)
+    run: Run
+    launch: Launch
+    world_size: int
+    memory_limit_bytes: int | None = None
+    splits: bool = False
+    tidy: bool = False
+
+    def __post_init__(self) -> None:
+        self.timeout_s = float(self.launch.timeout_s)
         """Longest wait for one answer."""
-        self._run, self._launch = run, launch
-        self._spec = {"run": str(run.path), "memory_limit_bytes": memory_limit_bytes, "splits": splits}
-        self._tidy = tidy
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
         self._request = "get ready"
@@ -88,14 +84,14 @@ class Children:
         self.close()
 
     def _start(self) -> None:
-        assert isinstance(self._launch.threads, int), "resolved"
-        environment = os.environ | thread_environment(self._launch.threads) | (TIDY_MALLOC if self._tidy else {})
+        environment = os.environ | thread_environment(decided(self.launch.threads)) | (TIDY_MALLOC if self.tidy else {})
         for rank in range(self.world_size):
-            place = {"rank": rank, "world_size": self.world_size, "parent": os.getpid()}
-            spec = self._spec | place | {"rendezvous": f"file://{self._rendezvous.name}/store"}
+            place = {"run": str(self.run.path), "rank": rank, "world_size": self.world_size, "parent": os.getpid()}
+            tried = {"memory_limit_bytes": self.memory_limit_bytes, "splits": self.splits}
+            spec = place | tried | {"rendezvous": f"file://{self._rendezvous.name}/store"}
             # A process that nobody knows of yet would be left behind by a signal.
             with held_back(), self.log_of(rank).open("ab") as log:
-                self.start_process([sys.executable, "-m", "dynbench.probe.child", json.dumps(spec)], log, environment)
+                self.start_process([sys.executable, "-m", "dynbench.probe.trial", json.dumps(spec)], log, environment)
 
     def start_process(self, command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]) -> None:
         """Start the process of the next rank: `command`, with the descriptor of its connection as a last argument."""
@@ -194,7 +190,7 @@ class Children:
 
     def log_of(self, rank: int) -> Path:
         """What the trial process of a rank prints."""
-        return self._run.logs_dir / f"probe_rank_{rank}.log"
+        return self.run.logs_dir / f"probe_rank_{rank}.log"
 
     def close(self) -> None:
         """End every child, gently where it listens, and leave none behind."""
@@ -217,19 +213,14 @@ def memory_limit_bytes(resolved: Resolved) -> int | None:
     """The budget of one trial process on a CPU; None on GPUs, where a fraction is set instead.
 
     Raises:
-        UsageError: a limit that is no size.
         UnknownFactError: the system does not say what is available.
     """
     config = resolved.config
     if config.launch.device == "cuda":
         return None
     if config.probe.memory_limit is None:
-        assert isinstance(config.launch.nproc, int), "resolved"
-        return default_cpu_limit_bytes(config.launch.nproc)
-    try:
-        return parse_bytes(config.probe.memory_limit)
-    except ValueError as error:
-        raise UsageError(f"probe.memory_limit: {error}", "Write it like 512MB or 2GiB.") from None
+        return default_cpu_limit_bytes(decided(config.launch.nproc))
+    return parse_bytes(config.probe.memory_limit)
 
 
 def default_cpu_limit_bytes(world_size: int, root: Path = ROOT) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Unpack
 
 from dynbench.config.digest import changed
 from dynbench.config.ranks import copies_text, parameter_copies, ranks_of
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, decided
 from dynbench.config.unread import unread
 from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.launching.probe_use import measured_settings
@@ -55,7 +55,7 @@ def run_probe(
         naming: what the run is called.
 
     Raises:
-        UsageError: lengths beyond what the model takes, a limit that is no size, a path or file that cannot be used.
+        UsageError: lengths beyond what the model takes, a path or file that cannot be used.
         NothingFits: not one sample of the longest length fits on some rank, or not even the model.
         WorkerFailed: trial processes kept dying.
 
@@ -67,15 +67,15 @@ def run_probe(
         least = 1 + resolved.world_size - resolved.workers
         one = f"Probe one worker, which stands for all: --nproc {least} --set launch.nnodes=1."
         raise UsageError(f"launch.nnodes: {nodes}, but a probe starts the ranks of one machine only", one)
-    prober = Prober(resolved, _length_grid(resolved.config), memory_limit_bytes(resolved))
-    if prober.virtual:
+    lengths, limit_bytes = _length_grid(resolved.config), memory_limit_bytes(resolved)
+    if resolved.config.launch.launcher == "virtual":
         build_comm_model(resolved.config.launch.comm_model, store.root)
     warnings = [] if asked is None else unread("probe", [use_of(asked, resolved)])
     run = new_run(
         store, "probe", "probe", resolved.config, decisions=resolved.decisions, data={}, warnings=warnings, **naming
     )
     with recorded(run, at_its_end=True):
-        record = prober.probe(run, report)
+        record = probe(run, resolved, lengths, limit_bytes, report)
         write_json(run.path / PROBE_FILE, record.model_dump())
         refuse_if_nothing_fits(record.capacity)
     return run
@@ -92,134 +92,110 @@ def _to_be_probed(config: Config) -> Config:
     return changed(config, changes)
 
 
-@dataclass(frozen=True)
-class Prober:
-    """What a probe works with.
+def probe(run: Run, resolved: Resolved, lengths: Sequence[int], limit_bytes: int | None, report: Report) -> ProbeRecord:
+    """All parts in order; each needs the one before.
 
     Args:
+        run: receives what the trial processes print.
         resolved: settings without `auto`.
-        lengths: length fit.grid, padded tokens.
-        memory_limit_bytes: budget of one trial process on CPU; None on GPUs, where a fraction is set instead.
+        lengths: length grid, padded tokens.
+        limit_bytes: budget of one trial process on CPU; None on GPUs, where a fraction is set instead.
+        report: called with what is being done, one line at a time.
     """
+    config, workers = resolved.config, resolved.workers
+    settings, seed, virtual = config.probe, config.train.seed, config.launch.launcher == "virtual"
+    processes = 1 if virtual else workers  # virtual ranks share one device and one answer
+    limit_mb = None if limit_bytes is None else mb(limit_bytes)
+    ranks = ranks_of(config, resolved.world_size)
+    slowdown = ranks.by_worker(config.launch.slowdown)
+    ceiling = config.train.global_batch - workers + 1
+    workload = build_workload(config)
+    lengths = _within(lengths, workload.positions)
 
-    resolved: Resolved
-    lengths: tuple[int, ...]
-    memory_limit_bytes: int | None
+    unlimited = partial(Children, run, config.launch, processes)
+    children = partial(unlimited, limit_bytes)
+    start = partial(children, tidy=True)
+    rows, trials = find_capacities(start, lengths, processes, ceiling, settings, report)
+    points = fit.grid(rows, ceiling)
+    if not points:  # there is nothing to time
+        refuse_if_nothing_fits(rows)
+    memory = fit.fit_memory(trials)
+    share = config.train.global_batch // workers
+    start_splits = None if ranks.servers else partial(unlimited, splits=True)
+    timings = fit.time_grid(unlimited, start_splits, points, settings.repeats, seed, report, slowdown, share)
+    server_mb = served_mb(config, timings.allreduce.megabytes, limit_mb)
+    overhead_ms = timings.allreduce.ms  # what every step pays alike
+    if virtual:
+        comm_model = build_comm_model(config.launch.comm_model, run.path.parent)
+        overhead_ms = comm_model.allreduce_ms(timings.allreduce.megabytes, workers)
+    speeds = fit.rank_speeds(timings.points, workers, slowdown)
+    classes = distinct_speeds(speeds)
+    further_ms = fit.further_at_full_speed(timings.further, classes)
+    cost = fit.fit_cost(fit.at_full_speed(timings.points, classes), seed, config.schedule.attention_a, further_ms)
+    problem = _problem(resolved, workload, cost, speeds)
+    soaked = None
+    if settings.soak_steps and all(row.max_batch for row in rows):
+        soaked, rows = soak(children, problem, rows, memory, settings.soak_steps, report, limit_mb, settings.margin)
+    report("predicting what scheduling gains")
+    tables = capacity_tables(rows, memory, processes)
+    if all(row.max_batch for row in rows):
+        problem = replace(problem, capacity=capacity_of(tables, config.workload.layout))
+    break_even, tried = fit.break_even_batch(problem, overhead_ms, config.analysis.noise_threshold)
+    return ProbeRecord(
+        device=str(config.launch.device),
+        device_name=resolved.device_name,
+        precision=config.train.precision,
+        memory_limit_mb=limit_mb,
+        world_size=workers,
+        global_batch=config.train.global_batch,
+        pad_to_multiple_of=problem.cost.pad_to_multiple_of,
+        positions=workload.positions,
+        workload=measured_settings(config.workload),
+        layout=config.workload.layout,
+        sync=config.sync.name,
+        copies_held=parameter_copies(config, ranks, in_step=True),
+        assumes=copies_text(config, ranks),
+        server_mb=server_mb,
+        slowdown=dict(config.launch.slowdown),
+        capacity=rows,
+        tables=tables,
+        trials=trials,
+        timings=fit.timing_rows(timings.points, seed),
+        cost_model=cost,
+        memory_model=memory,
+        speeds=speeds,
+        allreduce=None if virtual else timings.allreduce,
+        overhead_ms=overhead_ms,
+        soak=soaked,
+        predicted_speedup=fit.predicted_speedups(problem, overhead_ms),
+        predicted_window=fit.WINDOW,
+        break_even_batch=break_even,
+        break_even_tried=list(tried),
+    )
 
-    @property
-    def processes(self) -> int:
-        """Trial processes: one per real worker; virtual ranks share one device and one answer."""
-        return 1 if self.virtual else self.resolved.workers
 
-    @property
-    def memory_limit_mb(self) -> float | None:
-        """The budget in MB."""
-        return None if self.memory_limit_bytes is None else mb(self.memory_limit_bytes)
-
-    @property
-    def virtual(self) -> bool:
-        """Whether one process stands for all ranks."""
-        return self.resolved.config.launch.launcher == "virtual"
-
-    def probe(self, run: Run, report: Report) -> ProbeRecord:
-        """All parts in order; each needs the one before."""
-        config, workers = self.resolved.config, self.resolved.workers
-        settings, seed = config.probe, config.train.seed
-        ranks = ranks_of(config, self.resolved.world_size)
-        slowdown = ranks.by_worker(config.launch.slowdown)
-        ceiling = config.train.global_batch - workers + 1
-        workload = build_workload(config)
-        lengths = _within(self.lengths, workload.positions)
-
-        children = partial(self._children, run)
-        start = partial(children, tidy=True)
-        rows, trials = find_capacities(start, lengths, self.processes, ceiling, settings, report)
-        points = fit.grid(rows, ceiling)
-        if not points:  # there is nothing to time
-            refuse_if_nothing_fits(rows)
-        memory = fit.fit_memory(trials)
-        unlimited, share = partial(children, limited=False), config.train.global_batch // workers
-        start_splits = None if ranks.servers else partial(unlimited, splits=True)
-        timings = fit.time_grid(unlimited, start_splits, points, settings.repeats, seed, report, slowdown, share)
-        server_mb = served_mb(config, timings.allreduce.megabytes, self.memory_limit_mb)
-        overhead_ms = timings.allreduce.ms  # what every step pays alike
-        if self.virtual:
-            comm_model = build_comm_model(config.launch.comm_model, run.path.parent)
-            overhead_ms = comm_model.allreduce_ms(timings.allreduce.megabytes, workers)
-        speeds = fit.rank_speeds(timings.points, workers, slowdown)
-        classes = distinct_speeds(speeds)
-        further_ms = fit.further_at_full_speed(timings.further, classes)
-        cost = fit.fit_cost(fit.at_full_speed(timings.points, classes), seed, config.schedule.attention_a, further_ms)
-        problem = self._problem(workload, cost, speeds)
-        soaked = None
-        if settings.soak_steps and all(row.max_batch for row in rows):
-            limit_mb, margin = self.memory_limit_mb, settings.margin
-            soaked, rows = soak(children, problem, rows, memory, settings.soak_steps, report, limit_mb, margin)
-        report("predicting what scheduling gains")
-        tables = capacity_tables(rows, memory, self.processes)
-        if all(row.max_batch for row in rows):
-            problem = replace(problem, capacity=capacity_of(tables, config.workload.layout))
-        break_even, tried = fit.break_even_batch(problem, overhead_ms, config.analysis.noise_threshold)
-        return ProbeRecord(
-            device=str(config.launch.device),
-            device_name=self.resolved.device_name,
-            precision=config.train.precision,
-            memory_limit_mb=self.memory_limit_mb,
-            world_size=workers,
-            global_batch=config.train.global_batch,
-            pad_to_multiple_of=problem.cost.pad_to_multiple_of,
+def _problem(resolved: Resolved, workload: Workload, cost: CostFit, speeds: Sequence[float]) -> Problem:
+    """Without capacities."""
+    config = resolved.config
+    return Problem(
+        lengths=workload.train.lengths,
+        workers=resolved.workers,
+        global_batch=config.train.global_batch,
+        cost=CostModel(
+            "measured",
+            alpha=cost.alpha_ms,
+            beta=cost.beta_ms_per_token,
+            gamma=cost.gamma_ms_per_token2,
+            further=cost.further_ms,
+            pad_to_multiple_of=decided(config.workload.pad_to_multiple_of),
             positions=workload.positions,
-            workload=measured_settings(config.workload),
-            layout=config.workload.layout,
-            sync=config.sync.name,
-            copies_held=parameter_copies(config, ranks, in_step=True),
-            assumes=copies_text(config, ranks),
-            server_mb=server_mb,
-            slowdown=dict(config.launch.slowdown),
-            capacity=rows,
-            tables=tables,
-            trials=trials,
-            timings=fit.timing_rows(timings.points, seed),
-            cost_model=cost,
-            memory_model=memory,
-            speeds=speeds,
-            allreduce=None if self.virtual else timings.allreduce,
-            overhead_ms=overhead_ms,
-            soak=soaked,
-            predicted_speedup=fit.predicted_speedups(problem, overhead_ms),
-            predicted_window=fit.WINDOW,
-            break_even_batch=break_even,
-            break_even_tried=list(tried),
-        )
-
-    def _children(self, run: Run, *, limited: bool = True, splits: bool = False, tidy: bool = False) -> Children:
-        limit = self.memory_limit_bytes if limited else None
-        return Children(run, self.resolved.config.launch, self.processes, limit, splits=splits, tidy=tidy)
-
-    def _problem(self, workload: Workload, cost: CostFit, speeds: Sequence[float]) -> Problem:
-        """Without capacities."""
-        config = self.resolved.config
-        multiple = config.workload.pad_to_multiple_of
-        assert isinstance(multiple, int), "resolved"
-        return Problem(
-            lengths=workload.train.lengths,
-            workers=self.resolved.workers,
-            global_batch=config.train.global_batch,
-            cost=CostModel(
-                "measured",
-                alpha=cost.alpha_ms,
-                beta=cost.beta_ms_per_token,
-                gamma=cost.gamma_ms_per_token2,
-                further=cost.further_ms,
-                pad_to_multiple_of=multiple,
-                positions=workload.positions,
-            ),
-            speeds=distinct_speeds(speeds) if len(speeds) == self.resolved.workers else None,
-            seed=config.train.seed,
-            layout=config.workload.layout,
-            second=workload.train.second,
-            second_weight=config.schedule.second_weight,
-        )
+        ),
+        speeds=distinct_speeds(speeds) if len(speeds) == resolved.workers else None,
+        seed=config.train.seed,
+        layout=config.workload.layout,
+        second=workload.train.second,
+        second_weight=config.schedule.second_weight,
+    )
 
 
 def _within(lengths: Sequence[int], positions: int | None) -> tuple[int, ...]:
@@ -228,9 +204,7 @@ def _within(lengths: Sequence[int], positions: int | None) -> tuple[int, ...]:
 
 
 def _length_grid(config: Config) -> tuple[int, ...]:
-    multiple = config.workload.pad_to_multiple_of
-    assert isinstance(multiple, int), "resolved"
-    longest = int(padded_lengths(config.workload.max_length, multiple, None))
+    longest = int(padded_lengths(config.workload.max_length, decided(config.workload.pad_to_multiple_of), None))
     lengths = length_grid(longest, config.probe.lengths)
     if lengths[-1] > longest:
         raise UsageError(

@@ -1,16 +1,29 @@
-"""A trial of a micro-batch, its rehearsal, and the price of a further one.
+"""A trial process: it builds a rank's step once, then answers requests until its connection closes.
 
-A bare model does not show that price. Under DistributedDataParallel the first micro-batch's gradients are kept apart
-from the buckets, so that a further one adds to them and copies them, on all ranks at once, and leaves less of the
-backward pass for the all-reduce to hide behind.
+What it tries: a micro-batch, within a limit of memory; the rehearsal of a strategy whose other ranks are not there; and
+the price of a further micro-batch. A bare model does not show that price. Under DistributedDataParallel the first
+micro-batch's gradients are kept apart from the buckets, so that a further one adds to them and copies them, on all
+ranks at once, and leaves less of the backward pass for the all-reduce to hide behind.
 """
 
 from __future__ import annotations
 
 import gc
+import json
+import os
+import signal
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,24 +33,30 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from dynbench.compress.base import Compressor
-from dynbench.config.schema import Config
-from dynbench.engine.failure import is_out_of_memory
+from dynbench.config.ranks import ranks_of
+from dynbench.config.schema import Config, decided
+from dynbench.engine.failure import is_out_of_memory, lasting_fault
+from dynbench.engine.rank.loop import build_strategy
 from dynbench.engine.rank.memory import memory_meter
-from dynbench.engine.rank.memory_limit import limit_process
+from dynbench.engine.rank.memory_limit import limit_process, resident_bytes
+from dynbench.engine.rank.rank_process import die_with_parent
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.kernels.packed_attention import most_demanding
 from dynbench.plugins import COMPRESSORS, STRATEGIES, options_of
 from dynbench.plugins.compressors import CompressionOptions
 from dynbench.plugins.strategies import DilocoOptions
+from dynbench.probe.children import RESERVE
+from dynbench.runs.run import Run
 from dynbench.sync.base import Local, Strategy
 from dynbench.units import mb
-from dynbench.wire.base import NullWire
+from dynbench.wire.base import NullWire, null_group
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import Segment
 from dynbench.workloads.base import Workload, packs
 from dynbench.workloads.batches import MicroBatch, make_micro_batch
 from dynbench.workloads.data import TokenisedData
+from dynbench.workloads.registry import build_workload, import_model_code
 
 STEPS_PER_TRIAL = 2
 """The first step allocates the optimizer's state only after its activations are gone; the second holds both."""
@@ -147,6 +166,7 @@ def _compressor(config: Config) -> Compressor | None:
     return None if found is None or type(found).state_dict is Compressor.state_dict else found
 
 
+@dataclass(eq=False)
 class TrialStep:
     """A rank's model under its strategy, and a way to run one step of any shape.
 
@@ -156,39 +176,33 @@ class TrialStep:
         device: where to run.
         limit_bytes: most memory of this process that may be resident in a trial; None where the device has a limit of
             its own, or nothing is tried.
-        build: makes the strategy, which sends nothing but where splits are timed; None is that of virtual ranks.
+        build: makes the strategy, which sends nothing but where splits are timed.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        workload: Workload,
-        device: torch.device,
-        limit_bytes: int | None = None,
-        build: Callable[[], Strategy] | None = None,
-    ) -> None:
-        self.device = device
-        self._config = config
-        self._limit_bytes = limit_bytes
-        self._workload = workload
-        self._build: Callable[[], Strategy] = build or Local
+    config: Config
+    workload: Workload
+    device: torch.device
+    limit_bytes: int | None = None
+    build: Callable[[], Strategy] = Local
+
+    def __post_init__(self) -> None:
         self._replica = self._built()
         parameters = self._replica.strategy.model.parameters()
         self.gradient_numel = sum(each.numel() for each in parameters if each.requires_grad)
-        self.memory = memory_meter(device)
+        self.memory = memory_meter(self.device)
 
     @property
     def limit_mb(self) -> float | None:
         """Most memory of this process in MB."""
-        return None if self._limit_bytes is None else mb(self._limit_bytes)
+        return None if self.limit_bytes is None else mb(self.limit_bytes)
 
     def _built(self, model: nn.Module | None = None) -> Replica:
         self._timer = StepTimer(self.device)
-        return Replica(self._config, self._workload, self.device, self._timer, self._build(), model=model)
+        return Replica(self.config, self.workload, self.device, self._timer, self.build(), model=model)
 
     def step(self, n: int, length: int, most: bool = False) -> None:
         """Forward, backward and optimizer step of one micro-batch (see `shaped`); ends with the device idle."""
-        self._run(shaped_batch(self._workload, n, length, self.device, most), drain=True)
+        self._run(shaped_batch(self.workload, n, length, self.device, most), drain=True)
 
     def _run(self, batch: MicroBatch, micro_batches: int = 1, *, drain: bool = False) -> None:
         """A step of so many micro-batches like this one."""
@@ -207,8 +221,8 @@ class TrialStep:
 
         Recovery is outside the `except` clause: inside it the traceback keeps the failed step's tensors alive.
         """
-        if self._limit_bytes is not None:
-            limit_process(int(room * self._limit_bytes))
+        if self.limit_bytes is not None:
+            limit_process(int(room * self.limit_bytes))
         self.memory.reset()
         failed = False
         try:
@@ -256,7 +270,7 @@ class TrialStep:
 
     def split_ms(self, n: int, length: int, micro_batches: int) -> float:
         """Milliseconds of a step of so many micro-batches of `n` samples of `length` tokens, data left out."""
-        batch = shaped_batch(self._workload, n, length, self.device)
+        batch = shaped_batch(self.workload, n, length, self.device)
         return self._timed_ms(lambda: self._run(batch, micro_batches))
 
     def split_price_ms(self, n: int, length: int, repeats: int) -> float:
@@ -271,7 +285,7 @@ class TrialStep:
             length: longest that is tried, padded tokens.
             repeats: steps of a block that count.
         """
-        known = self._workload.train.lengths
+        known = self.workload.train.lengths
         lengths = np.minimum(np.random.default_rng(0).choice(known, size=repeats), length).tolist()
 
         def block(micro_batches: int) -> list[float]:
@@ -298,3 +312,123 @@ class TrialStep:
     def _reduced_ms(self, tensor: Tensor) -> float:
         dist.barrier()
         return self._timed_ms(lambda: dist.all_reduce(tensor))
+
+
+def main() -> None:
+    """Entry point; its arguments are the specification and the descriptor of its connection."""
+    spec, connection = json.loads(sys.argv[1]), Connection(int(sys.argv[2]))
+    die_with_parent(spec["parent"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    run = Run(Path(spec["run"]))
+    try:
+        with suppress(EOFError):
+            _serve(spec, run.config(), connection)
+    except Exception as error:  # whatever it is, its cause is reported and the process ends without waiting for others
+        traceback.print_exc()
+        sys.stderr.flush()
+        if message := lasting_fault(error, run):
+            connection.send({"fault": message})
+        os._exit(1)  # the interpreter's own end may wait for a collective of ranks that are still in it
+    os._exit(0)
+
+
+def _serve(spec: Mapping[str, Any], config: Config, connection: Connection) -> None:
+    """Build the step, then answer.
+
+    Raises:
+        EOFError: the connection was closed.
+    """
+    torch.set_num_threads(decided(config.launch.threads))
+    gpu = ranks_of(config, 0).servers + spec["rank"]
+    device = torch.device("cuda", gpu) if config.launch.device == "cuda" else torch.device("cpu")
+    workload = build_workload(config)
+    import_model_code(config.workload)  # else under the limit, where an import fails in ways of its own
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=spec["rendezvous"],
+        rank=spec["rank"],
+        world_size=spec["world_size"],
+        timeout=timedelta(seconds=config.launch.timeout_s),
+    )
+    if spec["splits"]:
+        _limit(spec["memory_limit_bytes"], config, device)
+        connection.send({"ready": True, "gradient_bytes": 0})
+        while True:
+            request = connection.recv()
+            # A new one for each request: nothing of an earlier one may be left beside it.
+            with closing(TrialStep(config, workload, device, build=partial(build_strategy, config, device))) as split:
+                ms = split.split_price_ms(request["n"], request["length"], request["repeats"])
+            del split
+            connection.send({"ms": ms})
+    build: Callable[[], Strategy] = Local
+    if config.launch.launcher != "virtual":
+        STRATEGIES.find(config.sync.name).load()  # before the limit, as the code of models
+        build = partial(rehearsed, config, spec["rank"], spec["world_size"], null_group())
+    step, message = None, ""
+    try:
+        _limit(spec["memory_limit_bytes"], config, device)
+        step = TrialStep(config, workload, device, spec["memory_limit_bytes"], build)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        message = f"the model and its optimizer do not fit: the process holds {mb(resident_bytes()):.0f} MB before them"
+    if step is None:
+        connection.send({"ready": False, "message": message})
+        return
+    connection.send({"ready": True, "gradient_bytes": 4 * step.gradient_numel})
+    while True:
+        connection.send(_answer(step, connection.recv()))
+
+
+def _limit(limit_bytes: int | None, config: Config, device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.cuda.set_per_process_memory_fraction(config.probe.memory_fraction, device)
+    elif limit_bytes is not None:
+        limit_process(limit_bytes)
+
+
+def _answer(step: TrialStep, request: Mapping[str, Any]) -> dict[str, object]:
+    kind = request["op"]
+    if kind == "trial":
+        fits, peak = step.fits(request["n"], request["length"]) if request["n"] else (True, None)
+        return {"fits": fits, "peak_mem_mb": peak}
+    if kind == "time":
+        return {"ms": step.timed(request["n"], request["length"], request["repeats"])}
+    if kind == "reduce":
+        return {"ms": step.reduce(request["repeats"])}
+    if kind == "meet":
+        step.meet()
+        return {}
+    return _soak(step, request["micro_batches"])
+
+
+def _soak(step: TrialStep, micro_batches: list[tuple[int, int]]) -> dict[str, object]:
+    """Run every micro-batch of the plan in turn; the first for which memory is refused ends it.
+
+    One that passes above the limit is a failure too, but it and what follows show how far above it goes: for that
+    there is what the default limit leaves alone. The peak of one that is stopped is at least as much.
+    """
+    room = 1 + RESERVE
+    peak, reserved = 0.0, 0.0
+    first_failure: dict[str, object] = {}
+    for n, length in micro_batches:
+        fits, now = step.fits(n, length, room)
+        peak = max(peak, step.limit_mb * room if now is None and step.limit_mb else now or 0.0)
+        reserved = max(reserved, step.memory.now().reserved_mb or 0.0)
+        if not fits:
+            first_failure = first_failure or {"n": n, "length": length}
+        if now is None:
+            break
+    return first_failure | {
+        "ok": not first_failure,
+        "peak_mem_mb": peak,
+        "reserved_mem_mb": reserved,
+        "allocator_retries": torch.cuda.memory_stats(step.device)["num_alloc_retries"]
+        if step.device.type == "cuda"
+        else None,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -23,7 +23,7 @@ from dynbench.plugins.policies import Layout
 from dynbench.plugins.strategies import Objective
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.plan import DataOrder, FloatArray, IntArray, StepPlan
+from dynbench.schedule.plan import DataOrder, FloatArray, IntArray, Share, StepPlan
 
 
 @dataclass(frozen=True)
@@ -390,3 +390,6 @@ class Planner:
         `window` first ends the window it is in. No sample is lost or taken twice.
         """
         self.policy.change_speeds(speeds)
+
+    def observe(self, rank: int, share: Share, compute_ms: float) -> None:
+        """A rank of this process computed its share of the last plan in so many milliseconds; of no use here."""

@@ -115,9 +115,9 @@ class Strategy(ABC):
         """The optimizer of this rank; strategies that shard its state give the factory their part."""
         return factory(parameters)
 
-    @abstractmethod
     def accumulating(self) -> AbstractContextManager[None]:
-        """Inside it gradients are added up locally and nothing is sent."""
+        """Inside it gradients are added up locally and nothing is sent; here nothing is sent in any backward pass."""
+        return nullcontext()
 
     @abstractmethod
     def finish(self) -> None:
@@ -217,10 +217,6 @@ class Local(Strategy):
 
     def _wrapped(self, model: nn.Module) -> nn.Module:
         return model
-
-    def accumulating(self) -> AbstractContextManager[None]:
-        """Nothing is ever sent."""
-        return nullcontext()
 
     def finish(self) -> None:
         """Nothing to wait for."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, pairwise
@@ -18,16 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 from dynbench.errors import UsageError
+from dynbench.sync import synchronised
 from dynbench.sync.fully_sharded_streams import Gather, Scatter, Waiting, blocks_of, streams_of
-from dynbench.sync.synchronised import (
-    FlatDDP,
-    check_same_model,
-    give_memory,
-    share_tensors,
-    share_what_is_trained,
-    unused_everywhere,
-    wire_for,
-)
 from dynbench.wire.base import Wire
 from dynbench.wire.segment import Segment, lay_out
 
@@ -77,10 +69,10 @@ class FullyShardedDDP(nn.Module):
         where = next(module.parameters()).device if device is None else device
         if where.type == "meta":
             raise UsageError("a module on the meta device, and no device for it", "Name one: device=torch.device(...).")
-        self._wire = wire_for(torch.empty(0, device=where)) if wire is None else wire
+        self._wire = synchronised.wire_for(torch.empty(0, device=where)) if wire is None else wire
         self._on_ready = on_ready
-        share_what_is_trained(module, self._wire)
-        check_same_model(module, self._wire)
+        synchronised.share_what_is_trained(module, self._wire)
+        synchronised.check_same_model(module, self._wire)
         by_blocks = isinstance(module, sharded)
         chosen = [module] if by_blocks else _outermost(module, sharded)
         wanted = {id(parameter) for each in chosen for parameter in each.parameters()}
@@ -93,10 +85,10 @@ class FullyShardedDDP(nn.Module):
             _keep_types(module, apart, compute_dtype)
         parts = [*apart, module]
         for part in parts:
-            give_memory(part, module, where)
+            synchronised.give_memory(part, module, where)
             part.to(where)
             own = [each for each in chain(part.parameters(), part.buffers()) if id(each) not in done]
-            share_tensors([each for each in own if not isinstance(each, DTensor)], self._wire)
+            synchronised.share_tensors([each for each in own if not isinstance(each, DTensor)], self._wire)
             mixed = policy if by_blocks or part is not module else MixedPrecisionPolicy()
             if mixed.param_dtype is not None:
                 for norm in _batch_norms(part):
@@ -135,7 +127,7 @@ class FullyShardedDDP(nn.Module):
         self._trained = [each for group in trained for each in group]
         self._messages = sum(map(bool, trained))
         plain = nn.ParameterList(each for each in module.parameters() if not isinstance(each, DTensor))
-        self._replicated = [FlatDDP(plain, self._wire)] if len(plain) else []  # listed: not a second time in the state
+        self._replicated = [synchronised.FlatDDP(plain, self._wire)] if len(plain) else []  # listed: once in the state
         self._sent = 0
         self._used: set[int] = set()
         self._watched = False
@@ -172,7 +164,7 @@ class FullyShardedDDP(nn.Module):
             future.wait()
         self._under_way.clear()
         device = next(self.module.parameters()).device
-        for place in unused_everywhere(self._used, len(self._trained), self._wire, device):
+        for place in synchronised.unused_everywhere(self._used, len(self._trained), self._wire, device):
             self._trained[place].sharded_param.grad = None
         self._used = set()
         for rest in self._replicated:
@@ -220,26 +212,21 @@ class FullyShardedDDP(nn.Module):
 
     def _layouts(self, module: FSDPModule) -> Mapping[int, Sequence[Segment]]:
         """By its elements, what is sent of a module: of every rank in turn its shards of the parameters, filled up."""
-        found = {}
-        for group in _groups_of(module):
-            trained = _trained(group)
-            segments = lay_out(
+        return _by_elements(
+            lay_out(
                 (f"{self._names[id(each.sharded_param)]}/{rank}", each.padded_sharded_param_size)
                 for rank in range(self._wire.world_size)
-                for each in trained
+                for each in _trained(group)
             )
-            found[sum(segment.numel for segment in segments)] = segments
-        return found
+            for group in _groups_of(module)
+        )
 
     def _shards(self, module: FSDPModule) -> Mapping[int, Sequence[Segment]]:
         """By its elements, what a rank's shard of a module is made of, filled up."""
-        found = {}
-        for group in module._get_fsdp_state()._fsdp_param_groups:
-            segments = lay_out(
-                (self._names[id(each.sharded_param)], each.padded_sharded_param_size) for each in group.fsdp_params
-            )
-            found[sum(segment.numel for segment in segments)] = segments
-        return found
+        return _by_elements(
+            lay_out((self._names[id(each.sharded_param)], each.padded_sharded_param_size) for each in group.fsdp_params)
+            for group in _groups_of(module)
+        )
 
     def _sending(self) -> None:
         """A block's gradients are about to be sent; when the last are, all are complete."""
@@ -318,6 +305,10 @@ def _refuse_undividable(module: nn.Module, wanted: Collection[int]) -> None:
                 f"parameter {name} is {what}, which fully_shard cannot divide",
                 "Give it one dimension, or contiguous memory (.contiguous()); zero1 takes it as it is.",
             )
+
+
+def _by_elements(layouts: Iterable[Sequence[Segment]]) -> Mapping[int, Sequence[Segment]]:
+    return {sum(segment.numel for segment in segments): segments for segments in layouts}
 
 
 def _groups_of(part: FSDPModule) -> Sequence[Any]:

@@ -9,7 +9,7 @@ SGD is the update by the mean gradient.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -67,10 +67,6 @@ class LocalSgd(Strategy):
     def _due(self) -> Iterable[Fragment]:
         """The fragments whose averaging begins after the step that is the `_steps`-th."""
         return self._fragments if self._steps % self._every == 0 else ()
-
-    def accumulating(self) -> AbstractContextManager[None]:
-        """Nothing is sent in a backward pass."""
-        return nullcontext()
 
     def finish(self) -> None:
         """Gradients stay this rank's own."""

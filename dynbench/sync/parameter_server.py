@@ -71,10 +71,6 @@ class ParameterServer(Strategy):
     def _serves(self) -> bool:
         return self.ranks.serves(self.wire.rank)
 
-    def accumulating(self) -> AbstractContextManager[None]:
-        """Nothing is sent before `finish`."""
-        return nullcontext()
-
     def finish(self) -> None:
         """Push the gradients, zeros for one that there is none of, and first which of them there are."""
         self.on_ready()
@@ -231,13 +227,11 @@ class InOne(ParameterServer):
         return [torch.cat([tensor.reshape(-1) for tensor in tensors if tensor.dtype == kind]) for kind in kinds]
 
     def _unpacked(self, messages: list[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-        begins = dict.fromkeys(_kinds(tensors), 0)
-        flat, found = dict(zip(begins, messages, strict=True)), []
-        for tensor in tensors:
-            begin = begins[tensor.dtype]
-            begins[tensor.dtype] += tensor.numel()
-            found.append(flat[tensor.dtype][begin : begins[tensor.dtype]].view(tensor.shape))
-        return found
+        parts = {
+            kind: iter(torch.split(message, [tensor.numel() for tensor in tensors if tensor.dtype == kind]))
+            for kind, message in zip(_kinds(tensors), messages, strict=True)
+        }
+        return [next(parts[tensor.dtype]).view(tensor.shape) for tensor in tensors]
 
 
 def _kinds(tensors: Sequence[Tensor]) -> list[torch.dtype]:

@@ -34,25 +34,9 @@ Compressed = Literal["gradient", "gathered"]
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """One logical operation."""
-
-    calls: int
-    bytes_in: int
-    """Handed in on this rank."""
-    bytes_wire: int
-    """Sent by this rank, see `SENT`."""
-    ms: float
-    """Sum over calls of the time from the call to its completion; calls that overlap count each."""
-
-
-@dataclass(frozen=True, slots=True)
 class Traffic:
     """Everything since the last time."""
 
-    operations: Mapping[str, Tally]
-    busy_ms: float
-    """Time in which at least one operation was under way."""
     bytes_raw: int
     """What the strategy handed to the wire, before anything was compressed."""
     gradient_raw: int = 0
@@ -69,7 +53,7 @@ class Traffic:
     @property
     def bytes_wire(self) -> int:
         """What this rank sent."""
-        return sum(tally.bytes_wire for tally in self.operations.values())
+        return sum(call.bytes_wire for call in self.calls)
 
     @property
     def bytes_uncompressed(self) -> int:
@@ -79,8 +63,13 @@ class Traffic:
 
     @property
     def sum_ms(self) -> float:
-        """Sum over calls of the time each was under way."""
-        return sum(tally.ms for tally in self.operations.values())
+        """Sum over calls of the time each was under way; calls that overlap count each."""
+        return sum(call.end_ns - call.start_ns for call in self.calls) / NS_PER_MS
+
+    @property
+    def busy_ms(self) -> float:
+        """Time in which at least one call was under way."""
+        return union_ms((call.start_ns, call.end_ns) for call in self.calls)
 
 
 @dataclass(slots=True, eq=False)
@@ -162,30 +151,11 @@ class Ledger:
             Call(entry.operation, entry.peer, entry.number, entry.bytes_wire, to_ns(entry.start), to_ns(entry.end))
             for entry in done
         ]
-        operations: dict[str, Tally] = {}
-        for entry, call in zip(done, calls, strict=True):
-            before = operations.get(entry.operation, Tally(0, 0, 0, 0.0))
-            operations[entry.operation] = Tally(
-                before.calls + 1,
-                before.bytes_in + entry.bytes_in,
-                before.bytes_wire + entry.bytes_wire,
-                before.ms + (call.end_ns - call.start_ns) / NS_PER_MS,
-            )
-        busy_ms = union_ms([(call.start_ns, call.end_ns) for call in calls])
         wire_of: Counter[Compressed] = Counter()
         for entry in done:
             if entry.compressed is not None:
                 wire_of[entry.compressed] += entry.bytes_wire
-        return Traffic(
-            operations,
-            busy_ms,
-            raw,
-            raw_of["gradient"],
-            wire_of["gradient"],
-            raw_of["gathered"],
-            wire_of["gathered"],
-            calls,
-        )
+        return Traffic(raw, raw_of["gradient"], wire_of["gradient"], raw_of["gathered"], wire_of["gathered"], calls)
 
 
 class Spans:

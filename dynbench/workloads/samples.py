@@ -31,16 +31,7 @@ from dynbench.workloads.data import (
     offsets_of,
     subset_ids,
 )
-from dynbench.workloads.datasets.base import (
-    CorpusSplit,
-    ImageSplit,
-    LengthSplit,
-    Split,
-    Splits,
-    TextSplit,
-    TokenSplit,
-    has_classes,
-)
+from dynbench.workloads.datasets import base
 from dynbench.workloads.token_shards import Shards, Texts, load_or_tokenise
 from dynbench.workloads.tokenizer import TextTokenizer, load_tokenizer, padding_of
 
@@ -113,7 +104,7 @@ def decision(value: object, reason: str) -> dict[str, object]:
     return {"value": value, "reason": reason}
 
 
-def prepare_samples(splits: Splits, settings: Workload, seed: int, *, classes: bool = True) -> Samples:
+def prepare_samples(splits: base.Splits, settings: Workload, seed: int, *, classes: bool = True) -> Samples:
     """Tokenise, truncate to `max_length`, hold out evaluation samples where there are none, draw the subset.
 
     Args:
@@ -128,13 +119,13 @@ def prepare_samples(splits: Splits, settings: Workload, seed: int, *, classes: b
         UsageError: a tokenizer without the token that pads, or no labels to be learnt.
     """
     train, evaluation = splits.train, splits.eval
-    if not classes and isinstance(train, TextSplit | CorpusSplit):
-        assert evaluation is None or isinstance(evaluation, TextSplit | CorpusSplit)
+    if not classes and isinstance(train, base.TextSplit | base.CorpusSplit):
+        assert evaluation is None or isinstance(evaluation, base.TextSplit | base.CorpusSplit)
         return corpus_samples(train, evaluation, settings, load_tokenizer(settings, ends=True), seed)
-    samples = _of_images(splits, settings) if isinstance(train, ImageSplit) else _of_tokens(splits, settings)
+    samples = _of_images(splits, settings) if isinstance(train, base.ImageSplit) else _of_tokens(splits, settings)
     if classes:
         _check_labels(samples, splits)
-    if isinstance(train, LengthSplit):
+    if isinstance(train, base.LengthSplit):
         _warn_of_cut(train, samples, settings.max_length)
     if samples.eval is None:
         held_out, rest = _held_out(len(samples.train), "training samples", samples.decisions)
@@ -147,8 +138,8 @@ def prepare_samples(splits: Splits, settings: Workload, seed: int, *, classes: b
 
 
 def corpus_samples(
-    train: TextSplit | CorpusSplit,
-    evaluation: TextSplit | CorpusSplit | None,
+    train: base.TextSplit | base.CorpusSplit,
+    evaluation: base.TextSplit | base.CorpusSplit | None,
     settings: Workload,
     tokenizer: TextTokenizer,
     seed: int,
@@ -175,7 +166,7 @@ def corpus_samples(
         rest = rest[_subset(len(rest), settings.subset, "texts", seed, decisions)]
         part = f"-subset-{settings.subset}-{seed}"
 
-    def samples(split: TextSplit | CorpusSplit, ids: IntArray, role: str, part: str = "") -> TokenisedData:
+    def samples(split: base.TextSplit | base.CorpusSplit, ids: IntArray, role: str, part: str = "") -> TokenisedData:
         shards = _tokenised(split, settings, tokenizer, ids, role, part)
         tokens = StoredTokens(shards.ids)
         if settings.blocks:
@@ -188,7 +179,7 @@ def corpus_samples(
     data = samples(train, rest, "train", part)
     if settings.subset is not None and settings.blocks:
         data = data.take(_subset(len(data), settings.subset, "blocks", seed, decisions))
-    sources = _sources(Splits(train, evaluation), settings, tokenizer)
+    sources = _sources(base.Splits(train, evaluation), settings, tokenizer)
     # No model or loss looks at padding or labels.
     return Samples(data, evaluation_data, tokenizer.vocab_size, 0, 2, sources, decisions)
 
@@ -209,7 +200,7 @@ def _blocks(
 
 
 def _tokenised(
-    split: TextSplit | CorpusSplit,
+    split: base.TextSplit | base.CorpusSplit,
     settings: Workload,
     tokenizer: TextTokenizer,
     ids: IntArray | None,
@@ -269,44 +260,44 @@ def _chosen(texts: Iterator[str], ids: IntArray) -> Iterator[str]:
         yield from islice(texts, skipped, skipped + 1)
 
 
-def _of_tokens(splits: Splits, settings: Workload) -> Samples:
+def _of_tokens(splits: base.Splits, settings: Workload) -> Samples:
     """Labelled texts, or samples that are tokens already."""
     first = splits.train
-    tokenizer = load_tokenizer(settings) if isinstance(first, TextSplit) else None
+    tokenizer = load_tokenizer(settings) if isinstance(first, base.TextSplit) else None
     train = _data_of(first, "train", tokenizer, settings)
     evaluation = None if splits.eval is None else _data_of(splits.eval, "eval", tokenizer, settings)
     if tokenizer is not None:
         vocab_size, pad_id = tokenizer.vocab_size, padding_of(tokenizer)
     else:
-        assert isinstance(first, TokenSplit | LengthSplit)
+        assert isinstance(first, base.TokenSplit | base.LengthSplit)
         vocab_size, pad_id = first.vocab_size, first.pad_id
     num_labels = max(2, len(_class_names(splits)), int(train.labels.max()) + 1)
     return Samples(train, evaluation, vocab_size, pad_id, num_labels, _sources(splits, settings, tokenizer))
 
 
-def _data_of(split: Split, role: str, tokenizer: TextTokenizer | None, settings: Workload) -> TokenisedData:
-    if isinstance(split, TokenSplit):
+def _data_of(split: base.Split, role: str, tokenizer: TextTokenizer | None, settings: Workload) -> TokenisedData:
+    if isinstance(split, base.TokenSplit):
         return split.data.truncate(settings.max_length)
-    if isinstance(split, LengthSplit):
+    if isinstance(split, base.LengthSplit):
         lengths = np.minimum(split.lengths, settings.max_length)
         removed = split.lengths - lengths
         found = replace(split.generate(lengths), removed=removed if removed.any() else None)
         return found if split.second is None else found.with_second(split.second)
-    if isinstance(split, CorpusSplit):
+    if isinstance(split, base.CorpusSplit):
         raise UsageError(
             f"workload.dataset: {settings.dataset} has texts without labels, which {settings.name} is to learn",
             "Use --workload causal_lm, or a data set with labels.",
         )
-    assert tokenizer is not None and isinstance(split, TextSplit)
+    assert tokenizer is not None and isinstance(split, base.TextSplit)
     shards = _tokenised(split, settings, tokenizer, None, role)
     tokens = np.concatenate(shards.ids).astype(np.int32)
     return TokenisedData.from_arrays(tokens, offsets_of(shards.lengths), split.labels, np.concatenate(shards.removed))
 
 
-def _of_images(splits: Splits, settings: Workload) -> Samples:
+def _of_images(splits: base.Splits, settings: Workload) -> Samples:
     """A sample is the number of its image, those of evaluation images after all others, and one token long."""
     train, evaluation = splits.train, splits.eval
-    assert isinstance(train, ImageSplit) and (evaluation is None or isinstance(evaluation, ImageSplit))
+    assert isinstance(train, base.ImageSplit) and (evaluation is None or isinstance(evaluation, base.ImageSplit))
     evaluation_data = None if evaluation is None else _numbers(len(train), evaluation.labels)
     number = len(train) + (0 if evaluation is None else len(evaluation))
     num_labels = max(2, len(train.classes), int(train.labels.max()) + 1)
@@ -318,12 +309,12 @@ def _numbers(first: int, labels: IntArray) -> TokenisedData:
     return TokenisedData.from_arrays(numbers, np.arange(len(labels) + 1, dtype=np.int64), labels)
 
 
-def _class_names(splits: Splits) -> tuple[str, ...]:
-    return splits.train.classes if isinstance(splits.train, TextSplit | ImageSplit) else ()
+def _class_names(splits: base.Splits) -> tuple[str, ...]:
+    return splits.train.classes if isinstance(splits.train, base.TextSplit | base.ImageSplit) else ()
 
 
-def _sources(splits: Splits, settings: Workload, tokenizer: TextTokenizer | None) -> dict[str, object]:
-    names = _class_names(splits) if has_classes(settings) else ()
+def _sources(splits: base.Splits, settings: Workload, tokenizer: TextTokenizer | None) -> dict[str, object]:
+    names = _class_names(splits) if base.has_classes(settings) else ()
     return {
         "dataset": settings.dataset,
         "train_source": splits.train.source,
@@ -333,7 +324,7 @@ def _sources(splits: Splits, settings: Workload, tokenizer: TextTokenizer | None
     }
 
 
-def _warn_of_cut(split: LengthSplit, samples: Samples, max_length: int) -> None:
+def _warn_of_cut(split: base.LengthSplit, samples: Samples, max_length: int) -> None:
     """Warn of lengths that are not trained on as they stand: they are all that this data is."""
     n_cut = int((split.lengths > max_length).sum())
     if n_cut:
@@ -342,7 +333,7 @@ def _warn_of_cut(split: LengthSplit, samples: Samples, max_length: int) -> None:
         samples.decisions["workload.max_length"] = decision(max_length, f"{seen}; they are cut")
 
 
-def _check_labels(samples: Samples, splits: Splits) -> None:
+def _check_labels(samples: Samples, splits: base.Splits) -> None:
     if len(np.unique(samples.train.labels)) == 1:
         only = int(samples.train.labels[0])
         classes = _class_names(splits)

@@ -12,7 +12,7 @@ import pytest
 from multiproc.launches import TINY, global_loss, rows_of
 
 from dynbench.config.layers import load_config
-from dynbench.engine.launching.run_launch import launch_training
+from dynbench.engine.launching.run_launch import launch_arms
 from dynbench.errors import NothingFits
 from dynbench.probe.prober import run_probe
 from dynbench.runs.probe_record import read_probe
@@ -28,7 +28,7 @@ RANK_PROGRAM = Path(__file__).parents[1] / "multiproc" / "gradient_rank.py"
 
 
 def launched(folder: Path, *settings: str) -> Run:
-    return launch_training(load_config(None, [*ON_GPU, *settings]), RunStore(folder))
+    return launch_arms([(load_config(None, [*ON_GPU, *settings]), {})], RunStore(folder))[0]
 
 
 def test_virtual_ranks_on_one_gpu_train_as_on_the_cpu(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from forked import forked_ranks
 from multiproc.launches import TINY, Launch
 
 from dynbench.config.layers import load_config
-from dynbench.engine.launching.run_launch import launch_training
+from dynbench.engine.launching.run_launch import launch_arms
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
@@ -38,7 +38,7 @@ def launch(store: RunStore) -> Launch:
     def run(*overrides: str) -> Run:
         if overrides not in made:
             with forked_ranks():
-                made[overrides] = launch_training(load_config(None, [*TINY, *overrides]), store)
+                [made[overrides]] = launch_arms([(load_config(None, [*TINY, *overrides]), {})], store)
         return made[overrides]
 
     return run

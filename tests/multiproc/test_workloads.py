@@ -23,7 +23,7 @@ from dynbench.analysis.verdict import weights_difference
 from dynbench.cli.main import main
 from dynbench.config.layers import load_config
 from dynbench.engine.launching.progress import Progress
-from dynbench.engine.launching.run_launch import launch_training
+from dynbench.engine.launching.run_launch import launch_arms
 from dynbench.engine.planning import build_problem
 from dynbench.engine.rank.saved import Saved, evaluate_saved
 from dynbench.runs.columns import read_columns
@@ -120,7 +120,8 @@ def launched(store: RunStore, *given: str, shown: list[Progress] | None = None) 
     tiny = [each for each in TINY if not each.startswith(("train.steps", "workload.dropout", "train.warmup"))]
     settings = [*tiny, "train.warmup_steps=1", "train.epochs=2", "train.save_model=true", *given]
     with forked_ranks():
-        return launch_training(load_config(None, settings), store, on_progress=None if shown is None else shown.append)
+        on_progress = None if shown is None else shown.append
+        return launch_arms([(load_config(None, settings), {})], store, on_progress=on_progress)[0]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 from dynbench.config.digest import changed
 from dynbench.config.part_rules import buffer_size
 from dynbench.config.ranks import Ranks, parameter_copies, ranks_of
-from dynbench.config.schema import Config, Workload
+from dynbench.config.schema import Config, Workload, decided
 from dynbench.config.unread import Use
 from dynbench.engine.planning import least_capacity_warning, load_probe, names_a_probe
 from dynbench.plugins import DATASETS, WORKLOADS, options_of
@@ -127,8 +127,7 @@ def _compared(config: Config, probe: ProbeRecord, device_name: str | None) -> Pa
 
 def _room_compared(config: Config, probe: ProbeRecord, workers: int) -> Pairs:
     """What says that a run's ranks have as much room as those whose capacities were probed."""
-    nproc = config.launch.nproc
-    assert isinstance(nproc, int), "resolved"
+    nproc = decided(config.launch.nproc)
     training = min(nproc, workers)  # processes of one machine, which would share what fewer were probed with
     pairs = _held_beyond(config, probe, workers)
     if config.launch.device == "cpu" and training > len(probe.tables):

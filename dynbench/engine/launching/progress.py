@@ -113,6 +113,7 @@ def _with_rates(progress: Progress, files: Sequence[_RankFile]) -> Progress:
     )
 
 
+@dataclass(eq=False)
 class ProgressReader:
     """A daemon thread that reports what the local rank files show, until it is left.
 
@@ -125,56 +126,50 @@ class ProgressReader:
         warmup_steps: of the run's steps.
     """
 
-    def __init__(
-        self,
-        runs: Sequence[Run],
-        ranks: Sequence[range],
-        total_steps: int,
-        on_progress: OnProgress | None,
-        unit: str = "tokens",
-        warmup_steps: int = 0,
-    ) -> None:
-        self._runs = runs
-        self._arms = [
-            [_RankFile(run.rank_file(rank)) for rank in of_run] for run, of_run in zip(runs, ranks, strict=True)
-        ]
-        self._total_steps, self._warmup_steps = total_steps * len(runs), warmup_steps * len(runs)
-        self._on_progress = on_progress
-        self._unit = unit
+    runs: Sequence[Run]
+    ranks: Sequence[range]
+    total_steps: int
+    on_progress: OnProgress | None
+    unit: str = "tokens"
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        places = zip(self.runs, self.ranks, strict=True)
+        self._arms = [[_RankFile(run.rank_file(rank)) for rank in of_run] for run, of_run in places]
         self._started = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
 
     def __enter__(self) -> ProgressReader:
-        if self._on_progress is not None:
+        if self.on_progress is not None:
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        if self._on_progress is not None:
+        if self.on_progress is not None:
             self._thread.join()
-            self._on_progress(self.look())
+            self.on_progress(self.look())
 
     def look(self) -> Progress:
         """Read what is new; rates are those of the arm that is ahead."""
         for file in chain.from_iterable(self._arms):
             file.read()
-        done = sum(map(_steps_done, self._arms))
+        done, arms = sum(map(_steps_done, self._arms)), len(self.runs)
         elapsed_s = time.monotonic() - self._started
-        progress = Progress(done, self._total_steps, elapsed_s, warmup_steps=self._warmup_steps)
+        progress = Progress(done, self.total_steps * arms, elapsed_s, warmup_steps=self.warmup_steps * arms)
         ahead = max(self._arms, key=_steps_done)
         if not _steps_done(ahead):
-            return replace(progress, preparing=read_preparing(self._runs[0]))
-        epochs = tuple(tuple(read_epochs(run)) for run in self._runs)
-        return replace(_with_rates(progress, ahead), epochs=epochs, unit=self._unit)
+            return replace(progress, preparing=read_preparing(self.runs[0]))
+        epochs = tuple(tuple(read_epochs(run)) for run in self.runs)
+        return replace(_with_rates(progress, ahead), epochs=epochs, unit=self.unit)
 
     def _watch(self) -> None:
-        assert self._on_progress is not None
+        assert self.on_progress is not None
         shown: tuple[int, str, int] | None = None
         while not self._stop.wait(POLL_S):
             progress = self.look()
             seen = progress.steps_done, progress.preparing, sum(map(len, progress.epochs))
             if seen != shown:
                 shown = seen
-                self._on_progress(progress)
+                self.on_progress(progress)

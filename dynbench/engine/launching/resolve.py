@@ -20,18 +20,11 @@ from dynbench.config.ranks import ranks_of
 from dynbench.config.rules import DEFAULT_VIRTUAL_RANKS, check_rules, makes_probe, rule_warnings
 from dynbench.config.schema import Config
 from dynbench.config.unread import Use
+from dynbench.engine import planning
 from dynbench.engine.comm_model import build_comm_model, resolve_comm_model
 from dynbench.engine.launching import auto_settings
 from dynbench.engine.launching.auto_settings import Decisions, Reason
 from dynbench.engine.launching.probe_use import PROBE_AGAIN, device_name, probe_problems, probe_warnings, same_slowdown
-from dynbench.engine.planning import (
-    default_cost_type,
-    default_objective,
-    find_run,
-    load_probe,
-    names_a_probe,
-    probe_speeds,
-)
 from dynbench.engine.rank.evaluation import check_scalars
 from dynbench.errors import ConfigError, UsageError
 from dynbench.plugins import POLICIES, options_of
@@ -249,22 +242,22 @@ def _schedule(found: Decisions, store: RunStore, workers: int) -> None:
     if schedule.policy_name == "prefix" and options_of(schedule, PrefixOptions).buffer == "auto":
         found.decide("schedule.buffer", buffer_size(config, workers), "max(32, B - G + 1)")
     if schedule.cost_type == "auto":
-        found.decide("schedule.cost_type", *default_cost_type(config))
+        found.decide("schedule.cost_type", *planning.default_cost_type(config))
     if schedule.micro_batches != 1 and schedule.objective == "auto":
-        found.decide("schedule.objective", *default_objective(config))
+        found.decide("schedule.objective", *planning.default_objective(config))
     if isinstance(schedule.capacity, str):
-        run = find_run(store, "schedule.capacity", schedule.capacity)
+        run = planning.find_run(store, "schedule.capacity", schedule.capacity)
         found.decide("schedule.capacity", run.id, f"run meant by {schedule.capacity!r}")
-    if not names_a_probe(config):
+    if not planning.names_a_probe(config):
         return
-    run = find_run(store, "probe.run", str(config.probe.run))
+    run = planning.find_run(store, "probe.run", str(config.probe.run))
     measured = f"measured by probe.run, {config.probe.run}"
     found.changes["probe.run"] = run.id
     if schedule.capacity is None and POLICIES[schedule.policy_name].capped:
         found.decide("schedule.capacity", run.id, measured)
     if schedule.speeds is None:
-        probe = load_probe(run.id, "probe.run", store.root)
-        speeds = probe_speeds(probe, workers)
+        probe = planning.load_probe(run.id, "probe.run", store.root)
+        speeds = planning.probe_speeds(probe, workers)
         if speeds is not None and same_slowdown(config, probe):
             found.decide("schedule.speeds", tuple(round(speed, 4) for speed in speeds.tolist()), measured)
 

@@ -18,7 +18,7 @@ from typing import Unpack
 
 from dynbench.config.image_rules import has_lengths
 from dynbench.config.ranks import ranks_of
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, decided
 from dynbench.engine.failure import MEMORY_HINT, is_aftermath, is_out_of_memory, rank_title, root_cause
 from dynbench.engine.launching.progress import OnProgress, ProgressReader
 from dynbench.engine.launching.resolve import Machine, Resolved, launch_warnings, resolve, this_machine
@@ -68,10 +68,10 @@ def plan_launch(
     asked: Config | None = None,
     **naming: Unpack[Naming],
 ) -> LaunchPlan:
-    """What `launch_training` would do with the same arguments.
+    """What `launch_arms` would do with an arm.
 
     Raises:
-        ConfigError, DataError, UsageError, RunLookupError, NothingFits: as `launch_training`, before anything is
+        ConfigError, DataError, UsageError, RunLookupError, NothingFits: as `launch_arms`, before anything is
             measured.
     """
     if config.launch.node_rank == 0:
@@ -83,35 +83,10 @@ def plan_launch(
     check_plan(resolved.config, resolved.workers, store.root)
     run_path = store.root / f"<UTC time>-{resolved.config.plan_name.replace(' ', '-')}-<random>"
     launch = resolved.config.launch
-    assert isinstance(launch.threads, int), "resolved"
     command = ("torchrun", *torchrun_argv(WORKER_MODULE, [run_path], launch))
-    environment = thread_environment(launch.threads)
+    environment = thread_environment(decided(launch.threads))
     warnings = () if asked is None else tuple(launch_warnings(asked, resolved, store.root))
     return LaunchPlan(resolved, run_path, command, environment, warnings)
-
-
-def launch_training(
-    config: Config,
-    store: RunStore,
-    *,
-    on_progress: OnProgress | None = None,
-    asked: Config | None = None,
-    **naming: Unpack[Naming],
-) -> Run:
-    """Train under torchrun and return the finished run.
-
-    Args:
-        config: what to train; `auto` is decided here.
-        store: registry that the run is put into.
-        on_progress: called from a thread when steps were completed.
-        asked: the settings as given by the user, for what is warned of; None where that has been done.
-        naming: what the run is called.
-
-    Raises:
-        DynbenchError: as `launch_arms`.
-    """
-    (run,) = launch_arms([(config, naming)], store, on_progress=on_progress, asked=asked)
-    return run
 
 
 def launch_arms(
@@ -253,7 +228,7 @@ def join_training(
         The run on rank 0, None on the others.
 
     Raises:
-        DynbenchError: as `launch.launch_training`; on every rank that sees the failure.
+        DynbenchError: as `launch_arms`; on every rank that sees the failure.
     """
     os.environ.update(slurm_as_torchrun(os.environ))
     try:

@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import get_args_parser, run
 
-from dynbench.config.schema import Config, Launch
+from dynbench.config.schema import Config, Launch, decided
 from dynbench.engine.failure import root_cause
 from dynbench.errors import DynbenchError, Interrupted, WorkerFailed
 from dynbench.runs.run import Run
@@ -229,9 +229,8 @@ def launch_ranks(module: str, runs: Sequence[Run], launch: Launch) -> RanksEnded
     Raises:
         Interrupted: a signal stopped them.
     """
-    assert isinstance(launch.threads, int), "resolved"
     argv = torchrun_argv(module, [run.path for run in runs], launch)
-    environment = {**thread_environment(launch.threads), **marked_environment(runs[0])}
+    environment = {**thread_environment(decided(launch.threads)), **marked_environment(runs[0])}
     try:
         with handled(_stop):
             return run_torchrun(argv, environment)

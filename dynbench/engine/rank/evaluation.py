@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -16,10 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dynbench.config.schema import Config, Train
+from dynbench.config.schema import Config, Train, decided
 from dynbench.engine.rank.optimizer_step import Precision
-from dynbench.engine.rank.rank_facts import EPOCHS_FILE
-from dynbench.engine.rank.rank_process import RankContext
 from dynbench.errors import UsageError
 from dynbench.lengths import padded_width
 from dynbench.runs.atomic import settle_folder
@@ -114,6 +112,7 @@ def scalars_of(config: Config, run: Run, *, writes: bool) -> Iterator[Scalars]:
         yield Scalars(writer)
 
 
+@dataclass(eq=False)
 class Epochs:
     """Adds up what the ranks of this process trained since the last epoch ended.
 
@@ -126,22 +125,15 @@ class Epochs:
         sides: by side, columns of which the line has the mean over its ranks and steps; see `Strategy.timed`.
     """
 
-    def __init__(
-        self,
-        train: Train,
-        sum_over_ranks: SumOverRanks,
-        timed: int = 0,
-        says: bool = True,
-        file: Path | None = None,
-        sides: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:
-        self._train = train
-        self._sum_over_ranks = sum_over_ranks
-        self._timed = timed
-        self._says = says
-        self._file = file
-        self._sides = sides or {}
-        self._names = [name for names in self._sides.values() for name in names]
+    train: Train
+    sum_over_ranks: SumOverRanks = list
+    timed: int = 0
+    says: bool = True
+    file: Path | None = None
+    sides: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._names = [name for names in self.sides.values() for name in names]
         self._sums = self._none()
 
     def _none(self) -> list[float]:
@@ -149,13 +141,13 @@ class Epochs:
 
     def ends(self, step: int) -> bool:
         """Whether an epoch ends with `step`."""
-        return self._train.epoch_steps is not None and (step + 1) % self._train.epoch_steps == 0
+        return self.train.epoch_steps is not None and (step + 1) % self.train.epoch_steps == 0
 
     def add(self, row: StepRow, extra: Mapping[str, object]) -> None:
         """One rank's step."""
         correct = extra.get(CORRECT.name)
         counted = float(correct) if isinstance(correct, int) else math.nan
-        times = (row.step_time_ms, 1.0) if row.rank == self._timed else (0.0, 0.0)
+        times = (row.step_time_ms, 1.0) if row.rank == self.timed else (0.0, 0.0)
         sent = (extra.get(name) for name in self._names)
         known = [(float(ms), 1.0) if isinstance(ms, int | float) else (0.0, 0.0) for ms in sent]
         new = (row.loss * row.weight, row.weight, counted, row.local_batch, *times, *chain(*known))
@@ -170,7 +162,7 @@ class Epochs:
         """
         if not self.ends(step):
             return
-        loss, weight, correct, samples, ms, steps, *sent = self._sum_over_ranks(self._sums)
+        loss, weight, correct, samples, ms, steps, *sent = self.sum_over_ranks(self._sums)
         self._sums = self._none()
         parts = [_scores("training", loss / weight if weight else None, correct / samples if samples else None)]
         if found is not None:
@@ -180,15 +172,15 @@ class Epochs:
         means = {
             name: total / rows for name, total, rows in zip(self._names, sent[::2], sent[1::2], strict=True) if rows
         }
-        for side, names in self._sides.items():
+        for side, names in self.sides.items():
             known = (f"{name.removesuffix('_ms')} {means[name]:.1f} ms" for name in names if name in means)
             parts.append(f"{side}: {', '.join(known)}")
-        number = (step + 1) // (self._train.epoch_steps or 1)
-        line = f"epoch {number} of {self._train.epochs}: {'; '.join(parts)}"
-        if self._says:
+        number = (step + 1) // (self.train.epoch_steps or 1)
+        line = f"epoch {number} of {self.train.epochs}: {'; '.join(parts)}"
+        if self.says:
             _log.info("%s", line)
-        if self._file is not None:
-            with self._file.open("a", encoding="utf-8") as file:
+        if self.file is not None:
+            with self.file.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
 
 
@@ -201,14 +193,14 @@ def eval_batch_size(config: Config, problem: Problem, workload: Workload) -> int
     """Samples that an evaluation runs at a time: no more than every rank can train on of the longest of them."""
     if workload.eval is None or not len(workload.eval) or problem.capacity.unlimited:
         return EVAL_BATCH
-    assert isinstance(config.workload.pad_to_multiple_of, int), "resolved before the launch"
-    longest = padded_width(workload.eval.lengths, config.workload.pad_to_multiple_of, workload.positions)
+    longest = padded_width(workload.eval.lengths, decided(config.workload.pad_to_multiple_of), workload.positions)
     most = int(problem.capacity.limits(problem.workers, np.array([longest])).min())
     if problem.packed:
         most //= longest
     return max(1, min(EVAL_BATCH, most))
 
 
+@dataclass(eq=False)
 class Evaluator:
     """Evaluates one model on this rank's part of a fixed random sample of the held-out data.
 
@@ -216,44 +208,32 @@ class Evaluator:
         config: resolved configuration; `train.eval_samples` samples over all ranks.
         workload: data and loss.
         device: where the model is.
+        file: where results are appended; None on ranks that do not write.
         shard: this rank's place among those that share the work, and their number; None where it is not among them.
         sum_over_ranks: adds up vectors over those ranks.
-        file: where results are appended; None on ranks that do not write.
         batch: samples that are run at a time; None is `EVAL_BATCH`.
         equal_batches: run as many batches on every rank, because every forward pass talks to all of them; what a rank
             runs for this alone does not count.
         also: called with the step of every evaluation and its results.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        workload: Workload,
-        device: torch.device,
-        *,
-        shard: tuple[int, int] | None,
-        sum_over_ranks: SumOverRanks,
-        file: Path | None,
-        batch: int | None = None,
-        equal_batches: bool = False,
-        also: Callable[[int, Found], None] = lambda step, found: None,
-    ) -> None:
-        assert isinstance(config.workload.pad_to_multiple_of, int), "resolved before the launch"
-        self._workload = workload
-        self._device = device
-        self._pad_to_multiple_of = config.workload.pad_to_multiple_of
-        self._every = config.train.eval_every
-        self._epoch = config.train.epoch_steps
-        self._last_step = config.train.warmup_steps + config.train.steps - 1
-        self.sum_over_ranks = sum_over_ranks
-        self._file = file
-        self._batch = batch or EVAL_BATCH
-        self._equal_batches = equal_batches
-        self._also = also
-        self._saves = workload if config.train.save_model and isinstance(workload, Saves) else None
+    config: Config
+    workload: Workload
+    device: torch.device
+    file: Path | None = None
+    shard: tuple[int, int] | None = (0, 1)
+    sum_over_ranks: SumOverRanks = list
+    batch: int | None = None
+    equal_batches: bool = False
+    also: Callable[[int, Found], None] = lambda step, found: None
+
+    def __post_init__(self) -> None:
+        train = self.config.train
+        self._last_step = train.warmup_steps + train.steps - 1
+        self._saves = self.workload if train.save_model and isinstance(self.workload, Saves) else None
         self._best = -math.inf
         self._idle: list[IntArray] = []
-        self._batches = self._choose(config, shard)
+        self._batches = self._choose()
 
     def due(self, step: int) -> bool:
         """Whether to evaluate or save after `step`."""
@@ -261,7 +241,7 @@ class Evaluator:
 
     def _evaluates(self, step: int) -> bool:
         """Every `train.eval_every` steps, after every epoch and after the last step."""
-        periods = (self._every, self._epoch)
+        periods = (self.config.train.eval_every, self.config.train.epoch_steps)
         return self._batches is not None and (
             step == self._last_step or any(period and (step + 1) % period == 0 for period in periods)
         )
@@ -289,7 +269,7 @@ class Evaluator:
 
         Ranks stop each after a step of its own, so that this must be no collective.
         """
-        if self._saves is None or self._file is None:
+        if self._saves is None or self.file is None:
             return
         state = strategy.state_alone()
         if state is None:
@@ -298,9 +278,9 @@ class Evaluator:
             self._save(step, state, [LAST])
 
     def _save(self, step: int, state: Mapping[str, Tensor], names: Sequence[str]) -> None:
-        if self._saves is None or self._file is None:
+        if self._saves is None or self.file is None:
             return
-        folder = self._file.parent / MODEL_FOLDER
+        folder = self.file.parent / MODEL_FOLDER
         folder.mkdir(exist_ok=True)
         for name in names:
             self._saves.save(folder / name, state)
@@ -315,10 +295,10 @@ class Evaluator:
         found = self.measure(strategy, precision)
         if found is None:
             return None
-        if self._file is not None:
-            with LineFile(self._file, ("step", *found)) as rows:
+        if self.file is not None:
+            with LineFile(self.file, ("step", *found)) as rows:
                 rows.append((step, *found.values()))
-        self._also(step, found)
+        self.also(step, found)
         return found
 
     def measure(self, strategy: Strategy, precision: Precision) -> Found | None:
@@ -339,68 +319,34 @@ class Evaluator:
                 found |= {"perplexity": float(np.exp(loss_sum / tokens)), "tokens": int(tokens)}
         return {**found, "samples": int(samples)}
 
-    def _choose(self, config: Config, shard: tuple[int, int] | None) -> list[IntArray] | None:
-        data = self._workload.eval
-        if data is None or len(data) == 0 or config.train.eval_samples == 0 or not config.sync.trains:
+    def _choose(self) -> list[IntArray] | None:
+        data, size, wanted = self.workload.eval, self.batch or EVAL_BATCH, self.config.train.eval_samples
+        if data is None or len(data) == 0 or wanted == 0 or not self.config.sync.trains:
             return None
-        chosen = evaluated_ids(len(data), config.train.eval_samples)
-        if shard is None:
+        chosen = evaluated_ids(len(data), wanted)
+        if self.shard is None:
             return []
-        place, number = shard
+        place, number = self.shard
         mine = chosen[place::number]
         mine = mine[np.argsort(data.lengths[mine], kind="stable")]
-        batches = [mine[start : start + self._batch] for start in range(0, len(mine), self._batch)]
-        if self._equal_batches:
-            most = math.ceil(len(chosen[::number]) / self._batch)
+        batches = [mine[start : start + size] for start in range(0, len(mine), size)]
+        if self.equal_batches:
+            most = math.ceil(len(chosen[::number]) / size)
             self._idle = [chosen[:1]] * (most - len(batches))
         return batches
 
     def _local_sums(self, model: nn.Module, precision: Precision) -> list[float]:
-        data = self._workload.eval
+        data, multiple = self.workload.eval, decided(self.config.workload.pad_to_multiple_of)
         assert data is not None and self._batches is not None
         sums = np.zeros(5)
         model.eval()
         # Not in inference mode: what a strategy gathers in a forward pass would stay of no use to the next step.
         with torch.no_grad(), precision.autocast():
             for number, ids in enumerate((*self._batches, *self._idle)):
-                batch = make_micro_batch(self._workload, data, ids, self._pad_to_multiple_of, self._device)
-                part = self._workload.eval_sums(model, batch.inputs)
+                batch = make_micro_batch(self.workload, data, ids, multiple, self.device)
+                part = self.workload.eval_sums(model, batch.inputs)
                 if number < len(self._batches):
                     counted = (part.get(key, math.nan) for key in ("correct", "tokens"))
                     sums += (part["loss_sum"], batch.weight, batch.n, *counted)
         model.train()
         return [float(value) for value in sums]
-
-
-def evaluation_of(
-    run: Run,
-    config: Config,
-    workload: Workload,
-    context: RankContext,
-    problem: Problem,
-    scalars: Scalars,
-    *,
-    shard: tuple[int, int] | None = (0, 1),
-    sum_over_ranks: SumOverRanks = list,
-    timed: int = 0,
-    says: bool = True,
-    equal_batches: bool = False,
-    sides: Mapping[str, Sequence[str]] | None = None,
-) -> tuple[Evaluator, Epochs]:
-    """What evaluates an arm on this rank and what adds up its epochs; see there.
-
-    By default of a process that plays all ranks.
-    """
-    evaluator = Evaluator(
-        config,
-        workload,
-        context.device,
-        shard=shard,
-        sum_over_ranks=sum_over_ranks,
-        file=run.path / EVAL_FILE if context.is_first else None,
-        batch=eval_batch_size(config, problem, workload),
-        equal_batches=equal_batches,
-        also=scalars.evaluation,
-    )
-    epochs_file = run.ranks_dir / EPOCHS_FILE if context.is_first else None
-    return evaluator, Epochs(config.train, sum_over_ranks, timed, says, epochs_file, sides)

@@ -16,20 +16,14 @@ from dynbench.compress.gathered import gatherer_of
 from dynbench.config.image_rules import ahead
 from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config
+from dynbench.engine import planning
 from dynbench.engine.failure import RECORDING
 from dynbench.engine.plan_check import check_steps_of_rank, total_steps
-from dynbench.engine.planning import (
-    SPEEDS_FILE,
-    PlansAhead,
-    PlanSource,
-    ReplicatedPlans,
-    loaded_problem,
-    step_plans,
-)
 from dynbench.engine.rank import exchange
-from dynbench.engine.rank.evaluation import Epochs, Evaluator, evaluation_of, scalars_of
+from dynbench.engine.rank.evaluation import EVAL_FILE, Epochs, Evaluator, eval_batch_size, scalars_of
 from dynbench.engine.rank.memory import HeldMemory, MemoryMeter
 from dynbench.engine.rank.profile import Profile, profiled_steps
+from dynbench.engine.rank.rank_facts import EPOCHS_FILE
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.replica import Replica, average_statistics, seed_dropout, warn_of_unequal_numbers
 from dynbench.engine.rank.row_builder import RowBuilder, SentBytes, can_count, extra_columns, extra_values
@@ -116,7 +110,7 @@ class Loop(ArmLoop):
 
     context: RankContext
     ranks: Ranks
-    plans: PlanSource
+    plans: planning.PlanSource
     rows: RowBuilder
     writer: RowWriter
     logs: bool
@@ -235,7 +229,7 @@ def real_loop(
 ) -> Iterator[Loop]:
     """The loop of this process's rank; its row file is closed on the way out."""
     train, ranks = workload.train, ranks_of(config, context.world_size)
-    problem = loaded_problem(config, workload, ranks.workers, run.path.parent)
+    problem = planning.loaded_problem(config, workload, ranks.workers, run.path.parent)
     check_steps_of_rank(config, problem)
     timer = StepTimer(context.device, context.position.at, config.launch.timeout_s)
     profiled = profiled_steps(config.train.warmup_steps, config.train.profile_steps)
@@ -252,20 +246,19 @@ def real_loop(
         scalars = files.enter_context(scalars_of(config, run, writes=first_worker))
         writer = RowWriter(run.rank_file(context.rank), [column.name for column in columns], scalars.row)
         files.enter_context(writer)
-        evaluator, epochs = evaluation_of(
-            run,
+        evaluator = Evaluator(
             config,
             workload,
-            context,
-            problem,
-            scalars,
+            context.device,
+            file=run.path / EVAL_FILE if context.is_first else None,
             shard=shard_of(context.rank, strategy.evaluators()),
             sum_over_ranks=exchange.sum_over_ranks,
-            timed=ranks.servers,
-            says=first_worker,
+            batch=eval_batch_size(config, problem, workload),
             equal_batches=strategy.collective_forward,
-            sides=strategy.timed,
+            also=scalars.evaluation,
         )
+        lines = run.ranks_dir / EPOCHS_FILE if context.is_first else None
+        epochs = Epochs(config.train, exchange.sum_over_ranks, ranks.servers, first_worker, lines, strategy.timed)
         yield Loop(
             config=config,
             context=context,
@@ -287,23 +280,25 @@ def real_loop(
         )
 
 
-def plan_source(config: Config, workload: Workload, problem: Problem, rank: int, ranks: Ranks, run: Run) -> PlanSource:
+def plan_source(
+    config: Config, workload: Workload, problem: Problem, rank: int, ranks: Ranks, run: Run
+) -> planning.PlanSource:
     """Plans made on every worker, or on the first of them from gathered costs; a collective.
 
     A workload whose threads prepare the next step gets it ahead.
     """
     group = exchange.group_of_workers(ranks, config.launch.timeout_s)
     if ranks.serves(rank):
-        return PlanSource()
+        return planning.PlanSource()
     worker = ranks.worker(rank)
     if options_of(config.schedule, PrefixOptions).exchange == "gather":
-        plans: PlanSource = exchange.GatheredPlans(problem, worker, group)
+        plans: planning.PlanSource = exchange.GatheredPlans(problem, worker, group)
     else:
-        speeds_file = run.path / SPEEDS_FILE if worker == 0 else None
-        every = step_plans(config, problem, lambda paces: exchange.all_floats(paces[worker], group), speeds_file)
-        plans = ReplicatedPlans(every, worker)
+        file = run.path / planning.SPEEDS_FILE if worker == 0 else None
+        every = planning.step_plans(config, problem, lambda paces: exchange.all_floats(paces[worker], group), file)
+        plans = planning.ReplicatedPlans(every, worker)
     if ahead(config) and isinstance(workload, Expects):
-        return PlansAhead(plans, workload.expect, total_steps(config))
+        return planning.PlansAhead(plans, workload.expect, total_steps(config))
     return plans
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from dynbench.config.ranks import parameter_copies, ranks_of, residual_copies, server_copies
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, decided
 from dynbench.engine.planning import load_probe
 from dynbench.engine.rank.exchange import gather_objects
 from dynbench.engine.rank.replica import Replica
@@ -315,8 +315,7 @@ def check_room(configs: Sequence[Config], model: nn.Module, device: torch.device
 
 def _copies(config: Config) -> float:
     """Of the parameters, in a rank of an arm that holds most of them."""
-    assert isinstance(config.launch.nproc, int), "resolved"
-    ranks = ranks_of(config, config.launch.nproc * config.launch.nnodes)
+    ranks = ranks_of(config, decided(config.launch.nproc) * config.launch.nnodes)
     return max(parameter_copies(config, ranks) + residual_copies(config), server_copies(config))
 
 
@@ -333,10 +332,8 @@ def _room_mb(config: Config, device: torch.device) -> float:
     """Memory for a rank, MB: of its GPU, or its share of what is available; without end where that is not known."""
     if device.type == "cuda":
         return mb(torch.cuda.get_device_properties(device).total_memory)
-    ranks = config.launch.nproc
-    assert isinstance(ranks, int), "resolved"
     try:
         available = memory_mb()["available"]
     except UnknownFactError:
         return float("inf")
-    return float("inf") if available is None else available / ranks
+    return float("inf") if available is None else available / decided(config.launch.nproc)

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -94,6 +95,7 @@ def refuse_tf32() -> None:
         torch.backends.cuda.matmul.allow_tf32 = False
 
 
+@dataclass(eq=False)
 class Precision:
     """Runs forward passes and optimizer steps in one precision.
 
@@ -105,27 +107,23 @@ class Precision:
         clip: scales an optimizer's unscaled gradients down; None leaves them.
     """
 
-    def __init__(
-        self,
-        name: str,
-        device: torch.device,
-        agree: Callable[[Tensor], object] | None = None,
-        clip: Callable[[Optimizer], None] | None = None,
-    ) -> None:
-        self._agree = agree
-        self._clip = clip
-        self._device = device
-        self._dtype = DTYPES.get(name)
+    name: str
+    device: torch.device
+    agree: Callable[[Tensor], object] | None = None
+    clip: Callable[[Optimizer], None] | None = None
+
+    def __post_init__(self) -> None:
+        self._dtype = DTYPES.get(self.name)
         if self._dtype is None:
             refuse_tf32()
-        self._scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.name == "fp16")
         self._scale = self._scaler.get_scale()
 
     def autocast(self) -> AbstractContextManager[object]:
         """The context of a forward pass."""
         if self._dtype is None:
             return nullcontext()
-        return torch.autocast(self._device.type, dtype=self._dtype)
+        return torch.autocast(self.device.type, dtype=self._dtype)
 
     def backward(self, loss: Tensor) -> None:
         """Backward pass of the scaled loss."""
@@ -133,12 +131,12 @@ class Precision:
 
     def step(self, optimizer: Optimizer) -> None:
         """One optimizer step on unscaled gradients, or none where they overflowed, on any rank that has to agree."""
-        if self._scaler.is_enabled() and (self._agree is not None or self._clip is not None):
+        if self._scaler.is_enabled() and (self.agree is not None or self.clip is not None):
             self._scaler.unscale_(optimizer)
-            if self._agree is not None:
-                self._agree_on_overflow(optimizer, self._agree)
-        if self._clip is not None:
-            self._clip(optimizer)
+            if self.agree is not None:
+                self._agree_on_overflow(optimizer, self.agree)
+        if self.clip is not None:
+            self.clip(optimizer)
         self._scaler.step(optimizer)
         self._scaler.update()
 
@@ -146,7 +144,7 @@ class Precision:
         """One flag on every rank, also where `optimizer` holds no gradient, as of a shard that nothing has used."""
         flags = self._scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
         if not flags:
-            flags[self._device] = torch.zeros((), device=self._device)
+            flags[self.device] = torch.zeros((), device=self.device)
         for found in flags.values():
             agree(found)
 

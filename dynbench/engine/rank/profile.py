@@ -16,15 +16,8 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity
 
 from dynbench.engine.rank.timers import WITHIN
+from dynbench.runs import records
 from dynbench.runs.atomic import write_json
-from dynbench.runs.records import (
-    BY_ITSELF,
-    COMMUNICATION,
-    COMPUTE,
-    PROFILE_SCHEMA_VERSION,
-    ProfileRow,
-    RankProfile,
-)
 from dynbench.runs.run import Run
 from dynbench.wire.segment import PREFIX, named_range
 from dynbench.wire.traffic import SENT, union_ms
@@ -90,8 +83,9 @@ class Profile:
         folder.mkdir(exist_ok=True)
         self._profiler.export_chrome_trace(str(folder / f"rank_{self.rank}.pt.trace.json"))
         rows, step_ms = table_of(self._profiler.events(), len(self.steps), dist.get_world_size())
-        found = RankProfile(self.rank, self.steps[0], len(self.steps), step_ms, rows)
-        write_json(self.run.profile_file(self.rank), {"schema_version": PROFILE_SCHEMA_VERSION, **asdict(found)})
+        found = records.RankProfile(self.rank, self.steps[0], len(self.steps), step_ms, rows)
+        facts = {"schema_version": records.PROFILE_SCHEMA_VERSION, **asdict(found)}
+        write_json(self.run.profile_file(self.rank), facts)
 
 
 def profiled_steps(warmup_steps: int, steps: int) -> range:
@@ -99,7 +93,7 @@ def profiled_steps(warmup_steps: int, steps: int) -> range:
     return range(warmup_steps - steps, warmup_steps)
 
 
-def table_of(events: Iterable[Event], steps: int, world_size: int) -> tuple[list[ProfileRow], float]:
+def table_of(events: Iterable[Event], steps: int, world_size: int) -> tuple[list[records.ProfileRow], float]:
     """What the time of a step went to, and how long it was in the profile, ms.
 
     Args:
@@ -114,14 +108,14 @@ def table_of(events: Iterable[Event], steps: int, world_size: int) -> tuple[list
     step_ms = union_ms(ranges[STEP]) / steps
     phases: dict[str, Sequence[Span]] = {phase: ranges[phase] for phase in WITHIN}
     phases["other"] = _without(ranges[STEP], [span for spans in phases.values() for span in spans])
-    of_wire = [span for name, spans in communication.items() if name != BY_ITSELF for span in spans]
+    of_wire = [span for name, spans in communication.items() if name != records.BY_ITSELF for span in spans]
     rows = []
     for phase, windows in phases.items():
-        for operation, spans in {COMPUTE: compute, **communication, COMMUNICATION: of_wire}.items():
+        for operation, spans in {records.COMPUTE: compute, **communication, records.COMMUNICATION: of_wire}.items():
             if inside := _clipped(spans, windows):
                 ms = union_ms(inside) / steps
                 share = ms / step_ms if step_ms else 0.0
-                rows.append(ProfileRow(phase, operation, len(inside) / steps, ms, share))
+                rows.append(records.ProfileRow(phase, operation, len(inside) / steps, ms, share))
     return rows, step_ms
 
 
@@ -174,7 +168,7 @@ def _by_operation(
         if kind in _NCCL:
             found[_NCCL[kind]].append((start, end))
             continue
-        operation = BY_ITSELF
+        operation = records.BY_ITSELF
         for at, name, kinds in left:
             if at <= start and kinds.get(kind):
                 kinds[kind] -= 1

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from dynbench.config.ranks import Ranks
-from dynbench.config.schema import Launch
+from dynbench.config.schema import Launch, decided
 from dynbench.engine.failure import PositionFile
 from dynbench.signals import handle, handled
 
@@ -103,10 +103,10 @@ def exit_now(code: int) -> NoReturn:
 
 def set_threads(settings: Launch) -> None:
     """Computing threads of this process; to tokenise it has those of the other ranks here, which wait meanwhile."""
-    assert isinstance(settings.threads, int) and isinstance(settings.nproc, int), "resolved before the launch"
-    torch.set_num_threads(settings.threads)
-    ranks_here = settings.world_size or settings.nproc  # resolved, only virtual ranks have a world size
-    os.environ.setdefault("RAYON_NUM_THREADS", str(settings.threads * ranks_here))  # of the library tokenizers
+    threads = decided(settings.threads)
+    torch.set_num_threads(threads)
+    ranks_here = settings.world_size or decided(settings.nproc)  # resolved, only virtual ranks have a world size
+    os.environ.setdefault("RAYON_NUM_THREADS", str(threads * ranks_here))  # of the library tokenizers
 
 
 class StopFlag:

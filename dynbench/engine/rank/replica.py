@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from dynbench.config.image_rules import unequal_batch_norm
-from dynbench.config.schema import Config, Train
+from dynbench.config.schema import Config, Train, decided
 from dynbench.engine.rank.exchange import max_over_ranks
 from dynbench.engine.rank.optimizer_step import CLIP_COLUMNS, Clipper, LearningRate, Precision
 from dynbench.engine.rank.timers import StepTimer
@@ -176,14 +176,13 @@ class Replica:
     ) -> None:
         self.stepping = False
         """In an optimizer's step, or one that was never finished: weights of neither the step before nor the next."""
-        assert isinstance(config.workload.pad_to_multiple_of, int), "resolved before the launch"
         self._workload = workload
         self._grades = workload if isinstance(workload, Grades) else None
         self._trained = 0
         self.device = device
         self._timer = timer
         self._slowdown = slowdown
-        self._pad_to_multiple_of = config.workload.pad_to_multiple_of
+        self._pad_to_multiple_of = decided(config.workload.pad_to_multiple_of)
         self.model = (_model_for(strategy, workload, config) if model is None else model).train()
         self.strategy = strategy
         second = options_of(config.workload, SecondOptions).second_column is not None

@@ -176,7 +176,7 @@ def evaluate_saved(config: Config, batch: int | None = None) -> dict[str, object
         )
     device, strategy = torch.device(config.launch.device), Local()
     strategy.wrap(workload.build_model(config.train.seed), device)
-    evaluator = Evaluator(config, workload, device, shard=(0, 1), sum_over_ranks=list, file=None, batch=batch)
+    evaluator = Evaluator(config, workload, device, batch=batch)
     found = evaluator.measure(strategy, Precision("fp32", device))
     if found is None:
         raise DataError("the samples to evaluate on weigh nothing together: no text has a second token")

@@ -44,6 +44,7 @@ class Moment:
     leaving: bool = False
 
 
+@dataclass(eq=False)
 class Switch:
     """What happens between two turns, out of all clocks.
 
@@ -57,31 +58,26 @@ class Switch:
         meet: returns when every rank has called it.
     """
 
-    def __init__(
-        self,
-        players: Sequence[ArmLoop],
-        device: torch.device,
-        on_turn: Callable[[int], None],
-        meet: Callable[[], None],
-    ) -> None:
-        self._players = players
-        self._device = device
-        self._on_turn = on_turn
-        self._meet = meet
-        self._states = [_random_state(device)] * len(players)
+    players: Sequence[ArmLoop]
+    device: torch.device
+    on_turn: Callable[[int], None]
+    meet: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._states = [_random_state(self.device)] * len(self.players)
         self._on: int | None = None
 
     def __call__(self, arm: int) -> None:
         """Hand over to an arm, which may be the one that had the last turn; ranks leave this at one time."""
         gc.collect()  # before an arm leaves: memory that only cycles hold would be left with the next one
         if self._on is not None:
-            self._players[self._on].leave()
-            self._states[self._on] = _random_state(self._device)
+            self.players[self._on].leave()
+            self._states[self._on] = _random_state(self.device)
         self._on = arm
-        self._on_turn(arm)
-        _restore_random(self._states[arm], self._device)
-        self._players[arm].enter()
-        self._meet()
+        self.on_turn(arm)
+        _restore_random(self._states[arm], self.device)
+        self.players[arm].enter()
+        self.meet()
 
 
 @contextmanager

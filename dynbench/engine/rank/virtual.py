@@ -11,10 +11,11 @@ import numpy as np
 from dynbench.config.schema import Config
 from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.plan_check import check_steps_of_rank
-from dynbench.engine.planning import SPEEDS_FILE, StepPlans, loaded_problem, step_plans
-from dynbench.engine.rank.evaluation import Scalars, evaluation_of, scalars_of
+from dynbench.engine.planning import SPEEDS_FILE, loaded_problem, step_plans
+from dynbench.engine.rank.evaluation import EVAL_FILE, Epochs, Evaluator, Scalars, eval_batch_size, scalars_of
 from dynbench.engine.rank.loop import ArmLoop, build_strategy, session
 from dynbench.engine.rank.memory import MemoryMeter, MemoryNow
+from dynbench.engine.rank.rank_facts import EPOCHS_FILE
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.replica import PlayedStatistics, Replica, gradient_megabytes, seed_dropout
 from dynbench.engine.rank.row_builder import RowBuilder
@@ -24,6 +25,7 @@ from dynbench.runs.columns import TURN, write_columns
 from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
 from dynbench.schedule.plan import FloatArray, Share
+from dynbench.schedule.policy import Planner
 from dynbench.workloads.base import Workload
 from dynbench.workloads.batches import LossPart
 
@@ -56,7 +58,7 @@ class VirtualLoop(ArmLoop):
     1 / W_t in a sum. Every rank has its own random stream per step, as a real one has.
     """
 
-    plans: StepPlans
+    plans: Planner
     rows: Sequence[RowBuilder]
     writers: Sequence[RowWriter]
     comm_ms: float
@@ -138,7 +140,8 @@ def virtual_loop(
         write_columns(run.ranks_dir, columns)
         scalars = files.enter_context(scalars_of(config, run, writes=True))
         drawn = [scalars, *(Scalars() for _ in range(1, world_size))]
-        evaluator, epochs = evaluation_of(run, config, workload, context, problem, scalars)
+        file, batch = run.path / EVAL_FILE, eval_batch_size(config, problem, workload)
+        evaluator = Evaluator(config, workload, context.device, file, batch=batch, also=scalars.evaluation)
         yield VirtualLoop(
             config=config,
             plans=step_plans(config, problem, _in_order, run.path / SPEEDS_FILE),
@@ -150,7 +153,7 @@ def virtual_loop(
                 files.enter_context(RowWriter(run.rank_file(rank), names, also.row)) for rank, also in enumerate(drawn)
             ],
             evaluator=evaluator,
-            epochs=epochs,
+            epochs=Epochs(config.train, file=run.ranks_dir / EPOCHS_FILE),
             statistics=PlayedStatistics(replica.model, world_size),
             comm_ms=comm_model.allreduce_ms(gradient_megabytes(replica.model), world_size),
         )

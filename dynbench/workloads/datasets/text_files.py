@@ -25,27 +25,7 @@ from dynbench.config.schema import Workload
 from dynbench.errors import DataError, first_line, nearest
 from dynbench.plugins import options_of
 from dynbench.plugins.datasets import FileOptions, TextFileOptions
-from dynbench.workloads.datasets.base import (
-    CorpusSplit,
-    Label,
-    Splits,
-    TextSplit,
-    class_indices,
-    class_names,
-    classes_of,
-    decoded,
-    excerpt,
-    has_classes,
-    listed,
-    looks_like,
-    numbered,
-    read_label,
-    read_lines,
-    read_text,
-    reading,
-    text_of,
-    why_no_text,
-)
+from dynbench.workloads.datasets import base
 
 EXPECTED_TSV = "expected a header line with tab-separated column names, then one sample per line"
 EXPECTED_CSV = "expected a header line with separated column names, then one sample per line, quoted where needed"
@@ -80,7 +60,7 @@ Rows = Iterator[tuple[str, Sequence[object]]]
 """File and place of each row, and its values in the columns picked."""
 
 
-def load(settings: Workload) -> Splits:
+def load(settings: Workload) -> base.Splits:
     """The samples of `data_path` and `eval_path`, with the classes of the training file; or texts still to be read.
 
     Raises:
@@ -90,23 +70,23 @@ def load(settings: Workload) -> Splits:
     options, name = options_of(settings, FileOptions), settings.dataset
     named = {"workload.data_path": options.data_path, "workload.eval_path": options.eval_path}
     paths = {key: Path(path).expanduser() for key, path in named.items() if path is not None}
-    if name == "json" or (name in STREAMED and not has_classes(settings)):
-        return Splits(*(stream_file(path, key, settings, name) for key, path in paths.items()))
+    if name == "json" or (name in STREAMED and not base.has_classes(settings)):
+        return base.Splits(*(stream_file(path, key, settings, name) for key, path in paths.items()))
     files = [(path, *_labelled(key, path, settings)) for key, path in paths.items()]
     source, _, labels, places = files[0]
-    classes = classes_of(labels, places.__getitem__)
-    names = class_names(classes)
-    return Splits(
+    classes = base.classes_of(labels, places.__getitem__)
+    names = base.class_names(classes)
+    return base.Splits(
         *(
-            TextSplit(texts, class_indices(labels, places.__getitem__, classes, str(source)), str(path), names)
-            for path, texts, labels, places in files
+            base.TextSplit(texts, base.class_indices(labels, where.__getitem__, classes, str(source)), str(path), names)
+            for path, texts, labels, where in files
         )
     )
 
 
-def _labelled(key: str, path: Path, settings: Workload) -> tuple[list[str], list[Label], list[str]]:
+def _labelled(key: str, path: Path, settings: Workload) -> tuple[list[str], list[base.Label], list[str]]:
     """Texts and labels of a file, and file and place of each; `key` is the setting that names the file."""
-    options, texts, labels, places = options_of(settings, TextFileOptions), list[str](), list[Label](), list[str]()
+    options, texts, labels, places = options_of(settings, TextFileOptions), list[str](), list[base.Label](), list[str]()
     columns = {"text_column": options.text_column, "label_column": options.label_column}
 
     def pick(where: str, found: Sequence[str], advice: str) -> Sequence[str]:
@@ -117,15 +97,15 @@ def _labelled(key: str, path: Path, settings: Workload) -> tuple[list[str], list
             raise _missing(where, missing, found, advice)
         return list(columns.values())
 
-    with reading(key, path):
+    with base.reading(key, path):
         for where, (text, label) in READERS[settings.dataset](path, settings, pick):
-            texts.append(text_of(where, options.text_column, text))
-            labels.append(read_label(where, label))
+            texts.append(base.text_of(where, options.text_column, text))
+            labels.append(base.read_label(where, label))
             places.append(where)
     return texts, labels, places
 
 
-def stream_file(path: Path, key: str, settings: Workload, reader: str) -> CorpusSplit:
+def stream_file(path: Path, key: str, settings: Workload, reader: str) -> base.CorpusSplit:
     """The texts of one file, still to be read.
 
     Args:
@@ -137,12 +117,12 @@ def stream_file(path: Path, key: str, settings: Workload, reader: str) -> Corpus
     Raises:
         DataError: it is not there.
     """
-    with reading(key, path):
+    with base.reading(key, path):
         found = path.stat()
     column = options_of(settings, TextFileOptions).text_column
     place = f"{path.resolve()}{'' if column == USUAL_TEXT else f' {column}'}"
     state = (place, found.st_size, found.st_mtime_ns)
-    return CorpusSplit(partial(_texts, path, key, settings, reader), str(path), state)
+    return base.CorpusSplit(partial(_texts, path, key, settings, reader), str(path), state)
 
 
 def _texts(path: Path, key: str, settings: Workload, reader: str) -> Iterator[str]:
@@ -160,10 +140,10 @@ def _texts(path: Path, key: str, settings: Workload, reader: str) -> Iterator[st
         accepted[:] = [column]  # of the rows that follow too
         return [column, TITLE] if TITLE in found and column != TITLE else [column]
 
-    with reading(key, path):
+    with base.reading(key, path):
         for where, (text, *title) in READERS[reader](path, settings, pick):
-            body = text_of(where, accepted[0], text)
-            yield body if title in ([], [None]) else f"{text_of(where, TITLE, title[0])}\n{body}"
+            body = base.text_of(where, accepted[0], text)
+            yield body if title in ([], [None]) else f"{base.text_of(where, TITLE, title[0])}\n{body}"
 
 
 def read_tsv(path: Path, settings: Workload, pick: Pick) -> Rows:
@@ -172,10 +152,10 @@ def read_tsv(path: Path, settings: Workload, pick: Pick) -> Rows:
     Raises:
         DataError: empty file, missing column, a row of the wrong width.
     """
-    lines = numbered(read_lines(path, EXPECTED_TSV))
+    lines = base.numbered(base.read_lines(path, EXPECTED_TSV))
     number, header = next(lines)
     rows = ((line, row.split("\t")) for line, row in lines)
-    return _table(path, number, header.split("\t"), rows, pick, looks_like(header, "tsv"))
+    return _table(path, number, header.split("\t"), rows, pick, base.looks_like(header, "tsv"))
 
 
 def read_csv(path: Path, settings: Workload, pick: Pick) -> Rows:
@@ -187,7 +167,7 @@ def read_csv(path: Path, settings: Workload, pick: Pick) -> Rows:
     Raises:
         DataError: as `read_tsv`, or bad quotes.
     """
-    text, options = read_text(path, EXPECTED_CSV), options_of(settings, TextFileOptions)
+    text, options = base.read_text(path, EXPECTED_CSV), options_of(settings, TextFileOptions)
 
     def header(delimiter: str) -> tuple[int, list[str]]:
         number, columns = next(_csv_rows(path, text, delimiter), (1, []))
@@ -201,7 +181,7 @@ def read_csv(path: Path, settings: Workload, pick: Pick) -> Rows:
     rows = _csv_rows(path, text, delimiter)
     next(rows, None)
     line = text.lstrip().partition("\n")[0]
-    return _table(path, *header(delimiter), rows, pick, looks_like(line, "csv") if line[:1] in "{[" else "")
+    return _table(path, *header(delimiter), rows, pick, base.looks_like(line, "csv") if line[:1] in "{[" else "")
 
 
 def _csv_rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -263,10 +243,10 @@ def read_jsonl(path: Path, settings: Workload, pick: Pick) -> Rows:
     advice = ""
     with path.open("rb") as file:
         for number, content in enumerate(file, 1):
-            line = decoded(content, path, number, EXPECTED_JSONL).rstrip("\r\n")
+            line = base.decoded(content, path, number, EXPECTED_JSONL).rstrip("\r\n")
             if line.strip(" "):
                 where = f"{path}:{number}"
-                row = _object(where, line, "" if advice else looks_like(line, "jsonl"))
+                row = _object(where, line, "" if advice else base.looks_like(line, "jsonl"))
                 yield where, [row[column] for column in pick(where, list(row), advice)]
                 advice = ODD_LINE
     if not advice:
@@ -279,7 +259,7 @@ def _object(where: str, line: str, advice: str) -> dict[str, object]:
     except json.JSONDecodeError as error:
         what = error.msg.removesuffix(" at")
         raise DataError(
-            f"{where}: {what} at character {error.pos + 1} of {excerpt(line)}; {EXPECTED_JSONL}", advice
+            f"{where}: {what} at character {error.pos + 1} of {base.excerpt(line)}; {EXPECTED_JSONL}", advice
         ) from error
     except (ValueError, RecursionError) as error:  # a number of too many digits, brackets too deep
         raise DataError(f"{where}: {error}; {EXPECTED_JSONL}") from error
@@ -342,8 +322,8 @@ def _begin(path: Path, file: IO[bytes]) -> int:
         raise DataError(f"{path}:1: the file is empty; {EXPECTED_JSON}")
     if content[:1] != b"[":
         line = content.partition(b"\n")[0].decode(errors="backslashreplace")
-        advice = why_no_text(head, path, unknown="") or looks_like(line, "json")
-        raise DataError(f"{path}: begins with {excerpt(line)}; {EXPECTED_JSON}", advice)
+        advice = base.why_no_text(head, path, unknown="") or base.looks_like(line, "json")
+        raise DataError(f"{path}: begins with {base.excerpt(line)}; {EXPECTED_JSON}", advice)
     file.seek(begin)
     return begin
 
@@ -354,10 +334,10 @@ def _check_article(where: str, item: Any) -> None:
     missing = [repr(key) for key in KEYS if key not in item]
     if missing:
         raise DataError(
-            f"{where}: no {' and no '.join(missing)}; found {listed(list(item)) or 'no key'}; {EXPECTED_JSON}"
+            f"{where}: no {' and no '.join(missing)}; found {base.listed(list(item)) or 'no key'}; {EXPECTED_JSON}"
         )
     if isinstance(item["id"], bool) or not isinstance(item["id"], str | int):
-        raise DataError(f"{where}: 'id' is {excerpt(item['id'])}; expected a string or an integer")
+        raise DataError(f"{where}: 'id' is {base.excerpt(item['id'])}; expected a string or an integer")
     if item[TITLE] is None:
         raise DataError(f"{where}: {TITLE!r} is null; expected a string")
 
@@ -378,7 +358,7 @@ def _name_repeated(path: Path, begin: int) -> None:
             first = places.setdefault(str(name), number)
             if first != number:
                 raise DataError(
-                    f"{path}: item {number}: id {excerpt(name)} is that of item {first} too; expected each once"
+                    f"{path}: item {number}: id {base.excerpt(name)} is that of item {first} too; expected each once"
                 )
 
 
@@ -397,7 +377,7 @@ STREAMED = ("jsonl", "parquet")
 def _missing(where: str, missing: Mapping[str, str], found: Sequence[str], advice: str) -> DataError:
     """An error for missing columns, by the setting that names them."""
     missed = " and ".join(f"no column {column!r} (workload.{key})" for key, column in missing.items())
-    return DataError(f"{where}: {missed}; found {listed(found) or 'none'}", advice or _suggestion(missing, found))
+    return DataError(f"{where}: {missed}; found {base.listed(found) or 'none'}", advice or _suggestion(missing, found))
 
 
 def _suggestion(missing: Mapping[str, str], found: Sequence[str]) -> str:

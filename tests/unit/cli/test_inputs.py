@@ -34,7 +34,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with usable files in it; whatever would be launched fails the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DYNBENCH_RESULTS", raising=False)
-    for name in ("dynbench.engine.launching.torchrun.run_torchrun", "dynbench.probe.prober.Prober.probe"):
+    for name in ("dynbench.engine.launching.torchrun.run_torchrun", "dynbench.probe.prober.probe"):
         monkeypatch.setattr(name, lambda *_: pytest.fail("it was launched"))
     (tmp_path / "train.tsv").write_text("sentence\tlabel\na b\t0\nc\t1\n")
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")

@@ -15,7 +15,6 @@ from dynbench.engine.planning import (
     PlansAhead,
     PlanSource,
     ReplicatedPlans,
-    StepPlans,
     build_problem,
     probe_speeds,
     step_plans,
@@ -69,7 +68,7 @@ def test_a_probe_must_be_named() -> None:
 def test_ranks_take_disjoint_shares_of_one_plan() -> None:
     problem = build_problem(load_config(None, ["train.global_batch=20"]), LENGTHS, 4, 1)
     for policy in ("static", "partition", "prefix"):
-        shares = [ReplicatedPlans(StepPlans(Planner(policy, problem)), rank).share(0)[0] for rank in range(4)]
+        shares = [ReplicatedPlans(Planner(policy, problem), rank).share(0)[0] for rank in range(4)]
         ids = np.concatenate([part for share in shares for part in share])
         assert len(ids) == len(set(ids.tolist())) == 20
 
@@ -129,7 +128,7 @@ def train(
 
     A micro-batch costs `overhead_ms` and 0.1 ms per padded token; the first steps are cold.
     """
-    plans = EstimatedSpeeds(Planner("partition", problem), problem, EVERY, everyone, file)
+    plans = EstimatedSpeeds("partition", problem, EVERY, everyone, file)
     cost = CostModel("measured", alpha=overhead_ms, beta=0.1)
     truth = Problem(problem.lengths, problem.workers, problem.global_batch, cost=cost, speeds=1 / slowdown)
     rng, ratios = np.random.default_rng(5), []
@@ -174,6 +173,6 @@ def test_equal_ranks_stay_equal_under_noise(tmp_path: Path) -> None:
 
 def test_only_auto_estimates() -> None:
     problem = Problem(SPREAD_LENGTHS, 4, 64)
-    assert type(step_plans(load_config(None, ["schedule.mode=dynamic"]), problem, everyone, None)) is StepPlans
+    assert type(step_plans(load_config(None, ["schedule.mode=dynamic"]), problem, everyone, None)) is Planner
     config = load_config(None, ["schedule.mode=dynamic", "schedule.speeds=auto"])
     assert isinstance(step_plans(config, problem, everyone, None), EstimatedSpeeds)

@@ -15,12 +15,12 @@ from dynbench.cli.main import main
 from dynbench.engine.launching import run_launch
 from dynbench.errors import BatchTooLarge, NothingFits, Terminated, UsageError, WorkerFailed
 from dynbench.experiment import compare, solve_run
-from dynbench.probe.prober import Prober
+from dynbench.probe import prober
 from dynbench.runs.store import RunStore
 
 WORK: dict[str, tuple[list[str], object, str]] = {
     "train": (["train", "--device", "cpu", "--nproc", "2"], run_launch, "launch_ranks"),
-    "probe": (["probe", "--device", "cpu", "--nproc", "2"], Prober, "probe"),
+    "probe": (["probe", "--device", "cpu", "--nproc", "2"], prober, "probe"),
     "solve": (["solve", "lognormal", "--steps", "2", "--world-size", "2", "--policy", "static"], solve_run, "_write"),
     "bench": (["bench", "collectives", "--set", "backend=gloo"], bench_run, "launch_ranks"),
     "compare": (["compare", "--device", "cpu", "--nproc", "2"], compare, "run_launches"),

@@ -16,7 +16,6 @@ from dynbench.kernels import (
     FlashAttentionCompiled,
     FlashAttentionTorch,
     FlashAttentionTriton,
-    flash_compiled,
     flash_torch,
 )
 from dynbench.kernels.flash_torch import Tiles, hide_later, seen_keys, stacks_of, tiles_for
@@ -45,9 +44,7 @@ LARGEST = {torch.float32: 1e-5, torch.float16: 1e-2}
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that few tokens are several tiles; of three rows of a batch, two go together and one is divided."""
     monkeypatch.setattr(flash_torch, "tiles_for", lambda *_: Tiles(queries=8, keys=24, stacked=2))
-    monkeypatch.setattr(
-        flash_compiled, "_compiled", lambda: flash_compiled.backward_whole
-    )  # what is compiled, as it is
+    monkeypatch.setattr(flash_torch, "_compiled", lambda: flash_torch.backward_whole)  # what is compiled, as it is
 
 
 def states(leading: tuple[int, ...], queries: int, keys: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:

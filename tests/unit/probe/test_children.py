@@ -19,7 +19,7 @@ from dynbench.config.schema import Launch, Probe
 from dynbench.engine.rank.memory import MemoryNow
 from dynbench.errors import Terminated, WorkerFailed
 from dynbench.plugins import STRATEGIES
-from dynbench.probe import child
+from dynbench.probe import trial
 from dynbench.probe.capacity import find_capacities
 from dynbench.probe.children import Children
 from dynbench.runs.run import Run
@@ -101,18 +101,18 @@ def test_a_signal_while_a_process_is_started_leaves_none_behind(
 def test_the_code_of_the_strategy_is_read_before_memory_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     for name in ("build_workload", "null_group", "TrialStep"):
-        monkeypatch.setattr(child, name, lambda *_: SimpleNamespace(gradient_numel=1))
-    monkeypatch.setattr(child.dist, "init_process_group", lambda *_, **__: None)
-    monkeypatch.setattr(child.torch, "set_num_threads", lambda _: None)
-    monkeypatch.setattr(child, "import_model_code", lambda _: done.append("model"))
+        monkeypatch.setattr(trial, name, lambda *_: SimpleNamespace(gradient_numel=1))
+    monkeypatch.setattr(trial.dist, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(trial.torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(trial, "import_model_code", lambda _: done.append("model"))
     monkeypatch.setattr(type(STRATEGIES["fsdp"]), "load", lambda entry: done.append(entry.name))
-    monkeypatch.setattr(child, "_limit", lambda *_: done.append("limit"))
+    monkeypatch.setattr(trial, "_limit", lambda *_: done.append("limit"))
     spec = {"rank": 0, "world_size": 1, "memory_limit_bytes": 1, "rendezvous": "", "splits": False}
     config = load_config(None, ["launch.launcher=torchrun", "launch.threads=1", "sync.name=fsdp"])
     ours, theirs = Pipe()
     ours.close()
     with pytest.raises(OSError):
-        child._serve(spec, config, theirs)
+        trial._serve(spec, config, theirs)
     assert done == ["model", "fsdp", "limit"]
 
 
@@ -128,9 +128,9 @@ def test_a_soak_tells_how_far_above_the_limit_it_went(second: float | None, peak
     step = SimpleNamespace(
         fits=fits,
         limit_mb=100.0,
-        device=child.torch.device("cpu"),
+        device=trial.torch.device("cpu"),
         memory=SimpleNamespace(now=lambda: MemoryNow(None, 50.0)),
     )
-    found = child._soak(step, [(2, 8), (3, 8), (1, 8)])  # type: ignore[arg-type]  # what it asks of one
+    found = trial._soak(step, [(2, 8), (3, 8), (1, 8)])  # type: ignore[arg-type]  # what it asks of one
     assert (found["ok"], found["n"], found["peak_mem_mb"]) == (False, 3, pytest.approx(peak))
     assert set(asked) == {1.15} and len(asked) == (2 if second is None else 3)

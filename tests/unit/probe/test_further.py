@@ -40,7 +40,7 @@ class Planted(TrialStep):
     def __init__(self) -> None:
         self.rng, self.done = np.random.default_rng(0), 0
         self.steps: list[tuple[int, int, int]] = []
-        self._workload = SimpleNamespace(train=SimpleNamespace(lengths=np.arange(5, 60)))  # type: ignore[assignment]
+        self.workload = SimpleNamespace(train=SimpleNamespace(lengths=np.arange(5, 60)))  # type: ignore[assignment]
 
     def split_ms(self, n: int, length: int, micro_batches: int) -> float:
         self.done += 1

@@ -18,7 +18,7 @@ from dynbench.engine.rank.replica import gradient_megabytes
 from dynbench.errors import UsageError
 from dynbench.plugins import STRATEGIES
 from dynbench.probe import prober
-from dynbench.probe.prober import Prober, run_probe
+from dynbench.probe.prober import run_probe
 from dynbench.probe.trial import TrialStep
 from dynbench.runs.probe_record import PROBE_FILE, ProbeRecord
 from dynbench.runs.store import RunStore
@@ -44,7 +44,7 @@ def planted(_: int, request: Mapping[str, Any]) -> Answer:
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
-    monkeypatch.setattr(Prober, "_children", lambda self, run, **_: FakeChildren(planted, self.processes))
+    monkeypatch.setattr(prober, "Children", lambda run, launch, processes, *_, **__: FakeChildren(planted, processes))
     return RunStore(tmp_path)
 
 
@@ -160,7 +160,7 @@ def test_a_learning_rate_that_rises_over_epochs_is_no_matter_of_a_probe(store: R
 
 
 def test_several_nodes_are_refused_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prober.Prober, "probe", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(prober, "probe", lambda *_: pytest.fail("measured"))
     nodes = ["launch.device=cpu", "launch.nproc=2", "launch.nnodes=2", "launch.rdzv_endpoint=localhost:1"]
     with pytest.raises(UsageError, match=r"launch\.nnodes: 2"):
         prober.run_probe(load_config(None, nodes), RunStore(tmp_path), report=lambda text: None)

@@ -209,4 +209,4 @@ def test_no_rank_agrees_with_others_on_overflow(group: dist.ProcessGroup, worklo
     """Which would be a collective in the middle of a trial."""
     for name, entry in STRATEGIES.items():
         if not entry.servers and not entry.load().equal_gradients:
-            assert trial_of(name, workload, group)._replica.precision._agree is None, name
+            assert trial_of(name, workload, group)._replica.precision.agree is None, name

@@ -55,11 +55,11 @@ def test_a_trial_fits_when_what_training_reports_is_within_the_limit(
     limited = []
     monkeypatch.setattr(trial, "limit_process", limited.append)
     step = TrialStep.__new__(TrialStep)
-    step._limit_bytes = None if limit_mb is None else int(limit_mb * 1e6)
+    step.limit_bytes = None if limit_mb is None else int(limit_mb * 1e6)
     step.memory = SimpleNamespace(reset=lambda: None, now=lambda: MemoryNow(100.0, None))  # type: ignore[assignment]
     monkeypatch.setattr(step, "step", lambda n, length, most: None, raising=False)
     assert step.fits(4, 32) == (fits, 100.0)
-    assert limited == ([] if limit_mb is None else [step._limit_bytes])
+    assert limited == ([] if limit_mb is None else [step.limit_bytes])
 
 
 @pytest.mark.slow

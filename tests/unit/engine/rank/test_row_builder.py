@@ -21,7 +21,7 @@ def test_what_measures_the_error_of_compression_is_not_held_against_what_was_cou
     replica: Any = SimpleNamespace(strategy=SimpleNamespace(wire=wire, row=dict), row=dict, counted=lambda _: {})
     moment: Any = SimpleNamespace(turn=1)
     synchronised: Any = SimpleNamespace(spans_ns=[], within_ms={})
-    found = extra_values(replica, moment, [], 0, Traffic({}, 0.0, 0), synchronised, 51)
+    found = extra_values(replica, moment, [], 0, Traffic(0), synchronised, 51)
     assert (found["bytes_sent"], found["grad_rel_error"]) == (bytes_sent, error)
 
 

@@ -91,7 +91,7 @@ def test_a_barrier_inside_a_clock_would_be_seen() -> None:
     class Late(Switch):
         def __call__(self, arm: int) -> None:
             super().__call__(arm)
-            self._players[arm].restart = lambda: None  # type: ignore[method-assign]
+            self.players[arm].restart = lambda: None  # type: ignore[method-assign]
 
     arms = [Arm(), Arm()]
     run(arms, Late, meet=wait)
