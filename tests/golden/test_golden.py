@@ -19,6 +19,7 @@ from dynbench.report import templates_dir
 from dynbench.schedule.plan import StepPlan
 from golden import corpus, subjects
 from golden.accepted import KINDS, Kind, differing, read_accepted
+from golden.layout import WATCHED
 from golden.record import RECORDINGS
 from golden.subjects import SUBJECTS, Golden, computed
 from golden.values import Value
@@ -39,6 +40,13 @@ def test_nothing_differs(name: str, kind: Kind) -> None:
     assert accepted.values or accepted.words, f"nothing was accepted of {name}"
     lines = list(differing(kind, accepted, now(name)))
     assert not lines, "\n".join([*lines[:LONGEST_SHOWN], f"make golden shows all; make accept-{kind} accepts them"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [each for each in NAMES if each.values[0] in WATCHED])
+def test_every_figure_is_drawn_without_a_fault(name: str) -> None:
+    drawn = now(name).figures
+    assert drawn and {figure: found for figure, found in drawn.items() if found} == {}
 
 
 def test_every_recipe_question_and_kind_of_run_is_recorded() -> None:
@@ -125,18 +133,15 @@ def test_a_step_that_took_longer_changes_values_and_words(monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("language", subjects.LANGUAGES)
-def test_a_sentence_of_a_template_changes_its_reports_alone(
-    language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sentence_of_a_template_changes_its_reports_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = shutil.copytree(templates_dir(), tmp_path / "report")
-    file = folder / f"template.{language}.md"
+    file = folder / "template.zh.md"
     file.write_text(f"{file.read_text(encoding='utf-8').rstrip()}\n\nOtherwise.\n", encoding="utf-8")
     monkeypatch.setattr("dynbench.report.templates_dir", lambda: folder)
     other, accepted = computed("multinode"), read_accepted("multinode")
     assert not list(differing("values", accepted, other))
     assert {name for name in accepted.words if accepted.words[name] != other.words[name]} == {
-        name for name in accepted.words if name.endswith(f".report.{language}")
+        name for name in accepted.words if name.endswith(".report.zh")
     }
 
 
