@@ -19,12 +19,18 @@ from dynbench.report import templates_dir
 from dynbench.schedule.plan import StepPlan
 from golden import corpus, subjects
 from golden.accepted import KINDS, Kind, differing, read_accepted
+from golden.drawn import DRAWN, planned
 from golden.layout import WATCHED
 from golden.record import RECORDINGS
 from golden.subjects import SUBJECTS, Golden, computed
 from golden.values import Value
 
-NAMES = [pytest.param(name, marks=pytest.mark.xdist_group(f"golden-{name}")) for name in SUBJECTS]
+LONGEST = "drawn_plans"
+"""`make test` draws a third of them."""
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.xdist_group(f"golden-{name}"), *[pytest.mark.matrix] * (name == LONGEST)])
+    for name in SUBJECTS
+]
 JUDGED = ("single", "quickstart", "plans")
 """On which the comparison with what was accepted is tried: runs, a comparison with its reports, plans."""
 LONGEST_SHOWN = 60
@@ -47,6 +53,14 @@ def test_nothing_differs(name: str, kind: Kind) -> None:
 def test_every_figure_is_drawn_without_a_fault(name: str) -> None:
     drawn = now(name).figures
     assert drawn and {figure: found for figure, found in drawn.items() if found} == {}
+
+
+@pytest.mark.slow
+def test_nothing_differs_in_a_third_of_the_drawn_plans() -> None:
+    accepted = read_accepted(LONGEST).values["drawn"]
+    some = [str(seed) for seed in range(0, DRAWN, 3)]
+    old, new = {seed: accepted[seed] for seed in some}, {seed: planned(int(seed)) for seed in some}
+    assert not list(differing("values", Golden({"drawn": old}), Golden({"drawn": new})))
 
 
 def test_every_recipe_question_and_kind_of_run_is_recorded() -> None:
