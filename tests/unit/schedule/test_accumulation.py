@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_rules import judge_plan
+from unit.schedule.test_packed import heavy_tailed
 
 from dynbench.errors import NothingFits
 from dynbench.schedule.capacity import Capacity, PackedCapacity
@@ -138,10 +139,6 @@ def test_no_plan_of_few_samples_is_shorter_and_the_bound_is_below(layout, data):
     assert step_cost(plan, problem) == pytest.approx(best, rel=1e-9)
     assert step_facts(plan, problem).bound <= best * (1 + 1e-9)
     assert plan.exact != "none"
-
-
-def heavy_tailed(n: int, seed: int = 0, high: int = 1024) -> np.ndarray:
-    return np.clip(np.random.default_rng(seed).lognormal(5, 1, n).astype(np.int64), 16, high)
 
 
 def total(policy: str, problem: Problem, judge: Problem, steps: int) -> float:
