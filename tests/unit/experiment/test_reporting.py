@@ -345,9 +345,7 @@ def test_no_hours_are_claimed_of_arms_on_unequal_numbers_of_ranks(
 
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("question", ["sync", None])
-def test_samples_without_lengths_are_not_called_tokens(
-    reported: Reported, question: str | None, language: str
-) -> None:
+def test_samples_without_lengths_are_not_called_tokens(reported: Reported, question: str | None, language: str) -> None:
     rates: dict[str, object] = {"throughput_tokens_per_s": {"mean": None}, "padding_ratio": None}
     rates["throughput_samples_per_s"] = {"mean": 320.0}
     of_samples = {"en": "samples", "zh": "样本"}[language]
