@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
 
 
 def test_terminated_and_resumed(tmp_path: Path) -> None:
-    recipe = recipe_of(tmp_path, "{count: 1, mode: apart}", "tiny")
+    recipe = recipe_of(tmp_path, "{count: 2, mode: apart}", "tiny")
     command = Command(tmp_path)
     store = command.store
 
@@ -48,16 +48,16 @@ def test_terminated_and_resumed(tmp_path: Path) -> None:
 
     settled(resumed, comparison, 0, Status.COMPLETED)
     stdout, stderr = resumed.stdout, resumed.stderr
-    assert "launch 1/2" not in stderr
+    assert "launch 1/4" not in stderr
     result = json.loads(stdout)
     assert (result["command"], result["recipe"], result["run"]["status"]) == ("compare", "tiny", "completed")
     runs = {arm["name"]: arm["runs"] for arm in result["arms"]}
     assert list(runs) == ["static", "partition"]
     assert runs["static"][0] == first.run
     assert all(store.resolve(run_id).status is Status.COMPLETED for ids in runs.values() for run_id in ids)
-    assert [store.resolve(run_id).config().train.seed for run_id in runs["static"] + runs["partition"]] == [0, 0]
+    assert [store.resolve(run_id).config().train.seed for run_id in runs["static"] + runs["partition"]] == [0, 1, 0, 1]
     found = result["comparison"]
-    assert (found["level"], found["launches"], found["same_work"]) == ("step", 1, True)
+    assert (found["level"], found["launches"], found["same_work"]) == ("step", 2, True)
     assert found["loss_max_rel_diff"] < 1e-4
     assert len(result["figures"]) >= 6 and all(
         Path(path).is_file() for path in (*result["figures"], *result["reports"])
