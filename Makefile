@@ -30,16 +30,20 @@ help: ## this list
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing dynbench into $(VENV) (torch is the large part) ..."
-	grep -vE '$(if $(TORCH_INDEX),^(torch|triton)==,^#)' constraints.txt > $(LIMITS)
-	$(if $(TORCH_INDEX),$(PIP) --index-url $(TORCH_INDEX) torch)
-	$(PIP) --constraint $(LIMITS) --editable .
-	@touch $@
+define INSTALL
+@echo "installing dynbench into $(VENV) (torch is the large part) ..."
+grep -vE '$(if $(TORCH_INDEX),^(torch|triton)==,^#)' constraints.txt > $(LIMITS)
+$(if $(TORCH_INDEX),$(PIP) --index-url $(TORCH_INDEX) torch)
+$(PIP) --constraint $(LIMITS) --editable $(1)
+@touch $(VENV)/.installed
+endef
 
-$(VENV)/.installed-test: constraints.txt $(VENV)/.installed
-	@echo "installing the test tools ..."
-	$(PIP) --constraint $(LIMITS) --editable '.[test]'
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(call INSTALL,.)
+
+# At once, as pip takes as long to find out what is there already as what is not.
+$(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/python
+	$(call INSTALL,'.[test]')
 	@touch $@
 
 $(VENV)/.installed-more: constraints.txt $(VENV)/.installed-test

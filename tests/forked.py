@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import io
@@ -25,15 +26,18 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
 
-WORKER = "dynbench.engine.rank.worker"
+WORKER, TRIAL = "dynbench.engine.rank.worker", "dynbench.probe.child"
 MODELS = ("transformers.models.distilbert.modeling_distilbert", "transformers.models.auto.modeling_auto")
-IMPORTED = (*MODELS, WORKER, "dynbench.sampler", "dynbench.engine.launching.run_launch", "torch.distributed.run")
+PROGRAMS = (WORKER, TRIAL, "torch.distributed.run")
+IMPORTED = (*MODELS, *PROGRAMS, "dynbench.sampler", "dynbench.engine.launching.run_launch")
 _SUBREAPER = 36
-_LIMIT = 1 << 20
+_LIMIT, _FILES = 1 << 20, 8
+"""Of a request: bytes, and files that come with it."""
 
 
 class ForkedPopen(subprocess.Popen[Any]):
@@ -41,7 +45,7 @@ class ForkedPopen(subprocess.Popen[Any]):
 
     Args:
         args: the command line; its first word is not looked at.
-        forks: whether the ranks that the program starts under torchrun are forked as well.
+        forks: whether the ranks and the trial processes that the program starts are forked as well.
         first: statements that run before the program, and hold for its ranks too.
         more: as of `Popen`.
     """
@@ -59,19 +63,20 @@ class ForkedPopen(subprocess.Popen[Any]):
         super().__init__(args, **more)
 
     def _execute_child(self, args: Sequence[str], *given: Any) -> None:
-        """Of `Popen`, which gives by position: 4 and 5 are `cwd` and `env`, 9 to 14 ends of pipes, 20 the session."""
-        (cwd, env), pipes, own_session = given[4:6], given[9:15], given[20]
+        """Of `Popen`, which gives by position: `pass_fds`, `cwd`, `env` from 3, pipes from 9, the session at 20."""
+        (passed, cwd, env), pipes, own_session = given[3:6], given[9:15], given[20]
         p2cread, c2pwrite, errwrite = pipes[0], pipes[3], pipes[5]
         request = {
             "args": [str(word) for word in args[1:]],
             "cwd": os.fspath(cwd or Path.cwd()),
             "env": dict(os.environ if env is None else env),
             "session": own_session,
+            "passed": list(passed),
             "forks": self._forks,
             "first": self._first,
         }
         files = [own if file == -1 else file for own, file in enumerate((p2cread, c2pwrite, errwrite))]
-        self.pid = _connection().fork(request, files)
+        self.pid = _connection().fork(request, [*files, *passed])
         self._child_created = True
         self._close_pipe_fds(*pipes)
 
@@ -132,15 +137,15 @@ def _orphans_are_ours() -> Iterator[None]:
 
 @contextmanager
 def forked_ranks() -> Iterator[None]:
-    """Inside it, ranks that torchrun starts in this process are forked."""
+    """Inside it, ranks that torchrun starts in this process, and the trial processes of probes, are forked."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-    before = SubprocessHandler._popen
-    SubprocessHandler._popen = _popen  # type: ignore[method-assign]
-    try:
+    from dynbench.probe import children
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SubprocessHandler, "_popen", _popen)
+        patch.setattr(children, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": ForkedPopen}))
         yield
-    finally:
-        SubprocessHandler._popen = before  # type: ignore[method-assign]
 
 
 def _popen(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> ForkedPopen:
@@ -151,7 +156,7 @@ def _serve(end: socket.socket) -> None:
     """Fork what is asked for, until nobody is left to ask."""
     while True:
         try:
-            message, files, _, _ = socket.recv_fds(end, _LIMIT, 3)
+            message, files, _, _ = socket.recv_fds(end, _LIMIT, _FILES)
         except ConnectionResetError:  # it was killed
             return
         if not message:
@@ -183,9 +188,12 @@ def _serve(end: socket.socket) -> None:
 
 def _become(request: Mapping[str, Any], files: Sequence[int]) -> NoReturn:
     """Be the program that was asked for, to its end."""
-    for standard, given in enumerate(files):
-        os.dup2(given, standard)
+    numbers = (0, 1, 2, *request["passed"])
+    away = [fcntl.fcntl(given, fcntl.F_DUPFD, 1 + max(numbers)) for given in files]
     for given in files:
+        os.close(given)
+    for number, given in zip(numbers, away, strict=True):
+        os.dup2(given, number)
         os.close(given)
     sys.stdout = sys.__stdout__ = _stream(1, "strict")  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _stream(2, "backslashreplace")  # type: ignore[misc]
@@ -255,6 +263,6 @@ if __name__ == "__main__":
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a forked process then need not copy what was imported to look for garbage
-    for name in (WORKER, "torch.distributed.run"):
+    for name in PROGRAMS:
         del sys.modules[name]
     forked._serve(socket.socket(fileno=int(sys.argv[1])))

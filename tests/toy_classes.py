@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from toy_plugins import Digits, Note, Rounds, Sum, Turns, Words
+from toys import Naive
 
 from dynbench.bench.base import Benchmark, Case, Measured
 from dynbench.compress.base import Compressor
@@ -19,9 +19,8 @@ from dynbench.plugins import options_of
 from dynbench.runs.columns import Column
 from dynbench.schedule.plan import IntArray, StepPlan, single
 from dynbench.schedule.policy import BatchPolicy
-from dynbench.sync.base import Strategy
 from dynbench.wire.channel import Channel
-from dynbench.wire.segment import Segment, lay_out
+from dynbench.wire.segment import Segment
 from dynbench.workloads.datasets.base import Splits
 from dynbench.workloads.datasets.generated import generate
 from dynbench.workloads.text_classification import TextClassification
@@ -36,22 +35,8 @@ class Turned(BatchPolicy):
         ]
 
 
-class OneByOne(Strategy):
-    equal_gradients: ClassVar[bool] = True
+class OneByOne(Naive):
     columns: ClassVar[tuple[Column, ...]] = (Column("divided_late", "integer", "", "Whether after the sum."),)
-
-    def _wrapped(self, model: nn.Module) -> nn.Module:
-        return model
-
-    @contextmanager
-    def accumulating(self) -> Iterator[None]:
-        yield
-
-    def finish(self) -> None:
-        self.on_ready()
-        for name, parameter in self.model.named_parameters():
-            if parameter.grad is not None:
-                self.wire.mean(parameter.grad.view(-1), lay_out([(name, parameter.shape)])).wait()
 
     def row(self) -> Mapping[str, object]:
         return {"divided_late": int(options_of(self.settings, Sum).divide_late)}

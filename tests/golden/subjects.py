@@ -7,6 +7,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from html.parser import HTMLParser
@@ -31,6 +32,7 @@ from dynbench.schedule.policy import Problem, make_policy
 from .commands import COMMANDS, HELP, SOLVED
 from .corpus import Desk, comparisons_of, desk, entries
 from .drawn import drawn_plans
+from .layout import WATCHED, looked_at
 from .neutral import Names
 from .record import RECORDINGS
 from .values import Value, column_sums, csv_values, json_values, table_values
@@ -58,16 +60,18 @@ class Golden:
     Attributes:
         values: nested lists and mappings.
         words: name of a file to its text.
+        figures: what is wrong with each of them, by name, where they are looked at.
     """
 
     values: dict[str, Value] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
+    figures: dict[str, list[str]] = field(default_factory=dict)
 
 
 def of_recording(name: str, folder: Path) -> Golden:
     """What `analyze` and `report` make of the recorded runs, and the figures' numbers."""
     golden = Golden()
-    with desk(folder) as at:
+    with desk(folder) as at, looked_at() if name in WATCHED else nullcontext({}) as golden.figures:
         at.unpack(name)
         for number, (run_id, record) in enumerate(list(entries(at.results)), start=1):
             label, path = record["name"] or f"{record['command']}-{number}", at.results / run_id

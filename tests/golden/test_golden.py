@@ -19,11 +19,18 @@ from dynbench.report import templates_dir
 from dynbench.schedule.plan import StepPlan
 from golden import corpus, subjects
 from golden.accepted import KINDS, Kind, differing, read_accepted
+from golden.drawn import DRAWN, planned
+from golden.layout import WATCHED
 from golden.record import RECORDINGS
 from golden.subjects import SUBJECTS, Golden, computed
 from golden.values import Value
 
-NAMES = [pytest.param(name, marks=pytest.mark.xdist_group(f"golden-{name}")) for name in SUBJECTS]
+LONGEST = "drawn_plans"
+"""`make test` draws a third of them."""
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.xdist_group(f"golden-{name}"), *[pytest.mark.matrix] * (name == LONGEST)])
+    for name in SUBJECTS
+]
 JUDGED = ("single", "quickstart", "plans")
 """On which the comparison with what was accepted is tried: runs, a comparison with its reports, plans."""
 LONGEST_SHOWN = 60
@@ -39,6 +46,21 @@ def test_nothing_differs(name: str, kind: Kind) -> None:
     assert accepted.values or accepted.words, f"nothing was accepted of {name}"
     lines = list(differing(kind, accepted, now(name)))
     assert not lines, "\n".join([*lines[:LONGEST_SHOWN], f"make golden shows all; make accept-{kind} accepts them"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [each for each in NAMES if each.values[0] in WATCHED])
+def test_every_figure_is_drawn_without_a_fault(name: str) -> None:
+    drawn = now(name).figures
+    assert drawn and {figure: found for figure, found in drawn.items() if found} == {}
+
+
+@pytest.mark.slow
+def test_nothing_differs_in_a_third_of_the_drawn_plans() -> None:
+    accepted = read_accepted(LONGEST).values["drawn"]
+    some = [str(seed) for seed in range(0, DRAWN, 3)]
+    old, new = {seed: accepted[seed] for seed in some}, {seed: planned(int(seed)) for seed in some}
+    assert not list(differing("values", Golden({"drawn": old}), Golden({"drawn": new})))
 
 
 def test_every_recipe_question_and_kind_of_run_is_recorded() -> None:
@@ -125,18 +147,15 @@ def test_a_step_that_took_longer_changes_values_and_words(monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("language", subjects.LANGUAGES)
-def test_a_sentence_of_a_template_changes_its_reports_alone(
-    language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sentence_of_a_template_changes_its_reports_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = shutil.copytree(templates_dir(), tmp_path / "report")
-    file = folder / f"template.{language}.md"
+    file = folder / "template.zh.md"
     file.write_text(f"{file.read_text(encoding='utf-8').rstrip()}\n\nOtherwise.\n", encoding="utf-8")
     monkeypatch.setattr("dynbench.report.templates_dir", lambda: folder)
     other, accepted = computed("multinode"), read_accepted("multinode")
     assert not list(differing("values", accepted, other))
     assert {name for name in accepted.words if accepted.words[name] != other.words[name]} == {
-        name for name in accepted.words if name.endswith(f".report.{language}")
+        name for name in accepted.words if name.endswith(".report.zh")
     }
 
 

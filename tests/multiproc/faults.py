@@ -20,6 +20,7 @@ from planted import in_folder
 
 from dynbench.analysis.rank_files import find_rank_files, read_rank_file
 from dynbench.engine.failure import CONNECTING, PREPARING
+from dynbench.errors import EXIT_WORKER
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import RunRecord, Status
 from dynbench.runs.store import RunStore
@@ -185,7 +186,7 @@ def check(
     record = settled(ended, ended.run, code, status, *says, rank=rank)
     if rows is not None:
         check_rows(ended.run, rows)
-        analyzed(ended)
+        analyzed(ended, draws=code == EXIT_WORKER)
     return record
 
 
@@ -219,21 +220,26 @@ def check_rows(run: Run, fewest: int | Sequence[int]) -> None:
         assert read.rows is not None and read.rows.height >= least and read.torn_lines <= 1, (rank, read)
 
 
-def analyzed(ended: Command, *more: str) -> dict[str, Any]:
+def analyzed(ended: Command, *more: str, draws: bool = True) -> dict[str, Any]:
     """What `analyze` says of the last run: the next command works."""
-    code, said = printed_by(ended.store.root, "analyze", ended.run.id, *more)
+    code, said = printed_by(ended.store.root, "analyze", ended.run.id, *more, draws=draws)
     assert code == 0, said
     return said
 
 
-def printed_by(root: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Exit code and answer of a command that launches nothing, in this process; figures are not made into pixels."""
+def printed_by(root: Path, *arguments: str, draws: bool = True) -> tuple[int, dict[str, Any]]:
+    """Exit code and answer of a command that launches nothing, in this process; figures are not made into pixels.
+
+    Drawing them takes longer than the rest of an analysis: `draws` is for what may be in their way.
+    """
     from dynbench.cli.main import main
 
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
         patch.setenv("DYNBENCH_RESULTS", str(root))
         patch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **_: Path(path).write_bytes(png()))
+        if not draws:
+            patch.setattr("dynbench.analysis.analyze.draw_figures", lambda *_, **__: [])
         code = main([*arguments, "--json"])
     return code, json.loads(said.getvalue())
 

@@ -47,6 +47,7 @@ def _check_partial(run: Run, record: RunRecord) -> None:
     assert summary["partial"] is True and summary["steps"] >= 3
 
 
+@pytest.mark.matrix
 def test_kill_9_of_a_rank(tmp_path: Path) -> None:
     begun, written = started(tmp_path, real=True)
     os.kill(_pid_of(begun.run, 1), signal.SIGKILL)
@@ -77,6 +78,7 @@ def test_impatient_user(tmp_path: Path) -> None:
     check(ended, 130, Status.INTERRUPTED, rows=written)
 
 
+@pytest.mark.matrix
 def test_kill_9_of_the_launcher(tmp_path: Path) -> None:
     begun, written = started(tmp_path, real=True)
     assert begun.process is not None
@@ -97,8 +99,9 @@ def test_a_run_whose_reader_goes_away_is_completed(tmp_path: Path) -> None:
     assert (run.status, run.record().exit_code) == (Status.COMPLETED, 0)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    "phase", [pytest.param(phase, marks=() if phase == "mid-run" else pytest.mark.matrix) for phase in PHASES]
+)
 def test_the_launcher_is_killed(tmp_path: Path, phase: str) -> None:
     """By rank 0, so that it is known where the ranks are."""
     name, step, _, rows = PHASES[phase]

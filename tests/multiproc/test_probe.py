@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import forked_ranks
 from multiproc.faults import Command, settled
 
 from dynbench.config.digest import dump_config
@@ -75,7 +76,8 @@ def test_what_passed_passes_again_a_third_more_fails_and_nothing_is_left(run: Ru
 
 
 def test_a_process_that_hangs_is_named(run: Run) -> None:
-    with pytest.raises(WorkerFailed, match="rank 1 hung in 'trial'") as caught, children(run) as group:
+    hung = "rank 1 hung in 'trial'"
+    with forked_ranks(), pytest.raises(WorkerFailed, match=hung) as caught, children(run, limit_mb=4000) as group:
         os.kill(group.pids[1], signal.SIGSTOP)
         group.timeout_s, pids = 3, group.pids
         group.ask_all({"op": "trial", "n": 1, "length": LENGTH})

@@ -30,6 +30,7 @@ class Leaking(Ddp):
 STEPS = 150
 
 
+@pytest.mark.matrix  # with the soak itself, in `make nightly`
 def test_a_leak_of_one_rank_is_found_there_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """400 kB of every step and a file of every tenth: 60 MB, in 150 steps."""
     (tmp_path / "plugins.py").write_text(PLUGIN)

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import polars as pl
 import pytest
-from multiproc.launches import start
+from multiproc.launches import fork, start
 
 from dynbench.engine.rank.evaluation import EVAL_FILE, SCALARS_FOLDER
 from dynbench.runs.store import RunStore
@@ -23,7 +23,7 @@ STEPS = ("train.steps=4", "train.warmup_steps=1", "train.global_batch=12", "trai
 
 def test_scalars_are_read_back_and_served(tmp_path: Path) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    trained = start(tmp_path, "train", "--tensorboard", settings=(*LAUNCH, *STEPS))
+    trained = fork(tmp_path, "train", "--tensorboard", settings=(*LAUNCH, *STEPS))
     said, complaint = trained.communicate(timeout=240)
     assert trained.returncode == 0, said + complaint
     run = RunStore(tmp_path).resolve("@latest")

@@ -138,7 +138,7 @@ def test_a_state_of_another_rank_will_do():
     assert list(other) == list(sampler(2))[5:]
 
 
-@pytest.mark.parametrize("policy", TRAINABLE)
+@pytest.mark.parametrize("policy", ["partition", "prefix", "window"])
 def test_loader_workers_read_ahead_and_the_loop_says_how_far_it_came(policy):
     ahead = sampler(policy=policy)
     expected = list(sampler(policy=policy))

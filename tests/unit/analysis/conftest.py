@@ -74,14 +74,21 @@ class Fake:
     extra: dict[str, float] = field(default_factory=dict)
 
 
+@cache
 def sample_lengths() -> np.ndarray:
     """Tokens of every sample, heavy-tailed, shape [SAMPLES]."""
     return np.clip(np.random.default_rng(7).lognormal(2.8, 0.6, SAMPLES), 3, 128).astype(np.int64)
 
 
+@cache
+def sample_order(seed: int) -> np.ndarray:
+    """Ids of all samples, shuffled."""
+    return np.random.default_rng([seed, 0]).permutation(SAMPLES)
+
+
 def shares(fake: Fake, step: int, lengths: np.ndarray) -> list[np.ndarray]:
     """Sample ids of every rank in a step."""
-    order = np.random.default_rng([fake.seed, 0]).permutation(SAMPLES)
+    order = sample_order(fake.seed)
     batches = SAMPLES // fake.global_batch
     place = step % batches
     if fake.policy == "window":
@@ -120,7 +127,7 @@ def rows_of(fake: Fake) -> list[list[StepRow]]:
             rows[rank].append(
                 StepRow(
                     step=step,
-                    rank=rank,
+                    rank=fake.servers + rank,
                     warmup=int(step < fake.warmup_steps),
                     policy="partition" if fake.policy == "window" else fake.policy,
                     local_batch=len(ids),
@@ -149,7 +156,7 @@ def rows_of(fake: Fake) -> list[list[StepRow]]:
     idle = dict.fromkeys(set(StepRow.__annotations__) - {"step", "rank", "warmup", "policy"}, 0)
     idle |= {"sync_ms": 9e3, "step_time_ms": 9e3}
     served = [[replace(row, rank=rank, **idle) for row in rows[0]] for rank in range(fake.servers)]
-    return [*served, *([replace(row, rank=row.rank + fake.servers) for row in each] for each in rows)]
+    return [*served, *rows]
 
 
 @cache

@@ -105,6 +105,7 @@ def test_the_kernel_refuses_what_is_above_the_limit_and_tiles_fit() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.matrix  # as it is, without the compiler, in tests/unit/kernels/test_flash.py
 def test_the_backward_pass_that_torch_compiles_is_right_and_quadratic_within() -> None:
     ways = {"ways": ("flash_torch", "flash_compiled"), "lengths": (256,), "iterations": 1}
     found = {

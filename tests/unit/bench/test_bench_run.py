@@ -44,6 +44,7 @@ from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 from dynbench.table_text import csv_text
 
+Output = pytest.CaptureFixture[str]
 SIZES = "sizes_mib=1,2,4"
 HERE = RankContext(0, 0, 1, torch.device("cpu"))
 ONE = ("--set", SIZES, "--set", "backend=gloo", "--set", "operations=all_reduce")
@@ -100,12 +101,12 @@ def row(case: Case) -> Row:
     return measured_row(case, measured, torch.device("cpu"))
 
 
-def run_it(capsys: pytest.CaptureFixture[str], code: int = 0, *more: str) -> dict:
+def run_it(capsys: Output, code: int = 0, *more: str) -> dict:
     assert main(["bench", "collectives", *ONE, "--json", *more]) == code
     return json.loads(capsys.readouterr().out)
 
 
-def test_rows_files_and_figure(store: RunStore, ranks: dict, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_files_and_figure(store: RunStore, ranks: dict, capsys: Output) -> None:
     shown = run_it(capsys, 0, "--name", "c")
     (run,) = store.list()
     assert (shown["command"], shown["name"], shown["run"]["status"]) == ("bench", "collectives", "completed")
@@ -119,9 +120,7 @@ def test_rows_files_and_figure(store: RunStore, ranks: dict, capsys: pytest.Capt
     assert model.allreduce_ms(2**20 / 1e6, 2) == pytest.approx(shown["rows"][0]["p50"])
 
 
-def test_a_case_without_memory_is_a_row_and_the_others_go_on(
-    store: RunStore, ranks: dict, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_case_without_memory_is_a_row_and_the_others_go_on(store: RunStore, ranks: dict, capsys: Output) -> None:
     ranks[1] = NothingFits("16 GiB asked for")
     shown = run_it(capsys, 0, "--no-figures")
     assert [line["status"] for line in shown["rows"]] == ["ok", "oom", "ok"]
@@ -143,12 +142,7 @@ def test_a_case_without_memory_is_a_row_and_the_others_go_on(
     ],
 )
 def test_what_was_measured_is_kept_and_shown_at_every_end(
-    store: RunStore,
-    ranks: dict,
-    capsys: pytest.CaptureFixture[str],
-    error: BaseException,
-    code: int,
-    status: Status,
+    store: RunStore, ranks: dict, capsys: Output, error: BaseException, code: int, status: Status
 ) -> None:
     ranks[2] = error
     shown = run_it(capsys, code)
@@ -185,7 +179,7 @@ def test_a_timeline_that_was_taken_twice_is_drawn_once(store: RunStore) -> None:
 
 
 def test_what_was_begun_on_a_gpu_does_not_go_on_without_one(
-    store: RunStore, ranks: dict, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: RunStore, ranks: dict, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     ranks[1] = Terminated(signal.SIGTERM)
     monkeypatch.setattr(bench_run, "this_machine", lambda: Machine(cores=2, gpus=1, bf16=True))
@@ -209,14 +203,14 @@ def test_what_was_begun_on_a_gpu_does_not_go_on_without_one(
     ],
 )
 def test_a_mistake_leaves_nothing(
-    store: RunStore, ranks: dict, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+    store: RunStore, ranks: dict, capsys: Output, words: tuple[str, ...], said: str
 ) -> None:
     assert main(["bench", *words]) == 2
     assert said in capsys.readouterr().err and not store.root.exists()
 
 
 def test_sizes_that_are_the_same_elements_are_one_size(
-    ranks: dict, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+    ranks: dict, capsys: Output, recwarn: pytest.WarningsRecorder
 ) -> None:
     words = ("--set", "sizes_mib=1e-9,2e-9", "--set", "backend=gloo", "--set", "operations=all_reduce", "--no-figures")
     assert main(["bench", "collectives", *words, "--json"]) == 0
@@ -225,7 +219,7 @@ def test_sizes_that_are_the_same_elements_are_one_size(
 
 @pytest.mark.parametrize(("counted", "code"), [(True, 0), (False, 3)])
 def test_what_the_system_kills_for_memory_is_a_row_and_other_kills_are_none(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], counted: bool, code: int
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: Output, counted: bool, code: int
 ) -> None:
     killed: list[int] = []
 
@@ -246,7 +240,7 @@ def test_what_the_system_kills_for_memory_is_a_row_and_other_kills_are_none(
 
 
 def test_sizes_for_a_gpu_are_refused_without_one_unless_they_are_asked_for(
-    store: RunStore, ranks: dict, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: RunStore, ranks: dict, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     monkeypatch.setattr(bench_run, "this_machine", lambda: Machine(cores=2, gpus=0, bf16=False))
     monkeypatch.setattr(suite, "this_machine", lambda: Machine(cores=2, gpus=0, bf16=False))

@@ -33,7 +33,7 @@ from dynbench.runs.atomic import write_json
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.slow
-CASES = int(os.environ.get("DYNBENCH_BAD_INPUT", 500))
+CASES = int(os.environ.get("DYNBENCH_BAD_INPUT", 250))
 RECIPE = """\
 description: two arms
 settings:

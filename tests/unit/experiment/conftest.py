@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 from pixel import png
@@ -11,6 +12,7 @@ from pixel import png
 from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
 from dynbench.experiment.launch_plan import apart, plan_state
+from dynbench.experiment.report_input import ReportInput, find_report_input
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -49,6 +51,7 @@ def comparison(candidate: str = "partition", **changes: object) -> dict[str, obj
 
 
 MakeComparison = Callable[..., Run]
+Reported = Callable[..., ReportInput]
 
 
 @pytest.fixture
@@ -103,6 +106,17 @@ def make_comparison(store: RunStore) -> MakeComparison:
         return folder
 
     return make
+
+
+@pytest.fixture
+def reported(store: RunStore, make_comparison: MakeComparison) -> Reported:
+    """Makes such a comparison, and gives what a report reads of it."""
+
+    def read(*changes: dict[str, object], **given: Any) -> ReportInput:
+        make_comparison(*changes, **given)
+        return find_report_input(store, None)
+
+    return read
 
 
 @pytest.fixture(autouse=True)

@@ -28,11 +28,13 @@ from dynbench.runs.run import Run
 from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 
+Output = pytest.CaptureFixture[str]
+Planted = dict[int, BaseException]
 FEW = {"precision": ("features=16", "samples=4", "iterations=2", "warmup=0"), "accounting": ()}
 
 
 @pytest.fixture
-def planted(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> dict[int, BaseException]:
+def planted(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> Planted:
     """Two benchmarks and the check, measured in this process; the comparisons fail. Before a row, what is planted."""
 
     def check(names: Sequence[str], ranks: int) -> Iterator[Checked]:
@@ -42,7 +44,7 @@ def planted(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> dict[int, BaseE
     def fails(run: Run, *_: object, **__: object) -> None:
         raise WorkerFailed("planted: no ranks", rank=0)
 
-    found: dict[int, BaseException] = {}
+    found: Planted = {}
     monkeypatch.setenv("DYNBENCH_RESULTS", str(store.root))
     monkeypatch.setattr(bench_run, "launch_ranks", launched_at_once(found))
     monkeypatch.setattr(toy_ranks, "check_strategies", check)
@@ -57,10 +59,7 @@ def states(shown: str) -> dict[str, str]:
 
 
 def test_the_list_goes_on_where_it_was_interrupted(
-    store: RunStore,
-    planted: dict[int, BaseException],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    store: RunStore, planted: Planted, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     planted[30] = Terminated(signal.SIGTERM)
     assert main(["bench", "assignment", "--name", "a"]) == 143
@@ -108,7 +107,7 @@ main(["bench", "assignment", "--name", "a"])
 
 @pytest.mark.slow
 def test_what_a_killed_list_has_measured_is_not_measured_again(
-    store: RunStore, planted: dict[int, BaseException], monkeypatch: pytest.MonkeyPatch
+    store: RunStore, planted: Planted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed outright before case 30 of its second benchmark, which leaves no time to write anything."""
     path = {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -135,11 +134,7 @@ def test_what_a_killed_list_has_measured_is_not_measured_again(
 
 
 def test_a_stage_that_was_removed_is_measured_anew_and_a_path_names_its_registry(
-    store: RunStore,
-    planted: dict[int, BaseException],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    store: RunStore, planted: Planted, monkeypatch: pytest.MonkeyPatch, capsys: Output, tmp_path: Path
 ) -> None:
     assert main(["bench", "assignment", "--name", "a", "--json"]) == 3
     shown = json.loads(capsys.readouterr().out)
@@ -163,9 +158,7 @@ def test_a_stage_that_was_removed_is_measured_anew_and_a_path_names_its_registry
     assert not (tmp_path / "other").exists()
 
 
-def test_a_stage_leads_nowhere_else(
-    store: RunStore, planted: dict[int, BaseException], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_stage_leads_nowhere_else(store: RunStore, planted: Planted, capsys: Output, tmp_path: Path) -> None:
     planted[0] = Terminated(signal.SIGTERM)
     assert main(["bench", "assignment", "--name", "a"]) == 143
     run = store.resolve("a")
@@ -187,10 +180,7 @@ def test_a_stage_leads_nowhere_else(
 
 
 def test_a_stage_that_cannot_be_read_costs_its_own_answers_alone(
-    store: RunStore,
-    planted: dict[int, BaseException],
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    store: RunStore, planted: Planted, capsys: Output, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert main(["bench", "assignment", "--name", "a"]) == 3
     run = store.resolve("a")
@@ -208,9 +198,7 @@ def test_a_stage_that_cannot_be_read_costs_its_own_answers_alone(
     assert len(warned) == 1 and "rows.jsonl" in warned[0] and "runs rm" in warned[0]
 
 
-def test_another_process_is_at_it(
-    store: RunStore, planted: dict[int, BaseException], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_process_is_at_it(store: RunStore, planted: Planted, capsys: Output) -> None:
     planted[0] = Terminated(signal.SIGTERM)
     assert main(["bench", "assignment", "--name", "a"]) == 143
     capsys.readouterr()
@@ -222,9 +210,7 @@ def test_another_process_is_at_it(
     assert "is running in process" in said.err and not said.out and run.status is Status.RUNNING
 
 
-def test_its_reports_are_written_anew(
-    store: RunStore, planted: dict[int, BaseException], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_its_reports_are_written_anew(store: RunStore, planted: Planted, capsys: Output, tmp_path: Path) -> None:
     planted[0] = Terminated(signal.SIGTERM)
     assert main(["bench", "assignment"]) == 143
     (run,) = (each for each in store.list() if suite.holds_assignment(each))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from languages import facts
+from unit.experiment.conftest import Reported
 
 from dynbench.analysis.profile import bottlenecks
 from dynbench.analysis.questions import question_named
@@ -15,52 +16,42 @@ from dynbench.analysis.record import ComparisonRecord, PairRecord
 from dynbench.analysis.waste import PARTS
 from dynbench.experiment.offline_plans import Solved, planned_speedup
 from dynbench.experiment.report_conclusions import conclude
-from dynbench.experiment.report_facts import (
-    Waterfall,
-    buckets_of,
-    communication_facts,
-    exposures,
-    waterfall,
-)
-from dynbench.experiment.report_input import Member, ReportInput, find_report_input
+from dynbench.experiment.report_facts import buckets_of, communication_facts, exposures, waterfall
+from dynbench.experiment.report_input import Member, ReportInput
 from dynbench.experiment.reporting import NEEDED
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore
 
-MakeComparison = Callable[..., Run]
 SIZES = {"world_size": 2, "global_batch": 64, "exact": "both"}
 
 
-def test_predicted_against_achieved_takes_probe_and_plans(store: RunStore, make_comparison: MakeComparison) -> None:
+def test_predicted_against_achieved_takes_probe_and_plans(reported: Reported) -> None:
     probed = {"candidate": "probed", "speedup": 1.2, "predicted_speedup": 1.5, "bound_speedup": 2.25}
-    folder = make_comparison(probed, {"candidate": "planned", "speedup": 1.5}, {"candidate": "neither"})
+    subject = reported(probed, {"candidate": "planned", "speedup": 1.5}, {"candidate": "neither"})
     sizes = {**SIZES, "cost_type": "tokens"}
     lines = [
         {"arm": "static", "policy": "static", "cost_per_token": 3.0, **sizes},
         {"arm": "planned", "policy": "prefix", "cost_per_token": 1.5, **sizes},
     ]
-    write_json(folder.path / "solve.json", {"run": "s", "results": lines})
+    write_json(subject.run.path / "solve.json", {"run": "s", "results": lines})
 
-    found = facts(find_report_input(store, None))["predictions"]
+    found = facts(subject)["predictions"]
     assert [each.by for each in found] == ["probe", "plan", None]
     assert [each.predicted for each in found] == [1.5, 2.0, None]
     assert [each.reached for each in found[:2]] == pytest.approx([0.8, 0.75])
 
 
-def test_plans_predict_nothing_where_arms_have_other_samples_in_a_step(
-    store: RunStore, make_comparison: MakeComparison
-) -> None:
+def test_plans_predict_nothing_where_arms_have_other_samples_in_a_step(reported: Reported) -> None:
     """Warm-up is planned too, of samples of its own: a plan promised 2.133 where 1.488 was achieved."""
     levels = ("step", "window", "stream", "tokens")
-    folder = make_comparison(*({"candidate": level, "level": level} for level in levels))
+    subject = reported(*({"candidate": level, "level": level} for level in levels))
     lines = [
         {"arm": name, "policy": "static", "cost_type": "tokens", "cost_per_token": cost, **SIZES}
         for name, cost in (("static", 3.0), *((level, 1.5) for level in levels))
     ]
-    write_json(folder.path / "solve.json", {"run": "s", "results": lines})
+    write_json(subject.run.path / "solve.json", {"run": "s", "results": lines})
 
-    found = facts(find_report_input(store, None))["predictions"]
+    found = facts(subject)["predictions"]
     assert [each.predicted for each in found] == [2.0, 2.0, None, None]
 
 
@@ -106,18 +97,6 @@ KNOWN = {
 }
 
 
-def found(store: RunStore, candidate: dict[str, object] | None = None) -> ReportInput:
-    subject = find_report_input(store, None)
-    if candidate is not None:
-        for member in subject.arms["partition"]:
-            member.summary.update(candidate)  # type: ignore[attr-defined]  # a dict behind the mapping
-    return subject
-
-
-def fallen(subject: ReportInput) -> Waterfall | None:
-    return waterfall(subject, conclude(subject).best)
-
-
 BETTER = {"s": 1.6, **dict.fromkeys(PARTS, 0.05), "compute": 0.0, "waiting": 0.125}, 320.0
 WORSE = {"s": 3.0, **dict.fromkeys(PARTS, 0.05), "compute": 0.0, "waiting": 0.1, "exposed_comm": 22 / 60}, 600.0
 """Waste of a candidate and its time, ms; the worse one waits for 10 ms less, and exposes more communication."""
@@ -135,15 +114,16 @@ WORSE = {"s": 3.0, **dict.fromkeys(PARTS, 0.05), "compute": 0.0, "waiting": 0.1,
     ],
 )
 def test_what_the_best_candidate_gave_back_or_took_is_told_where_verdict_and_parts_agree(
-    store: RunStore,
-    make_comparison: MakeComparison,
+    reported: Reported,
     verdict: str,
     candidate: tuple[dict[str, float], float],
     told: tuple[object, ...] | None,
 ) -> None:
-    make_comparison({"candidate": "partition", "verdict": verdict}, summary=KNOWN)
+    subject = reported({"candidate": "partition", "verdict": verdict}, summary=KNOWN)
     waste, total = candidate
-    fall = fallen(found(store, {"waste": waste, "step_time_ms": {"total": total}}))
+    for member in subject.arms["partition"]:
+        member.summary.update(waste=waste, step_time_ms={"total": total})  # type: ignore[attr-defined]  # a dict
+    fall = waterfall(subject, conclude(subject).best)
     if told is None or fall is None:
         assert fall is told
         return

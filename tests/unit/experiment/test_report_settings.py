@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from languages import said
+from unit.experiment.conftest import MakeComparison, Reported
 
 from dynbench.analysis.selection import RUNS_FILE
 from dynbench.config.describe import all_keys
@@ -23,8 +24,6 @@ from dynbench.report import LANGUAGES, load_template, substitute
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
-
-MakeComparison = Callable[..., Run]
 
 
 def report(store: RunStore, subject: Run | None = None) -> str:
@@ -277,15 +276,14 @@ def test_options_of_plugins_that_are_not_loaded_are_told(store: RunStore, make_c
     assert "| `sync.late` | true |" in text
 
 
-def test_what_rows_were_planned_with_is_told_of_each_arm(store: RunStore, make_comparison: MakeComparison) -> None:
+def test_what_rows_were_planned_with_is_told_of_each_arm(reported: Reported) -> None:
     measured = {"schedule.cost_type": "measured", "schedule.cost_coefficients": "[2.0, 0.5, 0.01]"}
     flags = {
         "packed": {"workload.layout": "packed", **measured},
         "flattened": {"workload.layout": "flattened", "schedule.cost_type": "attention"},
         "padded": measured,
     }
-    make_comparison(*({"candidate": name} for name in flags), flags=flags)
-    subject = find_report_input(store, None)
+    subject = reported(*({"candidate": name} for name in flags), flags=flags)
     assert {name: cost_of(subject.arms[name][0], subject) for name in flags} == {
         "packed": "`measured`: *2 + 0.5·Σ_i l_i + 0.01·Σ_i l_i^2* ms",
         "flattened": "`attention`: *Σ_i l_i + 0.001·Σ_i l_i^2*",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 from languages import english_sentences, facts
+from unit.experiment.conftest import MakeComparison, Reported
 
 from dynbench.analysis.arms import describe
 from dynbench.analysis.checks.evidence import Finding
@@ -17,45 +17,39 @@ from dynbench.analysis.stats import Ratio
 from dynbench.analysis.verdict import Verdict, sentence
 from dynbench.errors import RecordError, RunLookupError, UsageError
 from dynbench.experiment.report_conclusions import conclude
-from dynbench.experiment.report_input import Member, find_report_input, mean_of, saved_hours
+from dynbench.experiment.report_input import Member, ReportInput, find_report_input, mean_of, saved_hours
 from dynbench.experiment.reporting import render_report, to_html, write_report
 from dynbench.report import LANGUAGES, TemplateError, load_template
 from dynbench.runs.phrase import Phrase
-from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
-MakeComparison = Callable[..., Run]
 
-
-def render(store: RunStore, language: str = "en", template: Path | None = None) -> str:
-    subject = find_report_input(store, None)
+def render(subject: ReportInput, language: str = "en", template: Path | None = None) -> str:
     text = render_report(subject, language, "md", subject.run.path, template)
     assert "{{" not in text and "None" not in text
     return text.replace("\N{NO-BREAK SPACE}", " ")
 
 
-def test_arms_configured_alike_are_never_recommended(store: RunStore, make_comparison: MakeComparison) -> None:
+def test_arms_configured_alike_are_never_recommended(reported: Reported) -> None:
     again = {"candidate": "again", "aa": True, "verdict": "FASTER", "speedup": 1.4, "ci95": [1.3, 1.5]}
-    make_comparison(again, {"candidate": "partition", "speedup": 1.1, "ci95": [1.05, 1.15]})
-    subject = find_report_input(store, None)
+    subject = reported(again, {"candidate": "partition", "speedup": 1.1, "ci95": [1.05, 1.15]})
     assert (best := conclude(subject).best) is not None and best.candidate == "partition"
 
-    make_comparison(again)
-    assert conclude(find_report_input(store, None)).best is None
-    found = facts(find_report_input(store, None))
+    subject = reported(again)
+    assert conclude(subject).best is None
+    found = facts(subject)
     assert found["conclusion"].claim == found["conclusion"].advice == found["method"]["work"] == "alike"
 
 
 def test_figures_are_linked_relative_to_the_report_and_missing_ones_are_left_out(
-    store: RunStore, make_comparison: MakeComparison, tmp_path: Path
+    reported: Reported, tmp_path: Path
 ) -> None:
-    folder = make_comparison({})
-    subject = find_report_input(store, None)
+    subject = reported({})
 
     inside = write_report(subject)
     outside = write_report(subject, output=tmp_path / "elsewhere" / "my report.md")
 
-    assert inside == folder.path / "report.en.md"
+    assert inside == subject.run.path / "report.en.md"
     assert "](figures/timeline.png)" in inside.read_text(encoding="utf-8")
     linked = re.findall(r"!\[[^]]*\]\(([^)]+)\)", outside.read_text(encoding="utf-8"))
     assert [Path(path).name for path in linked] == ["timeline.png", "unheard_of.png"]
@@ -64,10 +58,9 @@ def test_figures_are_linked_relative_to_the_report_and_missing_ones_are_left_out
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_first_page_is_what_stands_before_the_contents_which_link_every_heading(
-    store: RunStore, make_comparison: MakeComparison, language: str
+    reported: Reported, language: str
 ) -> None:
-    make_comparison({})
-    subject = find_report_input(store, None)
+    subject = reported({})
     whole = render_report(subject, language, "md", subject.run.path)
     short = render_report(subject, language, "md", subject.run.path, short=True)
     assert whole.startswith(short.rstrip()) and "timeline.png" in short and "| partition |" in short
@@ -90,18 +83,15 @@ def test_figures_are_found_again_after_the_results_were_moved(
     assert len(find_report_input(moved, None).figures) == 2
 
 
-def test_an_own_template_is_used_and_its_mistakes_named(
-    store: RunStore, make_comparison: MakeComparison, tmp_path: Path
-) -> None:
-    make_comparison({})
-    own = tmp_path / "own.md"
+def test_an_own_template_is_used_and_its_mistakes_named(reported: Reported, tmp_path: Path) -> None:
+    subject, own = reported({}), tmp_path / "own.md"
     own.write_text("# {{ best.name }}: {{ best.speedup }}\n", encoding="utf-8")
 
-    assert render(store, template=own) == "# `partition`: 1.250\n"
+    assert render(subject, template=own) == "# `partition`: 1.250\n"
 
     own.write_text("# {{ best.nmae }}\n", encoding="utf-8")
     with pytest.raises(TemplateError, match=r"own.md:1: .*best.nmae.*best.name"):
-        render(store, template=own)
+        render(subject, template=own)
 
 
 def test_the_latest_comparison_is_taken_or_the_error_says_how_to_make_one(
@@ -136,12 +126,10 @@ def test_a_run_without_rows_has_nothing_to_report(store: RunStore) -> None:
 
 
 @pytest.mark.parametrize("other", ["AMBIGUOUS", "INCOMPARABLE"])
-def test_what_was_found_faster_comes_before_what_only_looks_so(
-    store: RunStore, make_comparison: MakeComparison, other: str
-) -> None:
-    make_comparison({"candidate": "prefix", "speedup": 1.9, "ci95": [0.9, 4.0], "verdict": other}, {})
+def test_what_was_found_faster_comes_before_what_only_looks_so(reported: Reported, other: str) -> None:
+    subject = reported({"candidate": "prefix", "speedup": 1.9, "ci95": [0.9, 4.0], "verdict": other}, {})
 
-    found = conclude(find_report_input(store, None))
+    found = conclude(subject)
     assert found.best is not None and (found.best.candidate, found.advice) == ("partition", "FASTER")
 
 
@@ -162,32 +150,26 @@ def test_partial_runs_are_left_out_of_means() -> None:
     ],
 )
 def test_work_names_the_two_arms_and_says_what_the_hashes_say(
-    store: RunStore, make_comparison: MakeComparison, verdict: str, level: str, work: str
+    reported: Reported, verdict: str, level: str, work: str
 ) -> None:
-    make_comparison({"verdict": verdict, "level": level, "candidate": "prefix", "loss_max_rel_diff": 2.5e-6})
+    subject = reported({"verdict": verdict, "level": level, "candidate": "prefix", "loss_max_rel_diff": 2.5e-6})
 
-    assert facts(find_report_input(store, None))["method"]["work"] == work
+    assert facts(subject)["method"]["work"] == work
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_trained_weights_are_held_against_each_other_where_they_were_kept(
-    store: RunStore, make_comparison: MakeComparison, language: str
-) -> None:
-    def columns() -> int:
-        table = str(facts(find_report_input(store, "@latest"), language)["table.comparisons"])
+def test_trained_weights_are_held_against_each_other_where_they_were_kept(reported: Reported, language: str) -> None:
+    def columns(*changes: dict[str, object]) -> int:
+        table = str(facts(reported(*changes), language)["table.comparisons"])
         return table.partition("\n")[0].count("|") + ("2.5e-07" in table)
 
-    make_comparison({"candidate": "two"})
-    without = columns()
-    make_comparison({"candidate": "two", "weights_max_diff": 2.5e-7}, {"candidate": "three"})
-    assert columns() == without + 2, "a column, and what is in it"
+    kept = columns({"candidate": "two", "weights_max_diff": 2.5e-7}, {"candidate": "three"})
+    assert kept == columns({"candidate": "two"}) + 2, "a column, and what is in it"
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "virtual"])
 @pytest.mark.parametrize("verdict", Verdict)
-def test_a_chinese_report_says_nothing_in_english(
-    store: RunStore, make_comparison: MakeComparison, verdict: Verdict, launcher: str
-) -> None:
+def test_a_chinese_report_says_nothing_in_english(reported: Reported, verdict: Verdict, launcher: str) -> None:
     differences = describe({"train.seed": (0, 1), "rows": (Phrase.of("whole"), Phrase.of("whole"))})
     ratio = Ratio(1.25, None, None, 1) if verdict is Verdict.ESTIMATE else Ratio(1.25, 1.2, 1.3, 4)
     reason = (
@@ -202,14 +184,14 @@ def test_a_chinese_report_says_nothing_in_english(
     if launcher == "virtual":
         summary |= {"comm_model": model, "comm_model_said": model.record()}
     bound = {"bound_speedup": 1.5, "recovered_share": 0.6}
-    make_comparison(
+    subject = reported(
         {"verdict": verdict.value, "reason": reason, "reason_said": reason.record(), **bound},
         checks=[finding.as_dict()],
         summary=summary,
     )
 
-    assert render(store)
-    text = render(store, "zh").partition("## 参考文献")[0]
+    assert render(subject)
+    text = render(subject, "zh").partition("## 参考文献")[0]
 
     assert english_sentences(text) == []
     assert "| 警告 | torn_lines | a：丢弃了 3 行 |" in text
@@ -219,13 +201,11 @@ def test_a_chinese_report_says_nothing_in_english(
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_records_of_an_earlier_version_are_quoted(
-    store: RunStore, make_comparison: MakeComparison, language: str
-) -> None:
+def test_records_of_an_earlier_version_are_quoted(reported: Reported, language: str) -> None:
     old = {"id": "drift", "severity": "warn", "seen": "a: it drifts", "limit": "2 %", "hint": "wait"}
-    make_comparison({"verdict": "INCOMPARABLE"}, checks=[old], summary={"launcher": "virtual", "comm_model": "a ring"})
+    summary = {"launcher": "virtual", "comm_model": "a ring"}
 
-    text = render(store, language)
+    text = render(reported({"verdict": "INCOMPARABLE"}, checks=[old], summary=summary), language)
 
     assert "| drift | a: it drifts | 2 % |" in text
     assert "the interval lies above 1" in text
@@ -304,10 +284,10 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[starts[0] + 2 : end]]
 
 
-def test_every_pair_stands_once_the_faster_arm_first(store: RunStore, make_comparison: MakeComparison) -> None:
+def test_every_pair_stands_once_the_faster_arm_first(reported: Reported) -> None:
     candidates = [{"ci_joint": [1.21, 1.29], "judged_together": 2}, {"candidate": "other", "judged_together": 2}]
-    make_comparison(*candidates, pairs=PAIRS)
-    text = render(store)
+    subject = reported(*candidates, pairs=PAIRS)
+    text = render(subject)
     labels = load_template("en").labels
     yes, no = labels["words.yes"], labels["words.no"]
     assert rows(text) == [
@@ -318,14 +298,14 @@ def test_every_pair_stands_once_the_faster_arm_first(store: RunStore, make_compa
     assert "[1.210, 1.290]" in text.partition(labels["headings.told_apart"])[0], (
         "the interval of the verdict is the pair's"
     )
-    found = facts(find_report_input(store, None))
+    found = facts(subject)
     assert found["method"]["spread"] == "arms" and found["analysis.other_pairs"] == "1"
 
 
-def test_p_values_of_a_pooled_spread_are_not_shown(store: RunStore, make_comparison: MakeComparison) -> None:
+def test_p_values_of_a_pooled_spread_are_not_shown(reported: Reported) -> None:
     """Earlier versions kept them: they tell equal arms apart where one arm spreads more."""
-    make_comparison({}, {"candidate": "other"}, pairs=[{**pair, "spread": "pooled"} for pair in PAIRS])
-    assert rows(render(store)) == []
+    pooled = [{**pair, "spread": "pooled"} for pair in PAIRS]
+    assert rows(render(reported({}, {"candidate": "other"}, pairs=pooled))) == []
 
 
 OTHERS = [name for name, question in QUESTIONS.items() if question is not DEFAULT]
@@ -342,42 +322,36 @@ ARM: dict[str, object] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_it_is_all_chinese(store: RunStore, make_comparison: MakeComparison, name: str) -> None:
-    make_comparison(ARM, {**ARM, "candidate": "other", "level": "tokens"}, summary=MEASURED, question=name)
+def test_it_is_all_chinese(reported: Reported, name: str) -> None:
+    subject = reported(ARM, {**ARM, "candidate": "other", "level": "tokens"}, summary=MEASURED, question=name)
 
-    text = render(store, "zh").replace("the interval lies above 1", "")
+    text = render(subject, "zh").replace("the interval lies above 1", "")
 
     assert english_sentences(text.partition("## 参考文献")[0]) == []
 
 
-def test_an_unknown_question_of_a_later_version_is_told(store: RunStore, make_comparison: MakeComparison) -> None:
-    make_comparison({}, question="cooling")
-
+def test_an_unknown_question_of_a_later_version_is_told(reported: Reported) -> None:
     with pytest.raises(UsageError, match="'cooling': no such question"):
-        find_report_input(store, None)
+        reported({}, question="cooling")
 
 
 @pytest.mark.parametrize(("ranks", "hours", "advice"), [(2, "333", "FASTER"), (4, None, "ranks")])
 def test_no_hours_are_claimed_of_arms_on_unequal_numbers_of_ranks(
-    store: RunStore, make_comparison: MakeComparison, ranks: int, hours: str | None, advice: str
+    reported: Reported, ranks: int, hours: str | None, advice: str
 ) -> None:
-    make_comparison(ARM, summary=MEASURED, summaries={"arm": {"world_size": ranks}}, question="sync")
-    subject = find_report_input(store, None)
+    subject = reported(ARM, summary=MEASURED, summaries={"arm": {"world_size": ranks}}, question="sync")
     assert (saved_hours(subject.comparisons[0], subject), conclude(subject).advice) == (hours, advice)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("question", ["sync", None])
-def test_samples_without_lengths_are_not_called_tokens(
-    store: RunStore, make_comparison: MakeComparison, question: str | None, language: str
-) -> None:
+def test_samples_without_lengths_are_not_called_tokens(reported: Reported, question: str | None, language: str) -> None:
     rates: dict[str, object] = {"throughput_tokens_per_s": {"mean": None}, "padding_ratio": None}
     rates["throughput_samples_per_s"] = {"mean": 320.0}
     of_samples = {"en": "samples", "zh": "样本"}[language]
     for workload, tokens in (("mlp", False), ("text_classification", True)):
         flags = {arm: {"workload.name": workload} for arm in ("static", "arm")}
-        make_comparison(ARM, summary=MEASURED | rates, flags=flags, question=question)
-        text = render(store, language)
+        text = render(reported(ARM, summary=MEASURED | rates, flags=flags, question=question), language)
         said = re.findall(r".*real\s+token.*|.*真实 token.*", text, re.I)
         assert bool(said) == tokens, said
         assert of_samples in text

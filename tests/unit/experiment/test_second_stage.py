@@ -63,7 +63,7 @@ Compared = Callable[[float, str], tuple[Outcome, Launched, RunStore]]
 
 @pytest.mark.slow
 def test_the_first_stage_says_how_many_follow_and_the_interval_keeps_its_spread(compared: Compared) -> None:
-    outcome, fake, _ = compared(0.04, "half_width: 1%, first: 6")
+    outcome, fake, store = compared(0.03, "half_width: 1%, first: 6")
     spread = float(np.std(fake.logs[:6], ddof=1))
     quantile = student_t_quantile(0.975, 5)
     needed = math.ceil((quantile * spread / math.log1p(0.01)) ** 2)
@@ -83,6 +83,9 @@ def test_the_first_stage_says_how_many_follow_and_the_interval_keeps_its_spread(
         "block": 1,
         "half_width": 0.01,
     }
+    again = run_comparison(outcome.run, store)
+    assert again.state == read_state(outcome.run.path) == outcome.state
+    assert fake.launches == outcome.state.blocks, "resumed, it is not asked again"
 
 
 @pytest.mark.slow
@@ -106,11 +109,3 @@ def test_more_launches_than_can_be_laid_out_are_not_begun(compared: Compared, mo
 def test_apart_the_number_stays_even(compared: Compared) -> None:
     outcome, _, _ = compared(0.05, "half_width: 2%, first: 4, mode: apart, max_launches: 9")
     assert outcome.state.mode == "apart" and outcome.state.blocks == 8
-
-
-@pytest.mark.slow
-def test_resumed_it_is_not_asked_again(compared: Compared) -> None:
-    outcome, fake, store = compared(0.04, "half_width: 1%, first: 6")
-    again = run_comparison(outcome.run, store)
-    assert again.state == read_state(outcome.run.path) == outcome.state
-    assert fake.launches == outcome.state.blocks

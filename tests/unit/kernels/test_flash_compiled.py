@@ -50,17 +50,15 @@ def test_all_tiles_fit_and_one_does_not_spill(
     assert min(usage.stack for usage in taken.values()) == 0, taken
 
 
+BEYOND, SPILLING = (Case(80, "keys", "bf16", 128, False, tile) for tile in ((128, 64, 4, 3), (64, 128, 4, 2)))
+"""Both were in the list once."""
+
+
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.matrix)])
-def test_the_largest_and_the_smallest_tiles_of_wide_heads(dtype: str) -> None:
-    lists = {(kernel, dtype): tiles_of(kernel, 128, DTYPES[dtype]) for kernel in KERNELS}
-    taken = found(Case(80, *key, 128, False, tile) for key, tiles in lists.items() for tile in (tiles[0], tiles[-1]))
-    assert not too_much(taken), taken
-    assert {usage.stack for case, usage in taken.items() if case.tile == lists[case.kernel, case.dtype][-1]} == {0}
-
-
-def test_tiles_that_do_not_fit_or_spill_are_found() -> None:
-    """Both were in the list once."""
-    beyond, spilling = (Case(80, "keys", "bf16", 128, False, tile) for tile in ((128, 64, 4, 3), (64, 128, 4, 2)))
-    taken = found([beyond, spilling])
-    assert taken[beyond].shared > SHARED_BYTES[80] >= taken[spilling].shared and taken[spilling].stack > 10_000
-    assert too_much(taken) == [beyond, spilling]
+def test_the_largest_and_the_smallest_tiles_of_wide_heads_and_those_that_do_not_fit_or_spill(dtype: str) -> None:
+    lists = {kernel: tiles_of(kernel, 128, DTYPES[dtype]) for kernel in KERNELS}
+    ends = [Case(80, kernel, dtype, 128, False, tiles[end]) for kernel, tiles in lists.items() for end in (0, -1)]
+    taken = found([*ends, BEYOND, SPILLING])
+    assert too_much(taken) == [BEYOND, SPILLING]
+    assert {taken[smallest].stack for smallest in ends[1::2]} == {0}
+    assert taken[BEYOND].shared > SHARED_BYTES[80] >= taken[SPILLING].shared and taken[SPILLING].stack > 10_000

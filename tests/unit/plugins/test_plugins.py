@@ -7,8 +7,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pages import read
@@ -135,10 +136,20 @@ def run(folder: Path, code: str, **variables: str) -> subprocess.CompletedProces
     )
 
 
-def command(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    words = ["dynbench", *arguments, "--json", "--results", str(folder)]
-    code = f"import sys; sys.argv = {words!r}; from dynbench.cli.main import run_process; run_process()"
-    return run(folder, code, **variables)
+def commands(folder: Path, *lines: Sequence[str], **variables: str) -> list[tuple[int, dict[str, Any]]]:
+    """Exit code and JSON object of several commands of one process."""
+    words = [["dynbench", *line, "--json", "--results", str(folder)] for line in lines]
+    code = f"""
+import contextlib, io, json
+from dynbench.cli.main import main
+for words in {words!r}:
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = main(words[1:])
+    print(json.dumps([code, json.loads(said.getvalue())]))
+"""
+    done = run(folder, code, **variables)
+    assert done.returncode == 0 and "dynbench-bug" not in done.stderr, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def test_a_section_has_common_settings_with_the_options_behind_the_choice() -> None:
@@ -215,9 +226,8 @@ def test_an_unknown_name_is_reported_with_what_may_be_meant(key: str, monkeypatc
 def test_mistakes_are_one_error(tmp_path: Path, file: str | None, words: list[str], says: list[str]) -> None:
     (tmp_path / "mine.py").write_text(file or "", encoding="utf-8")
     plugin = str(TOYS) if file is None else "mine.py"
-    done = command(tmp_path, "train", "--dry-run", *words, DYNBENCH_PLUGINS=plugin)
-    message = json.loads(done.stdout)["error"]["message"]
-    assert done.returncode == 2 and [part for part in says if part not in message] == []
+    ((code, said),) = commands(tmp_path, ["train", "--dry-run", *words], DYNBENCH_PLUGINS=plugin)
+    assert code == 2 and [part for part in says if part not in said["error"]["message"]] == []
 
 
 @pytest.mark.slow
@@ -306,24 +316,24 @@ def test_digests_of_runs_that_use_no_plugin_are_those_without_it(tmp_path: Path)
     assert lines()[-1] != before
 
 
+MISTAKES = {
+    "lacking": "plug-in lacking: Lacking lacks deal",
+    "unlike": "is no subclass of Policy",
+    "raising": "parts.py:9: ValueError: not today",
+    "gone": "plug-in gone: parts:Gone",
+    "broken": "plug-in broken: broken:Own: broken.py:1: RuntimeError: at import",
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("policy", "says"),
-    [
-        ("lacking", "plug-in lacking: Lacking lacks deal"),
-        ("unlike", "is no subclass of Policy"),
-        ("raising", "parts.py:9: ValueError: not today"),
-        ("gone", "plug-in gone: parts:Gone"),
-        ("broken", "plug-in broken: broken:Own: broken.py:1: RuntimeError: at import"),
-    ],
-)
-def test_mistakes_in_a_plugins_class_are_no_bug_of_dynbench(tmp_path: Path, policy: str, says: str) -> None:
-    words = ("solve", "--policy", policy, "--steps", "1", "--world-size", "2", "--no-figures")
-    done = command(tmp_path, *words, DYNBENCH_PLUGINS=own_files(tmp_path))
-    error = json.loads(done.stdout)["error"]
-    assert says in error["message"]
-    assert "This is a bug" not in error["hint"] and "dynbench-bug" not in done.stderr
-    assert done.returncode == 2
+def test_mistakes_in_a_plugins_class_are_no_bug_of_dynbench(tmp_path: Path) -> None:
+    few = ("--steps", "1", "--world-size", "2", "--no-figures")
+    lines = [("solve", "--policy", policy, *few) for policy in MISTAKES]
+    for said, (code, found) in zip(
+        MISTAKES.values(), commands(tmp_path, *lines, DYNBENCH_PLUGINS=own_files(tmp_path)), strict=True
+    ):
+        assert code == 2 and said in found["error"]["message"]
+        assert "This is a bug" not in found["error"]["hint"]
 
 
 @pytest.mark.slow
@@ -360,11 +370,12 @@ def test_the_policy_of_the_guide_runs_from_a_file_and_from_an_entry_point_of_a_p
         if variables is installed:
             declared = toml.replace('project.entry-points."', "").replace('"', "")
             (info / "entry_points.txt").write_text(declared, encoding="utf-8")
-        found = [command(tmp_path, *words, *more, **variables) for more in ((), blocks)]
-        lines = [json.loads(done.stdout)["results"][0] for done in found]
+        found = commands(tmp_path, words, (*words, *blocks), **variables)
+        lines = [said["results"][0] for _, said in found]
         assert [line["policy"] for line in lines] == ["round_robin"] * 2
         assert lines[0]["mean_cost_variance"] < lines[1]["mean_cost_variance"]
     (tmp_path / "round_robin.py").write_text("x = (", encoding="utf-8")
-    broken = json.loads(command(tmp_path, *words, **installed).stdout)["error"]
+    ((_, said),) = commands(tmp_path, words, **installed)
+    broken = said["error"]
     assert "entry point round_robin of dynbench.plugins: round_robin.py:1: SyntaxError" in broken["message"]
     assert broken["hint"] == "Mend that line, or uninstall its package."

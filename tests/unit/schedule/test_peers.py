@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unit.schedule.test_packed import heavy_tailed
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.plugins import POLICIES
@@ -27,10 +28,6 @@ def groups(name, problem) -> list[list[int]]:
     """Lengths per rank of the first step, sorted."""
     plan = next(make_policy(name, problem).plans())
     return [sorted(problem.lengths[np.concatenate(share)].tolist()) for share in plan.shares]
-
-
-def heavy_tailed(n, seed=0, high=1024):
-    return np.clip(np.random.default_rng(seed).lognormal(5, 1, n).astype(np.int64), 16, high)
 
 
 def test_sorted_equal_cuts_the_sorted_batch():

@@ -10,6 +10,7 @@ import pytest
 from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler
 from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
+from unit.schedule.test_packed import heavy_tailed
 
 from dynbench.errors import UsageError
 from dynbench.plugins import POLICIES
@@ -18,10 +19,6 @@ from dynbench.schedule.plan import StepPlan
 from dynbench.schedule.policy import Problem, make_policy
 
 SAMPLERS = ["group_by_length", "hf_batch_rebalance"]
-
-
-def heavy_tailed(n: int, high: int = 1024) -> np.ndarray:
-    return np.clip(np.random.default_rng(0).lognormal(5, 1, n).astype(np.int64), 16, high)
 
 
 def plain(plan: StepPlan) -> list[list[list[int]]]:
