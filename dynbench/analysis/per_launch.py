@@ -11,20 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 
+from dynbench.analysis import verdict
 from dynbench.analysis.arms import Arm, Pair, alike, by_seed, pair_launches
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.record import TailRecord
-from dynbench.analysis.stats import FEWEST_PAIRS, Ratio, paired_ratio
-from dynbench.analysis.verdict import (
-    ArmSpreads,
-    Joint,
-    Verdict,
-    aim_of,
-    arm_spreads,
-    decide,
-    hold_jointly,
-    launches_to_decide,
-)
+from dynbench.analysis.stats import FEWEST_PAIRS, FloatArray, Ratio, pair_spread, paired_ratio
 
 
 @dataclass(frozen=True)
@@ -51,9 +42,21 @@ class PerLaunch:
         return paired_ratio(before, after, self.confidence, self.first)
 
     @cached_property
-    def spreads(self) -> ArmSpreads:
-        """How much each of the arms varies over launches."""
-        return arm_spreads(self.arms, self.of, self.first)
+    def _table(self) -> FloatArray:
+        """Logarithms, [launches, arms], of the launches that have all arms; of two stages those of the first."""
+        return verdict.launch_table(self.arms, self.of)[: self.first]
+
+    def _spread(self, one: str, other: str, ratio: Ratio) -> verdict.Spread | None:
+        """What the ratio of two arms, by their labels, rests on; None where it has no interval."""
+        own = pair_spread(ratio, self.confidence)
+        if own is None:
+            return None
+        if len(self.arms) < verdict.FEWEST_ARMS or len(self._table) < 2:
+            return verdict.Spread(own, ratio.df, "own")
+        labels = [arm.label for arm in self.arms]
+        variances = dict(zip(labels, verdict.arm_variances(self._table), strict=True))
+        sd, df = verdict.of_two(variances[one], variances[other], len(self._table) - 1)
+        return verdict.Spread(float(sd), float(df), "arms")
 
     @cached_property
     def aa_noise(self) -> float | None:
@@ -72,19 +75,19 @@ class PerLaunch:
             return None  # each took turns with others: what lies between launches is no noise of theirs
         return self.ratio(pairs).noise if pairs and alike(pairs) else None
 
-    def hold(self, pairs: Sequence[tuple[str, str, Ratio | None]]) -> list[Joint | None]:
+    def hold(self, pairs: Sequence[tuple[str, str, Ratio | None]]) -> list[verdict.Joint | None]:
         """Labels of two arms and their ratio, judged together; None of those without a ratio or an interval."""
         found = {
             index: (ratio, spread)
             for index, (one, other, ratio) in enumerate(pairs)
-            if ratio is not None and (spread := self.spreads.of_pair(one, other, ratio, self.confidence))
+            if ratio is not None and (spread := self._spread(one, other, ratio))
         }
         ratios, spreads = [ratio for ratio, _ in found.values()], [spread for _, spread in found.values()]
-        joint = dict(zip(found, hold_jointly(ratios, spreads, self.confidence), strict=True))
+        joint = dict(zip(found, verdict.hold_jointly(ratios, spreads, self.confidence), strict=True))
         return [joint.get(index) for index in range(len(pairs))]
 
 
-def tail_record(ratio: Ratio, joint: Joint | None, noise: float, aa_noise: float | None) -> TailRecord:
+def tail_record(ratio: Ratio, joint: verdict.Joint | None, noise: float, aa_noise: float | None) -> TailRecord:
     """What is kept of two arms' P95 of the step time.
 
     Args:
@@ -94,8 +97,8 @@ def tail_record(ratio: Ratio, joint: Joint | None, noise: float, aa_noise: float
         aa_noise: part by which equal arms came out different, where there were any.
     """
     if joint is None:
-        return TailRecord(speedup=ratio.estimate, interval=None, verdict=Verdict.ESTIMATE)
-    verdict, launches = decide(joint.ratio, noise, aa_noise), None
-    if verdict is Verdict.AMBIGUOUS and ratio.pairs >= FEWEST_PAIRS and joint.spread.sd > 0:
-        launches = launches_to_decide(ratio, joint.spread, joint.level, aim_of(ratio, noise))
-    return TailRecord(speedup=ratio.estimate, interval=joint.ratio.ends, verdict=verdict, launches_needed=launches)
+        return TailRecord(speedup=ratio.estimate, interval=None, verdict=verdict.Verdict.ESTIMATE)
+    found, launches = verdict.decide(joint.ratio, noise, aa_noise), None
+    if found is verdict.Verdict.AMBIGUOUS and ratio.pairs >= FEWEST_PAIRS and joint.spread.sd > 0:
+        launches = verdict.launches_to_decide(ratio, joint.spread, joint.level, verdict.aim_of(ratio, noise))
+    return TailRecord(speedup=ratio.estimate, interval=joint.ratio.ends, verdict=found, launches_needed=launches)

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from dynbench.analysis.arms import Arm, Pair, pair_launches
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.questions import TOKENS, Unit
-from dynbench.analysis.stats import Ratio, launches_needed, pair_spread, student_t_quantile
+from dynbench.analysis.stats import Ratio, launches_needed, student_t_quantile
 from dynbench.config.image_rules import known_entry
 from dynbench.runs.phrase import Phrase
 
@@ -43,7 +43,7 @@ FloatArray = NDArray[np.float64]
 Basis = Literal["arms", "own"]
 """Whose spread a test rests on: one of each arm, or that of the pair's own log ratios."""
 
-_FEWEST_ARMS = 4
+FEWEST_ARMS = 4
 """Arms below which residuals do not tell one arm's spread from another's."""
 
 
@@ -102,50 +102,6 @@ def hold_jointly(ratios: Sequence[Ratio], spreads: Sequence[Spread], confidence:
         ends = math.exp(estimate - half), math.exp(estimate + half)
         joint.append(Joint(Ratio(ratio.estimate, *ends, ratio.pairs, ratio.first), family, p, level, spread))
     return joint
-
-
-class ArmSpreads(NamedTuple):
-    """A variance per arm.
-
-    Attributes:
-        variances: of the logarithms of an arm's number, by its label; none where they cannot be told apart.
-        df: degrees of freedom of each.
-    """
-
-    variances: Mapping[str, float]
-    df: int
-
-    def of_pair(self, one: str, other: str, ratio: Ratio, confidence: float) -> Spread | None:
-        """What the difference of two arms rests on; None where the pair has no interval.
-
-        Args:
-            one: label of an arm.
-            other: of the other.
-            ratio: what their launches show.
-            confidence: level of its interval.
-        """
-        own = pair_spread(ratio, confidence)
-        if own is None:
-            return None
-        if one not in self.variances or other not in self.variances:
-            return Spread(own, ratio.df, "own")
-        sd, df = of_two(np.float64(self.variances[one]), np.float64(self.variances[other]), self.df)
-        return Spread(float(sd), float(df), "arms")
-
-
-def arm_spreads(arms: Sequence[Arm], of: Callable[[MergedRun], float], first: int | None = None) -> ArmSpreads:
-    """The arms' own spreads, of the launches that have all of them.
-
-    Args:
-        arms: all arms of an analysis.
-        of: the number of a launch, positive.
-        first: launches of the first stage, whose spread is kept; None is all.
-    """
-    table = launch_table(arms, of)[:first]
-    if len(arms) < _FEWEST_ARMS or len(table) < 2:
-        return ArmSpreads({}, 0)
-    labels = [arm.label for arm in arms]
-    return ArmSpreads(dict(zip(labels, arm_variances(table).tolist(), strict=True)), len(table) - 1)
 
 
 def arm_variances(tables: FloatArray) -> FloatArray:
