@@ -30,10 +30,12 @@ class Peer(BatchPolicy):
 
 
 class EpochPolicy(Policy):
-    """A baseline that cuts whole epochs into micro-batches, one per rank and step; a step's samples vary in number."""
+    """A baseline that cuts whole epochs into micro-batches, dealt to the ranks in turn; a step's samples may vary."""
 
     level = "stream"
     fixed_batch = False
+    rounds = 1
+    """Micro-batches per rank."""
 
     @property
     @abstractmethod
@@ -51,14 +53,15 @@ class EpochPolicy(Policy):
         for current in count(epoch):
             parts = self.micro_batches(current)
             for step in range(offset, steps):
-                shares = single(parts[step * ranks : (step + 1) * ranks])
+                dealt = parts[step * ranks * self.rounds : (step + 1) * ranks * self.rounds]
+                shares = tuple(tuple(dealt[rank::ranks]) for rank in range(ranks))
                 yield StepPlan(current * steps + step, shares, packed=self.problem.packed)
             offset = 0
 
     @property
     def coverage(self) -> Coverage:
         """Counted."""
-        taken = self.micro_batches(0)[: self.steps_per_epoch * self.problem.workers]
+        taken = self.micro_batches(0)[: self.steps_per_epoch * self.problem.workers * self.rounds]
         times = np.bincount(np.concatenate(taken), minlength=len(self.problem.lengths))
         return Coverage(lost=int((times == 0).sum()), repeated=int((times > 1).sum()))
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from itertools import count
 from typing import Any
 
 import numpy as np
 
 from dynbench.errors import UsageError
-from dynbench.schedule.peers.base import Peer
+from dynbench.schedule.peers.base import EpochPolicy, Peer
 from dynbench.schedule.plan import IntArray, Share, StepPlan
-from dynbench.schedule.policy import Coverage, Policy, Problem, check_enough_samples
+from dynbench.schedule.policy import Coverage, Problem, check_enough_samples
 
 
 def accumulation_steps(problem: Problem) -> int:
@@ -38,21 +37,20 @@ def sampler_class(policy: str, name: str) -> Any:
     return found
 
 
-class GroupByLength(Policy):
+class GroupByLength(EpochPolicy):
     """`LengthGroupedSampler` as the Trainer uses it: per-rank batches of B/(G*N), dealt to the ranks in turn, N times.
 
     Raises:
         UsageError: transformers or torch is missing, or B is no multiple of G times N micro-batches.
     """
 
-    level = "stream"
-    splits = True
+    splits = fixed_batch = True
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        self._accumulated = accumulation_steps(problem)
-        if problem.global_batch % (problem.workers * self._accumulated):
-            each = "" if self._accumulated == 1 else f" times {self._accumulated} micro-batches"
+        self.rounds = accumulation_steps(problem)
+        if problem.global_batch % (problem.workers * self.rounds):
+            each = "" if self.rounds == 1 else f" times {self.rounds} micro-batches"
             ranks = f"{problem.workers} ranks{each}"
             raise UsageError(
                 f"train.global_batch: {problem.global_batch} is not a multiple of the {ranks}",
@@ -66,23 +64,20 @@ class GroupByLength(Policy):
         """The incomplete last batch is dropped."""
         return Coverage(lost=len(self.problem.lengths) % self.problem.global_batch)
 
-    def plans(self, start: int = 0) -> Iterator[StepPlan]:
-        """Endless plans from optimizer step `start` on; the incomplete last step of an epoch is dropped."""
+    @property
+    def steps_per_epoch(self) -> int:
+        """Full global batches; the incomplete last one is dropped."""
+        return self._order.steps_per_epoch
+
+    def micro_batches(self, epoch: int) -> Sequence[IntArray]:
+        """The sampler's batches, each in as many parts as there are micro-batches of all ranks."""
         import torch
 
-        problem, steps, rounds = self.problem, self._order.steps_per_epoch, self._accumulated
-        per_rank = problem.global_batch // problem.workers
-        lengths = problem.lengths.tolist()
-        epoch, offset = divmod(start, steps)
-        for current in count(epoch):
-            seed = int(np.random.default_rng([problem.seed, current]).integers(2**62))
-            sampler = self._sampler(per_rank, lengths=lengths, generator=torch.Generator().manual_seed(seed))
-            ids = np.fromiter(sampler, dtype=np.int64, count=len(lengths))
-            for step in range(offset, steps):
-                batch = ids[step * problem.global_batch : (step + 1) * problem.global_batch]
-                parts = batch.reshape(rounds, problem.workers, -1).swapaxes(0, 1)
-                yield StepPlan(current * steps + step, tuple(tuple(share) for share in parts))
-            offset = 0
+        problem, lengths = self.problem, self.problem.lengths.tolist()
+        seed = int(np.random.default_rng([problem.seed, epoch]).integers(2**62))
+        per_rank, generator = problem.global_batch // problem.workers, torch.Generator().manual_seed(seed)
+        ids = np.fromiter(self._sampler(per_rank, lengths=lengths, generator=generator), np.int64, len(lengths))
+        return list(ids[: self.steps_per_epoch * problem.global_batch].reshape(-1, per_rank // self.rounds))
 
 
 class BatchRebalance(Peer):
