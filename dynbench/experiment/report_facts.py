@@ -1,18 +1,18 @@
-"""What a report says of the arms beside their tables: changes, predictions, communication."""
+"""What a report says of arms beside their tables: changes, predictions, communication, the tail of step times."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, geometric_mean
 
 from dynbench.analysis.buckets import BucketFit, BucketPoint, bucket_point, fit_buckets, nearest
 from dynbench.analysis.evaluations import Epoch
 from dynbench.analysis.link_map import LinkMap, link_map, link_point
-from dynbench.analysis.measure import Summaries
+from dynbench.analysis.measure import Summaries, known_values
 from dynbench.analysis.measures import workers_of
 from dynbench.analysis.profile import bottlenecks
-from dynbench.analysis.record import ComparisonRecord
+from dynbench.analysis.record import ComparisonRecord, TailRecord
 from dynbench.analysis.table_specs import WASTE, mean_waste
 from dynbench.analysis.topology import Against, against, agreements, busiest
 from dynbench.analysis.verdict import LEAST_TOLERANCE, Verdict
@@ -296,3 +296,62 @@ def training_s(source: ReportInput) -> dict[str, float]:
         if known:
             found[name] = fmean(sum(epoch["train_s"] for epoch in each) for each in known)
     return found
+
+
+P95 = "step_time_ms.p95"
+COST_TYPE = "schedule.cost_type"
+UNDECIDED = (Verdict.AMBIGUOUS, Verdict.ESTIMATE)
+
+
+@dataclass(frozen=True)
+class CostTypes:
+    """Arms that differ in nothing but the cost that their plans minimise.
+
+    Attributes:
+        policy: of all of them.
+        least: the arm whose P95 is smallest.
+        others: the other arms, each with its P95 against the least.
+        noise: differences below this part count as none.
+    """
+
+    policy: str
+    least: str
+    others: Mapping[str, TailRecord]
+    noise: float
+
+    @property
+    def undecided(self) -> Mapping[str, TailRecord]:
+        """Arms that launches do not tell from the one whose P95 is smallest."""
+        return {name: tail for name, tail in self.others.items() if tail.verdict in UNDECIDED}
+
+    def judged(self, verdict: str) -> Mapping[str, TailRecord]:
+        """Arms against which the least has a verdict."""
+        return {name: tail for name, tail in self.others.items() if tail.verdict == verdict}
+
+
+def tail_facts(source: ReportInput) -> dict[str, object]:
+    """What sentences are about: P95 of each arm against the baseline, by verdict, and of arms that differ in costs."""
+    tails = {item.candidate: item.tail for item in source.comparisons if item.tail is not None}
+    by_verdict = {verdict.value: {n: t for n, t in tails.items() if t.verdict is verdict} for verdict in Verdict}
+    return {"tails": by_verdict if tails else None, "cost_tails": list(cost_types(source))}
+
+
+def cost_types(source: ReportInput) -> Iterator[CostTypes]:
+    """The groups of arms that differ in their cost type alone, where P95 was compared."""
+    pairs = [pair for pair in source.pairs if pair.compared.keys() == {COST_TYPE} and pair.tail is not None]
+    left = list(dict.fromkeys(name for pair in pairs for name in (pair.baseline, pair.candidate)))
+    while left:
+        group = [left[0], *(name for name in left[1:] if _between(pairs, left[0], name) is not None)]
+        left = [name for name in left if name not in group]
+        least = min(group, key=lambda name: geometric_mean(known_values(source.launches[name], P95)))
+        against = {name: _between(pairs, name, least) for name in group if name != least}
+        policy = str((source.arms[least][0].config or {}).get("schedule.policy"))
+        yield CostTypes(policy, least, {n: t for n, t in against.items() if t is not None}, pairs[0].noise_threshold)
+
+
+def _between(pairs: Sequence[ComparisonRecord], other: str, arm: str) -> TailRecord | None:
+    """P95 of an arm against that of another, which of the two was the baseline in whichever order."""
+    for pair in pairs:
+        if pair.tail is not None and {pair.baseline, pair.candidate} == {other, arm}:
+            return pair.tail if pair.candidate == arm else pair.tail.turned
+    return None

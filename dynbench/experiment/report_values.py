@@ -21,7 +21,7 @@ from dynbench.analysis.verdict import LEVELS, Verdict
 from dynbench.config.schema import Analysis
 from dynbench.experiment.offline_plans import Solved, static_over
 from dynbench.experiment.report_conclusions import Conclusion, compressors, conclude, steps_effects, warnings
-from dynbench.experiment.report_facts import arms_facts, communication_facts
+from dynbench.experiment.report_facts import arms_facts, communication_facts, tail_facts
 from dynbench.experiment.report_input import (
     SOLVE_FIGURES,
     ReportInput,
@@ -36,7 +36,6 @@ from dynbench.experiment.report_input import (
 )
 from dynbench.experiment.report_settings import data_facts, memory_facts, settings
 from dynbench.experiment.report_tables import Sources, report_tables
-from dynbench.experiment.report_tail import tail_facts
 from dynbench.plugins import POLICIES
 from dynbench.report import CONTENTS, Template, interval, percent, ratio, substitute
 from dynbench.runs.store import results_option

@@ -8,8 +8,8 @@ import pytest
 from languages import english_sentences, facts
 from unit.experiment.conftest import Reported
 
+from dynbench.experiment.report_facts import CostTypes
 from dynbench.experiment.report_input import ReportInput
-from dynbench.experiment.report_tail import CostTypes
 from dynbench.experiment.reporting import render_report
 
 P95 = {"static": 300.0, "tokens": 260.0, "attention": 250.0, "squared": 251.0}
