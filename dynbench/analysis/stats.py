@@ -275,11 +275,6 @@ class Plan(NamedTuple):
     launches: int
     half_width: float
 
-    @property
-    def more(self) -> int:
-        """Launches still to make after the first stage."""
-        return self.launches - self.first
-
 
 def plan_launches(
     first_stage: Sequence[LogRatios],

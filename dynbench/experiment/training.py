@@ -222,10 +222,8 @@ def _partial_summarised(made: Sequence[Run] = ()) -> Iterator[None]:
 
 def _result(run: Run, figures: bool) -> TrainingResult:
     """Summarised here, unless another node's launcher does it."""
-    return _finished(run, figures) if run.record().pid == os.getpid() else TrainingResult(run, None)
-
-
-def _finished(run: Run, figures: bool) -> TrainingResult:
+    if run.record().pid != os.getpid():
+        return TrainingResult(run, None)
     try:
         with named(run):
             from dynbench.analysis.merge import merge_run  # and polars, for which no rank has to wait

@@ -182,11 +182,6 @@ class StepFacts:
         """Variance of the cost over ranks (population)."""
         return float(self.costs.var())
 
-    @property
-    def mean_length(self) -> float:
-        """Mean real length of the step's samples, tokens."""
-        return float(self.real_tokens.sum() / self.local_batches.sum())
-
 
 class _Priced:
     """The micro-batches of a plan, rank by rank; arrays of shape [M]."""
