@@ -32,7 +32,7 @@ from dynbench.analysis.questions import (
 from dynbench.analysis.run_facts import device_names, fact, section
 from dynbench.config.digest import NOT_IDENTITY, config_digest, flatten
 from dynbench.config.digest import differences as config_differences
-from dynbench.config.image_rules import has_lengths
+from dynbench.config.part_rules import has_lengths
 from dynbench.config.ranks import Ranks
 from dynbench.config.schema import Config
 from dynbench.errors import UsageError, did_you_mean

@@ -164,7 +164,7 @@ def _trained(run: Run, summary: Mapping[str, object]) -> str:
 def _to_gain(run: Run, summary: Mapping[str, object], store: RunStore) -> str:
     """Waiting and padding, and what a step without them would be as fast as; of a static run the comparison to try."""
     from dynbench.analysis.measure import lookup
-    from dynbench.config.image_rules import has_lengths
+    from dynbench.config.part_rules import has_lengths
 
     config = run.config()
     wait = lookup(summary, "wait_fraction")

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from dynbench.config.image_rules import Problems, decoding_ahead, image_warnings, known_entry, lengths_are_there
 from dynbench.config.part_rules import (
+    Problems,
     batch_is_open,
     batch_problem,
     buffer_size,
     data,
+    decoding_ahead,
+    image_warnings,
+    known_entry,
+    lengths_are_there,
     rank_problems,
     split_window_warnings,
     training,

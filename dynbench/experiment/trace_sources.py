@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dynbench.config.describe import field_of
 from dynbench.config.digest import changed, flatten
-from dynbench.config.image_rules import has_lengths
+from dynbench.config.part_rules import has_lengths
 from dynbench.config.schema import Config
 from dynbench.errors import DataError, UsageError
 from dynbench.runs.row_writer import read_lengths

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from dynbench.compress.base import Compressor
 from dynbench.compress.gathered import gatherer_of
-from dynbench.config.image_rules import ahead
+from dynbench.config.part_rules import ahead
 from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config
 from dynbench.engine.failure import RECORDING

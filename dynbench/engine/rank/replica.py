@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from dynbench.config.image_rules import unequal_batch_norm
+from dynbench.config.part_rules import unequal_batch_norm
 from dynbench.config.schema import Config, Train
 from dynbench.engine.rank.exchange import max_over_ranks
 from dynbench.engine.rank.optimizer_step import CLIP_COLUMNS, Clipper, LearningRate, Precision
