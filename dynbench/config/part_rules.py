@@ -121,7 +121,7 @@ def data(config: Config) -> Problems:
 
 def training(config: Config) -> Problems:
     """Settings of the loop that do not go with each other, the launcher or the strategy."""
-    train, sync, strategy = config.train, config.sync, STRATEGIES.get(config.sync.name)
+    train, sync = config.train, config.sync
     virtual, idle = config.launch.launcher == "virtual", not sync.trains
     # Of epochs it is decided later how many steps there are.
     known = train.epochs is None or train.steps != type(train).model_fields["steps"].default
@@ -142,7 +142,7 @@ def training(config: Config) -> Problems:
         "set launch.launcher to torchrun": train.exposed and virtual,
         f"train.exposed: true, but {sync.disabled_by} sends nothing already; change either": train.exposed and idle,
         f"train.exposed: true, but under sync.name {sync.name!r} a server steps by what workers send; set it to false, "
-        "or choose another strategy": train.exposed and strategy is not None and strategy.servers,
+        "or choose another strategy": train.exposed and STRATEGIES[sync.name].servers,
         f"train.exposed: true, but a profiler (train.profile_steps: {profiled}) is of the whole process, in which two "
         "trainings take turns; set one of them to its default": train.exposed and profiled,
         "train.memory_parts: true, but one process plays all virtual ranks; "
