@@ -13,8 +13,8 @@ from typing import Literal
 
 from dynbench.analysis.questions import within
 from dynbench.config.digest import differences
-from dynbench.config.launches import Launches, odd_number
 from dynbench.config.part_rules import ahead
+from dynbench.config.recipes import Launches, odd_number
 from dynbench.config.schema import Config
 from dynbench.errors import ConfigError
 from dynbench.plugins import STRATEGIES, options_of

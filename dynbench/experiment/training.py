@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from dynbench.config.digest import NOT_IDENTITY, SUFFIX, changed, config_digest, without_communication
-from dynbench.config.launches import Launches
 from dynbench.config.ranks import parameter_copies, ranks_of
+from dynbench.config.recipes import Launches
 from dynbench.config.rules import makes_probe
 from dynbench.config.schema import Config
 from dynbench.engine.launching.progress import OnProgress
