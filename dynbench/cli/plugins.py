@@ -56,7 +56,7 @@ def listed(kind: str, *attributes: str) -> list[dict[str, Any]]:
         kind: of `KINDS`.
         attributes: of the entries, that are shown too.
     """
-    from dynbench.config.describe import describe
+    from dynbench.config.values import describe
     from dynbench.plugins import KINDS
     from dynbench.runs.atomic import jsonable
 

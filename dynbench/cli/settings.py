@@ -195,7 +195,7 @@ def setting_words(command: str, run: Run, overrides: Mapping[str, object]) -> li
     """
     from dynbench.config.digest import changed, differences, value_of
     from dynbench.config.layers import replaced_by
-    from dynbench.config.typed_text import written
+    from dynbench.config.values import written
 
     config = run.config()
     wanted = changed(config, overrides)

@@ -10,7 +10,7 @@ from typing import cast
 from dynbench.config.digest import dump_yaml
 from dynbench.config.layers import Settings, load_mapping, replaced_by
 from dynbench.config.recipes import ITEMS, Recipe, RecipeText, find_recipe, written_launches
-from dynbench.config.typed_text import overlap, read_settings, read_values
+from dynbench.config.values import overlap, read_settings, read_values
 from dynbench.config.yaml_strict import Document, Positions, Value
 from dynbench.config.yaml_strict import Mapping as YamlMapping
 from dynbench.errors import UsageError

@@ -10,11 +10,10 @@ from typing import Annotated, Literal, cast
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from dynbench.config.describe import all_keys
 from dynbench.config.digest import dump_yaml, recorded, value_of
 from dynbench.config.layers import Setting, Settings, command_line, load_mapping
 from dynbench.config.schema import Config
-from dynbench.config.typed_text import overlap
+from dynbench.config.values import all_keys, overlap
 from dynbench.config.yaml_strict import Document, Value
 from dynbench.errors import ConfigError, UsageError, did_you_mean
 from dynbench.plugins.code import recipes_dir

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dynbench.config.describe import field_of
 from dynbench.config.digest import changed, flatten
 from dynbench.config.part_rules import has_lengths
 from dynbench.config.schema import Config
+from dynbench.config.values import field_of
 from dynbench.errors import DataError, UsageError
 from dynbench.runs.row_writer import read_lengths
 from dynbench.runs.run import Run
