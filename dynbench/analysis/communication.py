@@ -13,8 +13,8 @@ from dynbench.analysis.rank_files import Operation, by_operation
 from dynbench.analysis.run_facts import fact
 from dynbench.config.digest import is_like
 from dynbench.errors import DynbenchError
-from dynbench.runs.columns import COMM_COLUMNS, COMPRESSES, read_columns
 from dynbench.runs.phrase import Phrase, PhraseRecord
+from dynbench.runs.records import COMM_COLUMNS, COMPRESSES, read_columns
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import is_folder_name
 from dynbench.units import Unit

@@ -22,7 +22,7 @@ import yaml
 from pydantic import BaseModel
 
 from dynbench.analysis.measure import Measure, Metric
-from dynbench.runs.columns import Column
+from dynbench.runs.records import Column
 from dynbench.units import Unit
 
 SCALARS: Mapping[object, str] = {str: "string", int: "integer", float: "number", bool: "boolean", object: "any"}

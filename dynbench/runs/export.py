@@ -27,8 +27,8 @@ from pydantic_core import from_json
 from dynbench import __version__
 from dynbench.errors import RecordError, RunLookupError, UsageError
 from dynbench.runs.atomic import check_version, replacing
-from dynbench.runs.columns import COLUMNS_FILE
 from dynbench.runs.probe_record import PROBE_FILE
+from dynbench.runs.records import COLUMNS_FILE
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import check_spelling
 

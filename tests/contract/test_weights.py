@@ -26,8 +26,7 @@ from dynbench.config.schema import Config
 from dynbench.engine.planning import build_problem
 from dynbench.engine.rank import replica
 from dynbench.engine.rank.exchange import GlobalBatch
-from dynbench.runs.columns import COLUMNS_FILE
-from dynbench.runs.records import COLUMNS
+from dynbench.runs.records import COLUMNS, COLUMNS_FILE
 from dynbench.runs.run import Run
 from dynbench.schedule.policy import Planner, policy_class
 from dynbench.sync.base import gradient_norm

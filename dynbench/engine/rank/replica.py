@@ -22,7 +22,7 @@ from dynbench.engine.rank.optimizer_step import CLIP_COLUMNS, Clipper, LearningR
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.plugins import options_of
 from dynbench.plugins.datasets import SecondOptions
-from dynbench.runs.columns import CORRECT, Column
+from dynbench.runs.records import CORRECT, Column
 from dynbench.schedule.plan import Share
 from dynbench.sync.base import Strategy
 from dynbench.sync.synchronised import fillable

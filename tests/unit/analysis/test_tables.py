@@ -24,7 +24,7 @@ from dynbench.cli import console, output
 from dynbench.plugins import STRATEGIES
 from dynbench.report import LANGUAGES, load_template
 from dynbench.runs.atomic import write_json
-from dynbench.runs.columns import COMM_COLUMNS, Column, write_columns
+from dynbench.runs.records import COMM_COLUMNS, Column, write_columns
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.table_text import MARKDOWN_WIDTH, Table, format_gain, format_value, signed

@@ -16,8 +16,8 @@ from dynbench.config.digest import dump_config
 from dynbench.config.schema import Config
 from dynbench.errors import UsageError
 from dynbench.runs.atomic import write_json
-from dynbench.runs.columns import COMM_COLUMNS, read_columns, write_columns
 from dynbench.runs.export import MANIFEST, open_export, record_files, write_export
+from dynbench.runs.records import COMM_COLUMNS, read_columns, write_columns
 from dynbench.runs.run import Run
 
 Members = dict[str, bytes]
