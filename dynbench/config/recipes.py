@@ -16,7 +16,7 @@ from dynbench.config.schema import Config
 from dynbench.config.values import all_keys, overlap
 from dynbench.config.yaml_strict import Document, Value
 from dynbench.errors import ConfigError, UsageError, did_you_mean
-from dynbench.plugins.code import recipes_dir
+from dynbench.plugins.outside import recipes_dir
 from dynbench.plugins.registry import PositiveFloat, PositiveInt, Section
 
 ArmName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}$")]
