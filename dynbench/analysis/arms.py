@@ -35,7 +35,7 @@ from dynbench.config.digest import differences as config_differences
 from dynbench.config.part_rules import has_lengths
 from dynbench.config.ranks import Ranks
 from dynbench.config.schema import Config
-from dynbench.errors import UsageError, did_you_mean
+from dynbench.errors import UsageError, unknown_name
 from dynbench.runs.phrase import Phrase
 
 NOT_IDENTITY_OF_ARM = (*NOT_IDENTITY, "analysis")
@@ -254,9 +254,7 @@ def led_by(label: str, arms: Sequence[Arm]) -> list[Arm]:
     """
     known = [arm.label for arm in arms]
     if label not in known:
-        raise UsageError(
-            f"--baseline {label}: no such arm. {did_you_mean(label, known)}".rstrip(), f"There are: {', '.join(known)}."
-        )
+        raise unknown_name(f"--baseline {label}: no such arm", label, known, "There are")
     stored = next((arm.label for arm in arms if arm.stored), label)
     if stored != label:
         raise UsageError(

@@ -19,7 +19,7 @@ from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.rank_files import find_rank_files
 from dynbench.analysis.record import COMPARISON_FILE, read_analysis
 from dynbench.config.digest import config_digest, flatten
-from dynbench.errors import RecordError, RunLookupError, UsageError, did_you_mean
+from dynbench.errors import RecordError, RunLookupError, UsageError, unknown_name
 from dynbench.runs.atomic import load_json, write_json
 from dynbench.runs.export import EXPORT_FILE, Export, open_export, record_files, write_export
 from dynbench.runs.lookup import check_own_files
@@ -239,9 +239,7 @@ def _arm(arm: str, arms: Mapping[str, Sequence[Run]] | None, where: str) -> Sequ
     if arms is None:
         raise UsageError(f"--arm {arm}: {where} names no arms", "Leave --arm out.")
     if arm not in arms:
-        raise UsageError(
-            f"--arm {arm}: no such arm in {where}. {did_you_mean(arm, arms)}".rstrip(), f"There are: {', '.join(arms)}."
-        )
+        raise unknown_name(f"--arm {arm}: no such arm in {where}", arm, arms, "There are")
     return arms[arm]
 
 

@@ -18,7 +18,7 @@ from dynbench.cli.settings import Settings, next_command
 from dynbench.config.digest import differences
 from dynbench.config.rules import known_world_size
 from dynbench.config.schema import Config
-from dynbench.errors import RecordError, UsageError, did_you_mean
+from dynbench.errors import RecordError, UsageError, unknown_name
 from dynbench.runs.lookup import Entries, Removal, groups_of
 from dynbench.runs.run import Run, current_status, duration_s
 from dynbench.runs.run_record import Status
@@ -54,10 +54,7 @@ def matching(exact: Mapping[str, str | None], name: str | None, since: str | Non
     wanted = {key: [word.strip() for word in (text or "").split(",") if word.strip()] for key, text in exact.items()}
     for word in wanted.get("status", ()):
         if word not in tuple(Status):
-            raise UsageError(
-                f"--status: {word!r} is no status. {did_you_mean(word, tuple(Status))}".rstrip(),
-                f"Known: {', '.join(Status)}.",
-            )
+            raise unknown_name(f"--status: {word!r} is no status", word, Status)
     begin = None if since is None else _moment(since)
     return lambda row: (
         all(not values or row[key] in values for key, values in wanted.items())

@@ -15,7 +15,7 @@ from dynbench.config.layers import Setting, Settings, command_line, load_mapping
 from dynbench.config.schema import Config
 from dynbench.config.values import all_keys, overlap
 from dynbench.config.yaml_strict import Document, Value
-from dynbench.errors import ConfigError, UsageError, did_you_mean
+from dynbench.errors import ConfigError, did_you_mean, unknown_name
 from dynbench.plugins.outside import recipes_dir
 from dynbench.plugins.registry import PositiveFloat, PositiveInt, Section
 
@@ -227,10 +227,7 @@ def find_recipe(reference: str) -> Path:
     name = reference.removeprefix("recipes/").removesuffix(".yaml")
     if name in shipped:
         return shipped[name]
-    raise UsageError(
-        f"{reference}: neither a file nor a shipped recipe. {did_you_mean(name, shipped)}".rstrip(),
-        f"Shipped: {', '.join(shipped)}.",
-    )
+    raise unknown_name(f"{reference}: neither a file nor a shipped recipe", name, shipped, "Shipped")
 
 
 def load_recipe(path: Path) -> Recipe:
