@@ -15,8 +15,7 @@ from dynbench.config.digest import is_like
 from dynbench.errors import DynbenchError
 from dynbench.runs.phrase import Phrase, PhraseRecord
 from dynbench.runs.records import COMM_COLUMNS, COMPRESSES, read_columns
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import is_folder_name
+from dynbench.runs.run import Run, is_folder_name
 from dynbench.units import Unit
 
 COMMUNICATION = "communication and planning"

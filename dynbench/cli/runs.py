@@ -149,8 +149,7 @@ def remove_runs(
     """
     from dynbench.cli.runs_show import confirm_removal, members_go_too, show_removal
     from dynbench.runs.lookup import Removal, plan_removal, size_of
-    from dynbench.runs.run import current_status
-    from dynbench.runs.run_record import UNSUCCESSFUL
+    from dynbench.runs.run import UNSUCCESSFUL, current_status
 
     if not refs and not failed:
         raise UsageError("runs rm: no run named", "Name runs, or give --failed.")
@@ -184,7 +183,7 @@ def remove_runs(
 def _log_strangers(store: RunStore) -> set[Path]:
     """Folders of the results folder that are no runs of it; those that look like a run are named on stderr."""
     from dynbench.runs.lookup import strangers
-    from dynbench.runs.run_record import slug_of
+    from dynbench.runs.run import slug_of
 
     found = strangers(store.root)
     for path, reason in found:

@@ -21,7 +21,7 @@ from dynbench.plugins import STRATEGIES, options_of
 from dynbench.plugins.strategies import DilocoOptions, LocalOptions
 from dynbench.runs.atomic import read_json, write_json
 from dynbench.runs.records import SCHEMA_VERSION
-from dynbench.runs.run_record import RunId
+from dynbench.runs.run import RunId
 
 STATE_FILE = "compare.json"
 Mode = Literal["interleaved", "apart"]

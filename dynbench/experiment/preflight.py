@@ -21,8 +21,7 @@ from dynbench.engine.launching.torchrun import started_as_rank
 from dynbench.engine.plan_check import check_plan, total_steps
 from dynbench.errors import ConfigError, NothingFits, RecordError, UsageError, did_you_mean
 from dynbench.experiment.launch_plan import Grouping, decide_grouping
-from dynbench.runs.run import duration_s
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Status, duration_s
 from dynbench.runs.store import RunStore
 from dynbench.units import format_ms
 from dynbench.workloads.inputs import check_batch, check_inputs

@@ -29,8 +29,7 @@ from dynbench.errors import RecordError, RunLookupError, UsageError
 from dynbench.runs.atomic import check_version, replacing
 from dynbench.runs.probe_record import PROBE_FILE
 from dynbench.runs.records import COLUMNS_FILE
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import check_spelling
+from dynbench.runs.run import Run, check_spelling
 
 EXPORT_FILE = "stored_runs.zip"
 """The export that a comparison keeps in its folder, where its runs come from one."""
@@ -107,8 +106,8 @@ def write_export(path: Path, manifest: Manifest, runs: Mapping[str, Mapping[str,
     Args:
         path: where to.
         manifest: what it says of itself.
-        runs: run id to its files, by their name in a run folder; those of the manifest, and what these refer to: probes,
-            and runs without communication that took turns with them.
+        runs: run id to its files, by their name in a run folder; those of the manifest, and what these refer to:
+            probes, and runs without communication that took turns with them.
 
     Raises:
         UsageError: it cannot be written, or a file of a run cannot be read.

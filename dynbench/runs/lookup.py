@@ -11,8 +11,7 @@ from zipfile import BadZipFile, ZipFile
 from dynbench.errors import RecordError
 from dynbench.runs.atomic import is_special
 from dynbench.runs.export import EXPORT_FILE, RUNS
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import NOT_NAMES, RunRecord, ids_in
+from dynbench.runs.run import NOT_NAMES, Run, RunRecord, ids_in
 
 _MAKES = ("compare.json", "cells.json")
 """Files of a comparison that list what it launched."""

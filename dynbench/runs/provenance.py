@@ -21,7 +21,7 @@ from dynbench.config.digest import config_digest
 from dynbench.config.schema import Config
 from dynbench.plugins.outside import digests
 from dynbench.runs.records import SCHEMA_VERSION
-from dynbench.runs.run_record import host_name, now
+from dynbench.runs.run import host_name, now
 from dynbench.units import mb
 
 PACKAGES = ("torch", "transformers", "datasets", "numpy", "polars", "pydantic", "triton", "click", "rich")

@@ -38,8 +38,7 @@ from dynbench.errors import (
 )
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.provenance import collect
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Failure, Status
+from dynbench.runs.run import Failure, Run, Status
 from dynbench.runs.store import Naming, RunStore
 from dynbench.signals import handled, terminate
 

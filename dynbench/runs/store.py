@@ -17,12 +17,13 @@ from dynbench import __version__
 from dynbench.errors import RecordError, RunLookupError, UsageError, did_you_mean
 from dynbench.runs.atomic import locked, write_json
 from dynbench.runs.lookup import Entries, Runs, check_own_files, why_foreign
-from dynbench.runs.run import Run, current_status
-from dynbench.runs.run_record import (
+from dynbench.runs.run import (
     NOT_NAMES,
+    Run,
     RunRecord,
     Status,
     check_spelling,
+    current_status,
     new_id,
     now,
     slug_of,

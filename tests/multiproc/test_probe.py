@@ -21,8 +21,7 @@ from dynbench.probe.capacity import find_capacities, refuse_if_nothing_fits
 from dynbench.probe.children import Children
 from dynbench.probe.prober import run_probe
 from dynbench.runs.probe_record import CapacityRow, ProbeRecord, read_probe
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 from dynbench.schedule.capacity import UNLIMITED, Capacity
 

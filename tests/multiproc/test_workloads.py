@@ -27,8 +27,7 @@ from dynbench.engine.launching.run_launch import launch_training
 from dynbench.engine.planning import build_problem
 from dynbench.engine.rank.saved import Saved, evaluate_saved
 from dynbench.runs.records import read_columns, work_hash
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 from dynbench.schedule.policy import Planner
 from dynbench.workloads.registry import build_workload

@@ -24,7 +24,7 @@ from dynbench.config.schema import Config
 from dynbench.engine.planning import Planned, PlanSource
 from dynbench.errors import ConfigError, DynbenchError
 from dynbench.plugins.outside import VARIABLE, digests
-from dynbench.runs.run_record import host_name
+from dynbench.runs.run import host_name
 from dynbench.schedule import capacity
 from dynbench.schedule.plan import Share
 from dynbench.schedule.policy import Problem

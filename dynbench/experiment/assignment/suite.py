@@ -33,8 +33,7 @@ from dynbench.report import LANGUAGES
 from dynbench.runs.atomic import read_json, write_json, write_text
 from dynbench.runs.lookup import check_own_files
 from dynbench.runs.recorder import new_run, recorded
-from dynbench.runs.run import Run, refuse_running
-from dynbench.runs.run_record import RunId, Status
+from dynbench.runs.run import Run, RunId, Status, refuse_running
 from dynbench.runs.store import Naming, RunStore
 
 _log = logging.getLogger(__name__)

@@ -26,8 +26,7 @@ from dynbench.experiment import training
 from dynbench.experiment.training import run_training
 from dynbench.runs.atomic import write_text
 from dynbench.runs.row_writer import RowWriter
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Run, Status
 from dynbench.runs.store import Naming, RunStore
 
 Output = pytest.CaptureFixture[str]

@@ -43,8 +43,7 @@ from dynbench.experiment.training import LaunchedArm, TrainingResult
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.records import StepRow
 from dynbench.runs.row_writer import RowWriter
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 
 RECIPE = """\

@@ -23,8 +23,7 @@ from dynbench.experiment.trace_sources import dataset_trace, run_trace, trained_
 from dynbench.plugins import WORKLOADS
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.row_writer import LENGTHS_FILE, RowWriter, write_lengths
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 from dynbench.workloads.registry import build_workload
 

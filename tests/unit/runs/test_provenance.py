@@ -24,7 +24,7 @@ from dynbench.runs.provenance import (
     memory_limit_bytes,
     memory_mb,
 )
-from dynbench.runs.run_record import start_mark
+from dynbench.runs.run import start_mark
 
 
 def test_every_fact_is_known_or_null_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
