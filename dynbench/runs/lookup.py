@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 from zipfile import BadZipFile, ZipFile
 
 from dynbench.errors import RecordError
@@ -89,30 +88,9 @@ def strangers(root: Path) -> list[tuple[Path, str]]:
     return [(path, reason) for path, reason in reasons if reason is not None]
 
 
-class InUse(NamedTuple):
-    """A run of a comparison that stays, because something else reads it."""
-
-    run: Run
-    used_by: str
-    """Name of the folder that names it."""
-
-
-@dataclass(frozen=True)
-class Removal:
-    """What is taken out of a registry.
-
-    Attributes:
-        runs: the runs chosen.
-        members: the runs of comparisons that go with them.
-        in_use: the runs of these comparisons that something else reads.
-    """
-
-    runs: Sequence[Run]
-    members: Sequence[Run]
-    in_use: Sequence[InUse]
-
-
-def plan_removal(root: Path, chosen: Sequence[Run], comparisons: Sequence[Run], entries: Entries) -> Removal:
+def plan_removal(
+    root: Path, chosen: Sequence[Run], comparisons: Sequence[Run], entries: Entries
+) -> tuple[list[Run], dict[Run, str]]:
     """What goes together with the runs chosen.
 
     What lies in the results folder reads a run where one of its files names the id, be its own record readable or not.
@@ -122,14 +100,17 @@ def plan_removal(root: Path, chosen: Sequence[Run], comparisons: Sequence[Run], 
         chosen: what is removed in any case.
         comparisons: those of them of which all goes that was made for them and that nothing reads which stays.
         entries: of the registry.
+
+    Returns:
+        The runs of the comparisons that go with them; and those that stay, as something else reads them, each with the
+        name of the folder that does.
     """
-    groups = groups_of(entries)
-    known: dict[str, tuple[Run, RunRecord]] = {run.id: (run, record) for run, record in entries}
+    groups, known = groups_of(entries), {run.id: run for run, _ in entries}
     taken = {run.id for run in chosen}
     made = [run_id for run in comparisons for run_id in members_of(run.id, groups)]
-    members = {run_id: known[run_id][0] for run_id in made if run_id not in taken}
+    members = {run_id: known[run_id] for run_id in made if run_id not in taken}
     reads = _reads_of(root, members)
-    in_use: list[InUse] = []
+    in_use: dict[Run, str] = {}
     while True:
         used = {
             run_id: folder
@@ -139,8 +120,8 @@ def plan_removal(root: Path, chosen: Sequence[Run], comparisons: Sequence[Run], 
             if run_id in ids
         }
         if not used:
-            return Removal(chosen, list(members.values()), in_use)
-        in_use += [InUse(members.pop(run_id), folder) for run_id, folder in used.items()]
+            return list(members.values()), in_use
+        in_use |= {members.pop(run_id): folder for run_id, folder in used.items()}
 
 
 def _reads_of(root: Path, wanted: Iterable[str]) -> dict[str, set[str]]:
