@@ -22,11 +22,10 @@ from dynbench.config.digest import config_digest, flatten
 from dynbench.errors import RecordError, RunLookupError, UsageError, unknown_name
 from dynbench.runs.atomic import load_json, write_json
 from dynbench.runs.export import EXPORT_FILE, Export, Manifest, open_export, record_files, write_export
-from dynbench.runs.lookup import check_own_files
 from dynbench.runs.probe_record import PROBE_FILE
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore, results_option
+from dynbench.runs.store import RunStore, check_own_files, results_option
 
 Baseline = tuple[str, Sequence[Run]]
 """Label and launches of a stored arm."""

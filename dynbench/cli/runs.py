@@ -148,7 +148,7 @@ def remove_runs(
     completed launches of a comparison that failed, unless --with-launches is given.
     """
     from dynbench.cli.runs_show import confirm_removal, members_go_too, show_removal
-    from dynbench.runs.lookup import plan_removal, size_of
+    from dynbench.runs.store import plan_removal, size_of
     from dynbench.runs.run import UNSUCCESSFUL, current_status
 
     if not refs and not failed:
@@ -182,7 +182,7 @@ def remove_runs(
 
 def _log_strangers(store: RunStore) -> set[Path]:
     """Folders of the results folder that are no runs of it; those that look like a run are named on stderr."""
-    from dynbench.runs.lookup import strangers
+    from dynbench.runs.store import strangers
     from dynbench.runs.run import slug_of
 
     found = strangers(store.root)

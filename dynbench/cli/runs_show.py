@@ -19,9 +19,8 @@ from dynbench.config.digest import differences
 from dynbench.config.rules import known_world_size
 from dynbench.config.schema import Config
 from dynbench.errors import RecordError, UsageError, unknown_name
-from dynbench.runs.lookup import Entries, groups_of
 from dynbench.runs.run import Run, Status, current_status, duration_s
-from dynbench.runs.store import RunStore
+from dynbench.runs.store import Entries, RunStore, groups_of
 from dynbench.table_text import printable
 from dynbench.units import format_bytes, format_ms, parse_duration_s
 

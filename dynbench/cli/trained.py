@@ -145,7 +145,7 @@ def scalars_of_runs(store: RunStore, references: Iterable[str]) -> dict[str, Pat
 
 def _launched(store: RunStore, run: Run) -> list[Run]:
     """A run, or what was launched for a comparison."""
-    from dynbench.runs.lookup import groups_of, members_of
+    from dynbench.runs.store import groups_of, members_of
 
     if run.record().command != "compare":
         return [run]
