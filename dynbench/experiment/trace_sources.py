@@ -10,7 +10,7 @@ from dynbench.config.part_rules import has_lengths
 from dynbench.config.schema import Config
 from dynbench.config.values import field_of
 from dynbench.errors import DataError, UsageError
-from dynbench.runs.row_writer import read_lengths
+from dynbench.runs.records import read_lengths
 from dynbench.runs.run import Run
 from dynbench.schedule.traces import Trace
 

@@ -39,8 +39,7 @@ from dynbench.errors import UsageError
 from dynbench.plugins import COMPRESSORS, STRATEGIES, options_of
 from dynbench.plugins.policies import PrefixOptions
 from dynbench.plugins.strategies import ShardOptions
-from dynbench.runs.records import StepRow, write_columns
-from dynbench.runs.row_writer import CallWriter, RowWriter
+from dynbench.runs.records import CallWriter, RowWriter, StepRow, write_columns
 from dynbench.runs.run import Run
 from dynbench.schedule.plan import Share
 from dynbench.schedule.policy import Problem, policy_class

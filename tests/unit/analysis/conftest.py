@@ -18,8 +18,7 @@ from dynbench.cli.main import main
 from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
 from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.records import StepRow, work_hash
-from dynbench.runs.row_writer import RowWriter
+from dynbench.runs.records import RowWriter, StepRow, work_hash
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 

@@ -25,7 +25,7 @@ from dynbench.engine.launching.run_launch import create_run
 from dynbench.experiment import training
 from dynbench.experiment.training import run_training
 from dynbench.runs.atomic import write_text
-from dynbench.runs.row_writer import RowWriter
+from dynbench.runs.records import RowWriter
 from dynbench.runs.run import Run, Status
 from dynbench.runs.store import Naming, RunStore
 

@@ -22,7 +22,7 @@ from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.plugins import WORKLOADS
 from dynbench.probe.trial import TrialStep
-from dynbench.runs.row_writer import LENGTHS_FILE
+from dynbench.runs.records import LENGTHS_FILE
 from dynbench.runs.run import Run
 from dynbench.sync.base import Local
 from dynbench.workloads.registry import build_workload

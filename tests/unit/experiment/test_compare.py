@@ -41,8 +41,7 @@ from dynbench.experiment.offline_plans import read_solved
 from dynbench.experiment.report_input import find_report_input
 from dynbench.experiment.training import LaunchedArm, TrainingResult
 from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.records import StepRow
-from dynbench.runs.row_writer import RowWriter
+from dynbench.runs.records import RowWriter, StepRow
 from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 

@@ -22,7 +22,7 @@ from dynbench.experiment.offline_plans import plan_offline
 from dynbench.experiment.trace_sources import dataset_trace, run_trace, trained_trace, training_trace
 from dynbench.plugins import WORKLOADS
 from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.row_writer import LENGTHS_FILE, RowWriter, write_lengths
+from dynbench.runs.records import LENGTHS_FILE, RowWriter, write_lengths
 from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 from dynbench.workloads.registry import build_workload
