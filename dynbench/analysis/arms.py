@@ -30,11 +30,10 @@ from dynbench.analysis.questions import (
     within,
 )
 from dynbench.analysis.run_facts import device_names, fact, section
-from dynbench.config.digest import NOT_IDENTITY, config_digest, flatten
-from dynbench.config.digest import differences as config_differences
+from dynbench.config.schema import differences as config_differences
 from dynbench.config.part_rules import has_lengths
 from dynbench.config.ranks import Ranks
-from dynbench.config.schema import Config
+from dynbench.config.schema import NOT_IDENTITY, Config, config_digest, flatten
 from dynbench.errors import UsageError, unknown_name
 from dynbench.runs.phrase import Phrase
 

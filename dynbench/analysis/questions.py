@@ -15,10 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dynbench.config.digest import differences
 from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.rules import known_world_size
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, differences
 from dynbench.errors import NotComparable, UsageError, unknown_name
 from dynbench.runs.phrase import Phrase
 

@@ -18,7 +18,7 @@ from dynbench.analysis.communication import null_run
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.rank_files import find_rank_files
 from dynbench.analysis.record import COMPARISON_FILE, read_analysis
-from dynbench.config.digest import config_digest, flatten
+from dynbench.config.schema import config_digest, flatten
 from dynbench.errors import RecordError, RunLookupError, UsageError, unknown_name
 from dynbench.runs.atomic import load_json, write_json
 from dynbench.runs.export import EXPORT_FILE, Export, Manifest, open_export, record_files, write_export

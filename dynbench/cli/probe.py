@@ -54,7 +54,7 @@ def configured(config: Config) -> dict[str, object]:
 
 def next_settings(config: Config, run: Run) -> dict[str, object]:
     """What the training that is suggested sets beside the configuration of the probe's run."""
-    from dynbench.config.digest import changed
+    from dynbench.config.schema import changed
 
     policy = None if config.schedule.policy == "static" else config.schedule.policy
     dynamic = changed(config, {"schedule.mode": "dynamic", "schedule.policy": policy})

@@ -15,9 +15,8 @@ import click
 
 from dynbench.cli.output import Columns, brief, print_lines, print_pairs, print_records
 from dynbench.cli.settings import Settings, next_command
-from dynbench.config.digest import differences
 from dynbench.config.rules import known_world_size
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, differences
 from dynbench.errors import RecordError, UsageError, unknown_name
 from dynbench.runs.run import Run, Status, current_status, duration_s
 from dynbench.runs.store import Entries, RunStore, groups_of

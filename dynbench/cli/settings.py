@@ -193,7 +193,7 @@ def setting_words(command: str, run: Run, overrides: Mapping[str, object]) -> li
         overrides: dotted key to value; those that the run has are left out, and the others written as flags where the
             command has one.
     """
-    from dynbench.config.digest import changed, differences, value_of
+    from dynbench.config.schema import changed, differences, value_of
     from dynbench.config.layers import replaced_by
     from dynbench.config.values import written
 

@@ -76,7 +76,7 @@ def train(settings: Settings, dry_run: bool, no_figures: bool, **switches: bool)
 
 
 def _show_plan(plan: LaunchPlan, settings: Settings) -> None:
-    from dynbench.config.digest import dump_config
+    from dynbench.config.schema import dump_config
 
     show_warnings(plan.warnings)
     config, decisions = plan.resolved.config, plan.resolved.decisions
@@ -229,7 +229,7 @@ def analysis_command(run: Run, store: RunStore) -> str:
 
 def _compared(run: Run, config: Config, store: RunStore) -> tuple[Run, ...]:
     """The run and the one to compare it with, static first."""
-    from dynbench.config.digest import differences
+    from dynbench.config.schema import differences
 
     for other, record in reversed(store.entries()):
         if record.command != "train" or record.status != "completed" or other.id == run.id:

@@ -14,8 +14,7 @@ from dynbench.config.paths import path_problems
 from dynbench.config.rules import check_rules, known_world_size
 from dynbench.config.schema import Config
 from dynbench.config.values import explain, field_of, read_text, section_keys, shown, unknown_key
-from dynbench.config.yaml_strict import Document, Value, parse_yaml, read_yaml
-from dynbench.config.yaml_strict import Mapping as YamlMapping
+from dynbench.config.yaml_strict import Document, Value, YamlMapping, parse_yaml, read_yaml
 from dynbench.errors import ConfigError, UsageError
 from dynbench.plugins.policies import Layout, named_plan, plan_of
 

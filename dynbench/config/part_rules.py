@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from dynbench.config.digest import changed
 from dynbench.config.ranks import Ranks
-from dynbench.config.schema import Config, Train
+from dynbench.config.schema import Config, Train, changed
 from dynbench.plugins import DATASETS, POLICIES, STRATEGIES, WORKLOADS, options_of
 from dynbench.plugins.compressors import Int8Options, int8_levels
 from dynbench.plugins.datasets import FileOptions, SecondOptions, TextFileOptions

@@ -7,12 +7,10 @@ from itertools import product
 from pathlib import Path
 from typing import cast
 
-from dynbench.config.digest import dump_yaml
 from dynbench.config.layers import Settings, load_mapping, replaced_by
 from dynbench.config.recipes import ITEMS, Recipe, RecipeText, find_recipe, written_launches
 from dynbench.config.values import overlap, read_settings, read_values
-from dynbench.config.yaml_strict import Document, Positions, Value
-from dynbench.config.yaml_strict import Mapping as YamlMapping
+from dynbench.config.yaml_strict import Document, Positions, Value, YamlMapping, dump_yaml
 from dynbench.errors import UsageError
 
 

@@ -10,11 +10,10 @@ from typing import Annotated, Literal, cast
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from dynbench.config.digest import dump_yaml, recorded, value_of
 from dynbench.config.layers import Setting, Settings, command_line, load_mapping
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, recorded, value_of
 from dynbench.config.values import all_keys, overlap
-from dynbench.config.yaml_strict import Document, Value
+from dynbench.config.yaml_strict import Document, Value, dump_yaml
 from dynbench.errors import ConfigError, did_you_mean, unknown_name
 from dynbench.plugins.outside import recipes_dir
 from dynbench.plugins.registry import PositiveFloat, PositiveInt, Section

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 from dynbench.analysis.questions import within
-from dynbench.config.digest import differences
 from dynbench.config.part_rules import ahead
 from dynbench.config.recipes import Launches, odd_number
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, differences
 from dynbench.errors import ConfigError
 from dynbench.plugins import STRATEGIES, options_of
 from dynbench.plugins.strategies import DilocoOptions, LocalOptions

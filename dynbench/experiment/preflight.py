@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from dynbench.analysis.arms import NOT_IDENTITY_OF_ARM, describe
 from dynbench.analysis.questions import QUESTIONS, Question, find_question, not_comparable, settings_differences
-from dynbench.config.digest import config_digest
 from dynbench.config.recipes import Recipe
 from dynbench.config.rules import rule_warnings
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, config_digest
 from dynbench.config.unread import unread
 from dynbench.engine.launching.probe_use import probe_warnings
 from dynbench.engine.launching.resolve import resolve, this_machine, use_of

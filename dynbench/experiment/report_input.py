@@ -25,7 +25,7 @@ from dynbench.analysis.run_facts import MARK, section, status_phrase
 from dynbench.analysis.selection import RUNS_FILE, keep_probe, named_probes
 from dynbench.analysis.summary import CHECKS_FILE, read_checks, summarise
 from dynbench.analysis.verdict import Verdict
-from dynbench.config.digest import flatten
+from dynbench.config.schema import flatten
 from dynbench.errors import RecordError, RunLookupError
 from dynbench.experiment.launch_plan import STATE_FILE, CompareState, read_state
 from dynbench.plugins import WORKLOADS

@@ -9,7 +9,7 @@ from pathlib import Path
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.run_facts import fact, read_data, section
 from dynbench.analysis.tables import ranks_text
-from dynbench.config.digest import NOT_IDENTITY
+from dynbench.config.schema import NOT_IDENTITY
 from dynbench.config.values import all_keys
 from dynbench.experiment.report_input import Json, Member, ReportInput, in_language
 from dynbench.report import Template

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dynbench.config.digest import changed, flatten
 from dynbench.config.part_rules import has_lengths
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, changed, flatten
 from dynbench.config.values import field_of
 from dynbench.errors import DataError, UsageError
 from dynbench.runs.records import read_lengths

@@ -17,8 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 
 from dynbench import __version__
-from dynbench.config.digest import config_digest
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, config_digest
 from dynbench.plugins.outside import digests
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import host_name, now

@@ -23,8 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Unpack
 
-from dynbench.config.digest import dump_config
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, dump_config
 from dynbench.errors import (
     EXIT_OK,
     BatchTooLarge,

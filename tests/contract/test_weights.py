@@ -20,9 +20,8 @@ from virtual_runs import configured as virtual
 
 from dynbench.analysis.rank_files import read_rank_file
 from dynbench.analysis.steps import step_table
-from dynbench.config.digest import changed
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, changed
 from dynbench.engine.planning import build_problem
 from dynbench.engine.rank import replica
 from dynbench.engine.rank.exchange import GlobalBatch

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from multiproc.faults import Command, settled
 
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, dump_config
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.planning import build_problem
 from dynbench.errors import NothingFits, WorkerFailed

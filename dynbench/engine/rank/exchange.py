@@ -18,9 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dynbench.config.digest import NOT_IDENTITY, flatten
 from dynbench.config.ranks import Ranks
-from dynbench.config.schema import Config
+from dynbench.config.schema import NOT_IDENTITY, Config, flatten
 from dynbench.engine.planning import Planned, PlanSource
 from dynbench.errors import ConfigError, DynbenchError
 from dynbench.plugins.outside import VARIABLE, digests

@@ -19,9 +19,9 @@ from dynbench.cli import output
 from dynbench.cli.compare_plan import show_cells
 from dynbench.cli.console import LAUNCHES, display
 from dynbench.cli.main import main
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
 from dynbench.config.recipes import RECIPE_FILE
+from dynbench.config.schema import dump_config
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.experiment.launch_plan import LaunchState
 from dynbench.experiment.launches import CompareProgress

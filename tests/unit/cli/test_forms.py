@@ -23,9 +23,8 @@ from dynbench.cli.main import COMMANDS, load_command, main
 from dynbench.cli.options import command
 from dynbench.cli.settings import Settings
 from dynbench.cli.shipped import FOLDER
-from dynbench.config.digest import dump_config
 from dynbench.config.recipes import list_recipes
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, dump_config
 from dynbench.engine.rank import toy_check as toy_ranks
 from dynbench.experiment import training
 from dynbench.experiment.training import NextTraining, TrainingResult

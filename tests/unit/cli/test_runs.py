@@ -12,8 +12,8 @@ import click
 import pytest
 
 from dynbench.cli.main import main
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
+from dynbench.config.schema import dump_config
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.export import EXPORT_FILE, Manifest, write_export
 from dynbench.runs.run import Run

@@ -16,9 +16,8 @@ from dynbench.analysis import figures
 from dynbench.cli.console import TRAINING, display
 from dynbench.cli.main import main
 from dynbench.cli.train import _to_gain, analysis_command
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, dump_config
 from dynbench.engine.launching.progress import Progress
 from dynbench.engine.launching.resolve import launch_warnings, resolve, this_machine
 from dynbench.engine.launching.run_launch import create_run

@@ -7,9 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynbench.config import values
-from dynbench.config.digest import config_digest, differences, dump_config
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config, Launch, Schedule, Train, Workload
+from dynbench.config.schema import Config, Launch, Schedule, Train, Workload, config_digest, differences, dump_config
 
 
 def test_differences_name_both_values() -> None:

@@ -8,8 +8,8 @@ from types import MappingProxyType
 import pytest
 from pixel import png
 
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
+from dynbench.config.schema import dump_config
 from dynbench.experiment.launch_plan import apart, plan_state
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run

@@ -17,9 +17,8 @@ from made_rows import made_row
 from probes import make_probe
 
 from dynbench.cli.main import main
-from dynbench.config.digest import dump_config
 from dynbench.config.recipes import RECIPE_FILE, Recipe, load_recipe
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, dump_config
 from dynbench.engine.launching import run_launch
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import (

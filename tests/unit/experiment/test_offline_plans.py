@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from languages import facts
 
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
+from dynbench.config.schema import dump_config
 from dynbench.engine.planning import build_problem
 from dynbench.experiment.offline_plans import (
     STEPS,

@@ -11,10 +11,9 @@ from made_rows import made_row
 from own import NAME, imports_forgotten, write_own
 
 from dynbench.cli.main import main
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
 from dynbench.config.recipes import RECIPE_FILE, load_recipe
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, dump_config
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import RecordError, UsageError
 from dynbench.experiment.compare import start_comparison

@@ -12,8 +12,8 @@ import pytest
 from languages import said
 
 from dynbench.analysis.selection import RUNS_FILE
-from dynbench.config.digest import dump_config, flatten
 from dynbench.config.layers import load_config
+from dynbench.config.schema import dump_config, flatten
 from dynbench.config.values import all_keys
 from dynbench.experiment.report_input import find_report_input, read_report_input
 from dynbench.experiment.report_settings import cost_of, data_facts, memory_facts

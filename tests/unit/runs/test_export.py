@@ -12,8 +12,7 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 import pytest
 
 from dynbench.cli.main import main
-from dynbench.config.digest import dump_config
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, dump_config
 from dynbench.errors import UsageError
 from dynbench.runs.atomic import write_json
 from dynbench.runs.export import MANIFEST, Manifest, open_export, record_files, write_export

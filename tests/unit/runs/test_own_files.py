@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dynbench.cli.main import main
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
+from dynbench.config.schema import dump_config
 from dynbench.errors import RecordError
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, check_own_files
