@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynbench.cli.common import Columns, Settings, next_command, print_lines, print_records
 from dynbench.cli.options import command
-from dynbench.cli.output import Columns, print_lines, print_records
 from dynbench.cli.plugins import show_kinds
-from dynbench.cli.settings import Settings, next_command
 from dynbench.errors import DynbenchError, Interrupted, StorageError, UsageError, WorkerFailed
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dynbench.cli.common import Columns, Settings, print_lines, print_records
 from dynbench.cli.options import command
-from dynbench.cli.output import Columns, print_lines, print_records
-from dynbench.cli.settings import Settings
 from dynbench.errors import ChecksFailed, unknown_name
 
 if TYPE_CHECKING:

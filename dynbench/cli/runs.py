@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynbench.cli.common import Settings, print_lines
 from dynbench.cli.options import FILE_PATH, command
-from dynbench.cli.output import print_lines
-from dynbench.cli.settings import Settings
 from dynbench.errors import RunLookupError, UsageError
 
 if TYPE_CHECKING:

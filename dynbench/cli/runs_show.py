@@ -13,8 +13,7 @@ from typing import Any
 
 import click
 
-from dynbench.cli.output import Columns, brief, print_lines, print_pairs, print_records
-from dynbench.cli.settings import Settings, next_command
+from dynbench.cli.common import Columns, Settings, brief, next_command, print_lines, print_pairs, print_records
 from dynbench.config.rules import known_world_size
 from dynbench.config.schema import Config, differences
 from dynbench.errors import RecordError, UsageError, unknown_name

@@ -7,10 +7,17 @@ from pathlib import Path
 
 import click
 
+from dynbench.cli.common import (
+    Settings,
+    next_command,
+    print_lines,
+    print_records,
+    refuse_existing,
+    show_markdown,
+    writing,
+)
 from dynbench.cli.main import group as dynbench
 from dynbench.cli.options import ANY_PATH, command
-from dynbench.cli.output import print_lines, print_records, refuse_existing, show_markdown, writing
-from dynbench.cli.settings import Settings, next_command
 from dynbench.errors import unknown_name
 from dynbench.table_text import printable
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynbench.cli.common import Settings, next_command, print_lines, print_table, setting_words, show_warnings
 from dynbench.cli.options import Option, command, output_option
-from dynbench.cli.output import print_lines, print_table, show_warnings
-from dynbench.cli.settings import Settings, next_command, setting_words
 from dynbench.errors import RecordError
 from dynbench.units import format_ms
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynbench.cli.common import Settings, print_lines
 from dynbench.cli.options import command
-from dynbench.cli.output import print_lines
-from dynbench.cli.settings import Settings
 from dynbench.errors import Terminated, UsageError
 
 if TYPE_CHECKING:

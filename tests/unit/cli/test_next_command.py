@@ -12,9 +12,9 @@ import pytest
 from probes import make_probe
 
 from dynbench.cli import probe, solve_view
+from dynbench.cli.common import Settings, next_command, setting_words
 from dynbench.cli.main import load_command, main
 from dynbench.cli.options import settings_of
-from dynbench.cli.settings import Settings, next_command, setting_words
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config, changed, dump_config, value_of
 from dynbench.config.values import all_keys, allowed_words, default_of, field_of

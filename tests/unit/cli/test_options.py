@@ -7,9 +7,9 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
+from dynbench.cli.common import FLAGS, Flag, Settings
 from dynbench.cli.main import group, load_command
 from dynbench.cli.options import GROUPS, command
-from dynbench.cli.settings import FLAGS, Flag, Settings
 from dynbench.config import values
 from dynbench.errors import ConfigError
 
