@@ -18,7 +18,7 @@ from typing import NamedTuple
 from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.rules import known_world_size
 from dynbench.config.schema import Config, differences
-from dynbench.errors import NotComparable, UsageError, unknown_name
+from dynbench.errors import NotComparable, unknown_name
 from dynbench.runs.phrase import Phrase
 
 Differences = Mapping[str, tuple[object, object]]

@@ -15,7 +15,7 @@ from typing import TypeAlias, TypedDict
 from zipfile import BadZipFile, ZipFile
 
 from dynbench import __version__
-from dynbench.errors import RecordError, RunLookupError, UsageError, did_you_mean, unknown_name
+from dynbench.errors import RecordError, RunLookupError, UsageError, did_you_mean
 from dynbench.runs.atomic import is_special, locked, write_json
 from dynbench.runs.export import EXPORT_FILE, RUNS
 from dynbench.runs.run import (
