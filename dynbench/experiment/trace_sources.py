@@ -72,8 +72,8 @@ def trained_trace(run: Run) -> Trace:
     config, data, source = run.config(), run.env().get("data"), f"training data of {run.label}"
     _check_lengths(config)
     if config.workload.runs_own_code:
-        stored = read_lengths(run)
-        return _trained_as(Trace(config.workload.name, stored.lengths, source, stored.positions), config)
+        lengths, positions = read_lengths(run)
+        return _trained_as(Trace(config.workload.name, lengths, source, positions), config)
     workload = build_workload(changed(config, {"workload.cache_dir": None}))  # a run says nowhere where to write
     train = workload.train
     trained = data.get("fingerprint") if isinstance(data, Mapping) else None

@@ -447,26 +447,13 @@ LENGTHS_FILE = "lengths.npz"
 """Beside the rows of the ranks."""
 
 
-@dataclass(frozen=True)
-class RunLengths:
-    """What plans are made from.
-
-    Args:
-        lengths: tokens of every training sample, shape [N].
-        positions: longest padded sample that the model takes, tokens; None for any.
-    """
-
-    lengths: NDArray[np.int64]
-    positions: int | None
-
-
 def write_lengths(run: Run, lengths: NDArray[np.int64], positions: int | None) -> None:
     """Keep the lengths of the training samples."""
     np.savez_compressed(run.ranks_dir / LENGTHS_FILE, lengths=lengths, positions=np.int64(positions or 0))
 
 
-def read_lengths(run: Run) -> RunLengths:
-    """The lengths that a run trained on.
+def read_lengths(run: Run) -> tuple[NDArray[np.int64], int | None]:
+    """The lengths that a run trained on, tokens, shape [N]; and the longest padded sample of its model, None for any.
 
     Raises:
         RecordError: it has none, or the file cannot be read.
@@ -483,4 +470,4 @@ def read_lengths(run: Run) -> RunLengths:
         ) from None
     if lengths.ndim != 1 or not len(lengths) or lengths.min() < 1:
         raise RecordError(f"{path}: holds no lengths of at least one token", "Train again.")
-    return RunLengths(lengths, positions or None)
+    return lengths, positions or None

@@ -84,8 +84,8 @@ def test_rows_survive_a_kill(path: Path) -> None:
 @pytest.mark.parametrize("positions", [None, 512])
 def test_lengths_come_back(run: Run, positions: int | None) -> None:
     write_lengths(run, np.array([3, 1, 700]), positions)
-    found = read_lengths(run)
-    assert (found.lengths.tolist(), found.positions) == ([3, 1, 700], positions)
+    lengths, longest = read_lengths(run)
+    assert (lengths.tolist(), longest) == ([3, 1, 700], positions)
 
 
 @pytest.mark.parametrize(
