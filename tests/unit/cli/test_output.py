@@ -107,7 +107,7 @@ def test_a_spinner_and_a_bar_show_names_as_they_are(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(console, "stderr", terminal)
     with console.working(True, "[/red]") as show:
         show(EVIL)
-    with console.progress_bar("[/red]") as update:
-        update(description="[/red]", facts="[/blue]")
+    with console.display(True, "[/red]", ()) as display:
+        display.on_stage("[/blue]")
     shown = terminal.file.getvalue()  # type: ignore[attr-defined]
     assert "[/red]" in shown and "[/blue]" in shown and SHOWN in shown
