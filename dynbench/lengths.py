@@ -28,15 +28,10 @@ if TYPE_CHECKING:
 IntArray = NDArray[np.int64]
 
 
-def _shipped() -> dict[str, IntArray]:
-    stored = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-    return {
-        name: np.repeat(np.arange(entry["shortest"], entry["shortest"] + len(entry["counts"])), entry["counts"])
-        for name, entry in stored.items()
-    }
-
-
-SHIPPED = _shipped()
+SHIPPED: dict[str, IntArray] = {
+    name: np.repeat(np.arange(entry["shortest"], entry["shortest"] + len(entry["counts"])), entry["counts"])
+    for name, entry in json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8")).items()
+}
 """Corpus to the lengths of its samples, ascending, tokens: sst2, GLUE SST-2, 67,349 sentences; gsm8k, GSM8K, 7,473
 questions with their answers."""
 
