@@ -118,8 +118,7 @@ def _started(settings: Settings, benchmark: str, full: bool) -> Run:
     found = entry.load()(options)
     if full and entry.full:
         refuse_full_on_cpu(benchmark, found)
-    naming = settings.naming
-    return start_bench(benchmark, found, settings.store(), name=naming["name"], replace=naming["replace"])
+    return start_bench(benchmark, found, settings.store(), **settings.naming)
 
 
 @contextmanager
