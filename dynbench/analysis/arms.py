@@ -30,10 +30,10 @@ from dynbench.analysis.questions import (
     within,
 )
 from dynbench.analysis.run_facts import device_names, fact, section
-from dynbench.config.schema import differences as config_differences
 from dynbench.config.part_rules import has_lengths
 from dynbench.config.ranks import Ranks
 from dynbench.config.schema import NOT_IDENTITY, Config, config_digest, flatten
+from dynbench.config.schema import differences as config_differences
 from dynbench.errors import UsageError, unknown_name
 from dynbench.runs.phrase import Phrase
 

@@ -212,8 +212,8 @@ def setting_words(command: str, run: Run, overrides: Mapping[str, object]) -> li
         overrides: dotted key to value; those that the run has are left out, and the others written as flags where the
             command has one.
     """
-    from dynbench.config.schema import changed, differences, value_of
     from dynbench.config.layers import replaced_by
+    from dynbench.config.schema import changed, differences, value_of
     from dynbench.config.values import written
 
     config = run.config()

@@ -147,8 +147,8 @@ def remove_runs(
     completed launches of a comparison that failed, unless --with-launches is given.
     """
     from dynbench.cli.runs_show import confirm_removal, members_go_too, show_removal
-    from dynbench.runs.store import plan_removal, size_of
     from dynbench.runs.run import UNSUCCESSFUL, current_status
+    from dynbench.runs.store import plan_removal, size_of
 
     if not refs and not failed:
         raise UsageError("runs rm: no run named", "Name runs, or give --failed.")
@@ -181,8 +181,8 @@ def remove_runs(
 
 def _log_strangers(store: RunStore) -> set[Path]:
     """Folders of the results folder that are no runs of it; those that look like a run are named on stderr."""
-    from dynbench.runs.store import strangers
     from dynbench.runs.run import slug_of
+    from dynbench.runs.store import strangers
 
     found = strangers(store.root)
     for path, reason in found:

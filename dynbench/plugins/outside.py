@@ -1,7 +1,7 @@
 """Code from outside dynbench: files found, read and digested without running any of it; plug-ins, which are loaded.
 
-Plug-ins are the files and modules of `DYNBENCH_PLUGINS`, and the modules that installed packages declare as entry points
-of the group `dynbench.plugins`. They are imported once in every process.
+Plug-ins are the files and modules of `DYNBENCH_PLUGINS`, and the modules that installed packages declare as entry
+points of the group `dynbench.plugins`. They are imported once in every process.
 """
 
 from __future__ import annotations

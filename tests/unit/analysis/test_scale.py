@@ -13,6 +13,7 @@ import pytest
 
 from dynbench.analysis.rank_files import find_rank_files, read_rank_file
 from dynbench.engine.launching.progress import ProgressReader
+from dynbench.runs.records import COLUMNS, RowWriter, StepRow
 
 RANKS, WARMUP = 512, 10
 
@@ -20,7 +21,6 @@ MEASURE = """
 import json, sys, time
 start = time.monotonic()
 from dynbench.cli.main import main
-from dynbench.runs.records import COLUMNS, RowWriter, StepRow
 code = main(sys.argv[1:])
 with open("/proc/self/status") as status:  # getrusage counts what the parent had before the exec
     peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024

@@ -15,7 +15,7 @@ from pages import read
 
 from dynbench import plugins
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config, Schedule, Sync, config_digest, dump_config
+from dynbench.config.schema import Config, Schedule, Sync
 from dynbench.errors import ConfigError, UsageError
 from dynbench.plugins import KINDS, POLICIES, PolicyEntry, Section, options_of
 from dynbench.plugins.policies import PrefixOptions, WindowOptions
@@ -101,6 +101,7 @@ BASES = ("sync.base", "compress.base", "schedule.policy", "workloads.base", "wor
 """Modules with what plug-ins are made of."""
 DIGESTS = """
 from dynbench.config.layers import load_config
+from dynbench.config.schema import config_digest, dump_config
 from dynbench.plugins.outside import digests
 for given in ([], ['schedule.policy=window', 'schedule.window=8'], {more}):
     config = load_config(None, given)
