@@ -250,6 +250,20 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     return f"Did you mean '{near}'?" if near else ""
 
 
+def unknown_name(message: str, given: str, known: Iterable[str], lead: str = "Known", end: str = "") -> UsageError:
+    """The error of a name that is none of the known ones; its message ends with the nearest, the hint names all.
+
+    Args:
+        message: what is wrong, without a full stop.
+        given: the name.
+        known: those that there are.
+        lead: what the hint calls them.
+        end: what follows them there.
+    """
+    names = list(known)
+    return UsageError(f"{message}. {did_you_mean(given, names)}".rstrip(), f"{lead}: {', '.join(names)}{end}.")
+
+
 def nearest(given: str, known: Iterable[str]) -> str:
     """The nearest known spelling, or an empty string when nothing is near."""
     from difflib import get_close_matches

@@ -28,37 +28,12 @@ if TYPE_CHECKING:
 IntArray = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class LengthHistogram:
-    """How many samples of a corpus have each length.
-
-    Args:
-        shortest: length of the first entry, tokens.
-        counts: samples of length `shortest`, `shortest + 1`, …
-    """
-
-    shortest: int
-    counts: tuple[int, ...]
-
-    def lengths(self) -> NDArray[np.int64]:
-        """One entry per sample of the corpus, ascending, tokens."""
-        return np.repeat(np.arange(self.shortest, self.shortest + len(self.counts)), self.counts)
-
-    def sample(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """`n` lengths drawn with replacement, tokens."""
-        return rng.choice(self.lengths(), size=n)
-
-
-def _shipped() -> dict[str, LengthHistogram]:
-    stored = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-    return {name: LengthHistogram(entry["shortest"], tuple(entry["counts"])) for name, entry in stored.items()}
-
-
-SHIPPED = _shipped()
-SST2 = SHIPPED["sst2"]
-"""GLUE SST-2, 67,349 sentences."""
-GSM8K = SHIPPED["gsm8k"]
-"""GSM8K, 7,473 questions with their answers."""
+SHIPPED: dict[str, IntArray] = {
+    name: np.repeat(np.arange(entry["shortest"], entry["shortest"] + len(entry["counts"])), entry["counts"])
+    for name, entry in json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8")).items()
+}
+"""Corpus to the lengths of its samples, ascending, tokens: sst2, GLUE SST-2, 67,349 sentences; gsm8k, GSM8K, 7,473
+questions with their answers."""
 
 
 def padded_lengths(lengths: ArrayLike, multiple: int, positions: int | None) -> NDArray[np.int64]:

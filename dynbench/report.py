@@ -24,8 +24,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 
 from dynbench import table_text
-from dynbench.config.yaml_strict import Mapping as YamlMapping
-from dynbench.config.yaml_strict import parse_yaml
+from dynbench.config.yaml_strict import YamlMapping, parse_yaml
 from dynbench.errors import UsageError, did_you_mean
 from dynbench.runs.phrase import NBSP, RECORDS_LANGUAGE, environment, templates_dir
 from dynbench.table_text import Markdown, format_interval, format_ratio, format_value, quoted, signed

@@ -57,7 +57,7 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.C
 def untouched_logging() -> Iterator[None]:
     """What a command sets of logging, as one with -q does, ends with its test; what a fixture set, before the next."""
     root = logging.getLogger()
-    handlers = [each for each in root.handlers if type(each).__module__ != "dynbench.cli.output"]
+    handlers = [each for each in root.handlers if type(each).__module__ != "dynbench.cli.common"]
     for logger, level in ((root, logging.WARNING), (logging.getLogger("dynbench"), logging.NOTSET)):
         logger.setLevel(level)
     root.handlers[:] = handlers

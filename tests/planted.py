@@ -101,8 +101,7 @@ def deaf_ranks() -> None:
 
 def clock_that_steps_back(seconds: float = 3600) -> None:
     """A clock that is set back a little whenever it is looked at, as the first time after the start by an hour."""
-    import dynbench.runs.run_record as names
-    import dynbench.runs.run_record as run_record
+    import dynbench.runs.run as names
 
     looked = [0]
 
@@ -112,7 +111,7 @@ def clock_that_steps_back(seconds: float = 3600) -> None:
             looked[0] += 1
             return datetime.now(UTC) - timedelta(seconds=seconds * looked[0])
 
-    names.datetime = run_record.datetime = Clock  # type: ignore[misc,attr-defined]
+    names.datetime = Clock  # type: ignore[misc,attr-defined]
     real_ns = time.time_ns
     time.time_ns = lambda: real_ns() - int(seconds * 1e9) * (1 + looked[0])
 

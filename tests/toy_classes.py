@@ -16,7 +16,7 @@ from dynbench.compress.base import Compressor
 from dynbench.config.schema import Config, Workload
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.plugins import options_of
-from dynbench.runs.columns import Column
+from dynbench.runs.records import Column
 from dynbench.schedule.plan import IntArray, StepPlan, single
 from dynbench.schedule.policy import BatchPolicy
 from dynbench.wire.channel import Channel

@@ -13,7 +13,7 @@ from multiproc import gradient_rank
 from torch import Tensor, nn
 
 from dynbench.compress.base import Compressor
-from dynbench.runs.columns import Column
+from dynbench.runs.records import Column
 from dynbench.sync.base import Local, Strategy
 from dynbench.sync.ddp import Ddp
 from dynbench.sync.fsdp import Fsdp

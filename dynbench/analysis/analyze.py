@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,7 +171,7 @@ def analyze_runs(
     pairs = compare_pairs(terms, comparisons) if all(item.question.verdicts for item in comparisons) else []
     findings = run_checks(Evidence(arms, comparisons, settings, _recipe_of(into)))
     made = into is None and (len(runs) > 1 or export is not None)
-    entry = store.create("analyze", "comparison", argv=sys.argv) if made else into or runs[0]
+    entry = store.create("analyze", "comparison") if made else into or runs[0]
     if made and export is not None:
         shutil.copyfile(export.path, entry.path / EXPORT_FILE)
     on_progress("drawing figures")

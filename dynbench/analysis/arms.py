@@ -30,12 +30,11 @@ from dynbench.analysis.questions import (
     within,
 )
 from dynbench.analysis.run_facts import device_names, fact, section
-from dynbench.config.digest import NOT_IDENTITY, config_digest, flatten
-from dynbench.config.digest import differences as config_differences
-from dynbench.config.image_rules import has_lengths
+from dynbench.config.part_rules import has_lengths
 from dynbench.config.ranks import Ranks
-from dynbench.config.schema import Config
-from dynbench.errors import UsageError, did_you_mean
+from dynbench.config.schema import NOT_IDENTITY, Config, config_digest, flatten
+from dynbench.config.schema import differences as config_differences
+from dynbench.errors import UsageError, unknown_name
 from dynbench.runs.phrase import Phrase
 
 NOT_IDENTITY_OF_ARM = (*NOT_IDENTITY, "analysis")
@@ -254,9 +253,7 @@ def led_by(label: str, arms: Sequence[Arm]) -> list[Arm]:
     """
     known = [arm.label for arm in arms]
     if label not in known:
-        raise UsageError(
-            f"--baseline {label}: no such arm. {did_you_mean(label, known)}".rstrip(), f"There are: {', '.join(known)}."
-        )
+        raise unknown_name(f"--baseline {label}: no such arm", label, known, "There are")
     stored = next((arm.label for arm in arms if arm.stored), label)
     if stored != label:
         raise UsageError(

@@ -11,12 +11,11 @@ from dynbench.analysis.measure import Mean, Measured, Metric, mean_of, measure, 
 from dynbench.analysis.merge import SIDES, MergedRun, read_merged
 from dynbench.analysis.rank_files import Operation, by_operation
 from dynbench.analysis.run_facts import fact
-from dynbench.config.digest import is_like
+from dynbench.config.schema import is_like
 from dynbench.errors import DynbenchError
-from dynbench.runs.columns import COMM_COLUMNS, COMPRESSES, read_columns
 from dynbench.runs.phrase import Phrase, PhraseRecord
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import is_folder_name
+from dynbench.runs.records import COMM_COLUMNS, COMPRESSES, read_columns
+from dynbench.runs.run import Run, is_folder_name
 from dynbench.units import Unit
 
 COMMUNICATION = "communication and planning"

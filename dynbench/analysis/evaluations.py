@@ -9,7 +9,7 @@ import polars as pl
 from dynbench.analysis.communication import timed_columns
 from dynbench.analysis.measure import Metric, shown
 from dynbench.analysis.merge import SIDES, MergedRun
-from dynbench.runs.columns import CORRECT
+from dynbench.runs.records import CORRECT
 from dynbench.units import Unit
 
 _MS_PER_S = 1000

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dynbench.analysis.record import ComparisonRecord, Finding
 from dynbench.analysis.verdict import Verdict
-from dynbench.errors import ChecksFailed, GateFailed, UsageError, did_you_mean
+from dynbench.errors import ChecksFailed, GateFailed, UsageError, unknown_name
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +31,7 @@ def read_conditions(given: Iterable[str]) -> tuple[str, ...]:
     """
     words = {word.strip().lower().replace("_", "-") for text in given for word in text.split(",")}
     for word in sorted(words - set(CONDITIONS)):
-        raise UsageError(
-            f"--fail-on {word!r}: no such condition. {did_you_mean(word, CONDITIONS)}".rstrip(),
-            f"There are: {', '.join(CONDITIONS)}.",
-        )
+        raise unknown_name(f"--fail-on {word!r}: no such condition", word, CONDITIONS, "There are")
     return tuple(condition for condition in CONDITIONS if condition in words)
 
 

@@ -21,7 +21,7 @@ import polars as pl
 
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.run_facts import RunFacts, fact
-from dynbench.config.image_rules import has_lengths
+from dynbench.config.part_rules import has_lengths
 from dynbench.config.schema import Config
 
 Summaries = Sequence[Mapping[str, object]]

@@ -15,11 +15,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dynbench.config.digest import differences
 from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.rules import known_world_size
-from dynbench.config.schema import Config
-from dynbench.errors import NotComparable, UsageError, did_you_mean
+from dynbench.config.schema import Config, differences
+from dynbench.errors import NotComparable, unknown_name
 from dynbench.runs.phrase import Phrase
 
 Differences = Mapping[str, tuple[object, object]]
@@ -404,8 +403,7 @@ def question_named(name: str) -> Question:
         UsageError: there is none; names the nearest.
     """
     if name not in QUESTIONS:
-        near = did_you_mean(name, QUESTIONS)
-        raise UsageError(f"question {name!r}: no such question. {near}".rstrip(), f"There are: {', '.join(QUESTIONS)}.")
+        raise unknown_name(f"question {name!r}: no such question", name, QUESTIONS, "There are")
     return QUESTIONS[name]
 
 

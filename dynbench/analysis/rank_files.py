@@ -15,10 +15,8 @@ from typing import Annotated, TypedDict
 
 import polars as pl
 
-from dynbench.runs.columns import Column, read_columns
 from dynbench.runs.phrase import Phrase
-from dynbench.runs.records import COLUMNS, LATER, MAY_BE_EMPTY
-from dynbench.runs.row_writer import CALL_COLUMNS, EVERYONE, MOST_CALLS
+from dynbench.runs.records import CALL_COLUMNS, COLUMNS, EVERYONE, LATER, MAY_BE_EMPTY, MOST_CALLS, Column, read_columns
 from dynbench.runs.run import Run
 from dynbench.units import Unit
 

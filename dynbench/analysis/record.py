@@ -14,7 +14,7 @@ from dynbench.analysis.verdict import Level, Verdict
 from dynbench.runs.atomic import read_json
 from dynbench.runs.phrase import PhraseRecord, recorded, translated
 from dynbench.runs.records import SCHEMA_VERSION
-from dynbench.runs.run_record import RunId
+from dynbench.runs.run import RunId
 
 Severity = Literal["info", "warn", "fail"]
 WORDS = ("seen", "limit", "hint")

@@ -16,8 +16,7 @@ from dynbench.config.rules import known_world_size
 from dynbench.config.schema import Config
 from dynbench.errors import RecordError
 from dynbench.runs.phrase import Phrase
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Run, Status
 
 log = logging.getLogger(__name__)
 

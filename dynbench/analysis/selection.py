@@ -18,15 +18,14 @@ from dynbench.analysis.communication import null_run
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.rank_files import find_rank_files
 from dynbench.analysis.record import COMPARISON_FILE, read_analysis
-from dynbench.config.digest import config_digest, flatten
-from dynbench.errors import RecordError, RunLookupError, UsageError, did_you_mean
+from dynbench.config.schema import config_digest, flatten
+from dynbench.errors import RecordError, RunLookupError, UsageError, unknown_name
 from dynbench.runs.atomic import load_json, write_json
-from dynbench.runs.export import EXPORT_FILE, Export, open_export, record_files, write_export
-from dynbench.runs.lookup import check_own_files
+from dynbench.runs.export import EXPORT_FILE, Export, Manifest, open_export, record_files, write_export
 from dynbench.runs.probe_record import PROBE_FILE
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore, results_option
+from dynbench.runs.store import RunStore, check_own_files, results_option
 
 Baseline = tuple[str, Sequence[Run]]
 """Label and launches of a stored arm."""
@@ -91,10 +90,10 @@ def select_runs(
             raise UsageError(f"{files[0]}: is a file, and stands for all runs that are analyzed", _COMPARE_FILES)
         if files:
             export = opened.enter_context(open_export(Path(files[0])))
-            arms = dict(export.arms or {})
-            several = len(arms) > 1 and export.stored in arms
-            baseline = (export.stored, arms.pop(export.stored)) if several and export.stored else None
-            yield Selection(export.runs, arms or None, baseline, None, export, export.question, export.first_stage)
+            arms, about = dict(export.arms or {}), export.manifest
+            several = len(arms) > 1 and about.stored in arms
+            baseline = (about.stored, arms.pop(about.stored)) if several and about.stored else None
+            yield Selection(export.runs, arms or None, baseline, None, export, about.question, about.first_stage)
             return
         entries = [store.resolve(ref) for ref in refs]
         again = entries[0] if len(entries) == 1 and (entries[0].path / COMPARISON_FILE).is_file() else None
@@ -146,8 +145,9 @@ def export_runs(refs: Sequence[str], store: RunStore, path: Path, arm: str | Non
         beside |= {run.id: _files([run]) for run in null_runs if run is not None and run.id not in files}
         labels = None if arms is None else {name: [run.id for run in launches] for name, launches in arms.items()}
         stored = chosen.baseline[0] if chosen.baseline else None
-        origin = (chosen.question, chosen.first) if arm is None else (None, None)
-        write_export(path, files, beside, labels, stored, *origin)
+        question, first = (chosen.question, chosen.first) if arm is None else (None, None)
+        manifest = Manifest(runs=[*files], arms=labels, stored=stored, question=question, first_stage=first)
+        write_export(path, manifest, {**beside, **files})
         runs = [run for run, *_ in folders]
         return runs, len(arms or ()) <= 1 and _of_one_arm(runs)
 
@@ -239,9 +239,7 @@ def _arm(arm: str, arms: Mapping[str, Sequence[Run]] | None, where: str) -> Sequ
     if arms is None:
         raise UsageError(f"--arm {arm}: {where} names no arms", "Leave --arm out.")
     if arm not in arms:
-        raise UsageError(
-            f"--arm {arm}: no such arm in {where}. {did_you_mean(arm, arms)}".rstrip(), f"There are: {', '.join(arms)}."
-        )
+        raise unknown_name(f"--arm {arm}: no such arm in {where}", arm, arms, "There are")
     return arms[arm]
 
 

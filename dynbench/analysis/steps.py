@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import polars as pl
 
-from dynbench.runs.columns import CLIPPED, COMPRESSES, GRAD_NORM
+from dynbench.runs.records import CLIPPED, COMPRESSES, GRAD_NORM
 
 _SPREAD_COLUMNS = ("compute_ms", "step_time_ms", "padded_tokens", "local_batch", "peak_mem_mb")
 """Columns whose standard deviation over ranks is reported."""

@@ -35,7 +35,7 @@ from dynbench.analysis.arms import Arm, Pair, pair_launches
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.questions import TOKENS, Unit
 from dynbench.analysis.stats import Ratio, launches_needed, student_t_quantile
-from dynbench.config.image_rules import known_entry
+from dynbench.config.part_rules import known_entry
 from dynbench.runs.phrase import Phrase
 
 FloatArray = NDArray[np.float64]

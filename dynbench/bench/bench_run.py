@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Unpack
 
 from dynbench.bench.base import Benchmark, Row
 from dynbench.bench.record import (
@@ -32,7 +33,7 @@ from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.provenance import memory_kills
 from dynbench.runs.recorder import new_run, recorded
 from dynbench.runs.run import Run, refuse_running
-from dynbench.runs.store import RunStore
+from dynbench.runs.store import Naming, RunStore
 from dynbench.signals import handled
 from dynbench.table_text import csv_text
 
@@ -88,17 +89,14 @@ def lacks_gpus(benchmark: Benchmark) -> bool:
     return benchmark.device == "auto" and this_machine().gpus < benchmark.processes
 
 
-def start_bench(
-    kind: str, benchmark: Benchmark, store: RunStore, *, name: str | None = None, replace: bool = False
-) -> Run:
+def start_bench(kind: str, benchmark: Benchmark, store: RunStore, **naming: Unpack[Naming]) -> Run:
     """Register a benchmark's run; nothing is measured yet.
 
     Args:
         kind: the benchmark's name.
         benchmark: with its options.
         store: registry that the run is put into.
-        name: of the run.
-        replace: take the name over.
+        naming: what the run is called.
 
     Raises:
         UsageError: more ranks than GPUs; nothing was made.
@@ -122,8 +120,7 @@ def start_bench(
         decisions=resolved.decisions,
         data={},
         warnings=_crowded(processes, machine.cores) if on_cpu else (),
-        name=name,
-        replace=replace,
+        **naming,
     )
     write_benchmark(run, kind, benchmark)
     return run

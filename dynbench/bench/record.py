@@ -15,9 +15,8 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from dynbench.bench.base import Benchmark, Cell, Row
-from dynbench.config.describe import not_allowed
 from dynbench.config.layers import freeze
-from dynbench.config.typed_text import read_field
+from dynbench.config.values import not_allowed, read_field
 from dynbench.config.yaml_strict import Value
 from dynbench.errors import ConfigError, RecordError, did_you_mean
 from dynbench.plugins import BENCHMARKS, Section

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynbench.cli.common import Settings, fits, next_command, print_json, print_lines, print_results, show_table
 from dynbench.cli.options import ANY_PATH, GATE, QUESTION, command
-from dynbench.cli.output import fits, print_json, print_lines, print_results, show_table
-from dynbench.cli.settings import Settings, next_command
 from dynbench.errors import UsageError
 
 if TYPE_CHECKING:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynbench.cli.common import Columns, Settings, next_command, print_lines, print_records
 from dynbench.cli.options import command
-from dynbench.cli.output import Columns, print_lines, print_records
 from dynbench.cli.plugins import show_kinds
-from dynbench.cli.settings import Settings, next_command
 from dynbench.errors import DynbenchError, Interrupted, StorageError, UsageError, WorkerFailed
 
 if TYPE_CHECKING:
@@ -119,8 +118,7 @@ def _started(settings: Settings, benchmark: str, full: bool) -> Run:
     found = entry.load()(options)
     if full and entry.full:
         refuse_full_on_cpu(benchmark, found)
-    naming = settings.naming
-    return start_bench(benchmark, found, settings.store(), name=naming["name"], replace=naming["replace"])
+    return start_bench(benchmark, found, settings.store(), **settings.naming)
 
 
 @contextmanager

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynbench.cli.common import Settings, next_command, print_json, print_lines, show_warnings
 from dynbench.cli.options import GATE, LAUNCHES, QUESTION, command
-from dynbench.cli.output import print_json, print_lines, show_warnings
-from dynbench.cli.settings import Settings, next_command
 from dynbench.errors import RunLookupError, UsageError
 
 if TYPE_CHECKING:

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dynbench.analysis.record import ComparisonRecord
-from dynbench.cli.output import Columns, print_lines, print_records, writing
-from dynbench.cli.settings import FLAGS, Settings, next_command
+from dynbench.cli.common import FLAGS, Columns, Settings, next_command, print_lines, print_records, writing
 from dynbench.config.recipe_file import recipe_yaml, sweep_document, written_recipe
 from dynbench.config.recipes import Recipe, dump_recipe, resolve_cells
-from dynbench.config.typed_text import short_keys
+from dynbench.config.values import short_keys
 from dynbench.experiment.cells import CellsOutcome
 from dynbench.experiment.compare import on_first_node
 from dynbench.experiment.launch_plan import CompareState, plan_state

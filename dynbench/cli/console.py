@@ -164,29 +164,12 @@ def working(
         status.stop()
 
 
-@contextmanager
-def progress_bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[..., None]]:
-    """A bar between what is being done and facts about it, gone afterwards.
-
-    Args:
-        what: is being done at first.
-        columns: the bar and what counts beside it.
-
-    Yields:
-        Takes `description`, `completed`, `total` and `facts` by name.
-    """
-    around = [TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[facts]}")]
-    shown = Progress(around[0], *columns, around[1], console=stderr, refresh_per_second=4, transient=True)
-    with shown:
-        yield partial(shown.update, shown.add_task(what, total=None, facts=""))
-
-
 class Display:
     """Shows on stderr how far a training or a comparison is; see `display`.
 
     Args:
         wanted: False prints no lines.
-        update: of a bar, see `progress_bar`; None prints lines, each once.
+        update: of a bar, takes `description`, `completed`, `total` and `facts` by name; None prints lines, each once.
     """
 
     def __init__(self, wanted: bool, update: Callable[..., None] | None = None) -> None:
@@ -283,8 +266,10 @@ def display(wanted: bool, what: str, columns: Sequence[Callable[[], ProgressColu
         what: is being done at first.
         columns: what makes the bar and what counts beside it.
     """
-    if wanted and stderr.is_terminal:
-        with progress_bar(what, *(make() for make in columns)) as update:
-            yield Display(True, update)
-    else:
+    if not (wanted and stderr.is_terminal):
         yield Display(wanted)
+        return
+    doing, facts = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[facts]}"))
+    counts = (make() for make in columns)
+    with Progress(doing, *counts, facts, console=stderr, refresh_per_second=4, transient=True) as bar:
+        yield Display(True, partial(bar.update, bar.add_task(what, total=None, facts="")))

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynbench.cli.common import Settings, print_lines, print_table, refuse_existing, writing
 from dynbench.cli.options import ANY_PATH, FILE_PATH, Duration, Option, command
-from dynbench.cli.output import print_lines, print_table, refuse_existing, writing
-from dynbench.cli.settings import Settings
 from dynbench.errors import UsageError
 from dynbench.runs.atomic import write_bytes
 from dynbench.units import format_bytes

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynbench.cli.common import Settings, brief, print_lines, print_pairs, print_table
 from dynbench.cli.options import command
-from dynbench.cli.output import brief, print_lines, print_pairs, print_table
-from dynbench.cli.settings import Settings
 from dynbench.errors import ChecksFailed
 
 if TYPE_CHECKING:

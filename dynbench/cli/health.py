@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dynbench.cli.settings import Settings
+from dynbench.cli.common import Settings
 from dynbench.errors import DynbenchError
 from dynbench.runs import provenance
 from dynbench.units import format_bytes

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dynbench.cli.common import Settings
 from dynbench.cli.health import Checks, Diagnosis, Trouble, expect, run_checks
-from dynbench.cli.settings import Settings
 from dynbench.config.layers import load_mapping
 from dynbench.config.paths import BPE_VOCABULARY, BYTES, TORCH_WEIGHTS, VOCABULARY
 from dynbench.config.recipes import find_recipe, resolve_cells

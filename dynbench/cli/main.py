@@ -248,7 +248,7 @@ def _fail(given: Sequence[str], error: DynbenchError) -> int:
     if error.run_path is not None:
         click.echo(f"run: {printable(str(error.run_path))}", err=True)
     if "--json" in given and os.environ.get("RANK", "0") == "0":  # within torchrun, rank 0 speaks for all
-        from dynbench.cli.output import print_json
+        from dynbench.cli.common import print_json
 
         run = {} if error.run_path is None else {"run": {"id": error.run_path.name, "path": error.run_path}}
         said = {"schema_version": 1, "command": _command_name(given), **run, **(error.result or {})}

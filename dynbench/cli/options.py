@@ -20,8 +20,7 @@ from typing import Any
 
 import click
 
-from dynbench.cli.output import set_up_logging, stdout_holds
-from dynbench.cli.settings import FLAGS, Flag, Settings
+from dynbench.cli.common import FLAGS, Flag, Settings, set_up_logging, stdout_holds
 from dynbench.units import parse_duration_s
 
 FILE_PATH = click.Path(path_type=Path, dir_okay=False)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dynbench.cli.common import Columns, Settings, print_lines, print_records
 from dynbench.cli.options import command
-from dynbench.cli.output import Columns, print_lines, print_records
-from dynbench.cli.settings import Settings
+from dynbench.errors import ChecksFailed, unknown_name
 
 if TYPE_CHECKING:
     from dynbench.engine.rank.toy_check import Checked
@@ -27,11 +27,10 @@ def plugins(settings: Settings, kind: str | None) -> None:
     KIND is one of policies, strategies, compressors, workloads, datasets and benchmarks; all are listed without. Those
     of the files and modules that $DYNBENCH_PLUGINS names, with commas between, are among them.
     """
-    from dynbench.errors import UsageError, did_you_mean
     from dynbench.plugins import KINDS
 
     if kind is not None and kind not in KINDS:
-        raise UsageError(f"{kind!r} is no kind of plug-in. {did_you_mean(kind, KINDS)}", f"Known: {', '.join(KINDS)}.")
+        raise unknown_name(f"{kind!r} is no kind of plug-in", kind, KINDS)
     show_kinds(settings, [kind] if kind else list(KINDS))
 
 
@@ -56,7 +55,7 @@ def listed(kind: str, *attributes: str) -> list[dict[str, Any]]:
         kind: of `KINDS`.
         attributes: of the entries, that are shown too.
     """
-    from dynbench.config.describe import describe
+    from dynbench.config.values import describe
     from dynbench.plugins import KINDS
     from dynbench.runs.atomic import jsonable
 
@@ -142,7 +141,6 @@ def check(settings: Settings, names: tuple[str, ...], ranks: int) -> None:
     that differs by more makes the command end with exit code 6.
     """
     from dynbench.engine.rank.toy_check import OPTIMIZERS, check_strategies
-    from dynbench.errors import ChecksFailed
     from dynbench.plugins import STRATEGIES
 
     found: list[Checked] = []
@@ -197,11 +195,9 @@ def _show_checked(rows: Sequence[Mapping[str, Any]]) -> None:
 def demo(settings: Settings, operation: str, ranks: int) -> None:
     """Show what a collective does: every rank's tensor before and after it."""
     from dynbench.engine.rank.demo import OPERATIONS, Seen, demonstrate
-    from dynbench.errors import UsageError, did_you_mean
 
     if operation not in (*OPERATIONS, "all"):
-        near = did_you_mean(operation, OPERATIONS)
-        raise UsageError(f"--op: {operation!r}. {near}", f"Known: {', '.join(OPERATIONS)}, all.")
+        raise unknown_name(f"--op: {operation!r}", operation, (*OPERATIONS, "all"))
     chosen = list(OPERATIONS) if operation == "all" else [operation]
     found: list[Seen] = []
     with (

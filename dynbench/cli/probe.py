@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from dynbench.cli.common import Columns, Settings, next_command, print_lines, print_records, print_table, setting_words
 from dynbench.cli.options import command
-from dynbench.cli.output import Columns, print_lines, print_records, print_table
-from dynbench.cli.settings import Settings, next_command, setting_words
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Config
@@ -54,7 +53,7 @@ def configured(config: Config) -> dict[str, object]:
 
 def next_settings(config: Config, run: Run) -> dict[str, object]:
     """What the training that is suggested sets beside the configuration of the probe's run."""
-    from dynbench.config.digest import changed
+    from dynbench.config.schema import changed
 
     policy = None if config.schedule.policy == "static" else config.schedule.policy
     dynamic = changed(config, {"schedule.mode": "dynamic", "schedule.policy": policy})

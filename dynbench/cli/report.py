@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynbench.cli.common import Settings, next_command, print_lines, show_markdown, writing
 from dynbench.cli.options import ANY_PATH, FILE_PATH, command
-from dynbench.cli.output import print_lines, show_markdown, writing
-from dynbench.cli.settings import Settings, next_command
 from dynbench.errors import UsageError
 
 if TYPE_CHECKING:

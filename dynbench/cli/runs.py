@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynbench.cli.common import Settings, print_lines
 from dynbench.cli.options import FILE_PATH, command
-from dynbench.cli.output import print_lines
-from dynbench.cli.settings import Settings
 from dynbench.errors import RunLookupError, UsageError
 
 if TYPE_CHECKING:
@@ -148,9 +147,8 @@ def remove_runs(
     completed launches of a comparison that failed, unless --with-launches is given.
     """
     from dynbench.cli.runs_show import confirm_removal, members_go_too, show_removal
-    from dynbench.runs.lookup import Removal, plan_removal, size_of
-    from dynbench.runs.run import current_status
-    from dynbench.runs.run_record import UNSUCCESSFUL
+    from dynbench.runs.run import UNSUCCESSFUL, current_status
+    from dynbench.runs.store import plan_removal, size_of
 
     if not refs and not failed:
         raise UsageError("runs rm: no run named", "Name runs, or give --failed.")
@@ -165,26 +163,26 @@ def remove_runs(
     wanted = list({run.path: run for run in [*named, *ended] if run in named or run.path not in strange}.values())
     for run in wanted:
         store.check_removable(run, force)
-    removal = plan_removal(store.root, wanted, wanted if launches else named, store.entries())
-    if removal.members and launches is None:
-        launches = members_go_too(named, len(removal.members), yes or dry_run)
+    members, in_use = plan_removal(store.root, wanted, wanted if launches else named, store.entries())
+    if members and launches is None:
+        launches = members_go_too(named, len(members), yes or dry_run)
     if not launches:
-        removal = Removal(wanted, (), ())
-    going = [*removal.members, *removal.runs]
-    for run in removal.members:
+        members, in_use = [], {}
+    going = [*members, *wanted]
+    for run in members:
         store.check_removable(run, force)
     if going and not yes and not dry_run:
         confirm_removal(going)
     sizes = {run: size_of(run) for run in going}
     for run in () if dry_run else going:
         store.remove(run, force=force)
-    show_removal(settings, removal, sizes, dry_run)
+    show_removal(settings, sizes, in_use, dry_run)
 
 
 def _log_strangers(store: RunStore) -> set[Path]:
     """Folders of the results folder that are no runs of it; those that look like a run are named on stderr."""
-    from dynbench.runs.lookup import strangers
-    from dynbench.runs.run_record import slug_of
+    from dynbench.runs.run import slug_of
+    from dynbench.runs.store import strangers
 
     found = strangers(store.root)
     for path, reason in found:

@@ -13,16 +13,12 @@ from typing import Any
 
 import click
 
-from dynbench.cli.output import Columns, brief, print_lines, print_pairs, print_records
-from dynbench.cli.settings import Settings, next_command
-from dynbench.config.digest import differences
+from dynbench.cli.common import Columns, Settings, brief, next_command, print_lines, print_pairs, print_records
 from dynbench.config.rules import known_world_size
-from dynbench.config.schema import Config
-from dynbench.errors import RecordError, UsageError, did_you_mean
-from dynbench.runs.lookup import Entries, Removal, groups_of
-from dynbench.runs.run import Run, current_status, duration_s
-from dynbench.runs.run_record import Status
-from dynbench.runs.store import RunStore
+from dynbench.config.schema import Config, differences
+from dynbench.errors import RecordError, UsageError, unknown_name
+from dynbench.runs.run import Run, Status, current_status, duration_s
+from dynbench.runs.store import Entries, RunStore, groups_of
 from dynbench.table_text import printable
 from dynbench.units import format_bytes, format_ms, parse_duration_s
 
@@ -54,10 +50,7 @@ def matching(exact: Mapping[str, str | None], name: str | None, since: str | Non
     wanted = {key: [word.strip() for word in (text or "").split(",") if word.strip()] for key, text in exact.items()}
     for word in wanted.get("status", ()):
         if word not in tuple(Status):
-            raise UsageError(
-                f"--status: {word!r} is no status. {did_you_mean(word, tuple(Status))}".rstrip(),
-                f"Known: {', '.join(Status)}.",
-            )
+            raise unknown_name(f"--status: {word!r} is no status", word, Status)
     begin = None if since is None else _moment(since)
     return lambda row: (
         all(not values or row[key] in values for key, values in wanted.items())
@@ -338,27 +331,27 @@ def confirm_removal(runs: Sequence[Run]) -> None:
     click.confirm(f"Remove {len(runs)} run{'s' if len(runs) > 1 else ''}?", abort=True, err=True)
 
 
-def show_removal(settings: Settings, removal: Removal, sizes: Mapping[Run, int], dry_run: bool) -> None:
+def show_removal(settings: Settings, sizes: Mapping[Run, int], in_use: Mapping[Run, str], dry_run: bool) -> None:
     """Say what went, or would go.
 
     Args:
         settings: how.
-        removal: what was planned.
         sizes: the runs that go, to their bytes.
+        in_use: runs that stay, to the name of what reads them.
         dry_run: nothing went.
     """
     facts = {
         "dry_run": dry_run,
         "removed": [run.id for run in sizes],
         "bytes": sum(sizes.values()),
-        "kept": [{"id": it.run.id, "used_by": it.used_by} for it in removal.in_use],
+        "kept": [{"id": run.id, "used_by": reader} for run, reader in in_use.items()],
     }
     if settings.printed(facts, [str(run.path) for run in sizes]):
         return
     word = "would remove" if dry_run else "removed"
     print_lines(
         *(f"{word} {run.path}  {format_bytes(size)}" for run, size in sizes.items()),
-        *(f"kept {it.run.path}: {it.used_by} reads it" for it in removal.in_use),
+        *(f"kept {run.path}: {reader} reads it" for run, reader in in_use.items()),
         None if sizes else "Nothing to remove.",
         f"{word} {len(sizes)} runs, {format_bytes(sum(sizes.values()))}" if len(sizes) > 1 else None,
     )

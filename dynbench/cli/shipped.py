@@ -7,10 +7,18 @@ from pathlib import Path
 
 import click
 
+from dynbench.cli.common import (
+    Settings,
+    next_command,
+    print_lines,
+    print_records,
+    refuse_existing,
+    show_markdown,
+    writing,
+)
 from dynbench.cli.main import group as dynbench
 from dynbench.cli.options import ANY_PATH, command
-from dynbench.cli.output import print_lines, print_records, refuse_existing, show_markdown, writing
-from dynbench.cli.settings import Settings, next_command
+from dynbench.errors import unknown_name
 from dynbench.table_text import printable
 
 FOLDER = Path(__file__).parents[1] / "guides"
@@ -80,8 +88,6 @@ def guide(settings: Settings, name: str | None) -> None:
 
     A terminal shows it laid out; a file or a pipe gets its Markdown.
     """
-    from dynbench.errors import UsageError, did_you_mean
-
     paths = {path.stem: path for path in sorted(FOLDER.glob("*.md"))}
     texts = {stem: path.read_text(encoding="utf-8") for stem, path in paths.items()}
     if name is None:
@@ -90,7 +96,7 @@ def guide(settings: Settings, name: str | None) -> None:
             print_records({"guide": "name", "what it is about": "title"}, guides)
         return
     if name not in paths:
-        raise UsageError(f"{name!r} is no guide. {did_you_mean(name, paths)}", f"Known: {', '.join(paths)}.")
+        raise unknown_name(f"{name!r} is no guide", name, paths)
     if not settings.printed({"name": name, "path": paths[name], "text": texts[name]}, str(paths[name])):
         links = _ELSEWHERE.sub(r"\1 (\2 in the repository)", _GUIDE.sub(r"\1 (dynbench guide \2)", texts[name]))
         show_markdown(texts[name], links)

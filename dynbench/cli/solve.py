@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dynbench.cli.common import Columns, Settings, print_records, writing
 from dynbench.cli.options import FILE_PATH, command
-from dynbench.cli.output import Columns, print_records, writing
-from dynbench.cli.settings import Settings
 from dynbench.errors import DataError, UsageError
 
 if TYPE_CHECKING:

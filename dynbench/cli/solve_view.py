@@ -9,12 +9,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from dynbench.cli.common import Columns, Settings, next_command, print_lines, print_records, setting_words
 from dynbench.cli.console import stderr
-from dynbench.cli.output import Columns, print_lines, print_records
-from dynbench.cli.settings import Settings, next_command, setting_words
-from dynbench.config.digest import changed, value_of
 from dynbench.config.part_rules import whole_window_steps
-from dynbench.config.schema import Config, Launch, Workload
+from dynbench.config.schema import Config, Launch, Workload, changed, value_of
 from dynbench.engine.planning import names_a_probe
 from dynbench.errors import RecordError
 from dynbench.experiment.solve_run import Solution, flat

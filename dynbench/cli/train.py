@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynbench.cli.common import Settings, next_command, print_lines, print_table, setting_words, show_warnings
 from dynbench.cli.options import Option, command, output_option
-from dynbench.cli.output import print_lines, print_table, show_warnings
-from dynbench.cli.settings import Settings, next_command, setting_words
 from dynbench.errors import RecordError
 from dynbench.units import format_ms
 
@@ -76,7 +75,7 @@ def train(settings: Settings, dry_run: bool, no_figures: bool, **switches: bool)
 
 
 def _show_plan(plan: LaunchPlan, settings: Settings) -> None:
-    from dynbench.config.digest import dump_config
+    from dynbench.config.schema import dump_config
 
     show_warnings(plan.warnings)
     config, decisions = plan.resolved.config, plan.resolved.decisions
@@ -164,7 +163,7 @@ def _trained(run: Run, summary: Mapping[str, object]) -> str:
 def _to_gain(run: Run, summary: Mapping[str, object], store: RunStore) -> str:
     """Waiting and padding, and what a step without them would be as fast as; of a static run the comparison to try."""
     from dynbench.analysis.measure import lookup
-    from dynbench.config.image_rules import has_lengths
+    from dynbench.config.part_rules import has_lengths
 
     config = run.config()
     wait = lookup(summary, "wait_fraction")
@@ -229,7 +228,7 @@ def analysis_command(run: Run, store: RunStore) -> str:
 
 def _compared(run: Run, config: Config, store: RunStore) -> tuple[Run, ...]:
     """The run and the one to compare it with, static first."""
-    from dynbench.config.digest import differences
+    from dynbench.config.schema import differences
 
     for other, record in reversed(store.entries()):
         if record.command != "train" or record.status != "completed" or other.id == run.id:

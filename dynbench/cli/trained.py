@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynbench.cli.common import Settings, print_lines
 from dynbench.cli.options import command
-from dynbench.cli.output import print_lines
-from dynbench.cli.settings import Settings
 from dynbench.errors import Terminated, UsageError
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ def scalars_of_runs(store: RunStore, references: Iterable[str]) -> dict[str, Pat
 
 def _launched(store: RunStore, run: Run) -> list[Run]:
     """A run, or what was launched for a comparison."""
-    from dynbench.runs.lookup import groups_of, members_of
+    from dynbench.runs.store import groups_of, members_of
 
     if run.record().command != "compare":
         return [run]

@@ -19,7 +19,7 @@ from dynbench.clock import Clock
 from dynbench.compress.base import Compressor
 from dynbench.plugins import options_of
 from dynbench.plugins.compressors import CompressionOptions
-from dynbench.runs.columns import COMPRESSES, GRAD_MAX_ERROR, GRAD_REL_ERROR, Column
+from dynbench.runs.records import COMPRESSES, GRAD_MAX_ERROR, GRAD_REL_ERROR, Column
 from dynbench.units import mb
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import Part, Segment

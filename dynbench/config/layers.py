@@ -10,13 +10,11 @@ from typing import cast
 
 from pydantic import ValidationError
 
-from dynbench.config.describe import explain, field_of, section_keys, shown, unknown_key
 from dynbench.config.paths import path_problems
 from dynbench.config.rules import check_rules, known_world_size
 from dynbench.config.schema import Config
-from dynbench.config.typed_text import read_text
-from dynbench.config.yaml_strict import Document, Value, parse_yaml, read_yaml
-from dynbench.config.yaml_strict import Mapping as YamlMapping
+from dynbench.config.values import explain, field_of, read_text, section_keys, shown, unknown_key
+from dynbench.config.yaml_strict import Document, Value, YamlMapping, parse_yaml, read_yaml
 from dynbench.errors import ConfigError, UsageError
 from dynbench.plugins.policies import Layout, named_plan, plan_of
 

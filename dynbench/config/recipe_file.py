@@ -7,13 +7,10 @@ from itertools import product
 from pathlib import Path
 from typing import cast
 
-from dynbench.config.digest import dump_yaml
-from dynbench.config.launches import written
 from dynbench.config.layers import Settings, load_mapping, replaced_by
-from dynbench.config.recipes import ITEMS, Recipe, RecipeText, find_recipe
-from dynbench.config.typed_text import overlap, read_settings, read_values
-from dynbench.config.yaml_strict import Document, Positions, Value
-from dynbench.config.yaml_strict import Mapping as YamlMapping
+from dynbench.config.recipes import ITEMS, Recipe, RecipeText, find_recipe, written_launches
+from dynbench.config.values import overlap, read_settings, read_values
+from dynbench.config.yaml_strict import Document, Positions, Value, YamlMapping, dump_yaml
 from dynbench.errors import UsageError
 
 
@@ -46,7 +43,7 @@ def written_recipe(
         "arms": [arm if arm["set"] else {"name": arm["name"]} for arm in arms],
         **({"cells": cells} if cells else {}),
         "baseline": recipes[0].baseline,
-        "launches": written(recipes[0].launches),
+        "launches": written_launches(recipes[0].launches),
         **({"question": recipes[0].question} if recipes[0].question else {}),
     }
 

@@ -8,17 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from dynbench.config.image_rules import Problems, decoding_ahead, image_warnings, known_entry, lengths_are_there
-from dynbench.config.part_rules import (
-    batch_is_open,
-    batch_problem,
-    buffer_size,
-    data,
-    rank_problems,
-    split_window_warnings,
-    training,
-    with_global_batch,
-)
+from dynbench.config import part_rules as parts
+from dynbench.config.part_rules import Problems
 from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config
 from dynbench.config.unread import Use, unread
@@ -45,14 +36,14 @@ def check_rules(config: Config, world_size: int | None, *, trains: bool = True) 
     """
     problems = [problem for rule in RULES for problem, holds in rule(config).items() if holds]
     subset, batch = config.workload.subset, config.train.global_batch
-    if trains and subset is not None and subset < batch and not batch_is_open(config.train):
+    if trains and subset is not None and subset < batch and not parts.batch_is_open(config.train):
         fewer = f"{subset} samples are fewer than train.global_batch {batch}; least that works: {batch}"
         problems.append(f"workload.subset: {fewer}")
     if trains and world_size is not None:
         played = config.launch.launcher == "virtual"  # which no strategy with servers is, as said above
         ranks = Ranks(world_size) if played else ranks_of(config, world_size)
-        problems += filter(None, [batch_problem(config.train, ranks.workers)])
-        problems += rank_problems(with_global_batch(config, ranks.workers), ranks)
+        problems += filter(None, [parts.batch_problem(config.train, ranks.workers)])
+        problems += parts.rank_problems(parts.with_global_batch(config, ranks.workers), ranks)
     return problems
 
 
@@ -77,7 +68,7 @@ def rule_warnings(config: Config, world_size: int, uses: Sequence[Use] | None = 
     """
     uses = (Use(config, config, world_size),) if uses is None else uses
     batch, ranks = config.train.global_batch, ranks_of(config, world_size)
-    policy, buffer = config.schedule.policy_name, buffer_size(config, ranks.workers)
+    policy, buffer = config.schedule.policy_name, parts.buffer_size(config, ranks.workers)
     samples = ranks.workers * buffer
     little = policy == "prefix" and batch <= samples < 2 * batch and buffer <= batch - ranks.workers
     warnings = {
@@ -88,17 +79,17 @@ def rule_warnings(config: Config, world_size: int, uses: Sequence[Use] | None = 
     }
     return [
         *(warning for warning, holds in warnings.items() if holds),
-        *split_window_warnings(config),
+        *parts.split_window_warnings(config),
         *_few_or_many_averagings(config),
-        *image_warnings(config),
+        *parts.image_warnings(config),
         *unread("train", uses),
     ]
 
 
 def _few_or_many_averagings(config: Config) -> Iterator[str]:
     """Of ranks that step apart, measured steps that have clearly more or fewer averagings than their share."""
-    strategy, train = STRATEGIES.get(config.sync.name), config.train
-    if strategy is None or not strategy.reads("inner_steps"):
+    train = config.train
+    if not STRATEGIES[config.sync.name].reads("inner_steps"):
         return
     every = options_of(config.sync, LocalOptions).inner_steps
     met = (train.warmup_steps + train.steps) // every - train.warmup_steps // every
@@ -122,7 +113,7 @@ def makes_probe(config: Config, *, on_gpus: bool) -> bool:
 
 
 def _workload(config: Config) -> Problems:
-    workload, entry, known = config.workload, WORKLOADS.get(config.workload.name), known_entry(config)
+    workload, entry, known = config.workload, WORKLOADS.get(config.workload.name), parts.known_entry(config)
     sizes = ("auto", *known.sizes, *known.aliases) if known else (workload.size,)
     begin = [name for name in sizes if workload.size and name.startswith(workload.size)]
     meant = f"Did you mean {' or '.join(begin)}?" if begin else did_you_mean(workload.size, sizes)
@@ -187,42 +178,39 @@ def _virtual_ranks_send_nothing(config: Config) -> Problems:
 
 
 def _an_emulated_link_carries_all(config: Config) -> Problems:
-    launch, entry = config.launch, STRATEGIES.get(config.sync.name)
+    launch, entry = config.launch, STRATEGIES[config.sync.name]
     if launch.link_gbps is None:
         return {}
     why = {
         "virtual ranks send nothing; launch.comm_model is what they are taken to send": launch.launcher == "virtual",
         "a link is emulated on CPUs only (launch.device)": launch.device == "cuda",
         "nodes have a link of their own; leave it out with launch.nnodes above 1": launch.nnodes > 1,
-        f"sync.name {config.sync.name!r} sends what it does not count, past the link": entry and not entry.counted,
+        f"sync.name {config.sync.name!r} sends what it does not count, past the link": not entry.counted,
     }
     return {f"launch.link_gbps: {launch.link_gbps:g}, but {reason}": holds for reason, holds in why.items()}
 
 
 def _synchronisation(config: Config) -> Problems:
     sync, name = config.sync, config.compress.name
-    strategy, compressor = STRATEGIES.get(sync.name), COMPRESSORS.get(name)
-    compresses = compressor is not None and compressor.compresses
+    strategy, compressor = STRATEGIES[sync.name], COMPRESSORS[name]
     training = {other: entry for other, entry in STRATEGIES.items() if entry.trains}
     serverless = ", ".join(other for other, entry in training.items() if not entry.servers)
     able = ", ".join(other for other, entry in training.items() if entry.compresses)
-    gathers = config.compress.gather != "none" and not (strategy and strategy.whole == 0)
+    gathers = config.compress.gather != "none" and strategy.whole != 0
     instead = "sync.name to another" if sync.communicate else "sync.communicate to true"
     diloco, options = options_of(sync, DilocoOptions), options_of(config.compress, ContractiveOptions)
     every, later = diloco.inner_steps, diloco.overlap_steps
     # In pipelines the form follows.
-    unbiased = (
-        compressor is not None and compressor.reads("contractive") and not options.contractive and "+" not in name
-    )
+    unbiased = compressor.reads("contractive") and not options.contractive and "+" not in name
     return {
         f"compress.name: {name!r} compresses what is sent, and {sync.disabled_by} sends nothing; set it to none, or "
-        f"{instead}": compresses and not sync.trains,
+        f"{instead}": compressor.compresses and not sync.trains,
         f"sync.communicate: false, but under sync.name {sync.name!r} a server steps by what workers send; set it to "
-        f"true, or sync.name to {serverless}": strategy and strategy.servers and not sync.communicate,
+        f"true, or sync.name to {serverless}": strategy.servers and not sync.communicate,
         f"compress.name: {name!r} compresses means over ranks, which sync.name {sync.name!r} does not ask for; set it "
-        f"to none, or sync.name to {able}": strategy and not strategy.compresses and compresses,
+        f"to none, or sync.name to {able}": compressor.compresses and not strategy.compresses,
         f"compress.gather: {config.compress.gather!r}, but under sync.name {sync.name!r} no parameters are gathered "
-        "while a model runs; set it to none, or sync.name to fsdp": strategy and gathers,
+        "while a model runs; set it to none, or sync.name to fsdp": gathers,
         f"sync.overlap_steps: a part would be synchronised anew after {every} steps (sync.inner_steps), before "
         f"{later} have brought the mean of the last time; greatest that works: {every - 1}": 0 < later >= every,
         f"compress.error_feedback: true diverges with the unbiased form of {name}; set compress.contractive to true, "
@@ -256,15 +244,15 @@ def _memory_limit_is_a_size(config: Config) -> Problems:
 
 
 RULES: tuple[Callable[[Config], Problems], ...] = (
-    data,
-    lengths_are_there,
-    decoding_ahead,
+    parts.data,
+    parts.lengths_are_there,
+    parts.decoding_ahead,
     _workload,
     _schedule,
     _virtual_ranks_send_nothing,
     _an_emulated_link_carries_all,
     _synchronisation,
     _nodes_agree,
-    training,
+    parts.training,
     _memory_limit_is_a_size,
 )

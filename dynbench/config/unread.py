@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dynbench.config.describe import default_of
-from dynbench.config.digest import value_of
-from dynbench.config.schema import Config, Probe
+from dynbench.config.schema import Config, Probe, value_of
+from dynbench.config.values import default_of
 from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS, PolicyEntry, Registry
 
 Command = Literal["train", "probe", "solve"]

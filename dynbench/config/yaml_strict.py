@@ -7,7 +7,7 @@ text, text and 12 (YAML 1.2.2, section 10.3.2).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -18,7 +18,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from dynbench.errors import ConfigError
 
 Value: TypeAlias = "bool | int | float | str | list[Value] | dict[str | int, Value] | None"
-Mapping: TypeAlias = "dict[str | int, Value]"
+YamlMapping: TypeAlias = "dict[str | int, Value]"
 Positions: TypeAlias = "dict[str, int | str]"
 """Dotted key to its line in the file, counted from 1, or to the option of the command line that gave it."""
 
@@ -96,7 +96,7 @@ class Document:
     """
 
     source: str
-    mapping: Mapping = field(default_factory=dict)
+    mapping: YamlMapping = field(default_factory=dict)
     positions: Positions = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
@@ -147,8 +147,8 @@ class _Reader:
         finally:
             self.open_nodes.discard(id(node))
 
-    def mapping(self, node: MappingNode, path: str) -> Mapping:
-        result: Mapping = {}
+    def mapping(self, node: MappingNode, path: str) -> YamlMapping:
+        result: YamlMapping = {}
         lines: dict[Hashable, int] = {}
         for key_node, value_node in node.value:
             line = _line(key_node)
@@ -287,3 +287,52 @@ def _syntax_problem(error: yaml.YAMLError, text: str, source: str) -> str:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     line = text.count("\n", 0, getattr(error, "position", 0)) if mark is None else mark.line
     return f"{source}:{line + 1}: not valid YAML: {_reason(error)}"
+
+
+# Written --------------------------------------------------------------------------------------------------------------
+
+_UNICODE_BREAKS = ("\x85", "\u2028", "\u2029")
+"""Line breaks of YAML 1.1, which PyYAML would fold into spaces unless they are escaped."""
+
+
+class _CoreDumper(yaml.SafeDumper):
+    """Quotes what YAML 1.2 would not read as text, so that `dump` and `load` agree."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+    def short_list(self, data: Sequence[object]) -> yaml.Node:
+        return self.represent_sequence(_SEQ, data, flow_style=True)
+
+    def text(self, data: str) -> yaml.Node:
+        style = '"' if any(break_ in data for break_ in _UNICODE_BREAKS) else None
+        return self.represent_scalar(_STR, data, style=style)
+
+
+use_core_schema(_CoreDumper)
+_CoreDumper.add_representer(str, _CoreDumper.text)
+_CoreDumper.add_representer(list, _CoreDumper.short_list)
+_CoreDumper.add_representer(tuple, _CoreDumper.short_list)
+
+
+def dump_yaml(mapping: Mapping[str, object], items: Sequence[str] = ()) -> str:
+    """A mapping of plain values as YAML 1.2 text: keys in the given order, one a line, lists within theirs.
+
+    Args:
+        mapping: the values.
+        items: keys of lists whose items get a line each.
+    """
+    lines = []
+    for key, value in mapping.items():
+        if key in items and isinstance(value, list | tuple) and value:
+            lines += [f"{key}:\n", *(f"  - {_dump(item, flow=True)}" for item in value)]
+        else:
+            lines.append(_dump({key: value}, flow=False))
+    return "".join(lines)
+
+
+def _dump(value: object, *, flow: bool) -> str:
+    text: str = yaml.dump(
+        value, Dumper=_CoreDumper, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=2**31
+    )
+    return text

@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from dynbench.config import schema
-from dynbench.config.digest import changed
 from dynbench.config.part_rules import buffer_size
 from dynbench.config.paths import BYTES
-from dynbench.config.schema import Config, decided
+from dynbench.config.schema import Config, changed, decided
 from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.planning import build_capacity, build_problem, loaded_problem
 from dynbench.errors import BatchTooLarge, NothingFits, UsageError

@@ -22,7 +22,7 @@ from dynbench.plugins import STRATEGIES, options_of
 from dynbench.plugins.policies import PrefixOptions
 from dynbench.plugins.strategies import Objective
 from dynbench.runs.probe_record import ProbeRecord, read_probe
-from dynbench.runs.row_writer import LineFile
+from dynbench.runs.records import LineFile
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, default_root
 from dynbench.schedule.capacity import Capacity, PackedCapacity, capacity_of

@@ -30,8 +30,7 @@ from dynbench.experiment.preflight import check_startable
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.recorder import made
 from dynbench.runs.records import SCHEMA_VERSION
-from dynbench.runs.run import Run, refuse_running
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Run, Status, refuse_running
 from dynbench.runs.store import Naming, RunStore
 
 RunCell = Callable[[Run, str], Outcome]

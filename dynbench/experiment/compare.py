@@ -16,10 +16,9 @@ from dynbench.analysis.analyze import analyze_runs
 from dynbench.analysis.arms import describe, launch_differences
 from dynbench.analysis.record import ComparisonRecord, Finding
 from dynbench.analysis.selection import Selection
-from dynbench.config.digest import changed, dump_config
-from dynbench.config.image_rules import has_lengths
-from dynbench.config.launches import Launches
-from dynbench.config.recipes import RECIPE_FILE, Recipe, dump_recipe, load_recipe
+from dynbench.config.part_rules import has_lengths
+from dynbench.config.recipes import RECIPE_FILE, Launches, Recipe, dump_recipe, load_recipe
+from dynbench.config.schema import changed, dump_config
 from dynbench.engine.launching.run_launch import warnings_said_once
 from dynbench.errors import ConfigError, DynbenchError, NotComparable, NothingFits, StorageError, UsageError
 from dynbench.experiment.launch_plan import CompareState, plan_state, read_state

@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Literal
 
 from dynbench.analysis.questions import within
-from dynbench.config.digest import differences
-from dynbench.config.image_rules import ahead
-from dynbench.config.launches import Launches, odd_number
-from dynbench.config.schema import Config
+from dynbench.config.part_rules import ahead
+from dynbench.config.recipes import Launches, odd_number
+from dynbench.config.schema import Config, differences
 from dynbench.errors import ConfigError
 from dynbench.plugins import STRATEGIES, options_of
 from dynbench.plugins.strategies import DilocoOptions, LocalOptions
 from dynbench.runs.atomic import read_json, write_json
 from dynbench.runs.records import SCHEMA_VERSION
-from dynbench.runs.run_record import RunId
+from dynbench.runs.run import RunId
 
 STATE_FILE = "compare.json"
 Mode = Literal["interleaved", "apart"]

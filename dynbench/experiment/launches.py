@@ -15,9 +15,8 @@ from dynbench.analysis.arms import all_differences, log_ratios, named_arms, pair
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.questions import find_question
 from dynbench.analysis.stats import Plan, plan_launches
-from dynbench.config.digest import changed
-from dynbench.config.launches import MOST_LAUNCHES
-from dynbench.config.recipes import Recipe
+from dynbench.config.recipes import MOST_LAUNCHES, Recipe
+from dynbench.config.schema import changed
 from dynbench.engine.launching.progress import Progress
 from dynbench.engine.plan_check import total_steps
 from dynbench.engine.turn_order import Turns

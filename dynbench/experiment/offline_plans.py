@@ -13,8 +13,7 @@ from pathlib import Path
 from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.measures import workers_of
-from dynbench.config.digest import changed
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, changed
 from dynbench.engine.planning import build_cost, build_problem
 from dynbench.errors import DynbenchError, NothingFits, RecordError, UsageError
 from dynbench.experiment.report_input import SOLVE_FIGURES, ReportInput

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from dynbench.analysis.arms import NOT_IDENTITY_OF_ARM, describe
 from dynbench.analysis.questions import QUESTIONS, Question, find_question, not_comparable, settings_differences
-from dynbench.config.digest import config_digest
 from dynbench.config.recipes import Recipe
 from dynbench.config.rules import rule_warnings
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, config_digest
 from dynbench.config.unread import unread
 from dynbench.engine.launching.probe_use import probe_warnings
 from dynbench.engine.launching.resolve import resolve, this_machine, use_of
@@ -21,8 +20,7 @@ from dynbench.engine.launching.torchrun import started_as_rank
 from dynbench.engine.plan_check import check_plan, total_steps
 from dynbench.errors import ConfigError, NothingFits, RecordError, UsageError, did_you_mean
 from dynbench.experiment.launch_plan import Grouping, decide_grouping
-from dynbench.runs.run import duration_s
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Status, duration_s
 from dynbench.runs.store import RunStore
 from dynbench.units import format_ms
 from dynbench.workloads.inputs import check_batch, check_inputs

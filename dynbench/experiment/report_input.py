@@ -25,16 +25,15 @@ from dynbench.analysis.run_facts import MARK, section, status_phrase
 from dynbench.analysis.selection import RUNS_FILE, keep_probe, named_probes
 from dynbench.analysis.summary import CHECKS_FILE, read_checks, summarise
 from dynbench.analysis.verdict import Verdict
-from dynbench.config.digest import flatten
+from dynbench.config.schema import flatten
 from dynbench.errors import RecordError, RunLookupError
 from dynbench.experiment.launch_plan import STATE_FILE, CompareState, read_state
 from dynbench.plugins import WORKLOADS
 from dynbench.report import Template, signed_percent
 from dynbench.runs.atomic import read_json
-from dynbench.runs.lookup import check_own_files
 from dynbench.runs.phrase import NBSP, translated
 from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore, results_option
+from dynbench.runs.store import RunStore, check_own_files, results_option
 
 SOLVE_FIGURES = ("solve_greedy_gap",)
 """Figures of what was planned offline, drawn into the folder that is reported on."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.run_facts import fact, read_data, section
 from dynbench.analysis.tables import ranks_text
-from dynbench.config.describe import all_keys
-from dynbench.config.digest import NOT_IDENTITY
+from dynbench.config.schema import NOT_IDENTITY
+from dynbench.config.values import all_keys
 from dynbench.experiment.report_input import Json, Member, ReportInput, in_language
 from dynbench.report import Template
 from dynbench.runs.phrase import Phrase

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dynbench.config.describe import field_of
-from dynbench.config.digest import changed, flatten
-from dynbench.config.image_rules import has_lengths
-from dynbench.config.schema import Config
+from dynbench.config.part_rules import has_lengths
+from dynbench.config.schema import Config, changed, flatten
+from dynbench.config.values import field_of
 from dynbench.errors import DataError, UsageError
-from dynbench.runs.row_writer import read_lengths
+from dynbench.runs.records import read_lengths
 from dynbench.runs.run import Run
 from dynbench.schedule.traces import Trace
 
@@ -73,8 +72,8 @@ def trained_trace(run: Run) -> Trace:
     config, data, source = run.config(), run.env().get("data"), f"training data of {run.label}"
     _check_lengths(config)
     if config.workload.runs_own_code:
-        stored = read_lengths(run)
-        return _trained_as(Trace(config.workload.name, stored.lengths, source, stored.positions), config)
+        lengths, positions = read_lengths(run)
+        return _trained_as(Trace(config.workload.name, lengths, source, positions), config)
     workload = build_workload(changed(config, {"workload.cache_dir": None}))  # a run says nowhere where to write
     train = workload.train
     trained = data.get("fingerprint") if isinstance(data, Mapping) else None

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from dynbench.config.digest import NOT_IDENTITY, SUFFIX, changed, config_digest, without_communication
-from dynbench.config.launches import Launches
 from dynbench.config.ranks import parameter_copies, ranks_of
+from dynbench.config.recipes import Launches
 from dynbench.config.rules import makes_probe
-from dynbench.config.schema import Config
+from dynbench.config.schema import NOT_IDENTITY, SUFFIX, Config, changed, config_digest, without_communication
 from dynbench.engine.launching.progress import OnProgress
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.launching.run_launch import launch_arms, plan_launch

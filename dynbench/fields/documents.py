@@ -23,7 +23,7 @@ from pydantic import BaseModel
 
 from dynbench.analysis.measure import Measure, Metric
 from dynbench.plugins import Registry
-from dynbench.runs.columns import Column
+from dynbench.runs.records import Column
 from dynbench.units import Unit
 
 SCALARS: Mapping[object, str] = {str: "string", int: "integer", float: "number", bool: "boolean", object: "any"}

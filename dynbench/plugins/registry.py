@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dynbench.errors import UsageError, did_you_mean
+from dynbench.errors import UsageError, unknown_name
 from dynbench.plugins import outside
 
 MOST = 2**31 - 1
@@ -186,12 +186,8 @@ class Registry(Mapping[str, E]):
             UsageError: unknown, with the nearest spelling.
         """
         if name not in self:
-            known = (*self, *beside)
-            near = did_you_mean(name, known)
-            raise UsageError(
-                f"{self.key or self.kind}: {name!r} is not a {self.kind}. {near}".rstrip(),
-                f"Known: {', '.join(known)}{outside.or_your_own()}.",
-            )
+            what = f"{self.key or self.kind}: {name!r} is not a {self.kind}"
+            raise unknown_name(what, name, (*self, *beside), end=outside.or_your_own())
         return self[name]
 
     def name_of(self, found: type[object]) -> str:

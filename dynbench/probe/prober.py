@@ -8,9 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Unpack
 
-from dynbench.config.digest import changed
 from dynbench.config.ranks import copies_text, parameter_copies, ranks_of
-from dynbench.config.schema import Config, decided
+from dynbench.config.schema import Config, changed, decided
 from dynbench.config.unread import unread
 from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.launching.probe_use import measured_settings

@@ -27,10 +27,9 @@ from pydantic_core import from_json
 from dynbench import __version__
 from dynbench.errors import RecordError, RunLookupError, UsageError
 from dynbench.runs.atomic import check_version, replacing
-from dynbench.runs.columns import COLUMNS_FILE
 from dynbench.runs.probe_record import PROBE_FILE
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import check_spelling
+from dynbench.runs.records import COLUMNS_FILE
+from dynbench.runs.run import Run, check_spelling
 
 EXPORT_FILE = "stored_runs.zip"
 """The export that a comparison keeps in its folder, where its runs come from one."""
@@ -58,19 +57,24 @@ _BROKEN = (BadZipFile, EOFError, NotImplementedError, RuntimeError, UnicodeError
 """What reading a zip raises where it is torn, changed, encrypted or packed in another way."""
 
 
-class _Manifest(BaseModel):
-    """What the file says of itself; see `write_export`."""
+class Manifest(BaseModel):
+    """What the file says of itself."""
 
     model_config = ConfigDict(strict=True)
 
     kind: Literal["dynbench export"] = KIND
     schema_version: int | None = EXPORT_SCHEMA_VERSION
-    dynbench: str = ""
+    dynbench: str = __version__
     runs: list[str]
+    """Ids of the training runs."""
     arms: dict[str, list[str]] | None
+    """Label to run ids, the baseline first; None where the runs were named one by one."""
     stored: str | None
+    """The arm that was a stored baseline already where the file was made."""
     question: str | None = None
+    """What the exported comparison asks of its arms; None of runs that were named one by one."""
     first_stage: int | None = None
+    """Launches of its first stage, where that said how many follow."""
 
 
 @dataclass(frozen=True)
@@ -82,55 +86,36 @@ class Export:
         root: the folder that holds the run folders; gone when the file is closed.
         runs: the training runs.
         arms: label to launches, the baseline first; None where the runs were named one by one.
-        stored: the arm that was a stored baseline already where the file was made.
-        question: what the exported comparison asks of its arms; None of runs that were named one by one.
-        first_stage: launches of its first stage, where that said how many follow.
+        manifest: what the file says of itself.
     """
 
     path: Path
     root: Path
     runs: tuple[Run, ...]
     arms: Mapping[str, Sequence[Run]] | None
-    stored: str | None
-    question: str | None = None
-    first_stage: int | None = None
+    manifest: Manifest
 
     def holds(self, run: Run) -> bool:
         """Whether a run folder is one of the unpacked."""
         return run.path.parent == self.root
 
 
-def write_export(
-    path: Path,
-    runs: Mapping[str, Mapping[str, Path]],
-    beside: Mapping[str, Mapping[str, Path]],
-    arms: Mapping[str, Sequence[str]] | None,
-    stored: str | None = None,
-    question: str | None = None,
-    first_stage: int | None = None,
-) -> None:
+def write_export(path: Path, manifest: Manifest, runs: Mapping[str, Mapping[str, Path]]) -> None:
     """Writes the file, which appears under its name only when whole.
 
     Args:
         path: where to.
-        runs: run id to its files, by their name in a run folder.
-        beside: the same of what the runs refer to: probes, and runs without communication that took turns with them.
-        arms: label to run ids; None where the runs were named one by one.
-        stored: the arm that is a stored baseline.
-        question: what the comparison asks; None of runs.
-        first_stage: launches of its first stage, where that said how many follow.
+        manifest: what it says of itself.
+        runs: run id to its files, by their name in a run folder; those of the manifest, and what these refer to:
+            probes, and runs without communication that took turns with them.
 
     Raises:
         UsageError: it cannot be written, or a file of a run cannot be read.
     """
-    launches = None if arms is None else {name: list(ids) for name, ids in arms.items()}
-    manifest = _Manifest(
-        dynbench=__version__, runs=[*runs], arms=launches, stored=stored, question=question, first_stage=first_stage
-    )
     try:
         with replacing(path) as target, ZipFile(target, "w") as file:
             file.writestr(_entry(MANIFEST), manifest.model_dump_json(indent=2) + "\n")
-            for run_id, files in sorted({**beside, **runs}.items()):
+            for run_id, files in sorted(runs.items()):
                 for name, source in sorted(files.items()):
                     _add(file, f"{RUNS}/{run_id}/{name}", source)
     except OSError as error:
@@ -188,10 +173,10 @@ def _unpack(path: Path, folder: Path) -> Export:
     if not runs:
         raise _refused(path, "it holds no run")
     arms = None if manifest.arms is None else {name: [runs[i] for i in ids] for name, ids in manifest.arms.items()}
-    return Export(path, root, tuple(runs.values()), arms, manifest.stored, manifest.question, manifest.first_stage)
+    return Export(path, root, tuple(runs.values()), arms, manifest)
 
 
-def _manifest(path: Path, file: ZipFile) -> _Manifest:
+def _manifest(path: Path, file: ZipFile) -> Manifest:
     if MANIFEST not in file.namelist():
         raise _refused(path, f"it is no export: {MANIFEST} is not in it")
     info = file.getinfo(MANIFEST)
@@ -200,7 +185,7 @@ def _manifest(path: Path, file: ZipFile) -> _Manifest:
     try:
         content = from_json(file.read(info))
         check_version(path, content, EXPORT_SCHEMA_VERSION)
-        manifest = _Manifest.model_validate(content)
+        manifest = Manifest.model_validate(content)
     except ValueError as error:
         raise _refused(path, f"its {MANIFEST} is not one of a {KIND}") from error
     named = [name for arm in (manifest.arms or {}).values() for name in arm]

@@ -1,6 +1,6 @@
 """What a run ran on: `env.json`. Facts that cannot be learned are null, with the reason in `unknown`.
 
-Nothing here imports torch: the caller passes what only torch knows (devices, driver, backends).
+Nothing here imports torch: what only torch knows, the ranks add.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 
 from dynbench import __version__
-from dynbench.config.digest import config_digest
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, config_digest
 from dynbench.plugins.outside import digests
 from dynbench.runs.records import SCHEMA_VERSION
-from dynbench.runs.run_record import host_name, now
+from dynbench.runs.run import host_name, now
 from dynbench.units import mb
 
 PACKAGES = ("torch", "transformers", "datasets", "numpy", "polars", "pydantic", "triton", "click", "rich")
@@ -45,23 +44,15 @@ class UnknownFactError(Exception):
     """A fact that cannot be learned here; the message is the reason."""
 
 
-def collect(
-    config: Config,
-    decisions: Mapping[str, object],
-    data: Mapping[str, object],
-    devices: Mapping[str, object] | None = None,
-) -> dict[str, object]:
-    """Provenance of a run, as written to `env.json`.
+def collect(config: Config, decisions: Mapping[str, object], data: Mapping[str, object]) -> dict[str, object]:
+    """Provenance of a run, as written to `env.json` when it is made; its ranks add the devices.
 
     Args:
         config: the resolved configuration.
         decisions: dotted key to the value chosen for `auto` and the reason.
         data: fingerprint, sizes and sources of the data.
-        devices: facts about accelerators, from torch; None where the run has no use for them.
     """
     facts, unknown = machine_facts()
-    if devices is None:
-        unknown["devices"] = "the command does not use torch"
     return {
         "schema_version": SCHEMA_VERSION,
         "collected": now(),
@@ -70,10 +61,10 @@ def collect(
         "seed": config.train.seed,
         **facts,
         "plugins": digests(),
-        "devices": None if devices is None else dict(devices),
+        "devices": None,
         "data": dict(data),
         "decisions": dict(decisions),
-        "unknown": unknown,
+        "unknown": unknown | {"devices": "the command does not use torch"},
     }
 
 

@@ -23,8 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Unpack
 
-from dynbench.config.digest import dump_config
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, dump_config
 from dynbench.errors import (
     EXIT_OK,
     BatchTooLarge,
@@ -38,8 +37,7 @@ from dynbench.errors import (
 )
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.provenance import collect
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Failure, Status
+from dynbench.runs.run import Failure, Run, Status
 from dynbench.runs.store import Naming, RunStore
 from dynbench.signals import handled, terminate
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dynbench.errors import UsageError, did_you_mean
+from dynbench.errors import unknown_name
 from dynbench.lengths import padded_lengths
 from dynbench.plugins.policies import Layout
 
@@ -50,11 +50,7 @@ class CostModel:
     def __post_init__(self) -> None:
         known = get_args(CostType)
         if self.cost_type not in known:
-            near = did_you_mean(str(self.cost_type), known)
-            raise UsageError(
-                f"schedule.cost_type: {self.cost_type!r} is not a cost type. {near}".rstrip(),
-                f"Known: {', '.join(known)}.",
-            )
+            raise unknown_name(f"schedule.cost_type: {self.cost_type!r} is not a cost type", str(self.cost_type), known)
 
     @property
     def surcharge(self) -> float:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from dynbench.errors import NothingFits, UsageError, did_you_mean
+from dynbench.errors import NothingFits, UsageError, unknown_name
 from dynbench.plugins import POLICIES, PolicyEntry, outside
 from dynbench.plugins.policies import ROWS, Layout, plan_name, plan_names, plan_of, whole_windows
 from dynbench.schedule.capacity import Capacity
@@ -131,10 +131,8 @@ def solve(request: SolveRequest) -> Iterator[Line | Skipped]:
     known = plan_names("padded", *ROWS)
     for name in request.policies or ():
         if name not in known:
-            raise UsageError(
-                f"--policy: {name!r} is not a policy. {did_you_mean(name, known)}".rstrip(),
-                f"Known: {', '.join(known)}; or all{outside.or_your_own()}.",
-            )
+            end = f"; or all{outside.or_your_own()}"
+            raise unknown_name(f"--policy: {name!r} is not a policy", name, known, end=end)
     places = [_place(request, trace, size) for trace in request.traces for size in request.world_sizes]
     refusals = [refusal for _, _, refusal in places if refusal is not None]
     if len(refusals) == len(places):

@@ -10,7 +10,7 @@ from statistics import NormalDist
 import numpy as np
 
 from dynbench.errors import UsageError, did_you_mean
-from dynbench.lengths import GSM8K, READERS, SST2, LengthHistogram, read_second, read_trace
+from dynbench.lengths import READERS, SHIPPED, read_second, read_trace
 from dynbench.schedule.plan import IntArray
 
 
@@ -84,28 +84,17 @@ def describe(lengths: IntArray) -> LengthStatistics:
     )
 
 
-def lognormal_lengths(
-    n: int = 50_000, mu: float = 5.0, sigma: float = 1.0, low: int = 16, high: int = 1024
-) -> IntArray:
-    """Lengths lognormal(mu, sigma) clamped to low..high, as equally likely quantiles: no draw, no seed; shape [n]."""
-    normal = NormalDist(mu, sigma)
+def lognormal_lengths() -> IntArray:
+    """50,000 lengths lognormal(5, 1) clamped to 16..1024, as equally likely quantiles: no draw, no seed."""
+    normal, n = NormalDist(5.0, 1.0), 50_000
     quantiles = np.fromiter((normal.inv_cdf((i + 0.5) / n) for i in range(n)), dtype=np.float64, count=n)
-    return np.clip(np.rint(np.exp(quantiles)), low, high).astype(np.int64)
-
-
-def _shuffled(lengths: IntArray) -> IntArray:
-    """A distribution has no order of its own; this one is fixed, so that `--order file` means the same everywhere."""
-    return np.random.default_rng(0).permutation(lengths)
-
-
-def _histogram(histogram: LengthHistogram) -> Callable[[], IntArray]:
-    return lambda: _shuffled(histogram.lengths())
+    return np.clip(np.rint(np.exp(quantiles)), 16, 1024).astype(np.int64)
 
 
 BUILT_IN: dict[str, tuple[Callable[[], IntArray], str, str | None]] = {
-    "sst2": (_histogram(SST2), "GLUE SST-2, training split, WordPiece tokens (histogram)", "embedded"),
-    "gsm8k": (_histogram(GSM8K), "GSM8K, training split, WordPiece tokens (histogram)", None),
-    "lognormal": (lambda: _shuffled(lognormal_lengths()), "lognormal(5, 1) clamped to 16-1024", "lognormal"),
+    "sst2": (lambda: SHIPPED["sst2"], "GLUE SST-2, training split, WordPiece tokens (histogram)", "embedded"),
+    "gsm8k": (lambda: SHIPPED["gsm8k"], "GSM8K, training split, WordPiece tokens (histogram)", None),
+    "lognormal": (lognormal_lengths, "lognormal(5, 1) clamped to 16-1024", "lognormal"),
 }
 """Distributions that need no file: name to (lengths, source, data set of `train` that draws from it)."""
 
@@ -113,7 +102,9 @@ BUILT_IN: dict[str, tuple[Callable[[], IntArray], str, str | None]] = {
 def built_in_trace(name: str) -> Trace:
     """One of the distributions of `BUILT_IN`."""
     build, source, dataset = BUILT_IN[name]
-    return Trace(name, build(), source, workload=None if dataset is None else {"workload.dataset": dataset})
+    # A distribution has no order of its own; this one is fixed, so that `--order file` means the same everywhere.
+    lengths = np.random.default_rng(0).permutation(build())
+    return Trace(name, lengths, source, workload=None if dataset is None else {"workload.dataset": dataset})
 
 
 def load_trace(spec: str, column: str | None = None, second_column: str | None = None) -> Trace:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dynbench.config.ranks import Ranks, ranks_under
-from dynbench.runs.columns import Column
+from dynbench.runs.records import Column
 from dynbench.wire.base import NullWire, Wire
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from dynbench.plugins import options_of
 from dynbench.plugins.strategies import DilocoOptions, LocalOptions
-from dynbench.runs.columns import Column
+from dynbench.runs.records import Column
 from dynbench.sync.base import Stepper, Strategy
 from dynbench.sync.synchronised import flat_like, share_model, trained_parameters, view_like
 from dynbench.wire.base import Wire

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dynbench.clock import clock_for
-from dynbench.runs.columns import Column
+from dynbench.runs.records import Column
 from dynbench.sync.base import Stepper, Strategy
 from dynbench.sync.synchronised import share_model, trained_parameters
 from dynbench.wire.traffic import Spans

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dynbench.clock import clock_for
 from dynbench.plugins import options_of
 from dynbench.plugins.strategies import BucketOptions
-from dynbench.runs.columns import Column
+from dynbench.runs.records import Column
 from dynbench.sync.base import Strategy
 from dynbench.sync.in_order import BucketedDDP, OverlapDDP
 from dynbench.sync.synchronised import FlatDDP, NaiveDDP, Named, SynchronisedModule

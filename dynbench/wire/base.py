@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from dynbench.clock import Clock
-from dynbench.runs.columns import Column
+from dynbench.runs.records import Column
 from dynbench.wire.channel import Channel, nbytes
 from dynbench.wire.segment import Segment
 from dynbench.wire.traffic import Ledger, Traffic

@@ -23,7 +23,7 @@ from torch.distributed import distributed_c10d
 from torch.futures import Future
 
 from dynbench.clock import clock_for
-from dynbench.runs.row_writer import EVERYONE
+from dynbench.runs.records import EVERYONE
 from dynbench.wire.segment import named_range
 from dynbench.wire.traffic import SENT, Ledger
 

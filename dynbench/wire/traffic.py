@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dynbench.clock import NS_PER_MS, Clock
-from dynbench.runs.row_writer import EVERYONE, Call
+from dynbench.runs.records import EVERYONE, Call
 
 SENT: Mapping[str, Callable[[int, int], int]] = {
     "all_reduce": lambda size, ranks: 2 * (ranks - 1) * size // ranks,

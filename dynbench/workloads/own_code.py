@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dynbench.config.schema import Workload
 from dynbench.errors import UsageError, did_you_mean
-from dynbench.plugins.code import Code, content_digest, find_code, own_folders
+from dynbench.plugins.outside import Code, content_digest, find_code, own_folders
 from dynbench.workloads.cache import cache_folder
 
 FILE = "own_code.jsonl"

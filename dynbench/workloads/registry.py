@@ -21,7 +21,7 @@ from dynbench.config import schema
 from dynbench.config.schema import Config
 from dynbench.errors import DynbenchError, UsageError, WorkerFailed
 from dynbench.plugins import WORKLOADS
-from dynbench.plugins.code import content_digest
+from dynbench.plugins.outside import content_digest
 from dynbench.runs.phrase import Phrase
 from dynbench.workloads.base import Workload
 from dynbench.workloads.data import IntArray, TokenisedData

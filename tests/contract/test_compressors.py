@@ -23,7 +23,7 @@ from dynbench.config.layers import load_config
 from dynbench.config.rules import check_rules
 from dynbench.engine.rank.row_builder import can_count
 from dynbench.plugins import STRATEGIES
-from dynbench.runs.columns import read_columns
+from dynbench.runs.records import read_columns
 
 pytestmark = pytest.mark.multiproc
 

@@ -29,7 +29,7 @@ from dynbench.experiment.report_input import SOLVE_FIGURES, in_language, reason,
 from dynbench.report import LANGUAGES, Template, language_labels, load_template
 from dynbench.runs.phrase import RECORDS_LANGUAGE, Phrase, environment, templates_dir, texts
 from dynbench.runs.records import BY_ITSELF, COMMUNICATION, COMPUTE
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Status
 
 OTHERS = [language for language in LANGUAGES if language != RECORDS_LANGUAGE]
 DYNAMIC = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynbench.config.describe import allowed_words, field_of
+from dynbench.config.values import allowed_words, field_of
 from dynbench.plugins import KINDS
 from dynbench.plugins.policies import ROWS, plan_names
 

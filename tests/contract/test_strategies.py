@@ -26,7 +26,7 @@ from dynbench.analysis.merge import merge_run
 from dynbench.engine.failure import root_cause
 from dynbench.errors import WorkerFailed
 from dynbench.plugins import STRATEGIES as REGISTERED
-from dynbench.runs.columns import COMM_COLUMNS, TURN, read_columns
+from dynbench.runs.records import COMM_COLUMNS, TURN, read_columns
 from dynbench.sync.replicated import Replicated
 
 pytestmark = pytest.mark.multiproc

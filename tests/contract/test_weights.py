@@ -20,14 +20,12 @@ from virtual_runs import configured as virtual
 
 from dynbench.analysis.rank_files import read_rank_file
 from dynbench.analysis.steps import step_table
-from dynbench.config.digest import changed
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, changed
 from dynbench.engine.planning import build_problem
 from dynbench.engine.rank import replica
 from dynbench.engine.rank.exchange import GlobalBatch
-from dynbench.runs.columns import COLUMNS_FILE
-from dynbench.runs.records import COLUMNS
+from dynbench.runs.records import COLUMNS, COLUMNS_FILE
 from dynbench.runs.run import Run
 from dynbench.schedule.policy import Planner, policy_class
 from dynbench.sync.base import gradient_norm

@@ -8,7 +8,7 @@ import pytest
 from multiproc.faults import Command, check
 from planted import at
 
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Status
 
 pytestmark = [pytest.mark.gpu, pytest.mark.multiproc, pytest.mark.usefixtures("two_gpus")]
 

@@ -16,8 +16,7 @@ from dynbench.engine.launching.run_launch import launch_arms
 from dynbench.errors import NothingFits
 from dynbench.probe.prober import run_probe
 from dynbench.runs.probe_record import read_probe
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 
 pytestmark = [pytest.mark.gpu, pytest.mark.multiproc]

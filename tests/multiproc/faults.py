@@ -21,8 +21,7 @@ from planted import in_folder
 from dynbench.analysis.rank_files import find_rank_files, read_rank_file
 from dynbench.engine.failure import CONNECTING, PREPARING
 from dynbench.errors import EXIT_WORKER
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import RunRecord, Status
+from dynbench.runs.run import Run, RunRecord, Status
 from dynbench.runs.store import RunStore
 
 NAME = "läufe, 'n results"

@@ -19,7 +19,7 @@ from dynbench.engine.launching.run_launch import launch_arms
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import EXIT_CHECKS
 from dynbench.experiment.training import run_training
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Status
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc

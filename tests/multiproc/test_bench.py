@@ -20,7 +20,7 @@ from dynbench.engine.rank.toy_check import check_strategies
 from dynbench.plugins import STRATEGIES
 from dynbench.plugins.benchmarks import CollectivesOptions, OptimizerOptions
 from dynbench.runs.provenance import usable_cores
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Status
 from dynbench.runs.store import RunStore
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow]

@@ -21,7 +21,7 @@ from multiproc.launches import wait_until
 from pixel import UNRENDERED
 
 from dynbench.experiment.launch_plan import read_state
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Status
 from dynbench.runs.store import RunStore
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.fault]

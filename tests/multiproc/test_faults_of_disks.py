@@ -24,7 +24,7 @@ from planted import at
 
 from dynbench.analysis.rank_files import read_rank_file
 from dynbench.experiment.launch_plan import read_state
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Status
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
 

@@ -15,8 +15,7 @@ from multiproc.faults import NAME, TEXTS, Command, analyzed, check, own_texts, p
 from probes import make_probe
 
 from dynbench.runs.probe_record import PROBE_FILE
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
@@ -135,7 +134,7 @@ def test_a_clock_that_is_set_back(tmp_path: Path) -> None:
 
 MAKE_RUNS = """\
 import sys, pathlib
-import dynbench.runs.run_record as names
+import dynbench.runs.run as names
 from datetime import datetime
 from dynbench.runs.store import RunStore
 class Clock(datetime):

@@ -17,8 +17,7 @@ from planted import at, in_folder
 from dynbench.engine.failure import last_position
 from dynbench.engine.launching.run_launch import WORKER_MODULE
 from dynbench.engine.launching.torchrun import rank_pids
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import RunRecord, Status
+from dynbench.runs.run import Run, RunRecord, Status
 from dynbench.runs.store import RunStore
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.fault]

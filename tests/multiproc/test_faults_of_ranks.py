@@ -23,7 +23,7 @@ from planted import at
 from dynbench.config.ranks import ranks_under
 from dynbench.experiment.launch_plan import read_state
 from dynbench.plugins import STRATEGIES
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Status
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
 

@@ -15,8 +15,7 @@ import pytest
 from multiproc.launches import TINY, fork, global_loss, rows_of
 
 from dynbench.plugins import POLICIES, STRATEGIES
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 from dynbench.schedule.policy import policy_class
 

@@ -19,7 +19,7 @@ from planted import at
 from dynbench.analysis.analyze import analyze_runs
 from dynbench.analysis.selection import Selection
 from dynbench.config.schema import Analysis
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Status
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc

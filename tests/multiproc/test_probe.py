@@ -12,9 +12,8 @@ import pytest
 from forked import forked_ranks
 from multiproc.faults import Command, settled
 
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, dump_config
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.planning import build_problem
 from dynbench.errors import NothingFits, WorkerFailed
@@ -22,8 +21,7 @@ from dynbench.probe.capacity import find_capacities, refuse_if_nothing_fits
 from dynbench.probe.children import Children
 from dynbench.probe.prober import run_probe
 from dynbench.runs.probe_record import CapacityRow, ProbeRecord, read_probe
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 from dynbench.schedule.capacity import UNLIMITED, Capacity
 

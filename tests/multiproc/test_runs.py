@@ -12,10 +12,8 @@ from multiproc.launches import Launch, global_loss, rows_of, work_hashes
 
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.summary import summary_of
-from dynbench.runs.columns import COMM_COLUMNS, TURN, read_columns
-from dynbench.runs.records import COLUMNS
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.records import COLUMNS, COMM_COLUMNS, TURN, read_columns
+from dynbench.runs.run import Run, Status
 
 pytestmark = pytest.mark.multiproc
 

@@ -26,10 +26,8 @@ from dynbench.engine.launching.progress import Progress
 from dynbench.engine.launching.run_launch import launch_arms
 from dynbench.engine.planning import build_problem
 from dynbench.engine.rank.saved import Saved, evaluate_saved
-from dynbench.runs.columns import read_columns
-from dynbench.runs.records import work_hash
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.records import read_columns, work_hash
+from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 from dynbench.schedule.policy import Planner
 from dynbench.workloads.registry import build_workload

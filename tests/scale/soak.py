@@ -31,8 +31,7 @@ from dynbench.analysis.stats import relative_drift
 from dynbench.engine.launching.run_launch import WORKER_MODULE
 from dynbench.engine.launching.torchrun import rank_pids
 from dynbench.probe.children import TIDY_MALLOC
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 
 GROWTH = 0.03

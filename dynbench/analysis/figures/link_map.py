@@ -11,7 +11,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from dynbench.analysis.figures.charts import COLORS, INK, MARKERS, Drawing, Lines, Look, draw_panels, figure
 from dynbench.analysis.figures.views import Arms, caption
 from dynbench.analysis.link_map import HALF, link_map, link_point
-from dynbench.config.digest import flatten
+from dynbench.config.schema import flatten
 
 CELLS = 24
 """Of the map, each way."""

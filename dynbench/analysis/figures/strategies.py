@@ -28,7 +28,7 @@ from dynbench.analysis.measure import Summaries
 from dynbench.analysis.rank_files import Operation
 from dynbench.analysis.run_facts import oversubscribed
 from dynbench.analysis.scaling import reference_of
-from dynbench.config.digest import flatten
+from dynbench.config.schema import flatten
 from dynbench.units import mib
 
 HELD = tuple(

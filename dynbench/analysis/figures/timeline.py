@@ -9,7 +9,7 @@ import polars as pl
 
 from dynbench.analysis.figures.charts import INK, PHASES, Bars, Drawing, Part, digits, figure
 from dynbench.analysis.figures.views import Arms, ArmView, arm_figure
-from dynbench.config.image_rules import has_lengths
+from dynbench.config.part_rules import has_lengths
 
 MOST_ROWS = 24
 """Ranks shown per arm; of more, the slowest and an even selection of the others."""

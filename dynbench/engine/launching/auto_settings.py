@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from dynbench.config import schema
-from dynbench.config.image_rules import known_entry
+from dynbench.config.part_rules import known_entry
 from dynbench.config.ranks import residual_copies
 from dynbench.config.schema import Config
 from dynbench.engine.plan_check import known_workload, warnings_left_to_the_ranks

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dynbench.config.digest import changed
 from dynbench.config.part_rules import buffer_size
 from dynbench.config.ranks import Ranks, parameter_copies, ranks_of
-from dynbench.config.schema import Config, Workload, decided
+from dynbench.config.schema import Config, Workload, changed, decided
 from dynbench.config.unread import Use
 from dynbench.engine.planning import least_capacity_warning, load_probe, names_a_probe
 from dynbench.plugins import DATASETS, WORKLOADS, options_of

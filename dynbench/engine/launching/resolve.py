@@ -14,11 +14,10 @@ from pathlib import Path
 
 import torch
 
-from dynbench.config.digest import changed
 from dynbench.config.part_rules import batch_problem, buffer_size, with_global_batch
 from dynbench.config.ranks import ranks_of
 from dynbench.config.rules import DEFAULT_VIRTUAL_RANKS, check_rules, makes_probe, rule_warnings
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, changed
 from dynbench.config.unread import Use
 from dynbench.engine import planning
 from dynbench.engine.comm_model import build_comm_model, resolve_comm_model

@@ -16,7 +16,7 @@ from dataclasses import replace as changed
 from pathlib import Path
 from typing import Unpack
 
-from dynbench.config.image_rules import has_lengths
+from dynbench.config.part_rules import has_lengths
 from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config, decided
 from dynbench.engine.failure import MEMORY_HINT, is_aftermath, is_out_of_memory, rank_title, root_cause

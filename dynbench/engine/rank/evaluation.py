@@ -21,9 +21,7 @@ from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.errors import UsageError
 from dynbench.lengths import padded_width
 from dynbench.runs.atomic import settle_folder
-from dynbench.runs.columns import CORRECT, TURN
-from dynbench.runs.records import StepRow
-from dynbench.runs.row_writer import LineFile
+from dynbench.runs.records import CORRECT, TURN, LineFile, StepRow
 from dynbench.runs.run import Run
 from dynbench.schedule.plan import IntArray
 from dynbench.schedule.policy import Problem

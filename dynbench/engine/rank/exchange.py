@@ -18,13 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dynbench.config.digest import NOT_IDENTITY, flatten
 from dynbench.config.ranks import Ranks
-from dynbench.config.schema import Config
+from dynbench.config.schema import NOT_IDENTITY, Config, flatten
 from dynbench.engine.planning import Planned, PlanSource
 from dynbench.errors import ConfigError, DynbenchError
 from dynbench.plugins.outside import VARIABLE, digests
-from dynbench.runs.run_record import host_name
+from dynbench.runs.run import host_name
 from dynbench.schedule import capacity
 from dynbench.schedule.plan import Share
 from dynbench.schedule.policy import Problem

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from dynbench.compress.base import Compressor
 from dynbench.compress.gathered import gatherer_of
-from dynbench.config.image_rules import ahead
+from dynbench.config.part_rules import ahead
 from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config
 from dynbench.engine import planning
@@ -33,9 +33,7 @@ from dynbench.errors import UsageError
 from dynbench.plugins import COMPRESSORS, STRATEGIES, options_of
 from dynbench.plugins.policies import PrefixOptions
 from dynbench.plugins.strategies import ShardOptions
-from dynbench.runs.columns import write_columns
-from dynbench.runs.records import StepRow
-from dynbench.runs.row_writer import CallWriter, RowWriter
+from dynbench.runs.records import CallWriter, RowWriter, StepRow, write_columns
 from dynbench.runs.run import Run
 from dynbench.schedule.plan import Share
 from dynbench.schedule.policy import Problem, policy_class

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dynbench.config.schema import Train
-from dynbench.runs.columns import CLIPPED, GRAD_NORM, Column
+from dynbench.runs.records import CLIPPED, GRAD_NORM, Column
 
 CLIP_COLUMNS: tuple[Column, ...] = (GRAD_NORM, CLIPPED)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -21,7 +21,7 @@ from dynbench.engine.rank.exchange import compare_clocks, gather_objects
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.runs.atomic import write_json
-from dynbench.runs.row_writer import write_lengths
+from dynbench.runs.records import write_lengths
 from dynbench.runs.run import Run
 from dynbench.schedule.plan import IntArray
 from dynbench.units import mb

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from dynbench.config.image_rules import unequal_batch_norm
+from dynbench.config.part_rules import unequal_batch_norm
 from dynbench.config.schema import Config, Train, decided
 from dynbench.engine.rank.exchange import max_over_ranks
 from dynbench.engine.rank.optimizer_step import CLIP_COLUMNS, Clipper, LearningRate, Precision
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.plugins import options_of
 from dynbench.plugins.datasets import SecondOptions
-from dynbench.runs.columns import CORRECT, Column
+from dynbench.runs.records import CORRECT, Column
 from dynbench.schedule.plan import Share
 from dynbench.sync.base import Strategy
 from dynbench.sync.synchronised import fillable

@@ -22,9 +22,7 @@ from dynbench.engine.rank.memory import MemoryNow
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import PHASES, WITHIN, Phase, Synchronised
 from dynbench.engine.rank.turns import Moment
-from dynbench.runs.columns import COMM_COLUMNS, GRAD_REL_ERROR, REPEATED, TURN, Column
-from dynbench.runs.records import StepRow, work_hash
-from dynbench.runs.row_writer import Call
+from dynbench.runs.records import COMM_COLUMNS, GRAD_REL_ERROR, REPEATED, TURN, Call, Column, StepRow, work_hash
 from dynbench.schedule.plan import IntArray, Share
 from dynbench.wire.traffic import Traffic, union_ms
 from dynbench.workloads.batches import LossPart, mean_loss

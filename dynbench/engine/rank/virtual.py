@@ -21,8 +21,7 @@ from dynbench.engine.rank.replica import PlayedStatistics, Replica, gradient_meg
 from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.engine.rank.timers import Phase, StepTimer
 from dynbench.engine.rank.turns import Moment
-from dynbench.runs.columns import TURN, write_columns
-from dynbench.runs.row_writer import RowWriter
+from dynbench.runs.records import TURN, RowWriter, write_columns
 from dynbench.runs.run import Run
 from dynbench.schedule.plan import FloatArray, Share
 from dynbench.schedule.policy import Planner

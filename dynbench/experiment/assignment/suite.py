@@ -31,11 +31,9 @@ from dynbench.experiment.reporting import FORMATS, to_html
 from dynbench.plugins import BENCHMARKS
 from dynbench.report import LANGUAGES
 from dynbench.runs.atomic import read_json, write_json, write_text
-from dynbench.runs.lookup import check_own_files
 from dynbench.runs.recorder import new_run, recorded
-from dynbench.runs.run import Run, refuse_running
-from dynbench.runs.run_record import RunId, Status
-from dynbench.runs.store import Naming, RunStore
+from dynbench.runs.run import Run, RunId, Status, refuse_running
+from dynbench.runs.store import Naming, RunStore, check_own_files
 
 _log = logging.getLogger(__name__)
 FILE = "assignment.json"

@@ -65,7 +65,8 @@ def load_embedded(settings: Workload) -> Splits:
     if entry.samples == "images":
         return generated_stripes(image_side(settings)[0])
     assert entry.lengths is not None, "texts have lengths"
-    return generate(SHIPPED[entry.lengths].sample)
+    lengths = SHIPPED[entry.lengths]
+    return generate(lambda n, rng: rng.choice(lengths, size=n))
 
 
 def generate(draw_lengths: DrawLengths) -> Splits:

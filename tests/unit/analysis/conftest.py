@@ -15,11 +15,10 @@ import pytest
 from dynbench.analysis import analyze
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.cli.main import main
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
+from dynbench.config.schema import dump_config
 from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.records import StepRow, work_hash
-from dynbench.runs.row_writer import RowWriter
+from dynbench.runs.records import RowWriter, StepRow, work_hash
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 

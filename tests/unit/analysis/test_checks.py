@@ -36,8 +36,7 @@ from dynbench.report import LANGUAGES, load_template
 from dynbench.runs.atomic import jsonable, write_json
 from dynbench.runs.phrase import RECORDS_LANGUAGE, texts
 from dynbench.runs.records import PROFILE_SCHEMA_VERSION, ProfileRow, RankProfile
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import host_name, start_mark
+from dynbench.runs.run import Run, host_name, start_mark
 from dynbench.runs.store import RunStore
 
 

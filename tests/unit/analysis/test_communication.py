@@ -23,10 +23,16 @@ from dynbench.analysis.summary import summarise, summary_of
 from dynbench.compress.compressing import COMPRESS_COLUMNS, ERROR_COLUMNS
 from dynbench.config.schema import Analysis
 from dynbench.runs.atomic import write_json
-from dynbench.runs.columns import write_columns
 from dynbench.runs.export import open_export
-from dynbench.runs.records import PROFILE_SCHEMA_VERSION, ProfileRow, RankProfile
-from dynbench.runs.row_writer import CALL_COLUMNS, Call, CallWriter
+from dynbench.runs.records import (
+    CALL_COLUMNS,
+    PROFILE_SCHEMA_VERSION,
+    Call,
+    CallWriter,
+    ProfileRow,
+    RankProfile,
+    write_columns,
+)
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 

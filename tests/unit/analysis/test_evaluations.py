@@ -10,8 +10,8 @@ from unit.analysis.conftest import Fake, build_run
 
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.summary import summary_of
-from dynbench.config.digest import changed, dump_config
-from dynbench.runs.columns import CORRECT, Column, write_columns
+from dynbench.config.schema import changed, dump_config
+from dynbench.runs.records import CORRECT, Column, write_columns
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 

@@ -19,7 +19,7 @@ from dynbench.analysis.rank_files import read_rank_file
 from dynbench.analysis.steps import PHASES, block_times, number_blocks, step_table
 from dynbench.analysis.verdict import p_value
 from dynbench.errors import RecordError, StorageError, user_error
-from dynbench.runs.columns import Column, read_columns, write_columns
+from dynbench.runs.records import Column, read_columns, write_columns
 
 
 def raw_rows(run):

@@ -16,8 +16,7 @@ from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.pace import predicted_speedup, proxy_error, slowest_ranks
 from dynbench.analysis.summary import summarise
 from dynbench.config.schema import Analysis
-from dynbench.runs.records import StepRow
-from dynbench.runs.row_writer import RowWriter
+from dynbench.runs.records import RowWriter, StepRow
 from dynbench.runs.run import Run
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs

@@ -19,9 +19,8 @@ from dynbench.analysis.questions import (
     settings_differences,
     within,
 )
-from dynbench.config.digest import changed, flatten
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Analysis, Config
+from dynbench.config.schema import Analysis, Config, changed, flatten
 from dynbench.errors import NotComparable
 
 ALONE = {

@@ -13,8 +13,7 @@ import pytest
 
 from dynbench.analysis.rank_files import find_rank_files, read_rank_file
 from dynbench.engine.launching.progress import ProgressReader
-from dynbench.runs.records import COLUMNS, StepRow
-from dynbench.runs.row_writer import RowWriter
+from dynbench.runs.records import COLUMNS, RowWriter, StepRow
 
 RANKS, WARMUP = 512, 10
 

@@ -28,7 +28,7 @@ from dynbench.analysis.stats import (
     theil_sen,
     without_outliers,
 )
-from dynbench.config.launches import Launches
+from dynbench.config.recipes import Launches
 
 
 @pytest.mark.parametrize(("p", "df"), [(0.975, 3), (0.975, 7), (0.5, 4), (0.75, 1), (0.975, 0.5)])

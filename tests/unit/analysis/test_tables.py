@@ -20,11 +20,11 @@ from dynbench.analysis.summary import summary_of
 from dynbench.analysis.table_specs import TABLES
 from dynbench.analysis.tables import by_arm, overview
 from dynbench.analysis.waste import PARTS
-from dynbench.cli import console, output
+from dynbench.cli import common, console
 from dynbench.plugins import STRATEGIES
 from dynbench.report import LANGUAGES, load_template
 from dynbench.runs.atomic import write_json
-from dynbench.runs.columns import COMM_COLUMNS, Column, write_columns
+from dynbench.runs.records import COMM_COLUMNS, Column, write_columns
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.table_text import MARKDOWN_WIDTH, Table, format_gain, format_value, signed
@@ -85,12 +85,12 @@ def blocks(text: str) -> Iterator[list[str]]:
 def printed(tables: list[Table], width: int, terminal: bool = True) -> str:
     shown = console._Console(width=width, force_terminal=terminal, color_system=None, file=io.StringIO())
     before, said = console.stdout, []
-    console.stdout, echo = shown, output._print
-    output._print = said.append
+    console.stdout, echo = shown, common._print
+    common._print = said.append
     try:
-        output.print_results(tables, [])
+        common.print_results(tables, [])
     finally:
-        console.stdout, output._print = before, echo
+        console.stdout, common._print = before, echo
     return "\n".join(said)
 
 

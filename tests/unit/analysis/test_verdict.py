@@ -37,7 +37,7 @@ from dynbench.analysis.verdict import (
     windows_agree,
     work_level,
 )
-from dynbench.config.digest import changed
+from dynbench.config.schema import changed
 
 
 @pytest.mark.parametrize(

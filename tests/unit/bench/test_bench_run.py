@@ -39,8 +39,7 @@ from dynbench.experiment.assignment import suite
 from dynbench.plugins import BENCHMARKS
 from dynbench.plugins.benchmarks import CollectivesOptions, OptimizerOptions, PrecisionOptions
 from dynbench.runs.atomic import write_text
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 from dynbench.table_text import csv_text
 

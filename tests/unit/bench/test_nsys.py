@@ -18,7 +18,7 @@ from dynbench.bench.base import Row
 from dynbench.bench.model_step import build_model, ranged_model
 from dynbench.bench.nsys import KINDS, PHASES_OF, RANGES, Nsys, kind_of, run_nsys, run_step, write_commands
 from dynbench.plugins.benchmarks import NsysOptions
-from dynbench.runs.run_record import start_mark
+from dynbench.runs.run import start_mark
 
 CPU = torch.device("cpu")
 LAYERS, HEADS, CHANNELS, CONTEXT = 4, 4, 32, 16

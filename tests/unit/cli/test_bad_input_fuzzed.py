@@ -22,8 +22,8 @@ from unit.experiment.test_assignment import checked, precision
 from dynbench.bench.base import Row
 from dynbench.bench.record import add_rows, read_benchmark, write_benchmark
 from dynbench.cli.main import main
-from dynbench.config.describe import all_keys, allowed_words, field_of
 from dynbench.config.recipes import find_recipe
+from dynbench.config.values import all_keys, allowed_words, field_of
 from dynbench.experiment.assignment.rows import CHECK, check_table
 from dynbench.experiment.assignment.suite import FILE, Stage, State
 from dynbench.lengths import READERS, encode_trace

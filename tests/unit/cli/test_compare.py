@@ -15,13 +15,13 @@ from compared import compared
 from recipe_files import load_cells
 
 from dynbench.analysis.record import Cell
-from dynbench.cli import output
+from dynbench.cli import common
 from dynbench.cli.compare_plan import show_cells
 from dynbench.cli.console import LAUNCHES, display
 from dynbench.cli.main import main
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
 from dynbench.config.recipes import RECIPE_FILE
+from dynbench.config.schema import dump_config
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.experiment.launch_plan import LaunchState
 from dynbench.experiment.launches import CompareProgress
@@ -239,7 +239,7 @@ def test_without_a_terminal_every_launch_stage_and_epoch_is_one_line(capsys: Out
     ]
 
 
-def cells(folder: Path, *facts: dict[str, object], form: output.Form = "table") -> None:
+def cells(folder: Path, *facts: dict[str, object], form: common.Form = "table") -> None:
     """Print a comparison on real ranks and one on virtual ones; facts are laid over what each found."""
     store, made = RunStore(folder), []
     found = [[compared(**{"speedup": 1.25, "ci95": None, **given})] for given in facts]
@@ -250,7 +250,7 @@ def cells(folder: Path, *facts: dict[str, object], form: output.Form = "table") 
         write_json(cell.path / "comparison.json", content)
         made.append(Cell({"train.global_batch": batch, "schedule.capacity": [6, 5]}, cell.id))
     outcome = SimpleNamespace(run=store.create("compare", "both"), cells=made, comparisons=found, figures=[])
-    with output.stdout_holds(form, tells=True):
+    with common.stdout_holds(form, tells=True):
         show_cells(outcome)
 
 

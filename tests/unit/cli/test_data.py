@@ -9,9 +9,9 @@ import polars as pl
 import pytest
 
 from dynbench.cli.main import main
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
 from dynbench.config.recipes import find_recipe
+from dynbench.config.schema import dump_config
 from dynbench.experiment.trace_sources import training_trace
 from dynbench.lengths import READERS, read_trace
 from dynbench.runs.atomic import write_json, write_text

@@ -16,9 +16,9 @@ import pytest
 import torch.distributed
 
 from dynbench.cli import health, health_recipe
+from dynbench.cli.common import Settings
 from dynbench.cli.health import CHECKS, Trouble, expect
 from dynbench.cli.main import main
-from dynbench.cli.settings import Settings
 from dynbench.errors import HubError
 from dynbench.runs import provenance
 

@@ -17,15 +17,14 @@ from unit.bench.test_bench_run import launched_at_once
 from unit.engine.rank.test_toy_check import checked_at_once
 
 from dynbench.bench import bench_run
-from dynbench.cli import health, output
+from dynbench.cli import common, health
+from dynbench.cli.common import Settings
 from dynbench.cli.health import expect
 from dynbench.cli.main import COMMANDS, load_command, main
 from dynbench.cli.options import command
-from dynbench.cli.settings import Settings
 from dynbench.cli.shipped import FOLDER
-from dynbench.config.digest import dump_config
 from dynbench.config.recipes import list_recipes
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, dump_config
 from dynbench.engine.rank import toy_check as toy_ranks
 from dynbench.experiment import training
 from dynbench.experiment.training import NextTraining, TrainingResult
@@ -158,10 +157,10 @@ def test_json_and_a_table_are_not_both_on_stdout(capsys: Output) -> None:
 def test_a_command_says_the_rest_on_stderr(capsys: Output) -> None:
     @command(table=True)
     def anything(settings: Settings) -> None:
-        output.print_lines("before")
-        output.print_table(("k", "v"), [("a", 1)], title="another")
+        common.print_lines("before")
+        common.print_table(("k", "v"), [("a", 1)], title="another")
         rows = [{"k": "a|b", "v": "1.5 ms"}, {"k": None, "v": "x"}]
-        output.print_records({"k": "k", "v": "v"}, rows, [{"k": "a|b", "v_ms": 1.5 / 7}])
+        common.print_records({"k": "k", "v": "v"}, rows, [{"k": "a|b", "v_ms": 1.5 / 7}])
 
     anything(["--format", "md"], standalone_mode=False)
     said = capsys.readouterr()

@@ -12,13 +12,12 @@ import pytest
 from probes import make_probe
 
 from dynbench.cli import probe, solve_view
+from dynbench.cli.common import Settings, next_command, setting_words
 from dynbench.cli.main import load_command, main
 from dynbench.cli.options import settings_of
-from dynbench.cli.settings import Settings, next_command, setting_words
-from dynbench.config.describe import all_keys, allowed_words, default_of, field_of
-from dynbench.config.digest import changed, dump_config, value_of
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, changed, dump_config, value_of
+from dynbench.config.values import all_keys, allowed_words, default_of, field_of
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.errors import ConfigError
 from dynbench.experiment.training import NextTraining

@@ -7,10 +7,10 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
+from dynbench.cli.common import FLAGS, Flag, Settings
 from dynbench.cli.main import group, load_command
 from dynbench.cli.options import GROUPS, command
-from dynbench.cli.settings import FLAGS, Flag, Settings
-from dynbench.config import describe
+from dynbench.config import values
 from dynbench.errors import ConfigError
 
 
@@ -28,11 +28,11 @@ def settings_of(*arguments: str) -> Settings:
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.names[0])
 def test_every_flag_sets_a_field_and_lists_its_choices(flag: Flag) -> None:
-    found = describe.field_of(flag.key)
+    found = values.field_of(flag.key)
     assert found is not None
     assert found[1] == ()
     if flag.choices:
-        words = set(describe.allowed_words(found[0]))
+        words = set(values.allowed_words(found[0]))
         assert set(flag.choices) == words
     default = found[0].default
     assert flag.default == (str(default) if isinstance(default, str | int | float) else "")

@@ -11,12 +11,12 @@ import sys
 import numpy as np
 import pytest
 
-from dynbench.cli import console, output
+from dynbench.cli import common, console
 from dynbench.table_text import Table
 
 
 def test_json_is_one_line_without_nan(capsys: pytest.CaptureFixture[str]) -> None:
-    output.print_json({"a": math.nan, "b": [np.float64("inf"), 1.5], "c": "批"})
+    common.print_json({"a": math.nan, "b": [np.float64("inf"), 1.5], "c": "批"})
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     assert json.loads(out) == {"a": None, "b": [None, 1.5], "c": "批"}
@@ -35,8 +35,8 @@ def test_json_is_one_line_without_nan(capsys: pytest.CaptureFixture[str]) -> Non
 def test_diagnostics_go_to_stderr_by_level(
     verbosity: int, debug: bool, seen: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output.set_up_logging(verbosity, debug)
-    output.set_up_logging(verbosity, debug)
+    common.set_up_logging(verbosity, debug)
+    common.set_up_logging(verbosity, debug)
     log = logging.getLogger("dynbench.something")
     log.debug("d")
     log.info("i")
@@ -56,7 +56,7 @@ def test_a_narrow_terminal_gets_every_cell_whole(
     monkeypatch.setattr(console, "stdout", terminal)
     columns = ["name", "G", *(f"in {'long ' * (i % 3)}{chr(97 + i)}" for i in range(12))]
     rows = [[f"run-{r}", str(r), *(f"{r}{i:02}.5 ms {'and so on' * (i % 2)}" for i in range(12))] for r in range(3)]
-    output.show_table(Table(columns, rows, keys=2), [1])
+    common.show_table(Table(columns, rows, keys=2), [1])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
@@ -81,7 +81,7 @@ def test_nobody_reading_stderr_ends_nothing() -> None:
 def test_what_a_quiet_command_set_ends_with_its_test(turn: int, caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("dynbench.of_a_test").warning("heard")
     assert "heard" in caplog.text, turn
-    output.set_up_logging(-1)
+    common.set_up_logging(-1)
     logging.getLogger("dynbench.of_a_test").warning("quiet")
     assert "quiet" not in caplog.text
 
@@ -91,11 +91,11 @@ SHOWN = r"\x1b[31m[/red]\u202e\r\x07"
 
 
 def test_names_set_no_colour_and_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
-    output.print_lines(EVIL)
-    output.print_pairs(EVIL, {EVIL: EVIL})
-    output.print_table((EVIL,), [(EVIL,)], EVIL)
-    output.set_up_logging(0)
-    output.show_warnings([EVIL])
+    common.print_lines(EVIL)
+    common.print_pairs(EVIL, {EVIL: EVIL})
+    common.print_table((EVIL,), [(EVIL,)], EVIL)
+    common.set_up_logging(0)
+    common.show_warnings([EVIL])
     console.stderr.print(EVIL)
     out, err = capsys.readouterr()
     assert out.count(SHOWN) == 7 and err.count(SHOWN) == 2
@@ -107,7 +107,7 @@ def test_a_spinner_and_a_bar_show_names_as_they_are(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(console, "stderr", terminal)
     with console.working(True, "[/red]") as show:
         show(EVIL)
-    with console.progress_bar("[/red]") as update:
-        update(description="[/red]", facts="[/blue]")
+    with console.display(True, "[/red]", ()) as display:
+        display.on_stage("[/blue]")
     shown = terminal.file.getvalue()  # type: ignore[attr-defined]
     assert "[/red]" in shown and "[/blue]" in shown and SHOWN in shown

@@ -8,8 +8,8 @@ import pytest
 from probes import make_probe
 
 from dynbench.cli.probe import _next_lines, show_probe
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
+from dynbench.config.schema import dump_config
 from dynbench.engine.launching.run_launch import plan_launch
 from dynbench.errors import NothingFits
 from dynbench.experiment.training import NextTraining, next_training

@@ -12,10 +12,10 @@ import click
 import pytest
 
 from dynbench.cli.main import main
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
+from dynbench.config.schema import dump_config
 from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.export import EXPORT_FILE, write_export
+from dynbench.runs.export import EXPORT_FILE, Manifest, write_export
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
@@ -224,7 +224,8 @@ def test_runs_that_an_analysis_has_a_copy_of_do_not_stay_for_it(
     write_json(analysis.path / "comparison.json", {"arms": [{"name": "base", "runs": ids(runs[:2]), "stored": True}]})
     if content is not None:
         files = {run.id: {"run.json": run.record_file} for run in runs[:2]}
-        write_export(analysis.path / EXPORT_FILE, files, {}, None)
+        manifest = Manifest(runs=[*files], arms=None, stored=None)
+        write_export(analysis.path / EXPORT_FILE, manifest, files)
     if content == "torn":
         (analysis.path / EXPORT_FILE).write_bytes(b"PK")
     found = rm(capsys, "cmp", "--with-launches", "--yes")

@@ -16,18 +16,16 @@ from dynbench.analysis import figures
 from dynbench.cli.console import TRAINING, display
 from dynbench.cli.main import main
 from dynbench.cli.train import _to_gain, analysis_command
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, dump_config
 from dynbench.engine.launching.progress import Progress
 from dynbench.engine.launching.resolve import launch_warnings, resolve, this_machine
 from dynbench.engine.launching.run_launch import create_run
 from dynbench.experiment import training
 from dynbench.experiment.training import run_training
 from dynbench.runs.atomic import write_text
-from dynbench.runs.row_writer import RowWriter
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.records import RowWriter
+from dynbench.runs.run import Run, Status
 from dynbench.runs.store import Naming, RunStore
 
 Output = pytest.CaptureFixture[str]

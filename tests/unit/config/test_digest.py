@@ -6,10 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynbench.config import describe
-from dynbench.config.digest import config_digest, differences, dump_config
+from dynbench.config import values
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config, Launch, Schedule, Train, Workload
+from dynbench.config.schema import Config, Launch, Schedule, Train, Workload, config_digest, differences, dump_config
 
 
 def test_differences_name_both_values() -> None:
@@ -59,8 +58,8 @@ def test_what_is_written_loads_to_the_same(tmp_path: Path, config: Config) -> No
 
 
 def test_every_field_is_described_in_words_and_in_the_schema() -> None:
-    assert len(describe.all_keys()) > 50
-    for key in describe.all_keys():
-        info, below = describe.field_of(key) or (None, None)
+    assert len(values.all_keys()) > 50
+    for key in values.all_keys():
+        info, below = values.field_of(key) or (None, None)
         assert info is not None and info.description and below == ()
-        assert not any(sign in describe.describe(info) for sign in ("<class", "typing", "Annotated")), key
+        assert not any(sign in values.describe(info) for sign in ("<class", "typing", "Annotated")), key

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.config.launches import Launches
 from dynbench.config.layers import load_mapping
-from dynbench.config.recipes import dump_recipe, load_recipe, resolve_cells
+from dynbench.config.recipes import Launches, dump_recipe, load_recipe, resolve_cells
 from dynbench.errors import ConfigError
 
 ARMS = "description: d\narms:\n  - name: a\n  - {name: b, set: {schedule.mode: dynamic}}\n"

@@ -5,12 +5,10 @@ from itertools import product
 
 import pytest
 
-from dynbench.config.digest import changed
-from dynbench.config.image_rules import image_warnings
 from dynbench.config.layers import Settings, load_config
-from dynbench.config.part_rules import whole_window_steps
+from dynbench.config.part_rules import image_warnings, whole_window_steps
 from dynbench.config.rules import check_rules, known_world_size, rule_warnings
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, changed
 from dynbench.config.yaml_strict import read_yaml
 from dynbench.errors import ConfigError
 from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS

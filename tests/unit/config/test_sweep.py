@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recipe_files import load_cells
 
-from dynbench.cli.settings import FLAGS
+from dynbench.cli.common import FLAGS
 from dynbench.config.recipe_file import recipe_yaml, sweep_document, written_recipe
 from dynbench.config.recipes import Recipe, find_recipe, list_recipes, resolve_cells
-from dynbench.config.typed_text import read_settings, read_values, short_keys
+from dynbench.config.values import read_settings, read_values, short_keys
 from dynbench.config.yaml_strict import Document
 from dynbench.errors import ConfigError, UsageError
 

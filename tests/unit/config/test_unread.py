@@ -6,12 +6,11 @@ from typing import Any, get_args
 
 import pytest
 
-from dynbench.config.describe import all_keys
-from dynbench.config.digest import changed
 from dynbench.config.layers import load_config
 from dynbench.config.rules import makes_probe
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, changed
 from dynbench.config.unread import INSTEAD, Command, Use, readings, unread
+from dynbench.config.values import all_keys
 from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS, Registry
 
 OWN, TEXTS = "workload.name=mine:Workload", "workload.dataset=sst2"

@@ -5,8 +5,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynbench.config.digest import dump_yaml
-from dynbench.config.yaml_strict import _CoreLoader, _FastLoader, parse_scalar, parse_yaml, read_yaml
+from dynbench.config.yaml_strict import _CoreLoader, _FastLoader, dump_yaml, parse_scalar, parse_yaml, read_yaml
 from dynbench.errors import ConfigError
 
 

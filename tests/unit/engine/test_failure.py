@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
+from dynbench.config.schema import dump_config
 from dynbench.engine.failure import (
     BUILDING,
     CONNECTING,

@@ -22,7 +22,7 @@ from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.plugins import WORKLOADS
 from dynbench.probe.trial import TrialStep
-from dynbench.runs.row_writer import LENGTHS_FILE
+from dynbench.runs.records import LENGTHS_FILE
 from dynbench.runs.run import Run
 from dynbench.sync.base import Local
 from dynbench.workloads.registry import build_workload
@@ -86,7 +86,7 @@ def test_the_lengths_of_a_registered_workload_are_kept_too(
 
 
 def test_an_error_in_a_step_names_the_line_of_the_users_own_file(tmp_path: Path) -> None:
-    from dynbench.config.digest import dump_config
+    from dynbench.config.schema import dump_config
     from dynbench.runs.atomic import write_text
 
     config = configured()

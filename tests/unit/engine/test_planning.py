@@ -20,7 +20,7 @@ from dynbench.engine.planning import (
     step_plans,
 )
 from dynbench.errors import UsageError
-from dynbench.lengths import SST2
+from dynbench.lengths import SHIPPED
 from dynbench.runs.probe_record import ProbeRecord
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_facts
@@ -105,7 +105,7 @@ def test_a_step_is_planned_and_told_of_while_the_one_before_begins() -> None:
     assert expected == [[0, 1], [1, 2], [2, 3]]
 
 
-SPREAD_LENGTHS = np.random.default_rng(0).permutation(SST2.lengths())
+SPREAD_LENGTHS = np.random.default_rng(0).permutation(SHIPPED["sst2"])
 ONE_SLOW = np.array([1.0, 1.0, 2.0, 1.0])
 EVERY, COLD_STEPS = 10, 3
 

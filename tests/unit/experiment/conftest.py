@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pixel import png
 
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
+from dynbench.config.schema import dump_config
 from dynbench.experiment.launch_plan import apart, plan_state
 from dynbench.experiment.report_input import ReportInput, find_report_input
 from dynbench.runs.atomic import write_json, write_text

@@ -24,8 +24,7 @@ from dynbench.engine.rank.toy_check import Checked
 from dynbench.errors import Terminated, WorkerFailed
 from dynbench.experiment.assignment import suite
 from dynbench.experiment.assignment.questions import QUESTIONS
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 
 Output = pytest.CaptureFixture[str]

@@ -14,8 +14,7 @@ from dynbench.analysis.record import Finding, read_cells
 from dynbench.errors import UsageError, WorkerFailed
 from dynbench.experiment.cells import holds_cells, run_cells, start_cells
 from dynbench.runs.atomic import write_json
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 
 TWO = """\

@@ -17,9 +17,8 @@ from made_rows import made_row
 from probes import make_probe
 
 from dynbench.cli.main import main
-from dynbench.config.digest import dump_config
 from dynbench.config.recipes import RECIPE_FILE, Recipe, load_recipe
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, dump_config
 from dynbench.engine.launching import run_launch
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import (
@@ -41,10 +40,8 @@ from dynbench.experiment.offline_plans import read_solved
 from dynbench.experiment.report_input import find_report_input
 from dynbench.experiment.training import LaunchedArm, TrainingResult
 from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.records import StepRow
-from dynbench.runs.row_writer import RowWriter
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.records import RowWriter, StepRow
+from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 
 MakeRecipe = Callable[..., Recipe]

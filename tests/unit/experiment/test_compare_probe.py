@@ -10,10 +10,9 @@ import pytest
 from probes import make_probe
 from recipe_files import load_cells
 
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
 from dynbench.config.recipes import Recipe, load_recipe
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, dump_config
 from dynbench.engine.launching.resolve import Machine
 from dynbench.errors import ConfigError, Interrupted, RunLookupError, WorkerFailed
 from dynbench.experiment import launches, preflight

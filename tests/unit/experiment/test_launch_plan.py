@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynbench.config.digest import changed
-from dynbench.config.launches import Launches
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config
+from dynbench.config.recipes import Launches
+from dynbench.config.schema import Config, changed
 from dynbench.errors import ConfigError, RecordError
 from dynbench.experiment import launch_plan
 from dynbench.experiment.launch_plan import (

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from languages import facts
 
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
+from dynbench.config.schema import dump_config
 from dynbench.engine.planning import build_problem
 from dynbench.experiment.offline_plans import (
     STEPS,
@@ -25,8 +25,7 @@ from dynbench.experiment.offline_plans import (
 from dynbench.experiment.report_input import find_report_input
 from dynbench.experiment.trace_sources import dataset_trace, run_trace, trained_trace
 from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 from dynbench.schedule.measure import run_policy
 from dynbench.schedule.policy import make_policy

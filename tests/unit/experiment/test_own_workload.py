@@ -11,10 +11,9 @@ from made_rows import made_row
 from own import NAME, imports_forgotten, write_own
 
 from dynbench.cli.main import main
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
 from dynbench.config.recipes import RECIPE_FILE, load_recipe
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, dump_config
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import RecordError, UsageError
 from dynbench.experiment.compare import start_comparison
@@ -22,9 +21,8 @@ from dynbench.experiment.offline_plans import plan_offline
 from dynbench.experiment.trace_sources import dataset_trace, run_trace, trained_trace, training_trace
 from dynbench.plugins import WORKLOADS
 from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.row_writer import LENGTHS_FILE, RowWriter, write_lengths
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.records import LENGTHS_FILE, RowWriter, write_lengths
+from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 from dynbench.workloads.registry import build_workload
 

@@ -13,9 +13,9 @@ from languages import said
 from unit.experiment.conftest import MakeComparison, Reported
 
 from dynbench.analysis.selection import RUNS_FILE
-from dynbench.config.describe import all_keys
-from dynbench.config.digest import dump_config, flatten
 from dynbench.config.layers import load_config
+from dynbench.config.schema import dump_config, flatten
+from dynbench.config.values import all_keys
 from dynbench.experiment.report_input import find_report_input, read_report_input
 from dynbench.experiment.report_settings import cost_of, data_facts, memory_facts
 from dynbench.experiment.reporting import render_report

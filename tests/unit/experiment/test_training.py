@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.config.digest import differences, is_like
-from dynbench.config.launches import Launches
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config
+from dynbench.config.recipes import Launches
+from dynbench.config.schema import Config, differences, is_like
 from dynbench.engine.launching import run_launch as attach
 from dynbench.engine.launching.resolve import Machine
 from dynbench.errors import ConfigError, UsageError

@@ -102,8 +102,7 @@ BASES = ("sync.base", "compress.base", "schedule.policy", "workloads.base", "wor
 """Modules with what plug-ins are made of."""
 DIGESTS = """
 from dynbench.config.layers import load_config
-from dynbench.config.digest import config_digest
-from dynbench.config.digest import dump_config
+from dynbench.config.schema import config_digest, dump_config
 from dynbench.plugins.outside import digests
 for given in ([], ['schedule.policy=window', 'schedule.window=8'], {more}):
     config = load_config(None, given)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from probes import capacity_row
 
-from dynbench.lengths import SST2
+from dynbench.lengths import SHIPPED
 from dynbench.probe.capacity import capacity_tables
 from dynbench.probe.fit import (
     GridPoint,
@@ -173,7 +173,7 @@ def test_relative_speeds_follow_the_times() -> None:
 
 def problem(alpha: float, world_size: int = 4, samples: int = 4000) -> Problem:
     return Problem(
-        lengths=SST2.sample(samples, np.random.default_rng(0)).astype(np.int64),
+        lengths=np.random.default_rng(0).choice(SHIPPED["sst2"], samples),
         workers=world_size,
         global_batch=8 * world_size,
         cost=CostModel("measured", alpha=alpha, beta=0.1, gamma=0.0),

@@ -20,8 +20,7 @@ from dynbench.runs.atomic import (
     write_json,
     write_text,
 )
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
+from dynbench.runs.run import Run, Status
 
 
 @dataclass

@@ -12,12 +12,11 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 import pytest
 
 from dynbench.cli.main import main
-from dynbench.config.digest import dump_config
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, dump_config
 from dynbench.errors import UsageError
 from dynbench.runs.atomic import write_json
-from dynbench.runs.columns import COMM_COLUMNS, read_columns, write_columns
-from dynbench.runs.export import MANIFEST, open_export, record_files, write_export
+from dynbench.runs.export import MANIFEST, Manifest, open_export, record_files, write_export
+from dynbench.runs.records import COMM_COLUMNS, read_columns, write_columns
 from dynbench.runs.run import Run
 
 Members = dict[str, bytes]
@@ -37,10 +36,15 @@ def files_of(run: Run) -> dict[str, Path]:
     return {**record_files(run), "ranks/rank_0.csv": run.rank_file(0)}
 
 
+def export_one(path: Path, run: Run) -> None:
+    manifest = Manifest(runs=[run.id], arms={"static": [run.id]}, stored=None)
+    write_export(path, manifest, {run.id: files_of(run)})
+
+
 @pytest.fixture
 def exported(run: Run, tmp_path: Path) -> Path:
     path = tmp_path / "base.zip"
-    write_export(path, {run.id: files_of(run)}, {}, {"static": [run.id]})
+    export_one(path, run)
     return path
 
 
@@ -67,12 +71,12 @@ def test_what_is_exported_comes_back_and_is_gone_afterwards(run: Run, exported: 
 def test_equal_runs_give_equal_bytes_and_a_failed_write_leaves_nothing(
     run: Run, exported: Path, tmp_path: Path
 ) -> None:
-    write_export(tmp_path / "again.zip", {run.id: files_of(run)}, {}, {"static": [run.id]})
+    export_one(tmp_path / "again.zip", run)
     assert (tmp_path / "again.zip").read_bytes() == exported.read_bytes()
     (tmp_path / "taken.zip").mkdir()
     for path in (tmp_path / "taken.zip", tmp_path / "no" / "such.zip"):
         with pytest.raises(UsageError):
-            write_export(path, {run.id: files_of(run)}, {}, None)
+            export_one(path, run)
     assert not list(tmp_path.glob(".*.tmp"))
 
 

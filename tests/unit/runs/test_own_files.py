@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from dynbench.cli.main import main
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
+from dynbench.config.schema import dump_config
 from dynbench.errors import RecordError
-from dynbench.runs.lookup import check_own_files
 from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore
+from dynbench.runs.store import RunStore, check_own_files
 from dynbench.workloads.own_code import FILE, own_code_settings, remember_run
 
 PLANTED: dict[str, Callable[[Path], object]] = {

@@ -23,8 +23,7 @@ from dynbench.errors import (
 )
 from dynbench.runs import recorder
 from dynbench.runs.recorder import made, named, new_run, recorded
-from dynbench.runs.run import Run, refuse_running
-from dynbench.runs.run_record import Status, start_mark
+from dynbench.runs.run import Run, Status, refuse_running, start_mark
 from dynbench.runs.store import RunStore
 from dynbench.signals import STOPPING, handle, handled
 

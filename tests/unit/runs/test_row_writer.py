@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynbench.errors import RecordError
-from dynbench.runs.records import COLUMNS, StepRow
-from dynbench.runs.row_writer import LENGTHS_FILE, RowWriter, read_lengths, write_lengths
+from dynbench.runs.records import COLUMNS, LENGTHS_FILE, RowWriter, StepRow, read_lengths, write_lengths
 from dynbench.runs.run import Run
 
 ROW = replace(StepRow(*range(len(COLUMNS))), policy="prefix", work_hash=2**64 - 1)
@@ -73,7 +72,7 @@ def test_extra_columns_follow_in_one_file_with_one_header(path: Path) -> None:
 
 def test_rows_survive_a_kill(path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from dynbench.runs.row_writer import RowWriter\n"
+        "import os, sys; from pathlib import Path; from dynbench.runs.records import RowWriter\n"
         "from dynbench.runs.records import COLUMNS, StepRow\n"
         "writer = RowWriter(Path(sys.argv[1])); row = StepRow(*range(len(COLUMNS)))\n"
         f"writer.write(row); writer.write(row); os.kill(os.getpid(), {signal.SIGKILL})"
@@ -85,8 +84,8 @@ def test_rows_survive_a_kill(path: Path) -> None:
 @pytest.mark.parametrize("positions", [None, 512])
 def test_lengths_come_back(run: Run, positions: int | None) -> None:
     write_lengths(run, np.array([3, 1, 700]), positions)
-    found = read_lengths(run)
-    assert (found.lengths.tolist(), found.positions) == ([3, 1, 700], positions)
+    lengths, longest = read_lengths(run)
+    assert (lengths.tolist(), longest) == ([3, 1, 700], positions)
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynbench.config.digest import dump_config
 from dynbench.config.layers import load_config
+from dynbench.config.schema import dump_config
 from dynbench.errors import RecordError, RunLookupError
-from dynbench.runs.run import Run, duration_s
-from dynbench.runs.run_record import (
+from dynbench.runs.run import (
     TRANSITIONS,
     UNSUCCESSFUL,
+    Run,
     Status,
     check_spelling,
     check_transition,
+    duration_s,
     host_name,
     is_folder_name,
     is_gone,

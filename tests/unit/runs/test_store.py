@@ -14,10 +14,8 @@ import pytest
 
 from dynbench.errors import RunLookupError, UsageError
 from dynbench.runs import store as store_module
-from dynbench.runs.lookup import strangers
-from dynbench.runs.run import Run
-from dynbench.runs.run_record import Status
-from dynbench.runs.store import RunStore, default_root, results_option
+from dynbench.runs.run import Run, Status
+from dynbench.runs.store import RunStore, default_root, results_option, strangers
 
 
 def finished(store: RunStore, slug: str = "static", name: str | None = None, command: str = "train") -> Run:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_rules import judge_plan
 
-from dynbench.lengths import SST2
+from dynbench.lengths import SHIPPED
 from dynbench.schedule.evaluate import step_facts
 from dynbench.schedule.partition_unequal import SAME_SPEED, distinct_speeds
 from dynbench.schedule.policy import Planner, Problem, make_policy
@@ -48,7 +48,7 @@ def test_no_rank_is_far_from_its_class(measured):
 
 
 def test_known_speeds_bring_one_slow_rank_of_four_within_a_tenth_of_the_bound():
-    lengths = np.random.default_rng(0).permutation(SST2.lengths())
+    lengths = np.random.default_rng(0).permutation(SHIPPED["sst2"])
     problem = Problem(lengths, 4, 64, speeds=ONE_SLOW, micro_batches=4)
     facts = [step_facts(plan, problem) for plan in islice(make_policy("partition", problem).plans(), 50)]
     assert sum(step.max_cost for step in facts) < 1.1 * sum(step.bound for step in facts)

@@ -19,7 +19,7 @@ from torch.futures import Future
 from dynbench.clock import NS_PER_MS
 from dynbench.engine.rank.row_builder import hidden_ms
 from dynbench.engine.rank.timers import StepTimer
-from dynbench.runs.row_writer import EVERYONE, Call
+from dynbench.runs.records import EVERYONE, Call
 from dynbench.sync import fully_sharded
 from dynbench.sync.fully_sharded import FullyShardedDDP
 from dynbench.sync.fully_sharded_streams import Streams

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dynbench.clock import NS_PER_MS
-from dynbench.runs.row_writer import Call
+from dynbench.runs.records import Call
 from dynbench.wire.segment import Segment, lay_out
 from dynbench.wire.traffic import SENT, Ledger, Traffic, union_ms
 

@@ -8,11 +8,10 @@ import pytest
 from photographs import write_folder
 from probes import LAPTOP, resolved
 
-from dynbench.config.digest import changed, dump_config
 from dynbench.config.layers import load_config, load_mapping
 from dynbench.config.recipe_file import recipe_yaml, written_recipe
 from dynbench.config.recipes import resolve_cells
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, changed, dump_config
 from dynbench.engine.launching.resolve import resolve
 from dynbench.errors import ConfigError, UsageError
 from dynbench.runs.store import RunStore

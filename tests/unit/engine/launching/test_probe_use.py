@@ -20,7 +20,7 @@ from dynbench.engine.plan_check import check_plan
 from dynbench.engine.planning import build_capacity
 from dynbench.errors import ConfigError
 from dynbench.plugins import POLICIES, STRATEGIES, WORKLOADS, Section, WorkloadEntry
-from dynbench.plugins.code import content_digest
+from dynbench.plugins.outside import content_digest
 from dynbench.runs.store import RunStore
 from dynbench.schedule.policy import policy_class
 from dynbench.workloads.text_classification import TextClassification

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from recipe_files import load_cells
 
-from dynbench.config.digest import config_digest, flatten, value_of
 from dynbench.config.layers import load_config
 from dynbench.config.recipes import find_recipe, list_recipes
+from dynbench.config.schema import config_digest, flatten, value_of
 from dynbench.engine.launching.resolve import Machine, Resolved, launch_warnings, resolve
 from dynbench.engine.launching.torchrun import ranks_from_environment
 from dynbench.errors import ConfigError, UsageError

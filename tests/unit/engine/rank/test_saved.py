@@ -16,9 +16,8 @@ import torch
 from own import imports_forgotten, write_own
 
 from dynbench.cli.main import main
-from dynbench.config.digest import changed, dump_config
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, changed, dump_config
 from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.engine.rank.saved import Saved, Writer, evaluate_saved, find_saved

@@ -10,7 +10,7 @@ import pytest
 
 from dynbench.config.schema import Config, Train, Workload
 from dynbench.errors import DataError
-from dynbench.lengths import READERS, SST2, encode_trace
+from dynbench.lengths import READERS, SHIPPED, encode_trace
 from dynbench.workloads.batches import make_micro_batch
 from dynbench.workloads.data import TokenisedData
 from dynbench.workloads.datasets import generated
@@ -42,7 +42,7 @@ def samples(data: TokenisedData) -> list[list[int]]:
 def test_lengths_are_those_of_the_corpus_and_of_the_published_benchmark() -> None:
     short, long = load_embedded(Workload()).train.data.lengths, load_lognormal(Workload()).train.data.lengths
     assert len(short) == len(long) == generated.TRAIN_SAMPLES
-    assert abs(short.mean() - SST2.lengths().mean()) < 0.5
+    assert abs(short.mean() - SHIPPED["sst2"].mean()) < 0.5
     assert (short.min(), long.min(), long.max()) == (3, 16, 1024)
     assert np.abs(np.log(np.quantile(long, (0.1587, 0.5, 0.8413))) - (4, 5, 6)).max() < 0.05
 
