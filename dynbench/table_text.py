@@ -181,9 +181,9 @@ def format_ratio(value: float | None) -> str:
 
 
 def format_interval(ends: tuple[float, float] | None) -> str:
-    """`[1.251, 1.380]`; an empty cell for an estimate. Ends that three decimals do not hold have one digit."""
+    """`[1.251, 1.380]` of a ratio, `[<0.01, >100]` where its ends say nothing; an empty cell for an estimate."""
     return "" if ends is None else f"[{_end(ends[0])}, {_end(ends[1])}]"
 
 
 def _end(value: float) -> str:
-    return f"{value:.3f}" if value == 0 or 0.0005 <= abs(value) < 1e4 else f"{value:.0e}"
+    return "<0.01" if value < 0.01 else f"{value:.3f}" if value <= 100 else ">100"

@@ -80,6 +80,11 @@ class Report:
         return self.comparisons[0].question if self.comparisons else None
 
     @property
+    def judged(self) -> tuple[Comparison, ...]:
+        """The comparisons whose verdict is told."""
+        return tuple(item for item in self.comparisons if item.question.verdicts)
+
+    @property
     def launches(self) -> dict[str, list[Summary]]:
         """Label of the arm to the summaries of its whole launches; of all where none is whole."""
         return {arm.label: [self.summaries[run.run.id] for run in arm.whole] for arm in self.arms}
@@ -163,7 +168,7 @@ def analyze_runs(
     summaries = share_ideal(arms, summaries)
     terms = Terms(arms, settings, summaries, chosen.question, force, chosen.first)
     comparisons = compare_candidates(terms)
-    pairs = compare_pairs(terms, comparisons)
+    pairs = compare_pairs(terms, comparisons) if all(item.question.verdicts for item in comparisons) else []
     findings = run_checks(Evidence(arms, comparisons, settings, _recipe_of(into)))
     made = into is None and (len(runs) > 1 or export is not None)
     entry = store.create("analyze", "comparison") if made else into or runs[0]

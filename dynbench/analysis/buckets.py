@@ -1,13 +1,13 @@
 """How long a step with overlapped buckets takes: a model fitted to some numbers of buckets, and tried on the others.
 
-Computing n equal buckets and sending them overlap as a pipeline of two stages. A step takes as long as the longer
-stage, and in addition what one bucket takes in the shorter one: the first one's computing, while nothing is there to
-send, or the last one's transfer, while nothing is left to compute. With a for the longer stage and all that overlaps
-with nothing, o for the overhead of a call, and c for the shorter stage,
+Computing n buckets and sending them overlap as a pipeline of two stages. A step takes as long as the longer stage, and
+in addition what one bucket takes in the shorter one: the first one's computing, while nothing is there to send, or the
+last one's transfer, while nothing is left to compute. With a for the longer stage and all that overlaps with nothing, o
+for the overhead of a call, c for the shorter stage, and p for the part of all gradients that a full bucket holds,
 
-    T(n) = a + o*n + c/n
+    T = a + o*n + c*p
 
-which is least at n = sqrt(c/o). Of the numbers of buckets in order, every second one is left out of the fit, the ends
+where p is 1/n of buckets that are alike, so that it is least at n = sqrt(c/o). Of the numbers of buckets in order, every second one is left out of the fit, the ends
 never: what the model predicts there says whether it holds.
 """
 
@@ -23,6 +23,7 @@ import numpy as np
 
 from dynbench.analysis.measure import Summaries, lookup, mean_over
 from dynbench.plugins import STRATEGIES
+from dynbench.units import mib
 
 FEWEST = 5
 """Numbers of buckets of which three unknowns are fitted to some, and the others are left."""
@@ -54,6 +55,11 @@ class BucketPoint(NamedTuple):
         """Of a bucket, on average."""
         return self.total / self.calls
 
+    @property
+    def part(self) -> float:
+        """p: the last bucket of a step holds what is left, the others as much as they may."""
+        return 1 / self.calls if self.size in (ONE, PARAMETER) else min(1.0, float(self.size) / mib(self.total))
+
 
 class BucketFit:
     """The model, fitted by least squares, no part below 0.
@@ -72,18 +78,22 @@ class BucketFit:
         self.fitted, self.held_out = fitted, held_out
         calls = np.array([point.calls for point in fitted])
         steps = np.array([point.step_ms for point in fitted])
-        parts = np.column_stack([np.ones_like(calls), calls, 1 / calls])
+        parts = np.column_stack([np.ones_like(calls), calls, [point.part for point in fitted]])
         solved, _ = nnls(parts, steps)
         kept = np.where(solved * parts.max(axis=0) > ROUNDING * steps.max(), solved, 0.0)
         self.constant_ms, self.call_ms, self.shorter_ms = (float(part) for part in kept)
 
-    def step_ms(self, calls: float) -> float:
-        """Of so many buckets."""
-        return self.constant_ms + calls * self.call_ms + self.shorter_ms / calls
+    def step_ms(self, calls: float, part: float | None = None) -> float:
+        """Of so many buckets; the part of all gradients that a full one holds is 1/n where it is not given."""
+        return self.constant_ms + calls * self.call_ms + self.shorter_ms * (1 / calls if part is None else part)
+
+    def predicted(self, point: BucketPoint) -> float:
+        """Its step, ms."""
+        return self.step_ms(point.calls, point.part)
 
     def miss(self, point: BucketPoint) -> float:
         """By which part of the measured step the predicted one is longer."""
-        return self.step_ms(point.calls) / point.step_ms - 1
+        return self.predicted(point) / point.step_ms - 1
 
     @cached_property
     def worst(self) -> float:

@@ -1,17 +1,19 @@
 """How much of fully sharded training waits for communication, over links of other speeds and batches of other sizes.
 
 The passes of a step compute for C(n) = a + c*n, with n tokens on a rank. Over a link of b bytes a millisecond, which
-carries one message after the other, the V bytes that a rank sends take L = V/b. Messages and computing are a pipeline
-of two stages in k pieces, one for each block of parameters; were the pieces alike, it would last
+carries one message after the other, the V bytes that a rank sends take L = V/b. The block that is gathered before all
+others and scattered behind them, with embeddings and head, overlaps with nothing: of the bytes its part is u (it is
+gathered once and scattered once), of the computing h, its part of the parameters. The messages of the other blocks and
+their computing, R = (1 - u) L and D = (1 - h) C, are a pipeline of two stages in k pieces, so that the passes last
 
-    P = max(C, L) + min(C, L) / k
+    P = u L + h C + max(D, R) + min(D, R) / k
 
-so that ranks wait for E = P - C + W in it, where W is what they wait for where the machine's own link carries the
+and ranks wait for E = P - C + W in it, where W is what they wait for where the machine's own link carries the
 messages. The share of communication is what they wait for over all that the passes last, E / (C + E); a free link would
 shorten them by so much. It is one half where E = C.
 
-a, c, and W are fitted to arms without an emulated link; V and k are counted. Nothing is fitted to what is predicted. A
-message's own latency is in W, and the link has none.
+a, c, and W are fitted to arms without an emulated link; V, u, h and k are counted. Nothing is fitted to what is
+predicted. A message's own latency is in W, and the link has none.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class LinkPoint(NamedTuple):
         waited_ms: for other ranks in these.
         backward_ms: of that in the backward pass and until all gradients are there.
         sent: bytes that a rank sends in a step.
-        blocks: of parameters that are gathered and scattered at a time.
+        root: bytes of that in either message of the block that is gathered once; the others are gathered twice.
+        blocks: of parameters that are gathered and scattered at a time, the root among them.
     """
 
     arm: str
@@ -56,6 +59,7 @@ class LinkPoint(NamedTuple):
     waited_ms: float
     backward_ms: float
     sent: float
+    root: float
     blocks: float
 
     @property
@@ -72,14 +76,31 @@ class LinkModel(NamedTuple):
         token_ms: c.
         waited_ms: W.
         sent: V, bytes.
-        blocks: k.
+        root: half of u V, bytes.
+        blocks: k + 1.
     """
 
     fixed_ms: float
     token_ms: float
     waited_ms: float
     sent: float
+    root: float
     blocks: float
+
+    @property
+    def root_sent(self) -> float:
+        """u."""
+        return 2 * self.root / self.sent
+
+    @property
+    def root_computed(self) -> float:
+        """h: a step sends the other blocks' parameters three times."""
+        return self.root / (self.root + (self.sent - 2 * self.root) / 3)
+
+    @property
+    def pieces(self) -> float:
+        """k."""
+        return max(self.blocks - 1, 1.0)
 
     def compute_ms(self, tokens: float) -> float:
         """C."""
@@ -88,16 +109,18 @@ class LinkModel(NamedTuple):
     def share(self, gbps: float, tokens: float) -> float:
         """Predicted of a link of so many Gb/s and so many tokens of a rank."""
         compute, transfer = self.compute_ms(tokens), self.sent / (gbps * BYTES_PER_MS)
-        lasts = max(compute, transfer) + min(compute, transfer) / self.blocks
-        waited = lasts - compute + self.waited_ms
+        stages = (1 - self.root_computed) * compute, (1 - self.root_sent) * transfer
+        hidden = min(stages) * (1 - 1 / self.pieces)
+        waited = transfer - hidden + self.waited_ms
         return waited / (compute + waited)
 
     def half_gbps(self, tokens: float) -> float:
         """The speed of the link below which the share is above one half; infinite where it is over any."""
-        compute = self.compute_ms(tokens)
-        transfer = (2 - 1 / self.blocks) * compute - self.waited_ms
-        if transfer < compute:  # the shorter stage: E = L / k + W
-            transfer = self.blocks * (compute - self.waited_ms)
+        compute, overlaps = self.compute_ms(tokens), 1 - 1 / self.pieces
+        computed, sent = 1 - self.root_computed, 1 - self.root_sent
+        transfer = compute - self.waited_ms + computed * compute * overlaps
+        if sent * transfer < computed * compute:  # messages are the shorter stage
+            transfer = (compute - self.waited_ms) / (1 - sent * overlaps)
         return self.sent / (transfer * BYTES_PER_MS) if transfer > 0 else inf
 
 
@@ -158,14 +181,15 @@ def link_point(arm: str, config: Mapping[str, object], summaries: Summaries) -> 
         config: dotted key to value.
         summaries: of its launches.
     """
-    if config.get("sync.name") != "fsdp" or config.get("compress.name") != "none":
+    if config.get("sync.name") != "fsdp" or config.get("compress.name") != "none" or config.get("sync.gather_bf16"):
         return None
     mean = partial(mean_over, summaries, of_known=True)
     keys = ("time_ms.compute", "time_ms.wait", "time_ms.exposed_comm", "sync_forward_ms.mean", "sync_optimizer_ms.mean")
     times = [mean(key) for key in keys]
     tokens, steps, workers, sent = (mean(key) for key in ("real_tokens", "steps", "workers", "bytes_wire.mean"))
-    blocks = [_scatters(summary) for summary in summaries]
-    if None in times or not (tokens and steps and workers and sent and all(blocks)):
+    scatters = [_scatters(summary) for summary in summaries]
+    blocks, scattered = (fmean(each) for each in zip(*scatters, strict=True))
+    if None in times or not (tokens and steps and workers and sent and blocks):
         return None
     compute, wait, exposed, forward, optimizer = (float(each or 0.0) for each in times)
     waited = wait + exposed - optimizer
@@ -179,13 +203,15 @@ def link_point(arm: str, config: Mapping[str, object], summaries: Summaries) -> 
         waited_ms=waited,
         backward_ms=waited - forward,
         sent=sent,
-        blocks=fmean(blocks),
+        root=max(0.0, 3 * scattered - sent),  # of root + others scattered, and 2 root + 3 others sent in all
+        blocks=blocks,
     )
 
 
-def _scatters(summary: Mapping[str, Any]) -> float:
-    """Reduce-scatters of a step."""
-    return sum(float(one["calls"]) for one in summary.get("by_operation") or () if one["operation"] == "reduce_scatter")
+def _scatters(summary: Mapping[str, Any]) -> tuple[float, float]:
+    """Reduce-scatters of a step, and their bytes."""
+    found = [one for one in summary.get("by_operation") or () if one["operation"] == "reduce_scatter"]
+    return sum(float(one["calls"]) for one in found), sum(float(one["bytes"]) for one in found)
 
 
 def link_map(points: Sequence[LinkPoint]) -> LinkMap | None:
@@ -202,6 +228,6 @@ def link_map(points: Sequence[LinkPoint]) -> LinkMap | None:
     model = LinkModel(
         float(fixed),
         float(per_token),
-        *(fmean(getattr(base, name) for base in bases) for name in ("waited_ms", "sent", "blocks")),
+        *(fmean(getattr(base, name) for base in bases) for name in ("waited_ms", "sent", "root", "blocks")),
     )
     return LinkMap([point for point in linked if point.workers == bases[0].workers], bases, model)

@@ -99,6 +99,8 @@ class Question:
         columns: columns of the report's table of comparisons between the interval and the number of launches.
         template: name of the report's template, `report/<template>.<language>.md`.
         chapters: chapters that the template places, in order; their texts are in its front matter.
+        verdicts: whether one arm is a candidate to take in place of another; else arms are conditions under which the
+            same is measured, and nobody is told which of them is faster.
     """
 
     name: str
@@ -117,6 +119,7 @@ class Question:
     columns: tuple[str, ...] = ("saved",)
     template: str = "arms"
     chapters: tuple[str, ...] = ("time",)
+    verdicts: bool = True
 
     def of_samples(self) -> Question:
         """What is asked where samples have no lengths: work is counted in samples."""
@@ -382,6 +385,7 @@ BOTTLENECK = Question(
     figures=("communication_map", "time_breakdown", "step_time_distribution", "step_time"),
     columns=(),
     chapters=("map", "profile", "traffic", "time"),
+    verdicts=False,
 )
 """Over emulated links, with batches of several sizes: what waits for communication, predicted and measured."""
 

@@ -136,7 +136,7 @@ def summary_markdown(report: Report) -> str:
     ranked = RANKING.table(pairs)
     verdicts = [
         f"**{item.verdict}** ({item.level}): {quoted(item.reason)}.{_recovered(item)}{_sentence(weights_note(item))}"
-        for item in report.comparisons
+        for item in report.judged
     ]
     gains = "; gains of times and rates are geometric means over pairs" if report.comparisons else ""
     return "\n\n".join(

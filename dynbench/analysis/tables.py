@@ -304,8 +304,8 @@ def overview(
     rows[0]["verdict"] = f"{baseline}{is_stored}"
     shown = [
         ARM,
-        Column("verdict", "verdict", text="headings.verdict"),
-        *(facts if details else [SPEEDUP]),
+        *([Column("verdict", "verdict", text="headings.verdict")] if question.verdicts else []),
+        *((facts if details else [SPEEDUP]) if question.verdicts else []),
         *map(of_metric, chosen_metrics(question.overview)),
     ]
     return _of_arms(shown).table(rows, label)

@@ -194,7 +194,7 @@ def _show_comparisons(report: Report, question: Question) -> None:
     from dynbench.analysis.summary import verdict_legend, verdict_lines, weights_note
 
     print_lines(f"question: {question.name}, {question.description}\n")
-    for line, comparison in zip(verdict_lines(report.comparisons), report.comparisons, strict=True):
+    for line, comparison in zip(verdict_lines(report.judged), report.judged, strict=True):
         note = weights_note(comparison)
         print_lines(
             line,
@@ -202,14 +202,15 @@ def _show_comparisons(report: Report, question: Question) -> None:
             f"  {note}" if note else None,
             *(f"  left out: {reason}" for reason in comparison.pairing.left_out),
         )
-    print_lines(*(f"({line})" for line in verdict_legend(report)), "")
+    if report.judged:
+        print_lines(*(f"({line})" for line in verdict_legend(report)), "")
 
 
 def show_verdicts(report: Report) -> None:
     """A line per comparison; without any, the folder."""
     from dynbench.analysis.summary import verdict_lines
 
-    print_lines(*(verdict_lines(report.comparisons) or [str(report.folder.path)]))
+    print_lines(*(verdict_lines(report.judged) or [str(report.folder.path)]))
 
 
 def _findings(report: Report, most: int | None) -> Iterator[str]:

@@ -76,6 +76,11 @@ OVER_OTHERS = {
     ("group_by_length", "static"): r"and `group_by_length`, %s times:",
 }
 """With their intervals."""
+SST2 = {
+    ("sst2", "partition"): r"one device `partition` is %s times as",
+    ("sst2", "prefix"): r"`static`, `prefix` %s times; the",
+    ("sst2_two_ranks", "partition"): r"wait for gradients, `partition` is %s times as",
+}
 QUOTES = (
     *(
         Quote(file, rf"\| `{arm}` \| {pattern}", "quickstart", arm, end=end)
@@ -96,7 +101,11 @@ QUOTES = (
         for end, figure in ENDS
     ),
     Quote(POLICIES, r"and planned packed rows ([\d.]+) times:", "hf_peers", "packed"),
-    Quote(POLICIES, r"there `partition` is ([\d.]+) times as fast", "sst2", "partition"),
+    *(
+        Quote(POLICIES, pattern % figure, *pair, end=end)
+        for pair, pattern in SST2.items()
+        for end, figure in ENDS
+    ),
     *(Quote("recipes/hf_peers.yaml", rf"\b{arm} (\d+\.\d+)", "hf_peers", arm) for arm in HF_PEERS_ARMS),
 )
 """Every figure of `TEXTS`; a new one is a line here."""
@@ -108,14 +117,14 @@ TEXTS = (*READMES, POLICIES, "recipes/hf_peers.yaml")
 
 
 def measured(quote: Quote) -> float:
-    """Speed-up of the quote's arm over what it is held against, or an end of its interval over the baseline."""
+    """Speed-up of the quote's arm over what it is held against, or an end of the interval that its verdict rests on."""
     result = json.loads((REFERENCE / quote.result / "comparison.json").read_text(encoding="utf-8"))
     found = {(item["candidate"], item["baseline"]): item for item in (*result.get("pairs", []), *result["comparisons"])}
-    if (quote.over, quote.arm) in found:
-        other = found[quote.over, quote.arm]
-        return float(1 / (other["speedup"] if quote.end is None else other["ci95"][1 - quote.end]))
-    item = found[quote.arm, quote.over]
-    return float(item["speedup"] if quote.end is None else item["ci95"][quote.end])
+    turned = (quote.over, quote.arm) in found
+    item = found[quote.over, quote.arm] if turned else found[quote.arm, quote.over]
+    ends = item.get("ci_joint") or item["ci95"]
+    value = item["speedup"] if quote.end is None else ends[quote.end ^ turned]
+    return float(1 / value if turned else value)
 
 
 def contradictions(quote: Quote, text: str) -> list[str]:
@@ -155,7 +164,8 @@ def test_quoted_figure_is_the_measured_one_and_another_is_found(quote: Quote) ->
     text = read(quote.file)
     assert contradictions(quote, text) == []
     start, end = quote.find(text)[0].span(1)
-    changed = f"{float(text[start:end]) + 0.01:.2f}"
+    decimals = len(text[start:end].partition(".")[2])
+    changed = f"{float(text[start:end]) + 0.01:.{decimals}f}"
     assert len(contradictions(quote, text[:start] + changed + text[end:])) == 1
 
 

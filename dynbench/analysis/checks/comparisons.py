@@ -94,6 +94,8 @@ def few_launches(evidence: Evidence) -> Iterator[Seen]:
     says how many launches are needed, no other number is advised.
     """
     for comparison in evidence.comparisons:
+        if not comparison.question.verdicts:
+            continue
         pairs = comparison.speedup.pairs
         values = {**names_of(comparison), "pairs": pairs, "fewest": FEWEST_PAIRS}
         if evidence.recipe is not None:

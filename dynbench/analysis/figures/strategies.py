@@ -138,7 +138,7 @@ def bucket_steps(arms: Arms) -> Drawing | None:
     if fit is None:
         return None
     known = [*found.values()]
-    predicted = pl.Series("predicted_ms", [fit.step_ms(each.calls) for each in known])
+    predicted = pl.Series("predicted_ms", [fit.predicted(each) for each in known])
     held_out = pl.Series("held_out", [each in fit.held_out for each in known])
     table = pl.DataFrame(known).select("arm", pl.col("calls").alias("buckets"), "step_ms", predicted, held_out)
     named = table.with_columns(pl.Series("name", [f"{each.arm}: {size_of(each)}" for each in known]))
@@ -147,7 +147,7 @@ def bucket_steps(arms: Arms) -> Drawing | None:
         y_label="step (ms)", from_zero=False,
     )  # fmt: skip
     title = "Step over the number of buckets"
-    model = f"Line: a + o*n + c/n, fitted to the arms without a ring; it misses the others by up to {fit.worst:.1%}."
+    model = f"Line: a + o*n + c/n of n equal buckets, fitted to the arms without a ring; it misses the others by up to {fit.worst:.1%}."
     best = "" if fit.best_bytes is None else f"Dotted: its least, buckets of {mib(fit.best_bytes):.3g} MiB."
     drawing = arm_figure(title, [*found], table, [panel], "Means over launches.", model, best)
     (axes,) = drawing.figure.axes

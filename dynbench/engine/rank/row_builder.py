@@ -53,13 +53,13 @@ class SentBytes:
         self._before = _by_connection() if counts else {}
 
     def take(self) -> int | None:
-        """Bytes since the last call; None where they are not counted. What a connection sent that is gone is lost."""
+        """Bytes since the last call; None where they are not counted, or a connection is gone and its count with it."""
         if not self._counts:
             return None
-        now = _by_connection()
-        sent = sum(written - self._before.get(connection, 0) for connection, written in now.items())
-        self._before = now
-        return sent
+        before, self._before = self._before, _by_connection()
+        if before.keys() - self._before.keys():
+            return None
+        return sum(written - before.get(connection, 0) for connection, written in self._before.items())
 
 
 def _by_connection() -> dict[int, int]:

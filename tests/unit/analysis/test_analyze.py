@@ -77,7 +77,7 @@ def test_reference_results_read_with_every_fact(path):
         added = {key: mine[key] for key in mine.keys() - theirs.keys()}
         later = {key: None for key in ADDED_LATER if key not in theirs}
         assert added == later | ({} if "question" in theirs else OF_ONE_QUESTION)
-    assert (len(REFERENCES), record.question) == (5, content.get("question"))
+    assert (len(REFERENCES), record.question) == (6, content.get("question"))
 
 
 @pytest.fixture

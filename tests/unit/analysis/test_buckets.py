@@ -17,6 +17,7 @@ from dynbench.analysis.figures.strategies import bucket_steps
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import merge_run
 from dynbench.runs.run import Run
+from dynbench.units import mib
 
 TOTAL = 500e6
 CALLS = (1, 2, 3, 6, 12, 22, 50, 62)
@@ -24,7 +25,7 @@ LEFT_OUT = (2, 6, 22)
 
 
 def points(steps: Sequence[float], calls: Sequence[int] = CALLS) -> list[BucketPoint]:
-    return [BucketPoint(f"n{n}", f"{500 / n}", n, TOTAL, ms) for n, ms in zip(calls, steps, strict=True)]
+    return [BucketPoint(f"n{n}", f"{mib(TOTAL) / n}", n, TOTAL, ms) for n, ms in zip(calls, steps, strict=True)]
 
 
 def model(constant: float = 2000.0, call: float = 5.0, shorter: float = 500.0) -> list[float]:
@@ -55,6 +56,19 @@ def test_the_model_is_a_pipeline_of_two_stages_played_through(computing: float) 
     fit = fitted(points([played(n) for n in CALLS]))
     longer, shorter = max(computing, 400), min(computing, 400)
     assert coefficients(fit) == pytest.approx((longer, 0, shorter)) and fit.worst < 1e-9
+
+
+def test_buckets_are_full_but_for_the_last() -> None:
+    """Where sending is longer, the link waits for the first bucket to be computed, in 40 ms for all, and no longer."""
+
+    def at(size_mib: float) -> BucketPoint:
+        part = size_mib / mib(TOTAL)
+        return BucketPoint(f"{size_mib:g}", f"{size_mib}", math.ceil(1 / part), TOTAL, 400 + 40 * min(1.0, part))
+
+    fit = fitted([at(size) for size in (1000, 400, 200, 100, 50, 25, 5)])
+    assert coefficients(fit) == pytest.approx((400, 0, 40)) and fit.worst < 1e-9
+    alike = [point._replace(size=f"{mib(TOTAL) / point.calls}") for point in (*fit.fitted, *fit.held_out)]
+    assert fitted(alike).worst > 0.001
 
 
 @given(st.tuples(st.floats(100, 5000), st.floats(0.5, 50), st.floats(50, 5000)))
@@ -114,7 +128,7 @@ def test_a_best_size_is_named_and_drawn_only_where_the_model_holds_and_has_one(
     (rings,) = [line for line in lines if line.get_fillstyle() == "none"]
     assert list(rings.get_xdata()) == list(LEFT_OUT)
     assert len([line for line in lines if line.get_linestyle() == ":"]) == (case == "best")
-    assert drawn.table["predicted_ms"].to_list() == [fit.step_ms(n) for n in CALLS]
+    assert drawn.table["predicted_ms"].to_list() == pytest.approx([fit.step_ms(n) for n in CALLS])
     printed = " ".join(text.get_text() for text in drawn.figure.findobj(Text))
     assert ("MiB." in printed) == (case == "best") == (fit.best_bytes is not None)
 

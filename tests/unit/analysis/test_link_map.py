@@ -12,32 +12,36 @@ from hypothesis import strategies as st
 from dynbench.analysis.link_map import LinkModel, LinkPoint, link_map, link_point
 
 MB = 1e6
-MODEL = LinkModel(fixed_ms=200.0, token_ms=2.0, waited_ms=100.0, sent=300 * MB, blocks=6.0)
+MODEL = LinkModel(fixed_ms=200.0, token_ms=2.0, waited_ms=100.0, sent=300 * MB, root=60 * MB, blocks=7.0)
 MODELS = st.builds(
     LinkModel,
     fixed_ms=st.floats(1, 500),
     token_ms=st.floats(0.01, 10),
     waited_ms=st.floats(0, 500),
     sent=st.floats(1e6, 1e9),
-    blocks=st.integers(1, 50).map(float),
+    root=st.floats(0, 5e5),
+    blocks=st.integers(2, 50).map(float),
 )
 SPEEDS, TOKENS = st.floats(0.01, 100), st.floats(1, 4096)
 
 
-def pipeline_ms(compute_ms: float, transfer_ms: float, pieces: int) -> float:
-    """When the last of so many alike pieces has been computed, each after it was sent, one after the other."""
-    sent = computed = 0.0
+def passes_ms(model: LinkModel, compute_ms: float, transfer_ms: float) -> float:
+    """When all is computed and sent: the root alone, then alike pieces one after the other, each computed once it is sent."""
+    others = (model.sent - 2 * model.root) / 3
+    ends = model.root / model.sent * transfer_ms, model.root / (model.root + others) * compute_ms
+    pieces = round(model.blocks) - 1
+    sent = computed = sum(ends)
     for _ in range(pieces):
-        sent += transfer_ms / pieces
-        computed = max(sent, computed) + compute_ms / pieces
-    return computed
+        sent += 3 * others / model.sent * transfer_ms / pieces
+        computed = max(sent, computed) + others / (model.root + others) * compute_ms / pieces
+    return computed + ends[0]
 
 
 @given(model=MODELS, gbps=SPEEDS, tokens=TOKENS)
 def test_the_share_is_that_of_a_pipeline_played_through(model: LinkModel, gbps: float, tokens: float) -> None:
     compute = model.compute_ms(tokens)
     transfer = model.sent * 8 / (gbps * 1e9) * 1e3
-    waited = model.waited_ms + pipeline_ms(compute, transfer, round(model.blocks)) - compute
+    waited = model.waited_ms + passes_ms(model, compute, transfer) - compute
     assert model.share(gbps, tokens) == pytest.approx(waited / (compute + waited), rel=1e-6, abs=1e-9)
 
 
@@ -65,7 +69,7 @@ def measured(arm: str, gbps: float | None, tokens: float, model: LinkModel = MOD
     """A point that the model has made."""
     compute, share = model.compute_ms(tokens), model.share(gbps or inf, tokens)
     waited = compute * share / (1 - share)
-    return LinkPoint(arm, workers, gbps, tokens, compute, waited, 0.6 * waited, model.sent, model.blocks)
+    return LinkPoint(arm, workers, gbps, tokens, compute, waited, 0.6 * waited, model.sent, model.root, model.blocks)
 
 
 BASES = [measured("short", None, 64), measured("long", None, 1024)]
@@ -90,9 +94,10 @@ def test_it_is_fitted_to_the_arms_without_a_link_alone_and_finds_the_model_that_
         MODEL._replace(sent=2 * MODEL.sent),
         MODEL._replace(waited_ms=0.0),
         MODEL._replace(fixed_ms=0.0),
-        MODEL._replace(blocks=1.0),
+        MODEL._replace(blocks=2.0),
+        MODEL._replace(root=0.0),
     ],
-    ids=["bytes twice", "without what the machine costs", "computing of tokens alone", "nothing overlaps"],
+    ids=["bytes twice", "without what the machine costs", "computing of tokens alone", "nothing overlaps", "all overlaps"],
 )
 def test_a_prediction_with_a_fault_misses_what_was_measured(fault: LinkModel) -> None:
     found = link_map([*BASES, *LINKED])
@@ -126,8 +131,8 @@ SUMMARY: dict[str, Any] = {
     "bytes_wire": {"mean": 300 * MB},
     "link_gbps": 2.0,
     "by_operation": [
-        {"operation": "all_gather", "calls": 14.0},
-        {"operation": "reduce_scatter", "calls": 7.0},
+        {"operation": "all_gather", "calls": 13.0, "bytes": 180 * MB},
+        {"operation": "reduce_scatter", "calls": 7.0, "bytes": 120 * MB},
     ],
 }
 
@@ -135,7 +140,7 @@ SUMMARY: dict[str, Any] = {
 def test_an_arm_is_a_point_of_what_its_passes_wait_for() -> None:
     """What the optimizer waits for is none of it; what the forward pass waits for is none of the backward pass's."""
     found = link_point("arm", CONFIG, [SUMMARY, SUMMARY])
-    assert found == LinkPoint("arm", 2, 2.0, 256.0, 1000.0, 250.0, 150.0, 300 * MB, 7.0)
+    assert found == LinkPoint("arm", 2, 2.0, 256.0, 1000.0, 250.0, 150.0, 300 * MB, 60 * MB, 7.0)
     assert found.share == 0.2
 
 
@@ -144,11 +149,12 @@ def test_an_arm_is_a_point_of_what_its_passes_wait_for() -> None:
     [
         ({**CONFIG, "sync.name": "ddp"}, SUMMARY),
         ({**CONFIG, "compress.name": "int8"}, SUMMARY),
+        ({**CONFIG, "sync.gather_bf16": True}, SUMMARY),
         (CONFIG, {**SUMMARY, "by_operation": []}),
         (CONFIG, {**SUMMARY, "sync_forward_ms": {}}),
         (CONFIG, {**SUMMARY, "bytes_wire": {"mean": 0.0}}),
     ],
-    ids=["not sharded", "compressed", "calls not kept", "waiting not told", "one rank"],
+    ids=["not sharded", "compressed", "gathered in bf16", "calls not kept", "waiting not told", "one rank"],
 )
 def test_other_arms_are_none(config: dict[str, object], summary: dict[str, Any]) -> None:
     assert link_point("arm", config, [summary]) is None

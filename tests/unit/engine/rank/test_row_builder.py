@@ -42,6 +42,10 @@ def test_what_is_sent_over_connections_is_counted_also_while_nobody_reads() -> N
             client.sendall(b"x" * 9)
             sent.take()
             assert sent.take() == 0
+            client.sendall(b"x" * 1000)
+            client.close()
+            assert sent.take() is None, "part of it is gone with the connection"
+            assert sent.take() == 0
 
 
 def test_other_sockets_and_files_are_not() -> None:
