@@ -89,7 +89,7 @@ class LinkModel(NamedTuple):
 
     @property
     def root_sent(self) -> float:
-        """u."""
+        """U."""
         return 2 * self.root / self.sent
 
     @property
@@ -99,7 +99,7 @@ class LinkModel(NamedTuple):
 
     @property
     def pieces(self) -> float:
-        """k."""
+        """K."""
         return max(self.blocks - 1, 1.0)
 
     def compute_ms(self, tokens: float) -> float:
