@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-WORKER, TRIAL = "dynbench.engine.rank.worker", "dynbench.probe.child"
+WORKER, TRIAL = "dynbench.engine.rank.worker", "dynbench.probe.trial"
 MODELS = ("transformers.models.distilbert.modeling_distilbert", "transformers.models.auto.modeling_auto")
 PROGRAMS = (WORKER, TRIAL, "torch.distributed.run")
 IMPORTED = (*MODELS, *PROGRAMS, "dynbench.sampler", "dynbench.engine.launching.run_launch")
