@@ -27,6 +27,7 @@ from dynbench.experiment.report_input import (
     status,
 )
 from dynbench.experiment.report_settings import arms_rows, common_rows, cost_of, run_rows
+from dynbench.experiment.report_tail import shown_tail
 from dynbench.report import Template, interval, number, percent, ratio, signed_ends, signed_interval, signed_percent
 from dynbench.runs.phrase import NBSP
 from dynbench.schedule.solve import cost_is_estimated
@@ -326,8 +327,8 @@ def _changes(sources: Sources) -> Rows:
     known = {name: key for name, key in CHANGES.items() if any(key in item.improvement_percent for item in found)}
     for item in found if known else ():
         changes = {name: _less(item.improvement_percent.get(key)) for name, key in known.items()}
-        if item.tail is not None and item.tail.interval is not None:
-            changes["tail"] = signed_interval(item.tail.change)
+        if (tail := shown_tail(item)) is not None and tail.interval is not None:
+            changes["tail"] = signed_interval(tail.change)
         yield {"arm": item.candidate, **{"=" + label(f"changes.{name}"): text for name, text in changes.items()}}
 
 

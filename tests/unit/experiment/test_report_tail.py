@@ -98,6 +98,7 @@ def test_arms_are_told_from_the_baseline_by_verdict(store: RunStore, make_compar
         {"candidate": name, "tail": tail("static", name, *verdict), "improvement_percent": {"step_time_ms.p95": 13.3}}
         for name, verdict in verdicts.items()
     ]
+    changes[2] |= {"tail": tail("static", "squared", "FASTER"), "launches": 2}
     make_comparison(*changes)
     subject = find_report_input(store, None)
     assert {word: list(arms) for word, arms in facts(subject)["tails"].items() if arms} == {
@@ -106,6 +107,7 @@ def test_arms_are_told_from_the_baseline_by_verdict(store: RunStore, make_compar
     for language in ("en", "zh"):
         text = render_report(subject, language, "md", subject.run.path, None).replace("\N{NO-BREAK SPACE}", " ")
         assert "| tokens | -13.33 % [-14.19, -12.46] |" in text
+        assert "| squared | -13.30 % |" in text, "two launches are too few for an interval"
 
 
 def test_records_of_earlier_versions_have_none(store: RunStore, make_comparison: MakeComparison) -> None:
