@@ -221,7 +221,7 @@ def _findings(report: Report, most: int | None) -> Iterator[str]:
         most: of findings of one kind so many are shown, and the others counted; None shows all.
     """
     alike: dict[tuple[str, ...], list[Finding]] = {}
-    for item in report.findings:
+    for item in sorted(report.findings, key=lambda item: item.id == "few_launches"):  # verdicts say how many there are
         alike.setdefault((item.severity, item.id, item.hint), []).append(item)
     for (severity, check, hint), (first, *others) in alike.items():
         yield f"{severity}: {check}: {first.seen} (limit: {first.limit})"

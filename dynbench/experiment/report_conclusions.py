@@ -391,9 +391,12 @@ def doubts_of(source: ReportInput, item: ComparisonRecord) -> list[Finding]:
 
 
 def warnings(source: ReportInput, template: Template) -> list[dict[str, object]]:
-    """The checks that failed or warned, failed ones first: what each saw first, and how many findings it has."""
+    """The checks that failed or warned, failed ones first: what each saw first, and how many findings it has.
+
+    `few_launches` is the last, as the verdict itself says how many there are.
+    """
     found: dict[str, list[Finding]] = {}
-    for check in sorted(source.checks or (), key=lambda check: check.severity != "fail"):
+    for check in sorted(source.checks or (), key=lambda check: (check.severity != "fail", check.id == "few_launches")):
         if check.severity in ("fail", "warn"):
             found.setdefault(check.id, []).append(check)
     return [

@@ -13,6 +13,7 @@ from dynbench.analysis.measure import Summaries, known_values
 from dynbench.analysis.measures import workers_of
 from dynbench.analysis.profile import bottlenecks
 from dynbench.analysis.record import ComparisonRecord, TailRecord
+from dynbench.analysis.stats import FEWEST_PAIRS
 from dynbench.analysis.table_specs import WASTE, mean_waste
 from dynbench.analysis.topology import Against, against, agreements, busiest
 from dynbench.analysis.verdict import LEAST_TOLERANCE, Verdict
@@ -329,9 +330,16 @@ class CostTypes:
         return {name: tail for name, tail in self.others.items() if tail.verdict == verdict}
 
 
+def shown_tail(item: ComparisonRecord) -> TailRecord | None:
+    """As reports show it: an estimate where launches are too few for an interval that says anything."""
+    if item.tail is None or item.launches >= FEWEST_PAIRS:
+        return item.tail
+    return item.tail.model_copy(update={"interval": None, "verdict": Verdict.ESTIMATE})
+
+
 def tail_facts(source: ReportInput) -> dict[str, object]:
     """What sentences are about: P95 of each arm against the baseline, by verdict, and of arms that differ in costs."""
-    tails = {item.candidate: item.tail for item in source.comparisons if item.tail is not None}
+    tails = {item.candidate: tail for item in source.comparisons if (tail := shown_tail(item)) is not None}
     by_verdict = {verdict.value: {n: t for n, t in tails.items() if t.verdict is verdict} for verdict in Verdict}
     return {"tails": by_verdict if tails else None, "cost_tails": list(cost_types(source))}
 
@@ -352,6 +360,6 @@ def cost_types(source: ReportInput) -> Iterator[CostTypes]:
 def _between(pairs: Sequence[ComparisonRecord], other: str, arm: str) -> TailRecord | None:
     """P95 of an arm against that of another, which of the two was the baseline in whichever order."""
     for pair in pairs:
-        if pair.tail is not None and {pair.baseline, pair.candidate} == {other, arm}:
-            return pair.tail if pair.candidate == arm else pair.tail.turned
+        if (tail := shown_tail(pair)) is not None and {pair.baseline, pair.candidate} == {other, arm}:
+            return tail if pair.candidate == arm else tail.turned
     return None

@@ -15,7 +15,7 @@ from dynbench.analysis.table_specs import TABLES
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.offline_plans import Solved, static_over
 from dynbench.experiment.report_conclusions import never_compressed, qualities, trained
-from dynbench.experiment.report_facts import buckets_of, link_map_of
+from dynbench.experiment.report_facts import buckets_of, link_map_of, shown_tail
 from dynbench.experiment.report_input import (
     Json,
     ReportInput,
@@ -328,8 +328,8 @@ def _changes(sources: Sources) -> Rows:
     known = {name: key for name, key in CHANGES.items() if any(key in item.improvement_percent for item in found)}
     for item in found if known else ():
         changes = {name: _less(item.improvement_percent.get(key)) for name, key in known.items()}
-        if item.tail is not None and item.tail.interval is not None:
-            changes["tail"] = signed_interval(item.tail.change)
+        if (tail := shown_tail(item)) is not None and tail.interval is not None:
+            changes["tail"] = signed_interval(tail.change)
         yield {"arm": item.candidate, **{"=" + label(f"changes.{name}"): text for name, text in changes.items()}}
 
 

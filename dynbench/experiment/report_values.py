@@ -51,6 +51,8 @@ _PLACED = re.compile(r"\{\{\s*figure\.(\w+)\s*\}\}")
 _FIRST = re.compile(r"\{\{\s*figure\.first\s*\}\}")
 LEADING = ("communication_map", "timeline", "comm_timeline", "time_breakdown")
 """Figures of which the first that was drawn stands on the first page, as `figure.first`."""
+MOST_ABOVE_FIGURE = 6
+"""Arms whose table of verdicts leaves the figure below it on the first screen; that of more stands below the figure."""
 WITH_TEXT = ("static", "prefix", "partition", "window")
 """Policies of which the template has a model and an algorithm of their own."""
 
@@ -202,6 +204,7 @@ def _method(source: ReportInput, solved: Solved | None, concluded: Conclusion) -
         "spread": "arms" if any(pair.spread == "arms" for pair in source.pairs) else "own",
         "checks": None if source.checks is None else len(source.checks),
         "arms": None if source.first.config is None else len(source.arms),
+        "figure_first": len(source.arms) > MOST_ABOVE_FIGURE,
         "partial": any(member.summary.get("partial") for member in source.members),
         "solved": solved is not None,
         "estimated": {"costs": costs, "static": any(over)},

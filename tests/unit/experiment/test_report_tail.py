@@ -88,6 +88,7 @@ def test_arms_are_told_from_the_baseline_by_verdict(reported: Reported) -> None:
         {"candidate": name, "tail": tail("static", name, *verdict), "improvement_percent": {"step_time_ms.p95": 13.3}}
         for name, verdict in verdicts.items()
     ]
+    changes[2] |= {"tail": tail("static", "squared", "FASTER"), "launches": 2}
     subject = reported(*changes)
     assert {word: list(arms) for word, arms in facts(subject)["tails"].items() if arms} == {
         "SLOWER": ["tokens"], "AMBIGUOUS": ["attention"], "ESTIMATE": ["squared"],
@@ -95,6 +96,7 @@ def test_arms_are_told_from_the_baseline_by_verdict(reported: Reported) -> None:
     for language in ("en", "zh"):
         text = render_report(subject, language, "md", subject.run.path, None).replace("\N{NO-BREAK SPACE}", " ")
         assert "| tokens | -13.33 % [-14.19, -12.46] |" in text
+        assert "| squared | -13.30 % |" in text, "two launches are too few for an interval"
 
 
 def test_records_of_earlier_versions_have_none(reported: Reported) -> None:
