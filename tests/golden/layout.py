@@ -13,7 +13,17 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-WATCHED = ("quickstart", "levers", "sync_xl", "compression", "ps_allreduce_ddp", "fsdp_bottleneck", "regimes", "bench")
+WATCHED = (
+    "quickstart",
+    "levers",
+    "sync_xl",
+    "compression",
+    "ps_allreduce_ddp",
+    "fsdp_bottleneck",
+    "buckets",
+    "regimes",
+    "bench",
+)
 """Recordings that together have every figure but those of `solve`."""
 
 
