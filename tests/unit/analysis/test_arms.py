@@ -239,7 +239,9 @@ def env(monkeypatch, store):
         "launch.comm_model": {"value": "none", "reason": "given"},
     }
     devices = {"ranks": [{"rank": rank, **device} for rank in range(2)]}
-    return jsonable(collect(resolved.config, {**resolved.decisions, **measured}, data, devices))
+    env = jsonable(collect(resolved.config, {**resolved.decisions, **measured}, data))
+    del env["unknown"]["devices"]
+    return {**env, "devices": jsonable(devices)}
 
 
 def leaves(value, path=()):
