@@ -22,7 +22,7 @@ _LINK = re.compile(r"(?<!\\)((?:\\\\)*)\](?=[(:\[])")
 """A bracket that may end a link's text, and is not escaped yet."""
 _LINES = re.compile(r"\s*\n\s*")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-_NUMBER = r"(?:(?:< )?[+-]?[\d,]*\.?\d+(?:e[+-]?\d+)? ?[%x]?|nan|-?inf)"
+_NUMBER = r"(?:(?:[<>] ?)?[+-]?[\d,]*\.?\d+(?:e[+-]?\d+)? ?[%x]?|nan|-?inf)"
 _NUMBERS = re.compile(rf"-?|{_NUMBER}|\[{_NUMBER},\s{_NUMBER}\]")
 
 

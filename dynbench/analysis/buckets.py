@@ -7,8 +7,8 @@ for the overhead of a call, c for the shorter stage, and p for the part of all g
 
     T = a + o*n + c*p
 
-where p is 1/n of buckets that are alike, so that it is least at n = sqrt(c/o). Of the numbers of buckets in order, every second one is left out of the fit, the ends
-never: what the model predicts there says whether it holds.
+where p is 1/n of buckets that are alike, so that it is least at n = sqrt(c/o). Of the numbers of buckets in order,
+every second one is left out of the fit, the ends never: what the model predicts there says whether it holds.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def _exposed(launches: Launches, _: Label) -> list[Row]:
         for key in (*_TWO_WAYS, *(column.key for column in _EXPOSED)):
             values = known_values(summaries, key)
             row[key] = fmean(values) if values else None
-            row[f"{key} interval"] = mean_interval(values)[1:] if len(values) > 1 else None
+            row[f"{key} interval"] = "[{1:.3f}, {2:.3f}]".format(*mean_interval(values)) if len(values) > 1 else None
         own, beyond = (row[key] for key in _TWO_WAYS)
         if own is not None and beyond is not None and max(own, beyond) > 0:
             row["apart"] = (beyond - own) / max(own, beyond)  # as a part of the larger

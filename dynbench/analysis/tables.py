@@ -29,7 +29,7 @@ from dynbench.table_text import (
 )
 
 Row = Mapping[str, object]
-"""Key of a column to a number, text, an interval, or None."""
+"""Key of a column to a number, text, the interval of a ratio, or None."""
 Rows = pl.DataFrame
 
 _TEXT_COLUMNS = ("metric", "title", "unit")

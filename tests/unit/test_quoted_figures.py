@@ -101,11 +101,7 @@ QUOTES = (
         for end, figure in ENDS
     ),
     Quote(POLICIES, r"and planned packed rows ([\d.]+) times:", "hf_peers", "packed"),
-    *(
-        Quote(POLICIES, pattern % figure, *pair, end=end)
-        for pair, pattern in SST2.items()
-        for end, figure in ENDS
-    ),
+    *(Quote(POLICIES, pattern % figure, *pair, end=end) for pair, pattern in SST2.items() for end, figure in ENDS),
     *(Quote("recipes/hf_peers.yaml", rf"\b{arm} (\d+\.\d+)", "hf_peers", arm) for arm in HF_PEERS_ARMS),
 )
 """Every figure of `TEXTS`; a new one is a line here."""

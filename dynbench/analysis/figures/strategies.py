@@ -147,7 +147,9 @@ def bucket_steps(arms: Arms) -> Drawing | None:
         y_label="step (ms)", from_zero=False,
     )  # fmt: skip
     title = "Step over the number of buckets"
-    model = f"Line: a + o*n + c/n of n equal buckets, fitted to the arms without a ring; it misses the others by up to {fit.worst:.1%}."
+    model = (
+        f"Line: a + o*n + c/n of n alike, fitted to the arms without a ring; it misses others by up to {fit.worst:.1%}."
+    )
     best = "" if fit.best_bytes is None else f"Dotted: its least, buckets of {mib(fit.best_bytes):.3g} MiB."
     drawing = arm_figure(title, [*found], table, [panel], "Means over launches.", model, best)
     (axes,) = drawing.figure.axes

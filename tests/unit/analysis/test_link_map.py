@@ -26,7 +26,7 @@ SPEEDS, TOKENS = st.floats(0.01, 100), st.floats(1, 4096)
 
 
 def passes_ms(model: LinkModel, compute_ms: float, transfer_ms: float) -> float:
-    """When all is computed and sent: the root alone, then alike pieces one after the other, each computed once it is sent."""
+    """When all is sent and computed: the root alone, then alike pieces one by one, each computed once it is sent."""
     others = (model.sent - 2 * model.root) / 3
     ends = model.root / model.sent * transfer_ms, model.root / (model.root + others) * compute_ms
     pieces = round(model.blocks) - 1
@@ -97,7 +97,7 @@ def test_it_is_fitted_to_the_arms_without_a_link_alone_and_finds_the_model_that_
         MODEL._replace(blocks=2.0),
         MODEL._replace(root=0.0),
     ],
-    ids=["bytes twice", "without what the machine costs", "computing of tokens alone", "nothing overlaps", "all overlaps"],
+    ids=["bytes twice", "no costs of the machine", "computing of tokens alone", "nothing overlaps", "all overlaps"],
 )
 def test_a_prediction_with_a_fault_misses_what_was_measured(fault: LinkModel) -> None:
     found = link_map([*BASES, *LINKED])
