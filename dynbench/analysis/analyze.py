@@ -81,7 +81,7 @@ class Report:
 
     @property
     def judged(self) -> tuple[Comparison, ...]:
-        """The comparisons whose verdict is told."""
+        """Comparisons whose verdicts are shown."""
         return tuple(item for item in self.comparisons if item.question.verdicts)
 
     @property

@@ -83,17 +83,13 @@ class BucketFit:
         kept = np.where(solved * parts.max(axis=0) > ROUNDING * steps.max(), solved, 0.0)
         self.constant_ms, self.call_ms, self.shorter_ms = (float(part) for part in kept)
 
-    def step_ms(self, calls: float, part: float | None = None) -> float:
-        """Of so many buckets; the part of all gradients that a full one holds is 1/n where it is not given."""
-        return self.constant_ms + calls * self.call_ms + self.shorter_ms * (1 / calls if part is None else part)
-
-    def predicted(self, point: BucketPoint) -> float:
-        """Its step, ms."""
-        return self.step_ms(point.calls, point.part)
+    def step_ms(self, point: BucketPoint) -> float:
+        """As predicted of an arm."""
+        return self.constant_ms + point.calls * self.call_ms + point.part * self.shorter_ms
 
     def miss(self, point: BucketPoint) -> float:
         """By which part of the measured step the predicted one is longer."""
-        return self.predicted(point) / point.step_ms - 1
+        return self.step_ms(point) / point.step_ms - 1
 
     @cached_property
     def worst(self) -> float:

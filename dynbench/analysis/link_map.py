@@ -89,17 +89,17 @@ class LinkModel(NamedTuple):
 
     @property
     def root_sent(self) -> float:
-        """U."""
+        """Part u of the bytes."""
         return 2 * self.root / self.sent
 
     @property
     def root_computed(self) -> float:
-        """h: a step sends the other blocks' parameters three times."""
+        """Part h of the computing: a step sends the other blocks' parameters three times."""
         return self.root / (self.root + (self.sent - 2 * self.root) / 3)
 
     @property
     def pieces(self) -> float:
-        """K."""
+        """Pieces k of the pipeline."""
         return max(self.blocks - 1, 1.0)
 
     def compute_ms(self, tokens: float) -> float:

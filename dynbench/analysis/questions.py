@@ -99,8 +99,8 @@ class Question:
         columns: columns of the report's table of comparisons between the interval and the number of launches.
         template: name of the report's template, `report/<template>.<language>.md`.
         chapters: chapters that the template places, in order; their texts are in its front matter.
-        verdicts: whether one arm is a candidate to take in place of another; else arms are conditions under which the
-            same is measured, and nobody is told which of them is faster.
+        verdicts: whether arms are alternatives to choose between; else they are conditions under which the same is
+            measured, and no verdicts are shown.
     """
 
     name: str

@@ -287,6 +287,7 @@ def overview(
         *columns("%", recovered="recovered", efficiency="efficiency"),
         *([] if question.loss_drift is None else columns("", drift="loss drift")),
     ]
+    judged = Column("verdict", "verdict", text="headings.verdict"), *(facts if details else [SPEEDUP])
     found = {item.candidate: item for item in comparisons}
     rows = [
         {
@@ -304,8 +305,7 @@ def overview(
     rows[0]["verdict"] = f"{baseline}{is_stored}"
     shown = [
         ARM,
-        *([Column("verdict", "verdict", text="headings.verdict")] if question.verdicts else []),
-        *((facts if details else [SPEEDUP]) if question.verdicts else []),
+        *(judged if question.verdicts else ()),
         *map(of_metric, chosen_metrics(question.overview)),
     ]
     return _of_arms(shown).table(rows, label)

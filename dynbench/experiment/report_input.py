@@ -112,6 +112,11 @@ class ReportInput:
         return [member for arm in self.arms.values() for member in arm]
 
     @property
+    def judged(self) -> Sequence[ComparisonRecord]:
+        """Comparisons whose verdicts are shown."""
+        return self.comparisons if self.question.verdicts else ()
+
+    @property
     def launches(self) -> Launches:
         """Name of the arm to the summaries of the launches that tables show."""
         return {name: [member.summary for member in whole(members)] for name, members in self.arms.items()}

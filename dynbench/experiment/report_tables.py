@@ -108,7 +108,7 @@ def _comparisons(sources: Sources) -> Rows:
     drifts = source.question.loss_drift is not None
     loss, of_loss = ("loss_drift", loss_drift) if drifts else ("loss_parity", loss_difference)
     trained = any(item.weights_max_diff is not None for item in source.comparisons)
-    for item in source.comparisons if source.question.verdicts else ():
+    for item in source.judged:
         apart = item.weights_max_diff
         chosen = {
             "recovered": percent(item.recovered),
@@ -128,13 +128,11 @@ def _comparisons(sources: Sources) -> Rows:
 def _verdicts(sources: Sources) -> Rows:
     """One line per candidate for the first page: verdict, speed, and what it costs in loss and, where known, memory."""
     source, label = sources.input, sources.template.label
-    if not source.question.verdicts:
-        return
     measure, arms = qualities(source)
     evaluated = any(arm.change for arm in arms.values())
     drifts = source.question.loss_drift is not None
-    gains = {item.candidate: item.improvement_percent.get("peak_mem_mb.max") for item in source.comparisons}
-    for item in source.comparisons:
+    gains = {item.candidate: item.improvement_percent.get("peak_mem_mb.max") for item in source.judged}
+    for item in source.judged:
         if evaluated:
             arm = arms[item.candidate]
             loss = signed_interval(arm.change)
@@ -234,7 +232,7 @@ def _buckets(sources: Sources) -> Rows:
             "bucket_size": label(f"words.bucket_{point.size}") if named else f"{float(point.size):g}",
             "buckets": number(round(point.calls)),
             "step_ms": number(point.step_ms),
-            "predicted_ms": number(found.fit.predicted(point)),
+            "predicted_ms": number(found.fit.step_ms(point)),
             "miss": signed_percent(found.fit.miss(point)) if held_out else label("words.fitted"),
             "exposed_ms": number(mean_of(source.arms[point.arm], "exposed_comm_ms.mean")) or "",
             "speedup": ratio(item.speedup) if item else None,

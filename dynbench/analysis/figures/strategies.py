@@ -6,7 +6,6 @@ from math import nan
 from statistics import geometric_mean
 from typing import Any, cast
 
-import numpy as np
 import polars as pl
 
 from dynbench.analysis.buckets import bucket_point, fit_buckets, size_of
@@ -134,7 +133,7 @@ def _shares(summaries: Summaries, step_ms: float | None) -> dict[str, float]:
 def bucket_steps(arms: Arms) -> Drawing | None:
     """Step time over the number of buckets; the line is the model, fitted to the arms without a ring.
 
-    One marker per arm, ringed where it is left out of the fit, the model's curve, and its best number of buckets.
+    One marker per arm, ringed where it is left out of the fit, what the model predicts, and its best number.
 
     Returns:
         None where arms do not have several numbers of buckets.
@@ -145,7 +144,7 @@ def bucket_steps(arms: Arms) -> Drawing | None:
     if fit is None:
         return None
     known = [*found.values()]
-    predicted = pl.Series("predicted_ms", [fit.predicted(each) for each in known])
+    predicted = pl.Series("predicted_ms", [fit.step_ms(each) for each in known])
     held_out = pl.Series("held_out", [each in fit.held_out for each in known])
     table = pl.DataFrame(known).select("arm", pl.col("calls").alias("buckets"), "step_ms", predicted, held_out)
     named = table.with_columns(pl.Series("name", [f"{each.arm}: {size_of(each)}" for each in known]))
@@ -154,14 +153,12 @@ def bucket_steps(arms: Arms) -> Drawing | None:
         y_label="step (ms)", from_zero=False,
     )  # fmt: skip
     title = "Step over the number of buckets"
-    model = (
-        f"Line: a + o*n + c/n of n alike, fitted to the arms without a ring; it misses others by up to {fit.worst:.1%}."
-    )
+    model = f"Line: the model, fitted to the arms without a ring; it misses the others by up to {fit.worst:.1%}."
     best = "" if fit.best_bytes is None else f"Dotted: its least, buckets of {mib(fit.best_bytes):.3g} MiB."
     drawing = arm_figure(title, [*found], table, [panel], "Means over launches.", model, best)
     (axes,) = drawing.figure.axes
-    curve = np.geomspace(min(table["buckets"]), max(table["buckets"]), 200)
-    axes.plot(curve, [fit.step_ms(each) for each in curve], color=INK, linewidth=1)
+    line = table.sort("buckets")
+    axes.plot(line["buckets"], line["predicted_ms"], color=INK, linewidth=1)
     rings = table.filter("held_out")
     axes.plot(rings["buckets"], rings["step_ms"], "o", color=INK, fillstyle="none", markersize=13)
     if fit.best_calls is not None:

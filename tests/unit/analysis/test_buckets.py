@@ -81,7 +81,8 @@ def test_the_fit_finds_the_parts_again_and_its_least_is_where_both_are_equal(par
         return
     assert fit.best_calls == pytest.approx(max(1, math.sqrt(parts[2] / parts[1])))
     assert fit.best_bytes == pytest.approx(TOTAL / fit.best_calls)
-    assert all(fit.step_ms(fit.best_calls) <= fit.step_ms(fit.best_calls * part) for part in (1, 1.1))
+    best, *others = (BucketPoint("", "parameter", fit.best_calls * times, TOTAL, 0.0) for times in (1, 0.9, 1.1))
+    assert all(fit.step_ms(best) <= fit.step_ms(other) for other in others if other.calls >= 1)
 
 
 @pytest.mark.parametrize("left_out", LEFT_OUT)
@@ -128,7 +129,7 @@ def test_a_best_size_is_named_and_drawn_only_where_the_model_holds_and_has_one(
     (rings,) = [line for line in lines if line.get_fillstyle() == "none"]
     assert list(rings.get_xdata()) == list(LEFT_OUT)
     assert len([line for line in lines if line.get_linestyle() == ":"]) == (case == "best")
-    assert drawn.table["predicted_ms"].to_list() == pytest.approx([fit.step_ms(n) for n in CALLS])
+    assert drawn.table["predicted_ms"].to_list() == pytest.approx([fit.step_ms(point) for point in found])
     printed = " ".join(text.get_text() for text in drawn.figure.findobj(Text))
     assert ("MiB." in printed) == (case == "best") == (fit.best_bytes is not None)
 

@@ -21,6 +21,7 @@ from dynbench.experiment.report_input import Member, ReportInput
 from dynbench.experiment.reporting import NEEDED
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
+from dynbench.units import mib
 
 SIZES = {"world_size": 2, "global_batch": 64, "exact": "both"}
 
@@ -207,7 +208,7 @@ def bucketed(folder: Path, link: float | None = None, **more: object) -> ReportI
     for calls, step in zip(CALLS, STEPS, strict=True):
         means = {"collectives": calls, "bytes_raw": TOTAL, "comm_transfer_ms": 50.0 + calls, "step_time_ms": step}
         summary = {"workers": 2, **{key: {"mean": each} for key, each in means.items()}, **more}
-        config = {"sync.name": "ddp", "sync.bucket_mb": 100 / calls, "launch.link_gbps": link}
+        config = {"sync.name": "ddp", "sync.bucket_mb": mib(TOTAL) / calls, "launch.link_gbps": link}
         arms[f"n{calls}"] = [Member("", "", summary, None, config)]
     return ReportInput(Run(folder), arms, question=question_named("sync"))
 
