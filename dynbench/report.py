@@ -41,6 +41,10 @@ SENTENCES = "sentences"
 """Folder of the blocks of sentences, `TOPIC.LANGUAGE.md.j2`, below that of the templates."""
 _OWN_LINE = re.compile(r"[-|#!>*] |\||```|!\[")
 """How lines begin that go on no paragraph; a number may be a value of a sentence."""
+_GAP = re.compile(
+    r"(?P<code>```.*?```|`[^`\n]*`)|(?<=[^\s|#>-]) (?=[，。；：、？！）（])|(?<=[，。；：、？！）（]) (?=[^\s|])", re.DOTALL
+)
+"""A space beside full-width punctuation; code is found first, to be left as it is."""
 _FRONT_MATTER = re.compile(r"\A---\n(.*?\n)---\n", re.DOTALL)
 
 
@@ -66,9 +70,9 @@ def count(value: int | None) -> str | None:
     return f"*{digits[0]}.{digits[1]}·10^{len(digits) - 1}*"
 
 
-def each(values: Mapping[str, float], names: Mapping[str, str]) -> str:
+def each(values: Mapping[str, float], names: Mapping[str, str], between: str = ", ") -> str:
     """`a` 3.4, `b` 1.2: every arm with its value, by the names as they are written."""
-    return ", ".join(f"{names[arm]}{NBSP}{number(value)}" for arm, value in values.items())
+    return between.join(f"{names[arm]}{NBSP}{number(value)}" for arm, value in values.items())
 
 
 def ratio(value: float | None) -> str | None:
@@ -270,7 +274,12 @@ def substitute(template: Template, text: str, values: Mapping[str, object]) -> s
     names = _nested({**template.labels, **values})
     names |= {"missing": template.label("words.not_measured"), "say": _Say(template.sentences, names)}
     with _as_template_error(template):
-        return Markdown(template.environment.from_string(text).render(names))
+        return Markdown(_without_gaps(template.environment.from_string(text).render(names)))
+
+
+def _without_gaps(text: str) -> str:
+    """No space beside full-width punctuation, except in code; a bold lead that ends in it keeps the one after it."""
+    return _GAP.sub(lambda found: found["code"] or "", text)
 
 
 @dataclass(frozen=True)
@@ -352,7 +361,9 @@ def _environment(language: str) -> Environment:
     found = environment(language).overlay(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, finalize=shown, loader=FunctionLoader(source)
     )
-    found.filters = {**found.filters, **FILTERS, "codes": partial(codes, between=BETWEEN.get(language, ", "))}
+    between = BETWEEN.get(language, ", ")
+    lists = {"codes": partial(codes, between=between), "each": partial(each, between=between)}
+    found.filters = {**found.filters, **FILTERS, **lists}
     return found
 
 

@@ -130,7 +130,8 @@ def _timed(launches: Launches, label: Label) -> list[Row]:
     rows = _grouped(launches, _sides, ("side",), of_known=True)
     if OF_EVERY_RUN.issuperset(_timers(rows)):
         return []
-    return [{**row, "arm": f"{row['arm']}, {label('timed.' + str(row['side']), str(row['side']))}"} for row in rows]
+    of_side = label("timed.of_side", "{}, {}")
+    return [{**row, "arm": of_side.format(row["arm"], label(f"timed.{row['side']}", str(row["side"])))} for row in rows]
 
 
 def _timers(rows: Sequence[Row]) -> list[str]:

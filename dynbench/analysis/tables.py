@@ -167,7 +167,8 @@ Gains = Mapping[str, Mapping[str, float]]
 def ranks_text(workers: int, world_size: int, oversubscribed: bool | None, label: Label = in_english) -> str:
     """`2`, `2 of 3` where some serve, marked where they share cores: `4 (oversubscribed)`."""
     counted = f"{workers}" if workers == world_size else label("scaling.of", "{} of {}").format(workers, world_size)
-    return f"{counted} ({label('scaling.oversubscribed', MARK)})" if oversubscribed else counted
+    mark = label("scaling.oversubscribed", MARK)
+    return label("scaling.marked", "{} ({})").format(counted, mark) if oversubscribed else counted
 
 
 def _scaling(records: Sequence[ScalingRecord], label: Label) -> list[Row]:

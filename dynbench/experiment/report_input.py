@@ -294,7 +294,8 @@ def in_language(template: Template, record: object, text: object) -> str:
 def marked(source: ReportInput, template: Template, arm: str) -> str:
     """The name of an arm, with a mark where its ranks share cores."""
     mark = template.label("scaling.oversubscribed", MARK)
-    return f"`{arm}` ({mark})" if arm in source.oversubscribed else f"`{arm}`"
+    text = template.label("scaling.marked", "{} ({})").format(f"`{arm}`", mark)
+    return text if arm in source.oversubscribed else f"`{arm}`"
 
 
 def status(template: Template, word: object) -> str:

@@ -37,7 +37,7 @@ from dynbench.experiment.report_input import (
 from dynbench.experiment.report_settings import data_facts, memory_facts, settings
 from dynbench.experiment.report_tables import Sources, report_tables
 from dynbench.plugins import POLICIES
-from dynbench.report import CONTENTS, Template, interval, percent, ratio, substitute
+from dynbench.report import BETWEEN, CONTENTS, Template, codes, interval, percent, ratio, substitute
 from dynbench.runs.store import results_option
 from dynbench.schedule.prefix_counts import ENUMERATION_LIMIT, REFERENCE_LIMIT
 from dynbench.schedule.solve import cost_is_estimated
@@ -102,7 +102,7 @@ def _best_and_baseline(source: ReportInput, best: ComparisonRecord | None, templ
         "analysis.first_stage": next((str(item.first_stage) for item in source.comparisons if item.first_stage), None),
         "analysis.jointly": str(max((item.judged_together or 1 for item in source.comparisons), default=1)),
         "analysis.other_pairs": str(families(source.pairs)[1]),
-        "arms.oversubscribed": ", ".join(f"`{name}`" for name in source.oversubscribed),
+        "arms.oversubscribed": codes(source.oversubscribed, BETWEEN.get(template.language, ", ")),
         "baseline.name": f"`{source.baseline}`",
         "baseline.launches": str(len(members)),
         "baseline.wait_percent": percent(mean_of(members, "wait_fraction")),
@@ -121,12 +121,12 @@ def _best_and_baseline(source: ReportInput, best: ComparisonRecord | None, templ
 
 def _tables(sources: Sources) -> Values:
     source, template, solved = sources.input, sources.template, sources.solved or Solved(None)
-    tables = report_tables(sources)
+    tables, between = report_tables(sources), BETWEEN.get(template.language, ", ")
     steps = [value for line in solved.results if (value := lookup(line, "steps")) is not None]
     return {
         **{f"setting.{label}": text for label, text in settings(source, template).items()},
         "setting.comm_model": comm_model(template, source),
-        "setting.link_gbps": ", ".join(f"{speed:g}" for speed in source.links_gbps) or None,
+        "setting.link_gbps": between.join(f"{speed:g}" for speed in source.links_gbps) or None,
         **tables,
         "table.comparisons": tables["table.comparisons"] or None,
         "solve.run": f"`{solved.run}`" if solved.run else None,

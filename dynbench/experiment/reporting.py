@@ -36,7 +36,7 @@ _IMAGE = re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|\s*<(?:svg|\?xml)"
 _MATHEMATICS = re.compile(r"[_^·=/+−(|…]|^.{1,2}$")
 _LABELLED = re.compile(r"\w+ {2,}\S")
 _NOT_IN_ANCHORS = re.compile(r"[^\w\- ]")
-_SPACE_BEFORE_FULL_WIDTH = re.compile(r"(?<=>) ([，。；：、？！）])")
+_SPACE_AT_FULL_WIDTH = re.compile(r"(?<=>) (?=[，。；：、？！）])|(?<=[，。；：、？！）]</strong>) ")
 """Chinese needs a space after emphasis in Markdown, and none on the page."""
 _SIGN = re.compile(
     r"(?P<mark>[_^])(?:\{(?P<braced>[^{}]*)\}|(?P<bare>[^\W_]+))|(?P<word>[A-Za-z]{2,}|[\u4e00-\u9fff]+)|[<>&]"
@@ -88,7 +88,7 @@ def to_html(markdown: str, images: Path, language: str) -> str:
             _typeset_emphasis(token.children or [])
             _inline_images(token.children or [], images)
     body = parser.renderer.render(tokens, parser.options, {})
-    body = _SPACE_BEFORE_FULL_WIDTH.sub(r"\1", body)
+    body = _SPACE_AT_FULL_WIDTH.sub("", body)
     body = body.replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>")
     style = (templates_dir() / "style.css").read_text(encoding="utf-8")
     title = next((tokens[i + 1].content for i, token in enumerate(tokens) if token.tag == "h1"), "dynbench")
