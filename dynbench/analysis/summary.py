@@ -200,7 +200,7 @@ def _crowded(arm: str, load: Load) -> str:
 def emulated_note(gbps: Iterable[object]) -> str:
     """That numbers are of emulated links, and of which speeds, to stand with every table of them."""
     speeds = ", ".join(f"{float(str(speed)):g}" for speed in gbps)
-    return f"No number over an emulated link ({speeds} Gb/s) is of a real one."
+    return f"Numbers over an emulated link ({speeds} Gb/s) do not stand for a real one."
 
 
 def _findings_markdown(findings: Sequence[Finding]) -> str:
