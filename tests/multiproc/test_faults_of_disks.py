@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
 
 FILLS = at("disk full", "plan", rank=1, step=4)
 FILLS_BENCH = at("disk full", "measuring all_reduce 0.75 MiB float32 gloo x2")
-SUMMARISES = "import planted, dynbench.experiment.training as t; planted.plant_in_launcher('no room', t, '_finished')"
+SUMMARISES = "import planted, dynbench.experiment.training as t; planted.plant_in_launcher('no room', t, '_result')"
 JUDGES = (
     f"{UNRENDERED}; import planted, dynbench.experiment.compare as c; "
     "planted.plant_in_launcher('room for a record', c, '_analyze')"

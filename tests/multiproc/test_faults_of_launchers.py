@@ -22,7 +22,7 @@ from dynbench.runs.store import RunStore
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
 
-MERGE = "import planted, dynbench.experiment.training as t; planted.plant_in_launcher('killed', t, '_finished')"
+MERGE = "import planted, dynbench.experiment.training as t; planted.plant_in_launcher('killed', t, '_result')"
 
 
 def started(folder: Path, real: bool) -> tuple[Command, list[int]]:
