@@ -41,10 +41,6 @@ SENTENCES = "sentences"
 """Folder of the blocks of sentences, `TOPIC.LANGUAGE.md.j2`, below that of the templates."""
 _OWN_LINE = re.compile(r"[-|#!>*] |\||```|!\[")
 """How lines begin that go on no paragraph; a number may be a value of a sentence."""
-_GAP = re.compile(
-    r"(?P<code>```.*?```|`[^`\n]*`)|(?<=[^\s|#>-]) (?=[，。；：、？！）（])|(?<=[，。；：、？！）（]) (?=[^\s|])", re.DOTALL
-)
-"""A space beside full-width punctuation; code is found first, to be left as it is."""
 _FRONT_MATTER = re.compile(r"\A---\n(.*?\n)---\n", re.DOTALL)
 
 
@@ -274,12 +270,7 @@ def substitute(template: Template, text: str, values: Mapping[str, object]) -> s
     names = _nested({**template.labels, **values})
     names |= {"missing": template.label("words.not_measured"), "say": _Say(template.sentences, names)}
     with _as_template_error(template):
-        return Markdown(_without_gaps(template.environment.from_string(text).render(names)))
-
-
-def _without_gaps(text: str) -> str:
-    """No space beside full-width punctuation, except in code; a bold lead that ends in it keeps the one after it."""
-    return _GAP.sub(lambda found: found["code"] or "", text)
+        return Markdown(template.environment.from_string(text).render(names))
 
 
 @dataclass(frozen=True)
