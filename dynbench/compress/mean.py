@@ -64,7 +64,8 @@ class CompressedMean(Compressing):
     """
 
     def __init__(self, codec: Codec, **common: Unpack[Common]) -> None:
-        common.setdefault("error_feedback", codec.leaves_out)
+        if common.get("error_feedback") is None:
+            common["error_feedback"] = codec.leaves_out
         super().__init__(**common)
         if self.error_feedback and not codec.contractive:
             raise UsageError(

@@ -116,7 +116,10 @@ class Strategy(ABC):
         return factory(parameters)
 
     def accumulating(self) -> AbstractContextManager[None]:
-        """Inside it gradients are added up locally and nothing is sent; here nothing is sent in any backward pass."""
+        """Inside it gradients are added up locally and nothing is sent; here nothing is sent in any backward pass.
+
+        A strategy whose backward passes send overrides it; `dynbench sync check` finds one that forgot.
+        """
         return nullcontext()
 
     @abstractmethod

@@ -137,7 +137,7 @@ def test_undecodable_arguments_give_json_in_any_locale(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [None, "0"])
+@pytest.mark.parametrize("rank", [None, "0", "1"])
 def test_only_a_rank_skips_the_interpreters_shutdown(rank: str | None) -> None:
     code = (
         "import atexit, sys, torch\n"
