@@ -14,21 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dynbench.analysis.differences import ALWAYS, DEVICES, Differences, with_ranks, with_samples, within
 from dynbench.analysis.merge import MergedRun
-from dynbench.analysis.questions import (
-    ALWAYS,
-    DEFAULT,
-    DEVICES,
-    LEVERS,
-    SAMPLES,
-    TOKENS,
-    Differences,
-    Question,
-    Unit,
-    with_ranks,
-    with_samples,
-    within,
-)
+from dynbench.analysis.questions import DEFAULT, LEVERS, SAMPLES, TOKENS, Question, Unit
 from dynbench.analysis.run_facts import device_names, fact, section
 from dynbench.config.part_rules import has_lengths
 from dynbench.config.ranks import Ranks

@@ -26,12 +26,13 @@ from dynbench.analysis.arms import (
     seconds_per_unit,
     unit_of,
 )
+from dynbench.analysis.differences import Differences
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.measures import improvements
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.pace import predicted_speedup
 from dynbench.analysis.per_launch import PerLaunch, tail_record
-from dynbench.analysis.questions import SAMPLES, Differences, Question, find_question, not_comparable
+from dynbench.analysis.questions import SAMPLES, Question, find_question, not_comparable
 from dynbench.analysis.record import ComparisonRecord, PairRecord, TailRecord
 from dynbench.analysis.scaling import efficiency_of
 from dynbench.analysis.stats import Ratio, pair_spread

@@ -11,7 +11,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Literal
 
-from dynbench.analysis.questions import within
+from dynbench.analysis.differences import within
 from dynbench.config.part_rules import ahead
 from dynbench.config.recipes import Launches, odd_number
 from dynbench.config.schema import Config, differences

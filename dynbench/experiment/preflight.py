@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dynbench.analysis.arms import NOT_IDENTITY_OF_ARM, describe
-from dynbench.analysis.questions import QUESTIONS, Question, find_question, not_comparable, settings_differences
+from dynbench.analysis.differences import settings_differences
+from dynbench.analysis.questions import QUESTIONS, Question, find_question, not_comparable
 from dynbench.config.recipes import Recipe
 from dynbench.config.rules import rule_warnings
 from dynbench.config.schema import Config, config_digest

@@ -9,7 +9,8 @@ from datetime import datetime
 from dynbench.analysis.arms import Pair, describe, environment_differences, log_ratios, seconds_per_unit, unit_of
 from dynbench.analysis.checks.evidence import Evidence, Seen, names_of
 from dynbench.analysis.comparison import Comparison
-from dynbench.analysis.questions import DEFAULT, within
+from dynbench.analysis.differences import within
+from dynbench.analysis.questions import DEFAULT
 from dynbench.analysis.stats import (
     CONTRADICTION,
     FEWEST_PAIRS,

@@ -8,17 +8,10 @@ import pytest
 from compared import compare_arms
 
 from dynbench.analysis.arms import all_differences, named_arms
+from dynbench.analysis.differences import ALWAYS, NEVER, settings_differences, within
 from dynbench.analysis.figures import FIGURES
 from dynbench.analysis.measures import METRICS
-from dynbench.analysis.questions import (
-    ALWAYS,
-    NEVER,
-    QUESTIONS,
-    find_question,
-    question_named,
-    settings_differences,
-    within,
-)
+from dynbench.analysis.questions import QUESTIONS, find_question, question_named
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Analysis, Config, changed, flatten
 from dynbench.errors import NotComparable
