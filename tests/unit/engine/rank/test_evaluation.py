@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,8 +14,8 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+import virtual_runs
 from batches import batch_of
-from probes import resolved
 from toys import Toy
 
 from dynbench.analysis.evaluations import evaluation_of
@@ -33,12 +34,8 @@ from dynbench.engine.rank.evaluation import (
     scalars_of,
 )
 from dynbench.engine.rank.loop import Loop
-from dynbench.engine.rank.memory import memory_meter
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.engine.rank.rank_facts import EPOCHS_FILE, read_epochs
-from dynbench.engine.rank.rank_process import RankContext, StopFlag
-from dynbench.engine.rank.turns import play
-from dynbench.engine.rank.virtual import virtual_loop
 from dynbench.runs.records import StepRow
 from dynbench.runs.run import Run
 from dynbench.schedule.capacity import Capacity, PackedCapacity
@@ -148,97 +145,90 @@ def test_the_summary_puts_single_tokens_beside_it(tmp_path: Path, workload: Caus
 
 TRAIN = Train(epochs=2, steps=7, warmup_steps=1)
 ROW = StepRow(**{field.name: 0 for field in fields(StepRow)} | {"policy": "static"})
+Said = Callable[[], list[str]]
 
 
 def row(rank: int, samples: int, loss: float, ms: float) -> StepRow:
     return replace(ROW, rank=rank, local_batch=samples, weight=float(samples), loss=loss, step_time_ms=ms)
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records]
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Said:
+    """What was logged since it was last asked."""
+    caplog.set_level(logging.INFO)
+
+    def lines() -> list[str]:
+        found = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return found
+
+    return lines
 
 
-def test_an_epoch_is_said_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_epoch_is_said_when_it_ends(said: Said) -> None:
+    """With the accuracy where the workload counts it; the next one begins anew."""
     epochs = Epochs(TRAIN, list)
     assert [step for step in range(8) if epochs.ends(step)] == [3, 7]
-    with caplog.at_level(logging.INFO):
-        for _ in range(4):
-            epochs.add(row(0, 6, 1.0, 50.0), {"correct": 3})
-            epochs.add(row(1, 2, 3.0, 70.0), {"correct": 1})
-        epochs.end(2, {"loss": 9.0, "accuracy": 0.0})
-        assert said(caplog) == []
-        epochs.end(3, {"loss": 0.5, "accuracy": 0.875})
-    assert said(caplog) == [
+    for _ in range(4):
+        epochs.add(row(0, 6, 1.0, 50.0), {"correct": 3})
+        epochs.add(row(1, 2, 3.0, 70.0), {"correct": 1})
+    epochs.end(2, {"loss": 9.0, "accuracy": 0.0})
+    assert said() == []
+    epochs.end(3, {"loss": 0.5, "accuracy": 0.875})
+    epochs.add(row(0, 6, 2.0, 50.0), {})
+    epochs.end(7, {"loss": 0.5, "perplexity": 1.6})
+    assert said() == [
         "epoch 1 of 2: training loss 1.5000, accuracy 50.0%; evaluation loss 0.5000, accuracy 87.5%; "
-        "0.2 s, 50.0 ms a batch, 160 samples/s"
-    ]
-    caplog.clear()
-    with caplog.at_level(logging.INFO):
-        epochs.add(row(0, 6, 2.0, 50.0), {"correct": 6})
-        epochs.end(7, None)
-    assert said(caplog) == [
-        "epoch 2 of 2: training loss 2.0000, accuracy 100.0%; 0.1 s, 50.0 ms a batch, 120 samples/s"
-    ], "begun anew"
-
-
-def test_workloads_that_count_nothing_have_no_accuracy_and_without_epochs_nothing_is_exchanged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    epochs, none = Epochs(TRAIN, list), Epochs(Train(), lambda _: pytest.fail("a collective"))
-    with caplog.at_level(logging.INFO):
-        for each in (epochs, none):
-            each.add(row(0, 6, 1.0, 50.0), {})
-            each.end(3, {"loss": 0.5, "perplexity": 1.6})
-    assert said(caplog) == [
-        "epoch 1 of 2: training loss 1.0000; evaluation loss 0.5000; 0.1 s, 50.0 ms a batch, 120 samples/s"
+        "0.2 s, 50.0 ms a batch, 160 samples/s",
+        "epoch 2 of 2: training loss 2.0000; evaluation loss 0.5000; 0.1 s, 50.0 ms a batch, 120 samples/s",
     ]
 
 
-def test_every_run_of_a_launch_keeps_its_own(tmp_path: Path) -> None:
+def test_without_epochs_nothing_is_exchanged(said: Said) -> None:
+    none = Epochs(Train(), lambda _: pytest.fail("a collective"))
+    none.add(row(0, 6, 1.0, 50.0), {})
+    none.end(3, {"loss": 0.5})
+    assert said() == []
+
+
+def test_every_run_of_a_launch_keeps_its_own_and_one_is_said(tmp_path: Path, said: Said) -> None:
     runs = [Run(tmp_path / name) for name in ("one", "two")]
     for run in runs:
         run.ranks_dir.mkdir(parents=True)
-    arms = [Epochs(TRAIN, list, file=run.ranks_dir / EPOCHS_FILE) for run in runs]
+    arms = [Epochs(TRAIN, list, file=run.ranks_dir / EPOCHS_FILE, says=run is runs[0]) for run in runs]
     for step in (3, 7):
         for loss, epochs in enumerate(arms, 1):
             epochs.add(row(0, 6, float(loss), 50.0), {})
             epochs.end(step, None)
-    for loss, run in enumerate(runs, 1):
-        assert [line.partition("; ")[0] for line in read_epochs(run)] == [
+    kept = tuple(tuple(read_epochs(run)) for run in runs)
+    for loss, lines in enumerate(kept, 1):
+        assert [line.partition("; ")[0] for line in lines] == [
             f"epoch {number} of 2: training loss {loss}.0000" for number in (1, 2)
         ]
+    assert tuple(said()) == kept[0]
     for run in runs:
         run.rank_file(0).write_text("step,weight,real_tokens,compute_ms,step_time_ms,loss\n0,1,10,10,40,1.0\n")
-    told = ProgressReader(runs, [range(1)] * 2, 8, None).look().epochs
-    assert told == tuple(tuple(read_epochs(run)) for run in runs)
+    assert ProgressReader(runs, [range(1)] * 2, 8, None).look().epochs == kept
 
 
-def test_the_first_that_trains_says_it_and_its_steps_are_the_time(caplog: pytest.LogCaptureFixture) -> None:
-    """Under a server, rank 0, whose steps take as long, and which has no samples."""
-    arms = [Epochs(TRAIN, list, timed=1, says=says) for says in (False, True)]
-    with caplog.at_level(logging.INFO):
-        for epochs in arms:
-            epochs.add(row(0, 0, 0.0, 900.0), {})
-            epochs.add(row(1, 6, 1.0, 50.0), {})
-            epochs.end(3, None)
-    assert said(caplog) == ["epoch 1 of 2: training loss 1.0000; 0.1 s, 50.0 ms a batch, 120 samples/s"]
+def test_each_side_of_a_server_is_said_with_the_means_of_its_own_rows(said: Said) -> None:
+    """Ranks of either side leave the other's columns empty; the sums of four ranks and four steps meet in one line.
 
-
-def test_each_side_of_a_server_is_said_with_the_means_of_its_own_rows(caplog: pytest.LogCaptureFixture) -> None:
-    """Ranks of either side leave the other's columns empty; the sums of four ranks and four steps meet in one line."""
-    sides = {"worker": ("push_ms", "pull_ms"), "server": ("send_ms",)}
-    epochs = Epochs(TRAIN, list, timed=1, sides=sides)
+    The steps of the first that trains are the time: rank 0, the server, has no samples and steps that take longer.
+    """
+    epochs = Epochs(TRAIN, list, timed=1, sides={"worker": ("push_ms", "pull_ms"), "server": ("send_ms",)})
     rng = np.random.default_rng(7)
     times = rng.uniform(1, 90, size=(8, 4, 3))
     losses = rng.uniform(1, 2, size=(8, 3))
-    with caplog.at_level(logging.INFO):
-        for step in range(8):
-            epochs.add(row(0, 0, 0.0, 60.0 + step), {"push_ms": None, "pull_ms": None, "send_ms": times[step, 0, 2]})
-            for rank in (1, 2, 3):
-                sent = dict(zip(("push_ms", "pull_ms"), times[step, rank], strict=False)) | {"send_ms": None}
-                epochs.add(row(rank, rank, losses[step, rank - 1], 60.0 + step), sent)
-            epochs.end(step, None)
-    for number, line in enumerate(said(caplog)):
+    for step in range(8):
+        epochs.add(row(0, 0, 0.0, 900.0), {"push_ms": None, "pull_ms": None, "send_ms": times[step, 0, 2]})
+        for rank in (1, 2, 3):
+            sent = dict(zip(("push_ms", "pull_ms"), times[step, rank], strict=False)) | {"send_ms": None}
+            epochs.add(row(rank, rank, losses[step, rank - 1], 60.0 + step), sent)
+        epochs.end(step, None)
+    lines = said()
+    assert len(lines) == 2
+    for number, line in enumerate(lines):
         mine = slice(4 * number, 4 * number + 4)
         push, pull = times[mine, 1:, :2].mean((0, 1))
         batch_ms = 60.0 + np.arange(8)[mine].mean()
@@ -251,13 +241,13 @@ def test_each_side_of_a_server_is_said_with_the_means_of_its_own_rows(caplog: py
 
 
 @pytest.mark.parametrize(("steps", "lines"), [(4, [1, 2, 3, 4]), (95, [*range(9, 95, 9), 95])])
-def test_the_loss_of_about_ten_steps_is_logged(caplog: pytest.LogCaptureFixture, steps: int, lines: list[int]) -> None:
+def test_the_loss_of_about_ten_steps_is_logged(said: Said, steps: int, lines: list[int]) -> None:
     loop = SimpleNamespace(config=SimpleNamespace(train=Train(steps=steps, warmup_steps=0)))
-    with caplog.at_level(logging.INFO):
-        for step in range(steps):
-            Loop._log_step(loop, replace(row(1, 6, 0.5, 50.0), step=step))
-    assert [int(line.split()[1]) for line in said(caplog)] == lines
-    assert said(caplog)[0] == f"step {lines[0]} of {steps}: loss 0.5000 over the 6 samples of this rank, 50.0 ms"
+    for step in range(steps):
+        Loop._log_step(loop, replace(row(1, 6, 0.5, 50.0), step=step))
+    assert said() == [
+        f"step {line} of {steps}: loss 0.5000 over the 6 samples of this rank, 50.0 ms" for line in lines
+    ]
 
 
 class SummaryWriter:
@@ -278,7 +268,7 @@ class SummaryWriter:
         self.closed = True
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[Path, SummaryWriter]:
     """The writers by folder; the package is there."""
     stand_in = ModuleType("torch.utils.tensorboard")
@@ -301,23 +291,14 @@ class Evaluated(Toy):
 
 
 def drawn_config(*settings: str) -> Config:
-    given = [
-        *("train.global_batch=6", "train.warmup_steps=1", "train.steps=3", "train.max_grad_norm=1", *settings),
-        *("launch.launcher=virtual", "launch.world_size=2", "launch.device=cpu"),
-    ]
-    return resolved(*given).config
-
-
-def trained(folder: Path, config: Config) -> Run:
-    run = Run(folder)
-    run.ranks_dir.mkdir(parents=True)
-    with virtual_loop(run, config, RankContext(0, 0, 1, CPU), Evaluated(), memory_meter(CPU)) as loop:
-        play(config.train, [loop], None, StopFlag(), None)
-    return run
+    train = ("train.global_batch=6", "train.warmup_steps=1", "train.steps=3", "train.max_grad_norm=1")
+    return virtual_runs.configured("static", *train, *settings)
 
 
 def test_the_first_ranks_rows_and_the_evaluations_are_drawn(tmp_path: Path, made: dict[Path, SummaryWriter]) -> None:
-    run = trained(tmp_path / "a", drawn_config("train.tensorboard=true"))
+    run = Run(tmp_path / "a")
+    with virtual_runs.loop_of(run.path, drawn_config("train.tensorboard=true"), Evaluated()):
+        pass
     assert list(made) == [run.path / SCALARS_FOLDER]
     writer, rows = made[run.path / SCALARS_FOLDER], pl.read_csv(run.rank_file(0))
     assert writer.closed
@@ -331,7 +312,8 @@ def test_the_first_ranks_rows_and_the_evaluations_are_drawn(tmp_path: Path, made
 
 
 def test_nothing_is_written_unasked_or_by_other_ranks(tmp_path: Path, made: dict[Path, SummaryWriter]) -> None:
-    trained(tmp_path / "a", drawn_config())
-    with scalars_of(drawn_config("train.tensorboard=true"), Run(tmp_path), writes=False) as others:
-        others.evaluation(0, {"loss": 1.0})
+    for settings, writes in (((), True), (("train.tensorboard=true",), False)):
+        with scalars_of(drawn_config(*settings), Run(tmp_path), writes=writes) as others:
+            others.evaluation(0, {"loss": 1.0})
+            others.row(row(0, 6, 1.0, 50.0), {})
     assert not made
