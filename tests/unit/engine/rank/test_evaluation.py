@@ -15,7 +15,6 @@ import polars as pl
 import pytest
 import torch
 import virtual_runs
-from batches import batch_of
 from toys import Toy
 
 from dynbench.analysis.evaluations import evaluation_of
@@ -79,27 +78,33 @@ def evaluated(folder: Path, workload: CausalLanguageModel, ranks: int, seed: int
     return _read_evaluations([Run(folder)]).to_dicts()[-1]
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, workload: CausalLanguageModel) -> dict[str, object]:
+    """What one rank finds by itself."""
+    return evaluated(tmp_path_factory.mktemp("one"), workload, 1)
+
+
 @pytest.mark.slow
-def test_perplexity_is_of_the_mean_over_target_tokens(tmp_path: Path, workload: CausalLanguageModel) -> None:
-    found = evaluated(tmp_path, workload, 1)
-    assert workload.eval is not None and list(found) == ["step", "loss", "perplexity", "tokens", "samples"]
+def test_perplexity_is_of_the_mean_over_target_tokens(
+    alone: dict[str, object], workload: CausalLanguageModel
+) -> None:
+    assert workload.eval is not None and list(alone) == ["step", "loss", "perplexity", "tokens", "samples"]
     chosen = np.random.default_rng(0).permutation(len(workload.eval))[:SAMPLES]
     model, total = workload.build_model(0).eval(), 0.0
     with torch.no_grad():
         for i in chosen:
             total += workload.loss(model, workload.collate(workload.eval, np.array([i]), 24)).item()
     tokens = int(workload.eval.lengths[chosen].sum()) - SAMPLES
-    assert (found["tokens"], found["samples"]) == (tokens, SAMPLES)
-    assert found["loss"] == pytest.approx(total / tokens, rel=1e-5)
-    assert found["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
+    assert (alone["tokens"], alone["samples"]) == (tokens, SAMPLES)
+    assert alone["loss"] == pytest.approx(total / tokens, rel=1e-5)
+    assert alone["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
 
 
 @pytest.mark.parametrize(("ranks", "seed"), [(3, 0), (1, 5), (4, 7)])
 def test_neither_ranks_nor_seeds_change_it(
-    tmp_path: Path, workload: CausalLanguageModel, ranks: int, seed: int
+    tmp_path: Path, workload: CausalLanguageModel, alone: dict[str, object], ranks: int, seed: int
 ) -> None:
-    (tmp_path / "one").mkdir()
-    alone, shared = evaluated(tmp_path / "one", workload, 1), evaluated(tmp_path, workload, ranks, seed)
+    shared = evaluated(tmp_path, workload, ranks, seed)
     assert shared == {**alone, **{key: pytest.approx(alone[key], rel=1e-5) for key in ("loss", "perplexity")}}
 
 
@@ -125,22 +130,17 @@ def test_a_loss_beyond_all_numbers_has_no_perplexity(tmp_path: Path, workload: C
             vars(self).update(vars(workload))
 
         def eval_sums(self, model, batch):
-            return {"loss_sum": 1e6 * batch_of(workload, np.arange(1))["labels"].shape[0], "tokens": 1.0}
+            return {"loss_sum": 1e6, "tokens": 1.0}
 
     assert evaluated(tmp_path, Lost(), 1)["perplexity"] == math.inf
 
 
-def test_the_summary_puts_single_tokens_beside_it(tmp_path: Path, workload: CausalLanguageModel) -> None:
-    evaluated(tmp_path, workload, 1)
-    rows = _read_evaluations([Run(tmp_path)])
-    found = evaluation_of(rows, workload.facts["unigram_perplexity"])
-    assert found is not None and "accuracy" not in found
-    assert found["unigram_perplexity"] == workload.facts["unigram_perplexity"] > 10
-    assert evaluation_of(rows.drop("perplexity", "tokens"), None) == {
-        "step": 3,
-        "loss": found["loss"],
-        "samples": SAMPLES,
-    }
+def test_the_summary_puts_single_tokens_beside_it(alone: dict[str, object]) -> None:
+    rows = pl.DataFrame([alone])
+    without = {"step": 3, "loss": alone["loss"], "samples": SAMPLES}
+    told = {"perplexity": alone["perplexity"], "tokens": alone["tokens"]}
+    assert evaluation_of(rows, 12.5) == {**without, **told, "unigram_perplexity": 12.5}
+    assert evaluation_of(rows.drop("perplexity", "tokens"), None) == without
 
 
 TRAIN = Train(epochs=2, steps=7, warmup_steps=1)
