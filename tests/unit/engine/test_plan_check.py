@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from itertools import islice, product
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from dynbench.engine.planning import build_problem
 from dynbench.errors import BatchTooLarge, DynbenchError, NothingFits, UsageError
 from dynbench.plugins import POLICIES, WORKLOADS
 from dynbench.runs.store import RunStore
-from dynbench.schedule.policy import Planner, make_policy, policy_class
+from dynbench.schedule.plan import StepPlan
+from dynbench.schedule.policy import Planner, Problem, make_policy, policy_class
 from dynbench.workloads.registry import build_workload
 
 RANKS, BATCH = 8, 64
@@ -31,6 +33,19 @@ SETTINGS = [
 ]
 
 
+def error_of(call: Callable[..., object], *given: object) -> DynbenchError | None:
+    """What it raises."""
+    try:
+        call(*given)
+    except DynbenchError as error:
+        return error
+    return None
+
+
+def first_plan(config: Config) -> StepPlan:
+    return Planner(config.schedule.policy_name, build_problem(config, LENGTHS, RANKS, 1)).plan(0)
+
+
 @pytest.mark.parametrize("policy", [name for name, entry in POLICIES.items() if entry.in_train])
 def test_the_launcher_refuses_what_the_ranks_would_refuse(policy: str) -> None:
     if reason := POLICIES[policy].missing:
@@ -40,19 +55,13 @@ def test_the_launcher_refuses_what_the_ranks_would_refuse(policy: str) -> None:
         flags = {f"schedule.{key}": value for key, value in schedule.items()}
         multiple = {"workload.pad_to_multiple_of": 1, "schedule.policy": policy}
         config = load_config(flags={**flags, **multiple, "train.global_batch": BATCH})
-        expected = None
-        try:
-            Planner(policy, build_problem(config, LENGTHS, RANKS, 1)).plan(0)
-        except (UsageError, NothingFits) as error:
-            expected = error
-        try:
-            check_plan(config, RANKS, NOWHERE)
-        except DynbenchError as error:
-            refused += 1
-            uncapped = "obeys no capacities" in error.message
-            assert uncapped or (expected is not None and type(error) is type(expected)), schedule
-        else:
+        expected = error_of(first_plan, config)
+        error = error_of(check_plan, config, RANKS, NOWHERE)
+        if error is None:
             assert not isinstance(expected, UsageError), schedule
+        else:
+            refused += 1
+            assert type(error) is type(expected) or "obeys no capacities" in error.message, schedule
     assert refused
 
 
@@ -94,7 +103,6 @@ FOUR_RANKS = 4
 TABLE = [(16, 40), (32, 24), (48, 16), (64, 12)]
 NAMES = [name for name, entry in POLICIES.items() if entry.in_train and policy_class(name).fixed_batch]
 CAPPED = [name for name in NAMES if POLICIES[name].capped]
-LAUNCHERS = ("torchrun", "virtual")
 
 
 @pytest.fixture
@@ -106,50 +114,45 @@ def store(tmp_path: Path) -> RunStore:
 
 
 def config_of(policy: str = "partition", *overrides: str, batch: int = 140) -> Config:
-    settings = [
-        f"schedule.policy={policy}", "schedule.mode=dynamic", "schedule.capacity=probed", f"train.global_batch={batch}",
-        "train.steps=60", "train.warmup_steps=5", "workload.pad_to_multiple_of=1",
-    ]  # fmt: skip
-    return load_config(None, [*(text for text in settings if "mode" not in text or policy != "static"), *overrides])
+    settings = (f"schedule.policy={policy}", "schedule.capacity=probed", f"train.global_batch={batch}")
+    steps = ("train.steps=60", "train.warmup_steps=5", "workload.pad_to_multiple_of=1")
+    return load_config(None, [*settings, *steps, *overrides])
+
+
+def problem_of(config: Config, root: Path) -> Problem:
+    """As the ranks have it, whose data are known."""
+    workload = known_workload(config)
+    assert workload is not None
+    return build_problem(config, workload.train.lengths, FOUR_RANKS, 1, root, workload.positions)
 
 
 def stopped(config: Config, root: Path) -> str | None:
     """What the ranks would stop with, planning step after step."""
-    workload = build_workload(config)
-    problem = build_problem(config, workload.train.lengths, FOUR_RANKS, 1, root, workload.positions)
-    try:
-        for _ in islice(make_policy(config.schedule.policy_name, problem).plans(), 65):
-            pass
-    except NothingFits as error:
-        return error.message
-    return None
+    policy = make_policy(config.schedule.policy_name, problem_of(config, root))
+    error = error_of(list, islice(policy.plans(), 65))
+    return None if error is None else error.message
 
 
-def refused(config: Config, root: Path, launches: int = 1) -> NothingFits | None:
-    try:
-        check_plan(config, FOUR_RANKS, root, launches)
-    except NothingFits as error:
-        return error
-    return None
+def refused(config: Config, root: Path, launches: int = 1) -> DynbenchError | None:
+    return error_of(check_plan, config, FOUR_RANKS, root, launches)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("policy", CAPPED)
-def test_the_batch_that_is_named_ends_well(policy: str, launcher: str, store: RunStore) -> None:
-    overrides = (f"launch.launcher={launcher}",)
+def test_the_batch_that_is_named_ends_well(policy: str, store: RunStore) -> None:
+    virtual = "launch.launcher=virtual"
     batch = next(
         size
         for size in range(FOUR_RANKS * 40, 0, -FOUR_RANKS)
         if not (stopped(config_of(policy, batch=size), store.root) or "").startswith("step 0:")
     )
-    error = refused(config_of(policy, *overrides, batch=batch), store.root)
+    error = refused(config_of(policy, virtual, batch=batch), store.root)
     assert isinstance(error, BatchTooLarge) and not error.message.startswith("step 0:")
     assert error.message == stopped(config_of(policy, batch=batch), store.root)
     assert "that fits in all 65 steps" in error.hint
     fitting = int(error.hint.split("--global-batch ")[1].split(",")[0])
     assert stopped(config_of(policy, batch=fitting), store.root) is None
-    assert refused(config_of(policy, *overrides, batch=fitting), store.root) is None
+    assert refused(config_of(policy, virtual, batch=fitting), store.root) is None
     assert ("micro_batches=auto" in error.hint) == policy_class(policy).splits
 
 
@@ -189,8 +192,7 @@ def test_every_launch_of_a_comparison_is_checked(store: RunStore) -> None:
 
 def test_where_the_data_are_not_at_hand_the_ranks_check_them(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of()
-    workload = build_workload(config)
-    problem = build_problem(config, workload.train.lengths, FOUR_RANKS, 1, store.root, workload.positions)
+    problem = problem_of(config, store.root)
     check_steps_of_rank(config, problem)  # the launcher has done it
     monkeypatch.setattr(plan_check, "data_at_hand", lambda config: False)
     assert refused(config, store.root) is None
