@@ -6,7 +6,6 @@ import copy
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,10 +13,9 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-import torch.distributed as dist
+from hands import Hands
 from torch import nn
 
-from dynbench import clock
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Sync, Train
 from dynbench.engine.rank.evaluation import Epochs
@@ -39,14 +37,6 @@ from dynbench.workloads.batches import MicroBatch, evened_out
 from dynbench.workloads.registry import build_workload
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """A process group of one rank."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def drawn(seed: int, rank: int, step: int) -> float:
@@ -193,13 +183,11 @@ def test_a_strategy_is_closed_where_all_went_well_and_left_open_by_a_rank_that_f
     assert closed == [None]
 
 
-def test_the_wait_for_what_the_step_weighs_is_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_what_the_step_weighs_is_sync(hands: Hands) -> None:
     """Where ranks step apart, it is where they wait for the slowest one."""
-    shown = SimpleNamespace(now_ms=0.0)
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter_ns=lambda: round(shown.now_ms * clock.NS_PER_MS)))
 
     def scale() -> float:
-        shown.now_ms += 40
+        hands.pass_ms(40)
         return 0.5
 
     timer = StepTimer(CPU)
