@@ -76,7 +76,7 @@ def test_what_is_waited_for_within_a_phase_is_sync(hands: Hands, timer: StepTime
     assert spans == [(51_000_000, 55_000_000), (55_000_000, 61_000_000), (63_000_000, 66_000_000)]
 
 
-def test_a_backward_pass_that_waits_before_its_gradients_are_ready_is_no_compute(hands: Hands, timer: StepTimer) -> None:
+def test_what_a_backward_pass_waits_for_before_its_gradients_are_ready_is_sync(hands: Hands, timer: StepTimer) -> None:
     """What is waited for after that is sync all the same, and counted once."""
     with timer.backward():
         hands.pass_ms(1)
