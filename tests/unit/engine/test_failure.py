@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
@@ -49,13 +48,6 @@ from dynbench.runs.run import Run
 CLOSED = RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:39121")
 WAITED = RuntimeError("[unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete")
 BACKWARD, SYNC = Position(3, "backward"), Position(3, "sync")
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    run = Run(tmp_path / "a-run")
-    run.ranks_dir.mkdir(parents=True)
-    return run
 
 
 def record(run: Run, rank: int, error: BaseException) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,13 +15,6 @@ from dynbench.runs.run import Run
 from dynbench.workloads import cache
 
 HEADER = "step,weight,real_tokens,compute_ms,step_time_ms,loss\n"
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    run = Run(tmp_path)
-    run.ranks_dir.mkdir()
-    return run
 
 
 def append(run: Run, rank: int, text: str) -> None:

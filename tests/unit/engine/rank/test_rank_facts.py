@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,13 +16,9 @@ from dynbench.errors import ConfigError
 from dynbench.runs.run import Run
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run(tmp_path)
-    run.ranks_dir.mkdir()
-    before = list(logging.getLogger("dynbench").handlers)
-    yield run
-    logging.getLogger("dynbench").handlers[:] = before
+@pytest.fixture(autouse=True)
+def handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("dynbench"), "handlers", [])
 
 
 def context(rank: int) -> RankContext:
@@ -73,11 +67,6 @@ def gathered(monkeypatch: pytest.MonkeyPatch, *others: dict[str, str]) -> None:
     monkeypatch.setattr(exchange, "digests", lambda: {"mine.py": "a", "theirs": "b"})
 
 
-def test_nodes_with_the_same_plugins_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    gathered(monkeypatch, {"theirs": "b", "mine.py": "a"})
-    exchange.check_same_config(CONFIG)
-
-
 def test_a_mapping_in_another_order_is_the_same_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     said = []
     monkeypatch.setattr(exchange, "gather_objects", lambda value: [said.append(value) or value])
@@ -86,7 +75,9 @@ def test_a_mapping_in_another_order_is_the_same_setting(monkeypatch: pytest.Monk
     assert said[1] == said[3] and said[1]["launch.slowdown"] == "{'0': 2.0, '1': 3.0}"
 
 
-def test_another_version_and_a_file_that_is_not_loaded_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_agree_in_their_plugins_or_what_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered(monkeypatch, {"theirs": "b", "mine.py": "a"})
+    exchange.check_same_config(CONFIG)
     gathered(monkeypatch, {"mine.py": "c", "theirs": "b"}, {"mine.py": "a"})
     with pytest.raises(ConfigError) as caught:
         exchange.check_same_config(CONFIG)

@@ -18,11 +18,11 @@ from dynbench.signals import handled
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
 
 
-def ended(code: str, *arguments: object) -> tuple[int, str]:
+def ended(code: str, *arguments: object, environment: dict[str, str] | None = None) -> tuple[int, str]:
     """Exit code and output of a program that has the module `rank_process` and this process's defaults."""
     imports = "import os, signal, sys; from pathlib import Path; from dynbench.engine.rank import rank_process\n"
     words = [sys.executable, "-c", imports + code, *map(str, arguments)]
-    process = ForkedPopen(words, stdout=subprocess.PIPE, text=True)
+    process = ForkedPopen(words, stdout=subprocess.PIPE, text=True, env=environment)
     output, _ = process.communicate()
     return process.returncode, output
 
@@ -80,8 +80,7 @@ def test_a_process_ends_at_once_with_its_output_written() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-@pytest.mark.parametrize("ignored", [False, True])
+@pytest.mark.parametrize(("name", "ignored"), [("SIGTERM", True), ("SIGINT", True), ("SIGHUP", False), ("SIGHUP", True)])
 def test_a_signal_waits_for_the_step_in_progress_and_a_nohup_stays_one(name: str, ignored: bool) -> None:
     code = (
         "number = getattr(signal, sys.argv[1])\n"
@@ -100,18 +99,15 @@ def test_a_signal_waits_for_the_step_in_progress_and_a_nohup_stays_one(name: str
 @pytest.mark.parametrize(("launch", "workers"), [("threads=2, nproc=2", 4), ("threads=1, nproc=1, world_size=3", 3)])
 def test_texts_are_tokenised_by_the_threads_of_all_ranks_of_a_node(launch: str, workers: int) -> None:
     code = (
-        "import os\n"
         "from dynbench.config.schema import Launch\n"
-        "from dynbench.engine.rank.rank_process import set_threads\n"
         "from dynbench.workloads.tokenizer import byte_tokenizer\n"
-        f"set_threads(Launch({launch}))\n"
+        f"rank_process.set_threads(Launch({launch}))\n"
         "before = len(os.listdir('/proc/self/task'))\n"
         "byte_tokenizer().encode_batch_fast(['one', 'two'] * 1000)\n"
         "print(len(os.listdir('/proc/self/task')) - before)"
     )
     environment = {key: value for key, value in os.environ.items() if key != "RAYON_NUM_THREADS"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert int(done.stdout) == workers
+    assert ended(code, environment=environment) == (0, f"{workers}\n")
 
 
 @pytest.mark.slow
