@@ -14,7 +14,7 @@ from probes import resolved
 
 from dynbench.analysis.merge import _read_evaluations
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, dump_config
 from dynbench.engine.failure import record_failure
 from dynbench.engine.launching.probe_use import measured_settings
 from dynbench.engine.rank import rank_facts
@@ -70,11 +70,10 @@ def test_a_probe_of_another_version_of_the_file_is_not_that_of_the_run() -> None
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_the_lengths_of_a_registered_workload_are_kept_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+    run: Run, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
     config = load_config(None, ["workload.dataset=lognormal", "launch.launcher=torchrun", "workload.subset=64"])
-    workload, run = build_workload(config), Run(tmp_path / "run")
-    run.ranks_dir.mkdir(parents=True)
+    workload = build_workload(config)
     monkeypatch.setattr(rank_facts, "gather_objects", lambda value: [value])
     monkeypatch.setattr(rank_facts, "compare_clocks", dict)
     if kept:
@@ -85,14 +84,10 @@ def test_the_lengths_of_a_registered_workload_are_kept_too(
     assert (run.ranks_dir / "facts.json").exists()
 
 
-def test_an_error_in_a_step_names_the_line_of_the_users_own_file(tmp_path: Path) -> None:
-    from dynbench.config.schema import dump_config
-    from dynbench.runs.atomic import write_text
-
+def test_an_error_in_a_step_names_the_line_of_the_users_own_file(run: Run) -> None:
     config = configured()
-    workload, run = build_workload(config), Run(tmp_path / "run")
-    run.ranks_dir.mkdir(parents=True)
-    write_text(run.config_file, dump_config(config))
+    workload = build_workload(config)
+    run.config_file.write_text(dump_config(config), encoding="utf-8")
     batch = batch_of(workload, np.arange(3))
     with pytest.raises(RuntimeError) as caught:
         workload.loss(workload.build_model(0), {**batch, "tokens": batch["tokens"].float()})

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from architectures import write_config
-from probes import capacity_row, make_probe, probe_record
+from probes import capacity_row, make_probe, probe_record, resolved
 
 from dynbench.config.layers import load_config
 from dynbench.engine.launching.probe_use import device_name, measured_settings, probe_warnings
-from dynbench.engine.launching.resolve import Machine, Resolved, launch_warnings, resolve
+from dynbench.engine.launching.resolve import Machine, Resolved, launch_warnings
 from dynbench.engine.launching.run_launch import plan_launch
 from dynbench.engine.plan_check import check_plan
 from dynbench.engine.planning import build_capacity
@@ -39,40 +39,37 @@ LAUNCHERS = {
 TRAINED = [name for name, entry in POLICIES.items() if entry.in_train and not entry.needs]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> RunStore:
-    return RunStore(tmp_path)
-
-
 @pytest.fixture(params=LAUNCHERS)
 def launcher(request: pytest.FixtureRequest) -> tuple[Machine, tuple[str, ...]]:
     return LAUNCHERS[request.param]
 
 
 def decide(store: RunStore, machine: Machine, *overrides: str) -> Resolved:
-    return resolve(load_config(None, overrides), machine, store)
+    return resolved(*overrides, machine=machine, store=store)
+
+
+MODEL = [
+    ("workload.size", "base", "small"),
+    ("workload.dropout", 0.0, None),
+    ("workload.max_length", 512, 256),
+    ("workload.weights", "pretrained", "random"),
+    ("workload.pad_to_multiple_of", 8, 1),
+    ("workload.layout", "packed", "padded"),
+]
+"""Settings of another model, and those of the probe."""
 
 
 @pytest.mark.parametrize("key", ["probe.run", "schedule.capacity"])
-@pytest.mark.parametrize(
-    ("setting", "ours", "theirs"),
-    [
-        ("workload.size", "base", "small"),
-        ("workload.dropout", 0.0, None),
-        ("workload.max_length", 512, 256),
-        ("workload.weights", "pretrained", "random"),
-        ("workload.pad_to_multiple_of", 8, 1),
-        ("workload.layout", "packed", "padded"),
-    ],
-)
 def test_a_run_of_another_model_is_refused(
-    store: RunStore, launcher: tuple[Machine, tuple[str, ...]], key: str, setting: str, ours: object, theirs: object
+    store: RunStore, launcher: tuple[Machine, tuple[str, ...]], key: str
 ) -> None:
     machine, settings = launcher
     probe = make_probe(store)
+    changed = [f"{setting}={ours}" for setting, ours, _ in MODEL]
     with pytest.raises(ConfigError) as caught:
-        decide(store, machine, *CPU, *settings, f"{key}=probed", f"{setting}={ours}")
-    assert f"{setting}: {ours!r}, but {key} {probe.id} was made with {theirs!r}" in caught.value.problems
+        decide(store, machine, *CPU, *settings, f"{key}=probed", *changed)
+    for setting, ours, theirs in MODEL:
+        assert f"{setting}: {ours!r}, but {key} {probe.id} was made with {theirs!r}" in caught.value.problems
     assert "dynbench probe" in caught.value.hint
 
 
@@ -212,9 +209,9 @@ def test_another_slowdown_is_refused_only_where_speeds_are_taken(store: RunStore
 def test_ranks_that_make_no_probe_by_themselves_say_so(
     store: RunStore, overrides: tuple[str, ...], warned: bool
 ) -> None:
-    resolved = decide(store, replace(GPUS, ranks_given=(2, 2)), *overrides)
+    decided = decide(store, replace(GPUS, ranks_given=(2, 2)), *overrides)
     for attached in (True, False):
-        warnings = launch_warnings(None, resolved, store.root, attached=attached)
+        warnings = launch_warnings(None, decided, store.root, attached=attached)
         assert ["no probe is made by itself" in warning for warning in warnings] == [True] * (warned and attached)
     assert probe_warnings(decide(store, LAUNCHERS["attached"][0], *overrides, *CPU).config, 2, store.root) == []
 
