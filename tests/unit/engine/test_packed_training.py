@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from architectures import write_config
-from batches import batch_of
+from batches import batch_of, row_of
 from packed import WINDOW
 from probes import resolved
 from toys import InDouble
@@ -17,12 +17,10 @@ from toys import InDouble
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.planning import build_problem
-from dynbench.engine.rank.memory import MemoryNow
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.engine.rank.saved import Saved
 from dynbench.engine.rank.timers import StepTimer
-from dynbench.engine.rank.turns import Moment
 from dynbench.errors import ConfigError, LeakFound, UsageError
 from dynbench.kernels import Boundaries, packed_attention
 from dynbench.plugins.policies import ROWS
@@ -38,7 +36,6 @@ STEPS, RANKS, BATCH = 3, 2, 12
 SLIDING = {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2}
 CHANGES: dict[str, dict[str, object]] = {"modernbert": {**SLIDING, "classifier_pooling": "mean"}}
 CAUSAL = ("gpt2", "llama")
-PHASES = dict.fromkeys(("plan", "data", "forward", "backward", "sync", "optimizer"), 0.0)
 PLANS = {
     "static": ("padded", "static", 1),
     "static packed": ("packed", "static", 1),
@@ -117,15 +114,8 @@ def test_rows_record_the_layout_and_no_padding(tmp_path: Path) -> None:
     workload = build_workload(config)
     replica = Replica(config, workload, CPU, StepTimer(CPU), InDouble())
     share = (np.arange(5), np.arange(5, 12))
-    row = RowBuilder(0, "partition", config.workload.layout, workload.train.lengths).row(
-        Moment(0, measured=True),
-        share,
-        replica.compute(replica.load(share), lambda: 1.0),
-        PHASES,
-        step_ms=0.0,
-        memory=MemoryNow(None, None),
-        skipped=False,
-    )
+    rows = RowBuilder(0, "partition", config.workload.layout, workload.train.lengths)
+    row = row_of(rows, 0, share, replica.compute(replica.load(share), lambda: 1.0))
     assert (row.layout, row.micro_batches) == ("packed", 2)
     assert row.padded_tokens == row.real_tokens == workload.train.lengths[:12].sum()
     assert row.padded_tokens2 == row.real_tokens2 == (workload.train.lengths[:12] ** 2).sum()
