@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,14 @@ from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
 
+def options_of(*settings: str) -> Namespace:
+    """How torchrun reads what it is given."""
+    argv = torchrun_argv(WORKER_MODULE, [Path("results/r1")], resolved(*settings).config.launch)
+    return get_args_parser().parse_args(argv)
+
+
 def test_one_node() -> None:
-    options = get_args_parser().parse_args(torchrun_argv(WORKER_MODULE, [Path("results/r1")], resolved().config.launch))
+    options = options_of()
     assert options.standalone and options.nproc_per_node == "2"
     assert options.max_restarts == 0 and options.redirects == "3"
     assert options.log_dir == "results/r1/logs/torchrun"
@@ -40,10 +47,8 @@ def test_one_node() -> None:
 
 
 def test_rendezvous_flags_pass_through() -> None:
-    several = resolved(
-        "launch.nnodes=2", "launch.node_rank=1", "launch.rdzv_endpoint=host:29400", "launch.rdzv_id=job7"
-    )
-    options = get_args_parser().parse_args(torchrun_argv(WORKER_MODULE, [Path("r")], several.config.launch))
+    meeting = ("launch.rdzv_endpoint=host:29400", "launch.rdzv_id=job7")
+    options = options_of("launch.nnodes=2", "launch.node_rank=1", *meeting)
     assert not options.standalone
     assert (options.nnodes, options.node_rank, options.rdzv_id) == ("2", 1, "job7")
     assert (options.rdzv_endpoint, options.rdzv_backend) == ("host:29400", "c10d")
@@ -107,13 +112,8 @@ SRUN = {
 
 
 def test_srun() -> None:
-    assert slurm_as_torchrun(SRUN) == {
-        "RANK": "3",
-        "LOCAL_RANK": "1",
-        "WORLD_SIZE": "4",
-        "MASTER_ADDR": "node7",
-        "MASTER_PORT": "32956",
-    }
+    rank = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
+    assert slurm_as_torchrun(SRUN) == {**rank, "MASTER_ADDR": "node7", "MASTER_PORT": "32956"}
     assert slurm_as_torchrun({**SRUN, "MASTER_ADDR": "a", "MASTER_PORT": "5"})["MASTER_ADDR"] == "a"
     assert slurm_as_torchrun({**SRUN, "RANK": "3"}) == {}
 
