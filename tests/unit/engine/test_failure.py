@@ -70,7 +70,7 @@ def seen_at(run: Run, *places: Position | None) -> None:
 
 
 @pytest.mark.parametrize("words", list(product(["memory", "worker", "aftermath", "stopped", None], repeat=2)))
-def test_whatever_the_ranks_of_two_nodes_said(run: Run, words: tuple[str | None, str | None]) -> None:
+def test_whatever_the_ranks_of_two_nodes_said(run, words):
     """Rank 0 is this node's and ended with some exit code; of rank 1, which is another node's, its word is all."""
     for rank, kind in enumerate(words):
         if kind is not None:
@@ -105,9 +105,7 @@ def test_whatever_the_ranks_of_two_nodes_said(run: Run, words: tuple[str | None,
         ([(2, ValueError("several\nlines"))], {2: 1}, "ValueError: several;", ""),
     ],
 )
-def test_which_end_is_the_cause(
-    run: Run, records: list[tuple[int, BaseException]], codes: dict[int, int], message: str, hint: str
-) -> None:
+def test_which_end_is_the_cause(run, records, codes, message, hint):
     for rank, error in records:
         record(run, rank, error)
     found = root_cause(run, codes)
@@ -116,7 +114,7 @@ def test_which_end_is_the_cause(
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_cause_reaches_the_ranks_that_cannot_see_its_file(order: tuple[int, int]) -> None:
+def test_a_cause_reaches_the_ranks_that_cannot_see_its_file(order):
     """Two ranks that fail by themselves and one that only notices, each with a folder of its own."""
     store = dist.HashStore()
     failures = [RankFailure(rank, rank, "host", "memory", "E", f"full {rank}", "") for rank in range(2)]
@@ -135,7 +133,7 @@ def test_a_cause_reaches_the_ranks_that_cannot_see_its_file(order: tuple[int, in
         *((kind("step 0: no", "A hint."), "rank 1: step 0: no") for kind in (NothingFits, BatchTooLarge)),
     ],
 )
-def test_errors_of_ours_keep_their_class_text_and_hint(run: Run, error: DynbenchError, message: str) -> None:
+def test_errors_of_ours_keep_their_class_text_and_hint(run, error, message):
     record(run, 1, error)
     found = root_cause(run, {1: 1})
     assert (type(found), found.message, found.hint) == (type(error), message, "A hint.")
@@ -154,14 +152,14 @@ def test_errors_of_ours_keep_their_class_text_and_hint(run: Run, error: Dynbench
         MemoryError(),
     ],
 )
-def test_memory(run: Run, error: BaseException) -> None:
+def test_memory(run, error):
     record(run, 1, error)
     found = root_cause(run, {1: 1})
     assert isinstance(found, NothingFits) and found.exit_code == 4 and "rank 1" in found.message
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS])
-def test_a_full_disk_is_recorded_in_the_room_kept_for_it_and_nobodys_fault(run: Run, number: int) -> None:
+def test_a_full_disk_is_recorded_in_the_room_kept_for_it_and_nobodys_fault(run, number):
     reserve(run.path)
     record(run, 1, OSError(number, os.strerror(number), "rank_1.csv"))
     found = root_cause(run, {1: 1})
@@ -170,7 +168,7 @@ def test_a_full_disk_is_recorded_in_the_room_kept_for_it_and_nobodys_fault(run: 
     assert [path for path in run.path.iterdir() if path.is_file()] == []
 
 
-def test_only_what_ranks_say_of_each_other_is_aftermath() -> None:
+def test_only_what_ranks_say_of_each_other_is_aftermath():
     assert is_aftermath(CLOSED)
     assert not is_aftermath(ZeroDivisionError("division by zero"))
     assert not is_aftermath(BrokenPipeError(errno.EPIPE, "Broken pipe"))
@@ -178,7 +176,7 @@ def test_only_what_ranks_say_of_each_other_is_aftermath() -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("how", [-9, 7, KeyError("x"), MemoryError()])
-def test_the_message_says_whether_a_server_or_a_worker_ended(run: Run, rank: int, how: int | BaseException) -> None:
+def test_the_message_says_whether_a_server_or_a_worker_ended(run, rank, how):
     run.config_file.write_text(dump_config(load_config(None, ["sync.name=ps", "launch.nproc=3"])), encoding="utf-8")
     if isinstance(how, BaseException):
         record(run, rank, how)
@@ -201,9 +199,7 @@ def test_the_message_says_whether_a_server_or_a_worker_ended(run: Run, rank: int
         ([Position(None, "measuring x"), Position(None, "measuring x")], [0], [], 1),
     ],
 )
-def test_who_hangs_is_who_came_least_far(
-    run: Run, places: list[Position], waited: list[int], noticed: list[int], hung: int
-) -> None:
+def test_who_hangs_is_who_came_least_far(run, places, waited, noticed, hung):
     run.config_file.write_text(dump_config(load_config(None, ["launch.timeout_s=5"])), encoding="utf-8")
     seen_at(run, *places)
     for error, ranks in ((WAITED, waited), (CLOSED, noticed)):
@@ -215,7 +211,7 @@ def test_who_hangs_is_who_came_least_far(
     assert f"rank_{hung}.log" in found.message and "raise launch.timeout_s" in found.hint
 
 
-def test_a_rank_that_ended_well_does_not_hang(run: Run) -> None:
+def test_a_rank_that_ended_well_does_not_hang(run):
     seen_at(run, BACKWARD, BACKWARD, BACKWARD)
     done = PositionFile()
     done.open(run, 1)
@@ -224,7 +220,7 @@ def test_a_rank_that_ended_well_does_not_hang(run: Run) -> None:
     assert root_cause(run, {0: 1, 2: -9}).message.startswith("rank 2 hung in backward of step 3")
 
 
-def test_of_ranks_that_were_killed_the_one_that_came_least_far_is_named(run: Run) -> None:
+def test_of_ranks_that_were_killed_the_one_that_came_least_far_is_named(run):
     """The other was killed by torchrun, as it still waited for it."""
     seen_at(run, SYNC, BACKWARD)
     assert root_cause(run, {0: -9, 1: -9}).message.startswith("rank 1 was killed by SIGKILL in backward of step 3")
@@ -232,7 +228,7 @@ def test_of_ranks_that_were_killed_the_one_that_came_least_far_is_named(run: Run
 
 
 @pytest.mark.parametrize("codes", [{0: -6, 1: -9}, {0: -6, 1: -15}, {0: -6}])
-def test_a_rank_that_nccls_watchdog_aborts_waited_for_the_one_that_hangs(run: Run, codes: dict[int, int]) -> None:
+def test_a_rank_that_nccls_watchdog_aborts_waited_for_the_one_that_hangs(run, codes):
     """Neither leaves a word: the watchdog aborts the process, and torchrun ends the other with SIGKILL."""
     watchdog = "[rank0]:[E1124 12:00:00.1 ProcessGroupNCCL.cpp:690] Watchdog caught collective operation timeout: x"
     run.logs_dir.mkdir()
@@ -244,7 +240,7 @@ def test_a_rank_that_nccls_watchdog_aborts_waited_for_the_one_that_hangs(run: Ru
     assert "rank 1 hung in data of step 12: rank 0 waited in vain in optimizer of step 12" in error.message
 
 
-def test_where_a_killed_process_was(run: Run) -> None:
+def test_where_a_killed_process_was(run):
     if (child := os.fork()) == 0:
         try:
             here = PositionFile()
@@ -258,7 +254,7 @@ def test_where_a_killed_process_was(run: Run) -> None:
     assert last_position(run, 1) == Position(7, "sync") and unfinished_ranks(run) == [1]
 
 
-def test_positions_before_and_between_steps_after_all_and_of_another_launch(run: Run) -> None:
+def test_positions_before_and_between_steps_after_all_and_of_another_launch(run):
     here = PositionFile()
     here.at("forward")
     assert last_position(run, 0) is None, "no run is opened"
@@ -277,7 +273,7 @@ def test_positions_before_and_between_steps_after_all_and_of_another_launch(run:
     assert last_position(run, 0) is None and last_position(run, 5) is None
 
 
-def test_in_order() -> None:
+def test_in_order():
     early = [Position(None, CONNECTING), Position(None, BUILDING), Position(0, "plan"), Position(0, "sync")]
     places = [*early, Position(0, "recording"), Position(1, "plan")]
     assert sorted(places, key=lambda place: place.progress) == places
@@ -286,5 +282,5 @@ def test_in_order() -> None:
 @pytest.mark.parametrize(
     "error", [UsageError("workload.model: no"), ConnectionError("x"), MemoryError(), KeyError("k")]
 )
-def test_only_a_mistake_would_be_met_again_by_every_try(error: Exception, run: Run) -> None:
+def test_only_a_mistake_would_be_met_again_by_every_try(error, run):
     assert lasting_fault(error, run) == ("workload.model: no" if isinstance(error, UsageError) else None)

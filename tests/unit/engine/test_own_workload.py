@@ -35,14 +35,14 @@ def configured(*overrides: str) -> Config:
     return resolved(*TINY, *overrides).config
 
 
-def test_a_probe_tries_it_at_any_shape() -> None:
+def test_a_probe_tries_it_at_any_shape():
     config = configured()
     trial = TrialStep(config, build_workload(config), CPU)
     assert trial.fits(5, 40)[0]
     assert len(trial.timed(2, 8, 2)) == 2
 
 
-def test_it_is_evaluated_without_an_accuracy(tmp_path: Path) -> None:
+def test_it_is_evaluated_without_an_accuracy(tmp_path):
     config = configured("train.eval_samples=100")
     workload = build_workload(config)
     model, file = workload.build_model(0), tmp_path / EVAL_FILE
@@ -60,7 +60,7 @@ def test_it_is_evaluated_without_an_accuracy(tmp_path: Path) -> None:
     assert all(row["loss"] > 0 for row in rows)
 
 
-def test_a_probe_of_another_version_of_the_file_is_not_that_of_the_run() -> None:
+def test_a_probe_of_another_version_of_the_file_is_not_that_of_the_run():
     settings = configured().workload
     changed = settings.model_copy(update={"code_digest": "another"})
     differing = {key for key, value in measured_settings(settings).items() if value != measured_settings(changed)[key]}
@@ -69,9 +69,7 @@ def test_a_probe_of_another_version_of_the_file_is_not_that_of_the_run() -> None
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_the_lengths_of_a_registered_workload_are_kept_too(
-    run: Run, monkeypatch: pytest.MonkeyPatch, kept: bool
-) -> None:
+def test_the_lengths_of_a_registered_workload_are_kept_too(run, monkeypatch, kept):
     config = load_config(None, ["workload.dataset=lognormal", "launch.launcher=torchrun", "workload.subset=64"])
     workload = build_workload(config)
     monkeypatch.setattr(rank_facts, "gather_objects", lambda value: [value])
@@ -84,7 +82,7 @@ def test_the_lengths_of_a_registered_workload_are_kept_too(
     assert (run.ranks_dir / "facts.json").exists()
 
 
-def test_an_error_in_a_step_names_the_line_of_the_users_own_file(run: Run) -> None:
+def test_an_error_in_a_step_names_the_line_of_the_users_own_file(run):
     config = configured()
     workload = build_workload(config)
     run.config_file.write_text(dump_config(config), encoding="utf-8")

@@ -39,7 +39,7 @@ def workload() -> Workload:
 
 @pytest.mark.parametrize("cost_type", ["tokens", "attention"])
 @pytest.mark.parametrize("policy", [name for name, entry in POLICIES.items() if entry.in_train])
-def test_plans_rows_and_tensors_agree(workload: Workload, policy: str, cost_type: str) -> None:
+def test_plans_rows_and_tensors_agree(workload, policy, cost_type):
     if reason := POLICIES[policy].missing:
         pytest.skip(f"{policy} {reason}")
     window = ["schedule.window=2"] if policy == "window" else []
@@ -65,7 +65,7 @@ def test_plans_rows_and_tensors_agree(workload: Workload, policy: str, cost_type
     assert max(widths) == POSITIONS and len(set(widths)) > 1
 
 
-def test_a_probe_measures_the_lengths_that_plans_ask_for(workload: Workload) -> None:
+def test_a_probe_measures_the_lengths_that_plans_ask_for(workload):
     config = load_config(None, SETTINGS)
     lengths = _within(_length_grid(config), workload.positions)
     assert lengths == (32, 64, 128, 256, POSITIONS)

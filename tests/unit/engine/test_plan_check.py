@@ -47,7 +47,7 @@ def first_plan(config: Config) -> StepPlan:
 
 
 @pytest.mark.parametrize("policy", [name for name, entry in POLICIES.items() if entry.in_train])
-def test_the_launcher_refuses_what_the_ranks_would_refuse(policy: str) -> None:
+def test_the_launcher_refuses_what_the_ranks_would_refuse(policy):
     if reason := POLICIES[policy].missing:
         pytest.skip(f"{policy} {reason}")
     refused = 0
@@ -65,7 +65,7 @@ def test_the_launcher_refuses_what_the_ranks_would_refuse(policy: str) -> None:
     assert refused
 
 
-def test_a_cost_that_a_probe_will_measure_is_not_asked_for_before_it() -> None:
+def test_a_cost_that_a_probe_will_measure_is_not_asked_for_before_it():
     settings = ["schedule.policy=partition", "schedule.cost_type=measured", "workload.pad_to_multiple_of=1"]
     check_plan(load_config(None, [*settings, "probe.run=auto"]), 4, NOWHERE)
     with pytest.raises(DynbenchError, match="no-such-probe"):
@@ -86,7 +86,7 @@ def test_a_cost_that_a_probe_will_measure_is_not_asked_for_before_it() -> None:
         ("schedule.capacity=1 schedule.micro_batches=auto", None),
     ],
 )
-def test_largest_that_fits(overrides: str, largest: int | None) -> None:
+def test_largest_that_fits(overrides, largest):
     def check(*more: str) -> None:
         check_capacity(load_config(None, [*overrides.split(), *more]), 4, NOWHERE)
 
@@ -139,7 +139,7 @@ def refused(config: Config, root: Path, launches: int = 1) -> DynbenchError | No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", CAPPED)
-def test_the_batch_that_is_named_ends_well(policy: str, store: RunStore) -> None:
+def test_the_batch_that_is_named_ends_well(policy, store):
     virtual = "launch.launcher=virtual"
     batch = next(
         size
@@ -158,13 +158,13 @@ def test_the_batch_that_is_named_ends_well(policy: str, store: RunStore) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", [("partition",), ("window", "schedule.window=8")], ids=["partition", "window"])
-def test_more_micro_batches_are_advised_where_they_help(store: RunStore, policy: tuple[str, ...]) -> None:
+def test_more_micro_batches_are_advised_where_they_help(store, policy):
     error = refused(config_of(*policy), store.root)
     assert error is not None and "schedule.micro_batches=auto" in error.hint
     assert refused(config_of(*policy, "schedule.micro_batches=auto"), store.root) is None
 
 
-def test_no_smaller_batch_may_help(store: RunStore) -> None:
+def test_no_smaller_batch_may_help(store):
     make_probe(store, name="tiny", ranks=FOUR_RANKS, tables=[[(20, 1), (64, 1)]] * FOUR_RANKS)
     error = refused(config_of("partition", "schedule.capacity=tiny", "schedule.micro_batches=1", batch=5), store.root)
     assert error is not None and "--global-batch 4, the largest" in error.hint
@@ -173,7 +173,7 @@ def test_no_smaller_batch_may_help(store: RunStore) -> None:
     assert error is not None and "--global-batch 4" in error.hint
 
 
-def test_a_sample_that_fits_nowhere_is_told_as_such(store: RunStore) -> None:
+def test_a_sample_that_fits_nowhere_is_told_as_such(store):
     make_probe(store, name="short", ranks=FOUR_RANKS, tables=[[(40, 64)]] * FOUR_RANKS)
     error = refused(config_of("partition", "schedule.capacity=short", batch=16), store.root)
     assert error is not None and "is longer than the capacity" in error.message
@@ -181,7 +181,7 @@ def test_a_sample_that_fits_nowhere_is_told_as_such(store: RunStore) -> None:
 
 
 @pytest.mark.slow
-def test_every_launch_of_a_comparison_is_checked(store: RunStore) -> None:
+def test_every_launch_of_a_comparison_is_checked(store):
     batch = next(size for size in range(110, 40, -1) if stopped(config_of(batch=size), store.root) is None)
     seeds = [stopped(config_of("partition", f"train.seed={seed}", batch=batch), store.root) for seed in range(12)]
     first = next(seed for seed, message in enumerate(seeds) if message)
@@ -190,7 +190,7 @@ def test_every_launch_of_a_comparison_is_checked(store: RunStore) -> None:
     assert isinstance(error, BatchTooLarge) and error.message == f"launch with train.seed {first}: {seeds[first]}"
 
 
-def test_where_the_data_are_not_at_hand_the_ranks_check_them(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_data_are_not_at_hand_the_ranks_check_them(store, monkeypatch):
     config = config_of()
     problem = problem_of(config, store.root)
     check_steps_of_rank(config, problem)  # the launcher has done it
@@ -217,7 +217,7 @@ def test_where_the_data_are_not_at_hand_the_ranks_check_them(store: RunStore, mo
         (("workload.dataset=tsv", "workload.data_path={path}", "workload.tokenizer={path}"), True),
     ],
 )
-def test_data_at_hand_cost_no_network_and_no_wait(tmp_path: Path, overrides: tuple[str, ...], expected: bool) -> None:
+def test_data_at_hand_cost_no_network_and_no_wait(tmp_path, overrides, expected):
     (tmp_path / "data.tsv").write_text("a text\t0\n")
     (tmp_path / "trace.txt").write_text("40\n" * 1000)
     (tmp_path / "long.txt").write_text("250\n" * 40_000)
@@ -226,7 +226,7 @@ def test_data_at_hand_cost_no_network_and_no_wait(tmp_path: Path, overrides: tup
     assert data_at_hand(config) is expected
 
 
-def test_a_registered_workload_of_the_users_own_is_not_run_by_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_workload_of_the_users_own_is_not_run_by_the_launcher(monkeypatch):
     config = load_config(None, ["workload.dataset=lognormal"])
     assert data_at_hand(config)
     monkeypatch.setattr(WORKLOADS, "ours", frozenset())
@@ -234,9 +234,7 @@ def test_a_registered_workload_of_the_users_own_is_not_run_by_the_launcher(monke
     assert known_workload(config) is None
 
 
-def test_known_data_are_those_of_the_ranks_and_leave_nothing_behind(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_known_data_are_those_of_the_ranks_and_leave_nothing_behind(tmp_path, caplog):
     words = [f"word{number}" for number in range(60)]
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words]))
     (tmp_path / "data.tsv").write_text(
@@ -254,9 +252,7 @@ def test_known_data_are_those_of_the_ranks_and_leave_nothing_behind(
     assert known.train.fingerprint == build_workload(config).train.fingerprint
 
 
-def test_a_search_that_takes_long_says_how_far_it_is(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_search_that_takes_long_says_how_far_it_is(store, monkeypatch, caplog):
     with caplog.at_level(logging.INFO):
         refused(config_of(), store.root)
         assert caplog.records == []
@@ -266,7 +262,7 @@ def test_a_search_that_takes_long_says_how_far_it_is(
     assert "looking for the largest global batch that fits: trying 1" in caplog.text
 
 
-def test_speeds_estimated_on_the_way_leave_the_plans_of_prefix_unknown(store: RunStore) -> None:
+def test_speeds_estimated_on_the_way_leave_the_plans_of_prefix_unknown(store):
     for policy in CAPPED:
         config = config_of(policy, "schedule.speeds=auto")
         assert (refused(config, store.root) is None) == (policy == "prefix")

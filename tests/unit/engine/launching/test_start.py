@@ -43,7 +43,7 @@ run_training(config, RunStore(Path(sys.argv[1])), figures=True)
 
 
 @pytest.mark.slow
-def test_the_launcher_imports_nothing_that_can_wait_and_a_rank_all_that_its_model_is_made_by(tmp_path: Path) -> None:
+def test_the_launcher_imports_nothing_that_can_wait_and_a_rank_all_that_its_model_is_made_by(tmp_path):
     """A rank imports while it waits for its data; the launcher's end stands for a rank's beginning."""
     articles = tmp_path / "articles.json"
     articles.write_text(json.dumps([{"id": n, "title": "t", "text": f"text {n}"} for n in range(200)]))

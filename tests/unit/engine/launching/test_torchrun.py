@@ -37,7 +37,7 @@ def options_of(*settings: str) -> Namespace:
     return get_args_parser().parse_args(argv)
 
 
-def test_one_node() -> None:
+def test_one_node():
     options = options_of()
     assert options.standalone and options.nproc_per_node == "2"
     assert options.max_restarts == 0 and options.redirects == "3"
@@ -46,7 +46,7 @@ def test_one_node() -> None:
     assert options.training_script_args == ["results/r1"]
 
 
-def test_rendezvous_flags_pass_through() -> None:
+def test_rendezvous_flags_pass_through():
     meeting = ("launch.rdzv_endpoint=host:29400", "launch.rdzv_id=job7")
     options = options_of("launch.nnodes=2", "launch.node_rank=1", *meeting)
     assert not options.standalone
@@ -54,7 +54,7 @@ def test_rendezvous_flags_pass_through() -> None:
     assert (options.rdzv_endpoint, options.rdzv_backend) == ("host:29400", "c10d")
 
 
-def test_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_restored(monkeypatch):
     seen = {}
 
     def fake_run(_options: object) -> None:
@@ -69,7 +69,7 @@ def test_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dict(os.environ) == before
 
 
-def test_what_a_rank_had_started_ends_and_nothing_of_the_launcher_or_of_another_run(tmp_path: Path) -> None:
+def test_what_a_rank_had_started_ends_and_nothing_of_the_launcher_or_of_another_run(tmp_path):
     """Ranks are known by their command line, also in a folder whose name is no UTF-8, what they start by a mark."""
     run, other = Run(tmp_path / os.fsdecode(b"caf\xe9 and more") / "run"), Run(tmp_path / "run")
     words = [sys.executable, "-c", "print(flush=True); input()"]
@@ -111,21 +111,21 @@ SRUN = {
 }
 
 
-def test_srun() -> None:
+def test_srun():
     rank = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
     assert slurm_as_torchrun(SRUN) == {**rank, "MASTER_ADDR": "node7", "MASTER_PORT": "32956"}
     assert slurm_as_torchrun({**SRUN, "MASTER_ADDR": "a", "MASTER_PORT": "5"})["MASTER_ADDR"] == "a"
     assert slurm_as_torchrun({**SRUN, "RANK": "3"}) == {}
 
 
-def test_unknown_first_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_first_node(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UsageError, match="cannot be found out") as caught:
         slurm_as_torchrun({**SRUN, "SLURM_STEP_NODELIST": "node[7-9]"})
     assert "MASTER_ADDR" in caught.value.hint
 
 
-def test_who_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_a_rank(monkeypatch):
     for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", *SRUN):
         monkeypatch.delenv(variable, raising=False)
     alone, nodes = load_config(), load_config(None, ["launch.nnodes=2", "launch.rdzv_endpoint=a:1"])
@@ -147,7 +147,7 @@ def test_who_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         (SystemExit(128 + signal.SIGHUP), signal.SIGHUP),
     ],
 )
-def test_a_rank_that_was_told_to_stop_did_not_fail(tmp_path: Path, error: BaseException, signum: int) -> None:
+def test_a_rank_that_was_told_to_stop_did_not_fail(tmp_path, error, signum):
     first = RankContext(0, 0, 2, torch.device("cpu"))
     reported = _reported(RunStore(tmp_path).create("train", "static"), first, error)
     assert isinstance(reported, Interrupted)

@@ -85,9 +85,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, workload: CausalLanguageMode
 
 
 @pytest.mark.slow
-def test_perplexity_is_of_the_mean_over_target_tokens(
-    alone: dict[str, object], workload: CausalLanguageModel
-) -> None:
+def test_perplexity_is_of_the_mean_over_target_tokens(alone, workload):
     assert workload.eval is not None and list(alone) == ["step", "loss", "perplexity", "tokens", "samples"]
     chosen = np.random.default_rng(0).permutation(len(workload.eval))[:SAMPLES]
     model, total = workload.build_model(0).eval(), 0.0
@@ -101,9 +99,7 @@ def test_perplexity_is_of_the_mean_over_target_tokens(
 
 
 @pytest.mark.parametrize(("ranks", "seed"), [(3, 0), (1, 5), (4, 7)])
-def test_neither_ranks_nor_seeds_change_it(
-    tmp_path: Path, workload: CausalLanguageModel, alone: dict[str, object], ranks: int, seed: int
-) -> None:
+def test_neither_ranks_nor_seeds_change_it(tmp_path, workload, alone, ranks, seed):
     shared = evaluated(tmp_path, workload, ranks, seed)
     assert shared == {**alone, **{key: pytest.approx(alone[key], rel=1e-5) for key in ("loss", "perplexity")}}
 
@@ -114,9 +110,7 @@ def test_neither_ranks_nor_seeds_change_it(
      (Capacity.table([[(8, 40), (24, 5)]]), 5), (Capacity.table([[(8, 40)]]), 1),
      (PackedCapacity.uniform(24 * 9 + 5), 9), (PackedCapacity.uniform(23), 1)],
 )  # fmt: skip
-def test_no_more_is_evaluated_at_a_time_than_training_has_room_for(
-    workload: CausalLanguageModel, capacity: Capacity, most: int
-) -> None:
+def test_no_more_is_evaluated_at_a_time_than_training_has_room_for(workload, capacity, most):
     """In samples as long as the longest of them, which is padded or packed to 24 tokens."""
     assert workload.eval is not None and workload.eval.lengths.max() == 24
     layout = "packed" if isinstance(capacity, PackedCapacity) else "padded"
@@ -124,7 +118,7 @@ def test_no_more_is_evaluated_at_a_time_than_training_has_room_for(
     assert eval_batch_size(configured(), problem, workload) == most
 
 
-def test_a_loss_beyond_all_numbers_has_no_perplexity(tmp_path: Path, workload: CausalLanguageModel) -> None:
+def test_a_loss_beyond_all_numbers_has_no_perplexity(tmp_path, workload):
     class Lost(CausalLanguageModel):
         def __init__(self) -> None:
             vars(self).update(vars(workload))
@@ -135,7 +129,7 @@ def test_a_loss_beyond_all_numbers_has_no_perplexity(tmp_path: Path, workload: C
     assert evaluated(tmp_path, Lost(), 1)["perplexity"] == math.inf
 
 
-def test_the_summary_puts_single_tokens_beside_it(alone: dict[str, object]) -> None:
+def test_the_summary_puts_single_tokens_beside_it(alone):
     rows = pl.DataFrame([alone])
     without = {"step": 3, "loss": alone["loss"], "samples": SAMPLES}
     told = {"perplexity": alone["perplexity"], "tokens": alone["tokens"]}
@@ -165,7 +159,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Said:
     return lines
 
 
-def test_an_epoch_is_said_when_it_ends(said: Said) -> None:
+def test_an_epoch_is_said_when_it_ends(said):
     """With the accuracy where the workload counts it; the next one begins anew."""
     epochs = Epochs(TRAIN, list)
     assert [step for step in range(8) if epochs.ends(step)] == [3, 7]
@@ -184,14 +178,14 @@ def test_an_epoch_is_said_when_it_ends(said: Said) -> None:
     ]
 
 
-def test_without_epochs_nothing_is_exchanged(said: Said) -> None:
+def test_without_epochs_nothing_is_exchanged(said):
     none = Epochs(Train(), lambda _: pytest.fail("a collective"))
     none.add(row(0, 6, 1.0, 50.0), {})
     none.end(3, {"loss": 0.5})
     assert said() == []
 
 
-def test_every_run_of_a_launch_keeps_its_own_and_one_is_said(tmp_path: Path, said: Said) -> None:
+def test_every_run_of_a_launch_keeps_its_own_and_one_is_said(tmp_path, said):
     runs = [Run(tmp_path / name) for name in ("one", "two")]
     for run in runs:
         run.ranks_dir.mkdir(parents=True)
@@ -211,7 +205,7 @@ def test_every_run_of_a_launch_keeps_its_own_and_one_is_said(tmp_path: Path, sai
     assert ProgressReader(runs, [range(1)] * 2, 8, None).look().epochs == kept
 
 
-def test_each_side_of_a_server_is_said_with_the_means_of_its_own_rows(said: Said) -> None:
+def test_each_side_of_a_server_is_said_with_the_means_of_its_own_rows(said):
     """Ranks of either side leave the other's columns empty; the sums of four ranks and four steps meet in one line.
 
     The steps of the first that trains are the time: rank 0, the server, has no samples and steps that take longer.
@@ -241,7 +235,7 @@ def test_each_side_of_a_server_is_said_with_the_means_of_its_own_rows(said: Said
 
 
 @pytest.mark.parametrize(("steps", "lines"), [(4, [1, 2, 3, 4]), (95, [*range(9, 95, 9), 95])])
-def test_the_loss_of_about_ten_steps_is_logged(said: Said, steps: int, lines: list[int]) -> None:
+def test_the_loss_of_about_ten_steps_is_logged(said, steps, lines):
     loop = SimpleNamespace(config=SimpleNamespace(train=Train(steps=steps, warmup_steps=0)))
     for step in range(steps):
         Loop._log_step(loop, replace(row(1, 6, 0.5, 50.0), step=step))
@@ -295,7 +289,7 @@ def drawn_config(*settings: str) -> Config:
     return virtual_runs.configured("static", *train, *settings)
 
 
-def test_the_first_ranks_rows_and_the_evaluations_are_drawn(tmp_path: Path, made: dict[Path, SummaryWriter]) -> None:
+def test_the_first_ranks_rows_and_the_evaluations_are_drawn(tmp_path, made):
     run = Run(tmp_path / "a")
     with virtual_runs.loop_of(run.path, drawn_config("train.tensorboard=true"), Evaluated()):
         pass
@@ -311,7 +305,7 @@ def test_the_first_ranks_rows_and_the_evaluations_are_drawn(tmp_path: Path, made
     assert writer.scalars["evaluation/loss", 3] == pl.read_csv(run.path / EVAL_FILE)["loss"][0]
 
 
-def test_nothing_is_written_unasked_or_by_other_ranks(tmp_path: Path, made: dict[Path, SummaryWriter]) -> None:
+def test_nothing_is_written_unasked_or_by_other_ranks(tmp_path, made):
     for settings, writes in (((), True), (("train.tensorboard=true",), False)):
         with scalars_of(drawn_config(*settings), Run(tmp_path), writes=writes) as others:
             others.evaluation(0, {"loss": 1.0})

@@ -23,12 +23,12 @@ def met(run: Run, joined: str, *, shared: bool, name: str | None = None) -> None
     write_json(run.path / "met.json", {"id": joined, "name": name, "shared": shared})
 
 
-def test_one_that_met_nobody_stays(store: RunStore) -> None:
+def test_one_that_met_nobody_stays(store):
     run = created(store)
     assert settle(run) == (run, True)
 
 
-def test_a_shared_folder_is_given_up(store: RunStore) -> None:
+def test_a_shared_folder_is_given_up(store):
     first, other = created(store), created(store)
     (other.logs_dir / "rank_1.log").write_text("hello")
     met(other, first.id, shared=True)
@@ -38,7 +38,7 @@ def test_a_shared_folder_is_given_up(store: RunStore) -> None:
 
 
 @pytest.mark.slow
-def test_a_folder_of_its_own_takes_the_id_and_the_name(store: RunStore) -> None:
+def test_a_folder_of_its_own_takes_the_id_and_the_name(store):
     run = created(store)
     met(run, ELSEWHERE, name="both", shared=False)
     settled, ours = settle(run)
@@ -46,7 +46,7 @@ def test_a_folder_of_its_own_takes_the_id_and_the_name(store: RunStore) -> None:
     assert (settled.record().id, settled.name) == (ELSEWHERE, "both")
 
 
-def test_rank_0s_own_folder_gets_the_name(store: RunStore) -> None:
+def test_rank_0s_own_folder_gets_the_name(store):
     run = created(store)
     met(run, run.id, name="both", shared=True)
     assert settle(run)[1]
@@ -55,9 +55,7 @@ def test_rank_0s_own_folder_gets_the_name(store: RunStore) -> None:
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("first_has_rank_0", [True, False])
-def test_a_name_that_was_replaced_meanwhile_does_not_come_back(
-    tmp_path: Path, shared: bool, first_has_rank_0: bool
-) -> None:
+def test_a_name_that_was_replaced_meanwhile_does_not_come_back(tmp_path, shared, first_has_rank_0):
     """The first node's run has the name until another takes it while both nodes train."""
     first, second = (RunStore(tmp_path / ("s" if shared else node)) for node in "ab")
     named, other = created(first, "both"), created(second)
@@ -72,7 +70,7 @@ def test_a_name_that_was_replaced_meanwhile_does_not_come_back(
 
 
 @pytest.mark.parametrize("first_has_rank_0", [True, False])
-def test_the_name_goes_to_the_run_that_both_nodes_write(store: RunStore, first_has_rank_0: bool) -> None:
+def test_the_name_goes_to_the_run_that_both_nodes_write(store, first_has_rank_0):
     named, other = created(store, "both"), created(store)
     joined = named if first_has_rank_0 else other
     for run in (named, other):

@@ -23,7 +23,7 @@ def stepped(precision: Precision, gradient: float) -> tuple[bool, bool]:
     return bool(weight.item() != 1), precision.take_skipped()
 
 
-def test_only_an_overflow_is_skipped() -> None:
+def test_only_an_overflow_is_skipped():
     assert stepped(Precision("fp32", torch.device("cpu")), 2.0) == (True, False)
     precision = Precision("fp16", torch.device("cpu"))
     assert stepped(precision, float("inf")) == (False, True)
@@ -31,7 +31,7 @@ def test_only_an_overflow_is_skipped() -> None:
 
 
 @pytest.mark.parametrize("elsewhere", [0.0, 1.0])
-def test_a_rank_without_a_gradient_agrees_with_the_others(elsewhere: float) -> None:
+def test_a_rank_without_a_gradient_agrees_with_the_others(elsewhere):
     """As one does whose shard nothing has used: every rank takes part with one flag."""
     weight, asked = torch.nn.Parameter(torch.ones(1)), []
 
@@ -48,7 +48,7 @@ def test_a_rank_without_a_gradient_agrees_with_the_others(elsewhere: float) -> N
 
 @pytest.mark.parametrize("name", ["fp32", "fp16"])
 @pytest.mark.parametrize(("gradient", "moved"), [(8.0, 2.0), (1.5, 1.5)])
-def test_gradients_are_clipped_once_they_are_unscaled(name: str, gradient: float, moved: float) -> None:
+def test_gradients_are_clipped_once_they_are_unscaled(name, gradient, moved):
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     clipper = Clipper(2.0, lambda: gradient_norm([weight]))
@@ -60,7 +60,7 @@ def test_gradients_are_clipped_once_they_are_unscaled(name: str, gradient: float
     assert clipper.row() == {"grad_norm": None, "clipped": None}
 
 
-def test_an_overflow_is_skipped_though_it_is_clipped() -> None:
+def test_an_overflow_is_skipped_though_it_is_clipped():
     weight = torch.nn.Parameter(torch.ones(1))
     precision = Precision("fp16", torch.device("cpu"), clip=Clipper(2.0, lambda: gradient_norm([weight])).clip)
     precision.backward((weight * float("inf")).sum())
@@ -68,7 +68,7 @@ def test_an_overflow_is_skipped_though_it_is_clipped() -> None:
     assert (weight.item(), precision.take_skipped()) == (1.0, True)
 
 
-def test_autocast_only_where_asked() -> None:
+def test_autocast_only_where_asked():
     x = torch.ones(2, 2)
     with Precision("fp32", torch.device("cpu")).autocast():
         assert (x @ x).dtype is torch.float32
@@ -76,7 +76,7 @@ def test_autocast_only_where_asked() -> None:
         assert (x @ x).dtype is torch.bfloat16
 
 
-def test_momentum_is_right_after_a_first_step_that_overflowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_momentum_is_right_after_a_first_step_that_overflowed(monkeypatch):
     """The fused kernel writes no momentum then; what torch has it in is memory as it was found, 777 here."""
     found = torch.empty_like
     monkeypatch.setattr(torch, "empty_like", lambda like, **options: found(like, **options).fill_(777))
@@ -92,7 +92,7 @@ def test_momentum_is_right_after_a_first_step_that_overflowed(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16"])
-def test_fp32_is_no_tf32(name: str) -> None:
+def test_fp32_is_no_tf32(name):
     """Which cuDNN takes for it unless told otherwise, and cuBLAS where the environment says so."""
     flags = (torch.backends.cudnn, torch.backends.cuda.matmul)
     with warnings.catch_warnings():
@@ -120,7 +120,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("schedule", EXPECTED)
-def test_an_optimizer_gets_the_rate_of_each_step(schedule: str) -> None:
+def test_an_optimizer_gets_the_rate_of_each_step(schedule):
     train = Train(schedule=schedule, lr_warmup_steps=2, warmup_steps=1, steps=5)
     groups = [{"params": [nn.Parameter(torch.ones(1))], "lr": lr} for lr in (0.1, 3.0)]
     optimizer = torch.optim.SGD(groups)
@@ -131,7 +131,7 @@ def test_an_optimizer_gets_the_rate_of_each_step(schedule: str) -> None:
     assert found == [pytest.approx([factor * 0.1, factor * 3.0], rel=1e-5) for factor in EXPECTED[schedule]]
 
 
-def test_without_a_schedule_nothing_changes_and_a_rate_may_rise_to_the_end() -> None:
+def test_without_a_schedule_nothing_changes_and_a_rate_may_rise_to_the_end():
     assert {rate_factor(step, Train()) for step in range(200)} == {1.0}
     for schedule in EXPECTED:
         train = Train(schedule=schedule, lr_warmup_steps=4, warmup_steps=0, steps=4)

@@ -93,15 +93,15 @@ def table(*events: Event) -> list[ProfileRow]:
     ],
     ids=["overlapping buckets", "late work, and an all-gather of two broadcasts", "kernels", "one kernel of several"],
 )
-def test_time_by_phase_and_operation(events: list[Event], expected: dict[str, float]) -> None:
+def test_time_by_phase_and_operation(events, expected):
     """Work is of the operation that asked for it, in the phases in which it is under way; ms of two steps."""
     assert {f"{row.phase} {row.operation}": 2 * row.ms for row in table(*events)} == pytest.approx(expected)
 
 
-def test_calls_are_those_of_a_step() -> None:
+def test_calls_are_those_of_a_step():
     assert [row.calls for row in table(*COMPUTED) if row.phase == "forward"] == [1]
 
 
-def test_the_last_steps_of_the_warm_up_are_profiled() -> None:
+def test_the_last_steps_of_the_warm_up_are_profiled():
     assert list(profiled_steps(10, 3)) == [7, 8, 9]
     assert not profiled_steps(10, 0)

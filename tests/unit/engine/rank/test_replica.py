@@ -44,14 +44,14 @@ def drawn(seed: int, rank: int, step: int) -> float:
     return float(torch.rand(()))
 
 
-def test_dropout_streams_differ_by_seed_rank_and_step() -> None:
+def test_dropout_streams_differ_by_seed_rank_and_step():
     keys = [(seed, rank, step) for seed in (0, 1) for rank in (0, 1, 64) for step in (0, 1, 500)]
     assert len({drawn(*key) for key in keys}) == len(keys)
     assert drawn(0, 1, 2) == drawn(0, 1, 2)
 
 
 @pytest.mark.usefixtures("alone")
-def test_the_hook_is_called_once_with_the_last_bucket() -> None:
+def test_the_hook_is_called_once_with_the_last_bucket():
     calls = []
     model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(6)))
     strategy = Ddp(Sync(bucket_mb=0.3))
@@ -67,7 +67,7 @@ def test_the_hook_is_called_once_with_the_last_bucket() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("alone")
-def test_closing_frees_the_wrapped_module() -> None:
+def test_closing_frees_the_wrapped_module():
     strategy = Ddp()
     strategy.wrap(nn.Linear(2, 2), torch.device("cpu"))(torch.ones(1, 2)).sum().backward()
     wrapped = weakref.ref(strategy.module)
@@ -90,7 +90,7 @@ class Gated(nn.Module):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_virtual_ranks_leave_what_a_step_did_not_use_as_one_process_does(optimizer: str) -> None:
+def test_virtual_ranks_leave_what_a_step_did_not_use_as_one_process_does(optimizer):
     """Of inputs of two ranks a step: both use the layer, one, none, and both again."""
     inputs = [(0.0, 2.0), (1.0, 4.0), (3.0, 5.0), (1.0, 7.0), (2.0, 2.0)]
     train = load_config(
@@ -134,7 +134,7 @@ def linear(model: nn.Module | None = None, **given: object) -> Replica:
     return Replica(config, workload, CPU, **parts)  # type: ignore[arg-type]
 
 
-def test_the_same_micro_batch_again_and_again_is_accumulated_up_to_the_last() -> None:
+def test_the_same_micro_batch_again_and_again_is_accumulated_up_to_the_last():
     entered, finished = [], []
 
     class Counting(Local):
@@ -150,7 +150,7 @@ def test_the_same_micro_batch_again_and_again_is_accumulated_up_to_the_last() ->
     assert (len(parts), len(entered), len(finished)) == (3, 2, 1)
 
 
-def test_ranks_with_fewer_micro_batches_repeat_their_smallest_with_weight_zero() -> None:
+def test_ranks_with_fewer_micro_batches_repeat_their_smallest_with_weight_zero():
     batches = [MicroBatch(n, float(n), width, n * width, {}) for n, width in ((2, 9), (4, 2), (3, 3))]
     evened = evened_out(batches, 5)
     assert evened[:3] == batches
@@ -158,7 +158,7 @@ def test_ranks_with_fewer_micro_batches_repeat_their_smallest_with_weight_zero()
     assert evened_out(batches, 3) == batches
 
 
-def test_what_is_repeated_leaves_running_statistics_as_they_are() -> None:
+def test_what_is_repeated_leaves_running_statistics_as_they_are():
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     batches = [MicroBatch(n, float(n), 2, 2 * n, {"x": torch.randn(n, 2) + n}) for n in (3, 5)]
     found = []
@@ -172,7 +172,7 @@ def test_what_is_repeated_leaves_running_statistics_as_they_are() -> None:
     assert all(torch.equal(*pair) for pair in zip(gradients, same, strict=True))
 
 
-def test_a_strategy_is_closed_where_all_went_well_and_left_open_by_a_rank_that_fails() -> None:
+def test_a_strategy_is_closed_where_all_went_well_and_left_open_by_a_rank_that_fails():
     closed = []
     strategy = SimpleNamespace(close=lambda: closed.append(None))
     with pytest.raises(ArithmeticError), session(strategy):  # type: ignore[arg-type]
@@ -183,7 +183,7 @@ def test_a_strategy_is_closed_where_all_went_well_and_left_open_by_a_rank_that_f
     assert closed == [None]
 
 
-def test_the_wait_for_what_the_step_weighs_is_sync(hands: Hands) -> None:
+def test_the_wait_for_what_the_step_weighs_is_sync(hands):
     """Where ranks step apart, it is where they wait for the slowest one."""
 
     def scale() -> float:
@@ -238,7 +238,7 @@ def averaged(samples: list[int]) -> tuple[list[nn.Module], list[list[torch.Tenso
 
 
 @pytest.mark.parametrize("samples", [[6, 2, 4], [5, 0], [3]])
-def test_every_rank_has_the_mean_weighted_by_samples(samples: list[int]) -> None:
+def test_every_rank_has_the_mean_weighted_by_samples(samples):
     models, before = averaged(samples)
     for place in range(4):
         wanted = sum(number * rank[place].double() for number, rank in zip(samples, before, strict=True)) / sum(samples)
@@ -246,7 +246,7 @@ def test_every_rank_has_the_mean_weighted_by_samples(samples: list[int]) -> None
             torch.testing.assert_close(running_statistics(model)[place].double(), wanted, rtol=1e-6, atol=1e-7)
 
 
-def test_other_models_exchange_nothing_and_where_nothing_was_trained_nothing_changes() -> None:
+def test_other_models_exchange_nothing_and_where_nothing_was_trained_nothing_changes():
     average_statistics(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), 5, lambda _: pytest.fail("a collective"))
     model = network()
     before = [statistic.clone() for statistic in running_statistics(model)]
@@ -254,7 +254,7 @@ def test_other_models_exchange_nothing_and_where_nothing_was_trained_nothing_cha
     assert all(map(torch.equal, before, running_statistics(model)))
 
 
-def test_they_are_made_one_before_an_evaluation_and_not_where_a_signal_parts_the_ranks() -> None:
+def test_they_are_made_one_before_an_evaluation_and_not_where_a_signal_parts_the_ranks():
     """Ranks that a signal stops are not after the same step: nobody would answer a collective."""
     model, told = network(), []
     model(torch.randn(4, 3, 8, 8))
@@ -275,7 +275,7 @@ def test_they_are_made_one_before_an_evaluation_and_not_where_a_signal_parts_the
     assert told == ["averaged", "evaluated", "kept"]
 
 
-def test_a_unit_is_as_many_products_as_a_token_has_in_the_matrices() -> None:
+def test_a_unit_is_as_many_products_as_a_token_has_in_the_matrices():
     model = nn.Sequential(nn.Embedding(5000, 512), nn.Linear(512, 512), nn.LayerNorm(512), nn.Linear(512, 1024))
     assert SecondWork(model, CPU).products == 3 * (512 * 512 + 512 * 1024) // WIDTH**2
     assert SecondWork(nn.Linear(2, 2), CPU).products == 1
@@ -283,9 +283,7 @@ def test_a_unit_is_as_many_products_as_a_token_has_in_the_matrices() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_it_is_done_for_every_unit_and_trains_nothing(
-    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_done_for_every_unit_and_trains_nothing(layout, tmp_path, monkeypatch):
     pl.DataFrame({"length": [5, 9, 3, 7] * 8, "patches": [0, 4, 1, 0] * 8}).write_csv(tmp_path / "two.csv")
     units: list[int] = []
     own = SecondWork.run

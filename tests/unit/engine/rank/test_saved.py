@@ -99,7 +99,7 @@ def saved_in(folder: Path, name: str = "last") -> Saved:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("of_texts", [True, False])
-def test_a_saved_model_gives_the_trainings_own_validation(tmp_path: Path, texts: Path, of_texts: bool) -> None:
+def test_a_saved_model_gives_the_trainings_own_validation(tmp_path, texts, of_texts):
     config = configured(texts if of_texts else None, "train.eval_every=1")
     found = kept(tmp_path, config, worsens=True)
     least = min(range(STEPS), key=lambda step: found[step]["loss"])
@@ -113,7 +113,7 @@ def test_a_saved_model_gives_the_trainings_own_validation(tmp_path: Path, texts:
 
 
 @pytest.mark.slow
-def test_a_folder_alone_brings_its_tokenizer(tmp_path: Path, texts: Path) -> None:
+def test_a_folder_alone_brings_its_tokenizer(tmp_path, texts):
     [found] = kept(tmp_path, configured(texts))
     saved = Saved(tmp_path / "model" / "last")
     overrides = ("workload.dataset=jsonl", f"workload.data_path={texts}", "workload.max_length=24")
@@ -125,7 +125,7 @@ def test_a_folder_alone_brings_its_tokenizer(tmp_path: Path, texts: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_classifier_is_read_back_too(tmp_path: Path) -> None:
+def test_a_classifier_is_read_back_too(tmp_path):
     config = changed(configured(None), {"workload.name": "text_classification", "workload.size": "small"})
     [found] = kept(tmp_path, config)
     settings = Saved(tmp_path / "model" / "best").config(("workload.max_length=24", "train.eval_samples=64"))
@@ -138,7 +138,7 @@ def test_a_classifier_is_read_back_too(tmp_path: Path) -> None:
         evaluate_saved(settings)
 
 
-def test_without_evaluation_the_last_model_is_kept(tmp_path: Path) -> None:
+def test_without_evaluation_the_last_model_is_kept(tmp_path):
     assert kept(tmp_path, configured(None, "train.eval_samples=0")) == []
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["last"]
 
@@ -152,9 +152,7 @@ def test_without_evaluation_the_last_model_is_kept(tmp_path: Path) -> None:
         ([(0.5, 0.7), (0.4, 0.6), (0.9, 0.8), (0.1, 0.8)], [0, 2, 3], 2),
     ],
 )
-def test_all_ranks_give_the_last_model_and_the_most_accurate_or_that_of_least_loss_and_one_writes_it(
-    tmp_path: Path, found: list[tuple[float, float | None]], asked: list[int], best: int, writes: bool
-) -> None:
+def test_all_ranks_give_the_last_model_and_the_best_and_one_writes_them(tmp_path, found, asked, best, writes):
     given, written = [], {}
     workload = build_workload(configured(None))
     workload.save = lambda folder, state: written.update({folder.name: state["step"]})  # type: ignore[attr-defined]
@@ -167,9 +165,7 @@ def test_all_ranks_give_the_last_model_and_the_most_accurate_or_that_of_least_lo
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_an_interrupted_run_keeps_the_last_model_that_a_rank_has_whole(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, sharded: bool
-) -> None:
+def test_an_interrupted_run_keeps_the_last_model_that_a_rank_has_whole(tmp_path, caplog, sharded):
     class Asked(Local):
         def state_alone(self) -> dict[str, torch.Tensor] | None:
             return None if sharded else super().state_alone()
@@ -184,7 +180,7 @@ def test_an_interrupted_run_keeps_the_last_model_that_a_rank_has_whole(
 
 
 @pytest.mark.parametrize("settings", ["workload.name=mine:Model", "sync.communicate=false"])
-def test_a_model_that_cannot_be_saved_is_refused(settings: str) -> None:
+def test_a_model_that_cannot_be_saved_is_refused(settings):
     with pytest.raises(ConfigError, match=r"train\.save_model"):
         load_config(None, ["train.save_model=true", settings])
 
@@ -196,7 +192,7 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Writer:
     return Writer.of(saved_in(folder, "best").config())
 
 
-def test_a_text_goes_on_by_its_seed_and_at_the_ends_of_temperature_and_share(writer: Writer) -> None:
+def test_a_text_goes_on_by_its_seed_and_at_the_ends_of_temperature_and_share(writer):
     def of(seed: int, temperature: float = 1.0, top_p: float = 1.0) -> str:
         return writer.go_on("number", length=20, temperature=temperature, top_p=top_p, seed=seed)[0]
 
@@ -205,7 +201,7 @@ def test_a_text_goes_on_by_its_seed_and_at_the_ends_of_temperature_and_share(wri
     assert of(4, float("inf")) == of(4, 1e30) != of(4, 0)
 
 
-def test_the_likeliest_tokens_are_those_of_the_model(writer: Writer) -> None:
+def test_the_likeliest_tokens_are_those_of_the_model(writer):
     text, tokens = writer.go_on("number", length=5, temperature=0, top_p=1, seed=0)
     ids = [256, *b"number"]
     for _ in range(tokens):
@@ -214,7 +210,7 @@ def test_the_likeliest_tokens_are_those_of_the_model(writer: Writer) -> None:
     assert text == writer.tokenizer.backend.decode([token for token in ids[7:] if token != writer.end_id])
 
 
-def test_no_more_is_written_than_the_model_has_positions(writer: Writer, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_more_is_written_than_the_model_has_positions(writer, caplog):
     with pytest.raises(UsageError, match="the prompt has 1025 tokens, and the model 1024 positions"):
         writer.go_on("x" * 1024, length=5, temperature=1, top_p=1, seed=0)
     for length in (3, 50):
@@ -224,13 +220,13 @@ def test_no_more_is_written_than_the_model_has_positions(writer: Writer, caplog:
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(-1.0, 1.0), (NAN, 1.0), (1.0, 0.0), (1.0, 1.1), (1.0, NAN)])
-def test_a_temperature_or_share_that_is_none_is_refused(writer: Writer, temperature: float, top_p: float) -> None:
+def test_a_temperature_or_share_that_is_none_is_refused(writer, temperature, top_p):
     with pytest.raises(UsageError, match="expected a temperature"):
         writer.go_on("number", length=3, temperature=temperature, top_p=top_p, seed=0)
 
 
 @pytest.mark.slow
-def test_other_texts_are_read_by_their_ending_and_evaluated_whole(tmp_path: Path, texts: Path) -> None:
+def test_other_texts_are_read_by_their_ending_and_evaluated_whole(tmp_path, texts):
     kept(tmp_path, configured(texts, f"workload.eval_path={texts}", "train.eval_samples=8"))
     other = tmp_path / "other.json"
     articles = [{"id": i, "title": f"so {i}", "text": "here" * (i % 20)} for i in range(40)]
@@ -247,9 +243,7 @@ def test_other_texts_are_read_by_their_ending_and_evaluated_whole(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_the_training_file_named_again_is_evaluated_whole_and_told(
-    tmp_path: Path, texts: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_training_file_named_again_is_evaluated_whole_and_told(tmp_path, texts, caplog):
     config = configured(texts)
     [found] = kept(tmp_path, config)
     saved = saved_in(tmp_path)
@@ -264,7 +258,7 @@ def test_the_training_file_named_again_is_evaluated_whole_and_told(
     assert "was trained on 72 samples of it" in caplog.text
 
 
-def test_a_run_whose_vocabulary_is_gone_has_the_tokenizer_that_was_saved(tmp_path: Path, texts: Path) -> None:
+def test_a_run_whose_vocabulary_is_gone_has_the_tokenizer_that_was_saved(tmp_path, texts):
     place = tmp_path / "vocab"
     place.mkdir()
     made = tokenizers.ByteLevelBPETokenizer()
@@ -283,15 +277,13 @@ def run(tmp_path: Path) -> Run:
     return new_run(RunStore(tmp_path), "train", "static", load_config(), decisions={}, data={}, warnings=())
 
 
-def test_a_run_without_a_model_says_so(tmp_path: Path, run: Run) -> None:
+def test_a_run_without_a_model_says_so(tmp_path, run):
     with pytest.raises(UsageError, match="has no saved model"):
         find_saved(RunStore(tmp_path), str(run.path))
 
 
 @pytest.mark.slow
-def test_the_commands_print_one_object(
-    texts: Path, run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_print_one_object(texts, run, capsys, monkeypatch):
     [found] = kept(run.path, configured(texts))
 
     def printed(command: str, *options: str) -> str:
@@ -316,7 +308,7 @@ def test_the_commands_print_one_object(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("classes", [("a", "b", "c"), (0, 1, 2), (1, 2, 5)])
-def test_classes_of_other_texts_are_those_of_the_model_by_name(tmp_path: Path, classes: tuple[str | int, ...]) -> None:
+def test_classes_of_other_texts_are_those_of_the_model_by_name(tmp_path, classes):
     def labelled(name: str, *classes: str | int) -> Path:
         lines = [(f"number {i} of {i % 7}", classes[i % len(classes)]) for i in range(40)]
         return written_lines(tmp_path / name, lines)
@@ -339,9 +331,7 @@ def test_classes_of_other_texts_are_those_of_the_model_by_name(tmp_path: Path, c
         found(unknown, "data_path", "eval_path")
 
 
-def test_a_workload_of_the_users_own_is_evaluated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_workload_of_the_users_own_is_evaluated(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_own(tmp_path)
     run = RunStore(tmp_path / "results").create("train", "static", "mine")

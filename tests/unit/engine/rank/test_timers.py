@@ -18,7 +18,7 @@ def timer(hands: Hands) -> StepTimer:
     return StepTimer(torch.device("cpu"))
 
 
-def test_phases_are_summed_and_cleared(hands: Hands, timer: StepTimer) -> None:
+def test_phases_are_summed_and_cleared(hands, timer):
     for ms in (2, 3):
         with timer.device("forward"):
             hands.pass_ms(ms)
@@ -35,7 +35,7 @@ def test_phases_are_summed_and_cleared(hands: Hands, timer: StepTimer) -> None:
     assert timer.end_step()[1] == 3, "what lies before is left out"
 
 
-def test_ready_splits_backward_from_sync(hands: Hands, timer: StepTimer) -> None:
+def test_ready_splits_backward_from_sync(hands, timer):
     with timer.backward():
         hands.pass_ms(2)
         timer.note_ready()
@@ -46,7 +46,7 @@ def test_ready_splits_backward_from_sync(hands: Hands, timer: StepTimer) -> None
     assert (phases["backward"], phases["sync"]) == (2 + 8, 4), "noted once, it is not that of the next pass"
 
 
-def test_compute_so_far_counts_finished_and_running_passes(hands: Hands, timer: StepTimer) -> None:
+def test_compute_so_far_counts_finished_and_running_passes(hands, timer):
     with timer.device("forward"):
         hands.pass_ms(2)
     with timer.device("sync"):
@@ -59,7 +59,7 @@ def test_compute_so_far_counts_finished_and_running_passes(hands: Hands, timer: 
         assert timer.compute_ms() == 2 + 4
 
 
-def test_what_is_waited_for_within_a_phase_is_sync(hands: Hands, timer: StepTimer) -> None:
+def test_what_is_waited_for_within_a_phase_is_sync(hands, timer):
     with timer.waiting():
         hands.pass_ms(50)
     with timer.device("optimizer"):
@@ -76,7 +76,7 @@ def test_what_is_waited_for_within_a_phase_is_sync(hands: Hands, timer: StepTime
     assert spans == [(51_000_000, 55_000_000), (55_000_000, 61_000_000), (63_000_000, 66_000_000)]
 
 
-def test_what_a_backward_pass_waits_for_before_its_gradients_are_ready_is_sync(hands: Hands, timer: StepTimer) -> None:
+def test_what_a_backward_pass_waits_for_before_its_gradients_are_ready_is_sync(hands, timer):
     """What is waited for after that is sync all the same, and counted once."""
     with timer.backward():
         hands.pass_ms(1)
@@ -95,7 +95,7 @@ def test_what_a_backward_pass_waits_for_before_its_gradients_are_ready_is_sync(h
     assert (timer.synchronised.spans_ns, timer.synchronised.within_ms) == ([], {})
 
 
-def test_every_phase_that_begins_is_told() -> None:
+def test_every_phase_that_begins_is_told():
     told: list[str] = []
     timer = StepTimer(torch.device("cpu"), told.append)
     with timer.host("plan"):
@@ -128,13 +128,13 @@ class Event(torch.cuda.Event):
         raise AssertionError("waits for ever where another rank hangs")
 
 
-def test_an_event_is_waited_for() -> None:
+def test_an_event_is_waited_for():
     event = Event(3)
     CudaClock(torch.device("cuda"), patience_s=600).wait(event)
     assert event.left < 0
 
 
-def test_a_gpu_that_does_not_end_ends_the_wait_as_one_for_another_rank() -> None:
+def test_a_gpu_that_does_not_end_ends_the_wait_as_one_for_another_rank():
     clock = CudaClock(torch.device("cuda:1"), patience_s=0.01)
     with pytest.raises(RuntimeError, match=r"timed out waiting 0.01 s for cuda:1") as raised:
         clock.wait(Event(float("inf")))
@@ -159,7 +159,7 @@ class Streams(Clock):
         raise AssertionError("waits for every stream, those of collectives too")
 
 
-def test_neither_a_step_nor_its_compute_waits_for_collectives_that_go_on(timer: StepTimer) -> None:
+def test_neither_a_step_nor_its_compute_waits_for_collectives_that_go_on(timer):
     timer.clock = clock = Streams()
     with timer.device("forward"):
         pass
@@ -169,7 +169,7 @@ def test_neither_a_step_nor_its_compute_waits_for_collectives_that_go_on(timer: 
     assert len(clock.waited) == 2
 
 
-def test_compression_that_goes_on_is_told_with_the_next_step() -> None:
+def test_compression_that_goes_on_is_told_with_the_next_step():
     clock = Streams()
     spans = Spans(clock)
     clock.mark = iter([0, 2_000_000, 2_000_000, 7_000_000]).__next__  # type: ignore[method-assign]

@@ -94,7 +94,7 @@ def run(arms: int, train: Train, block: int = 1, every: int = 0, last: int = -1)
 
 @pytest.mark.slow
 @given(st.integers(1, 4), st.integers(0, 5), st.integers(1, 20), st.integers(1, 9), st.integers(0, 7))
-def test_every_arm_runs_every_step_once_in_order(arms: int, warmup: int, steps: int, block: int, every: int) -> None:
+def test_every_arm_runs_every_step_once_in_order(arms, warmup, steps, block, every):
     train = Train(steps=steps, warmup_steps=warmup)
     players, events = run(arms, train, block, every, last=warmup + steps - 1)
     for player in players:
@@ -108,7 +108,7 @@ def test_every_arm_runs_every_step_once_in_order(arms: int, warmup: int, steps: 
         ]
 
 
-def test_turns_are_numbered_across_arms_and_a_block_is_one_turn() -> None:
+def test_turns_are_numbered_across_arms_and_a_block_is_one_turn():
     players, _ = run(2, Train(steps=7, warmup_steps=2), block=3)
     numbers = sorted({moment.turn for player in players for moment in player.moments})
     assert numbers == list(range(len(numbers)))
@@ -117,13 +117,13 @@ def test_turns_are_numbered_across_arms_and_a_block_is_one_turn() -> None:
     assert [moment.leaving for moment in players[0].moments] == [False, True] + [False, False, True] * 2 + [True]
 
 
-def test_an_arm_alone_leaves_before_evaluations_and_where_the_warm_up_and_the_run_end() -> None:
+def test_an_arm_alone_leaves_before_evaluations_and_where_the_warm_up_and_the_run_end():
     (alone,), _ = run(1, Train(steps=7, warmup_steps=2), every=4)
     evaluated = {moment.step for moment in alone.moments if alone.due(moment.step)}
     assert evaluated and {moment.step for moment in alone.moments if moment.leaving} == evaluated | {1, 8}
 
 
-def test_evaluation_of_all_arms_is_at_one_point() -> None:
+def test_evaluation_of_all_arms_is_at_one_point():
     _, events = run(3, Train(steps=6, warmup_steps=0), every=3)
     stages = [key for key, _ in groupby(what for _, what, _ in events)]
     assert stages == ["step", "evaluate", "step", "evaluate"]
@@ -152,7 +152,7 @@ class Told(Arm):
         return self._between
 
 
-def test_a_signal_ends_it_after_the_step_in_progress() -> None:
+def test_a_signal_ends_it_after_the_step_in_progress():
     stop, events = unset(), []
     players = [Told(stop, 15, False, True, events), Arm("b", events)]
     play_all(players, Train(steps=9, warmup_steps=0), stop=stop)
@@ -162,16 +162,14 @@ def test_a_signal_ends_it_after_the_step_in_progress() -> None:
 
 
 @pytest.mark.parametrize(("signum", "between", "kept"), [(15, True, True), (15, False, False), (None, True, False)])
-def test_a_rank_that_the_others_left_at_a_signal_keeps_its_last_whole_step(
-    signum: int | None, between: bool, kept: bool
-) -> None:
+def test_a_rank_that_the_others_left_at_a_signal_keeps_its_last_whole_step(signum, between, kept):
     stop, events = unset(), []
     with nullcontext() if kept else pytest.raises(RuntimeError, match="Connection closed"):
         play_all([Told(stop, signum, True, between, events)], Train(steps=9, warmup_steps=0), stop=stop)
     assert [event for event in events if event[1] == "interrupted"] == ([("a", "interrupted", 2)] if kept else [])
 
 
-def test_random_states_are_the_arms_own() -> None:
+def test_random_states_are_the_arms_own():
     drawn = []
     for arms in (1, 3):
         torch.manual_seed(0)
@@ -209,9 +207,7 @@ class Timed(Arm):
 
 
 @pytest.mark.parametrize(("block", "times_ms"), [(1, [200, 200, 200, 200]), (2, [0, 400, 0, 400])])
-def test_a_turns_time_holds_what_the_arm_started_and_neither_others_work_nor_the_meeting_of_ranks(
-    hands: Hands, block: int, times_ms: list[float]
-) -> None:
+def test_a_turns_time_holds_what_the_arm_started_and_no_meeting_of_ranks(hands, block, times_ms):
     behind_ms: list[float] = []
     arms = [Timed("a", hands, 200, behind_ms), Timed("b", hands, 0, behind_ms)]
     play_all(arms, Train(steps=4, warmup_steps=0), block, meet=lambda: hands.pass_ms(1000))
@@ -219,7 +215,7 @@ def test_a_turns_time_holds_what_the_arm_started_and_neither_others_work_nor_the
 
 
 @pytest.mark.slow
-def test_garbage_is_collected_between_turns_only() -> None:
+def test_garbage_is_collected_between_turns_only():
     with garbage_between_turns():
         assert not gc.isenabled() and gc.get_freeze_count() > 0
         run(2, Train(steps=2, warmup_steps=0))
@@ -228,9 +224,7 @@ def test_garbage_is_collected_between_turns_only() -> None:
 
 
 @pytest.mark.parametrize("when", [0, 3])
-def test_graphs_compiled_while_steps_are_measured_are_told(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: int
-) -> None:
+def test_graphs_compiled_while_steps_are_measured_are_told(monkeypatch, caplog, when):
     """Not those of the warm-up of two steps."""
     made = []
     monkeypatch.setattr(module, "graphs_compiled", lambda: len(made))
@@ -239,7 +233,7 @@ def test_graphs_compiled_while_steps_are_measured_are_told(
     assert ("2 graphs" in caplog.text) == (when == 3)
 
 
-def test_memory_that_only_cycles_hold_is_the_arms_that_left_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_only_cycles_hold_is_the_arms_that_left_it(monkeypatch):
     """Planted: an arm leaves 100 MB in a cycle, and the next one allocates 10."""
     mb, held = 1_000_000, [0]
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: held[0])
@@ -276,13 +270,13 @@ def is_balanced(rows: list[list[int]]) -> bool:
 
 
 @given(st.integers(3, 9))
-def test_a_latin_square_is_not_enough(n: int) -> None:
+def test_a_latin_square_is_not_enough(n):
     """Planted: arms in one order that begins elsewhere each time stand everywhere, and follow one arm only."""
     assert not is_balanced([[(first + place) % n for place in range(n)] for first in range(n)])
 
 
 @given(ARMS, st.integers(0, 99), st.integers(0, 9))
-def test_every_round_has_every_arm_and_a_drift_meets_all_alike(n: int, seed: int, launch: int) -> None:
+def test_every_round_has_every_arm_and_a_drift_meets_all_alike(n, seed, launch):
     """In the least number of rounds in which every arm can follow every other equally often and stand everywhere."""
     whole = n if n % 2 == 0 else 2 * n
     assert len(williams_square(n)) == whole
@@ -295,19 +289,19 @@ def test_every_round_has_every_arm_and_a_drift_meets_all_alike(n: int, seed: int
 
 
 @given(ARMS, st.integers(0, 99), st.integers(0, 4))
-def test_what_is_built_first_in_one_launch_is_built_last_in_the_next(n: int, seed: int, pair: int) -> None:
+def test_what_is_built_first_in_one_launch_is_built_last_in_the_next(n, seed, pair):
     names = tuple(NAMES[:n])
     one, next_one = (Turns(names, seed=seed, launch=2 * pair + odd).building() for odd in (0, 1))
     assert sorted(one) == list(range(n)) and next_one == one[::-1]
 
 
-def test_orders_are_drawn_anew_and_equal_for_equal_seeds() -> None:
+def test_orders_are_drawn_anew_and_equal_for_equal_seeds():
     drawn = {tuple(map(tuple, rounds(4, 8, seed=seed, launch=launch))) for seed in range(6) for launch in range(6)}
     assert len(drawn) > 20
     assert rounds(5, 20, seed=3, launch=2) == rounds(5, 20, seed=3, launch=2)
 
 
-def test_it_is_kept_for_the_ranks(tmp_path: Path) -> None:
+def test_it_is_kept_for_the_ranks(tmp_path):
     assert read_turns(tmp_path) is None
     turns = Turns(("a", "b"), 8, 5, 3)
     turns.write(tmp_path)

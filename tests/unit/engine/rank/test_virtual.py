@@ -45,7 +45,7 @@ def loop_of(model: torch.nn.Module, **parts: Any) -> VirtualLoop:
     return VirtualLoop(**{**unused, **given, **parts}, statistics=PlayedStatistics(model, 2))
 
 
-def test_everyone_waits_for_the_slowest() -> None:
+def test_everyone_waits_for_the_slowest():
     lengths, files = np.arange(1, 9), [Collected(), Collected()]
     loop = loop_of(
         torch.nn.Linear(1, 1),
@@ -62,7 +62,7 @@ def test_everyone_waits_for_the_slowest() -> None:
     assert slow.compute_ms == 50 and slow.padded_tokens == 16
 
 
-def test_gradient_size() -> None:
+def test_gradient_size():
     model = torch.nn.Linear(500, 500, bias=False)
     assert gradient_megabytes(model) == pytest.approx(1.0)
 
@@ -91,7 +91,7 @@ class Network:
         return taken
 
 
-def test_virtual_ranks_have_running_statistics_of_their_own_samples_as_real_ones_do() -> None:
+def test_virtual_ranks_have_running_statistics_of_their_own_samples_as_real_ones_do():
     network, seen = Network(), []
     alone = [copy.deepcopy(network.model) for _ in range(2)]
     evaluator = SimpleNamespace(
