@@ -95,38 +95,25 @@ def run(arms: int, train: Train, block: int = 1, every: int = 0, last: int = -1)
 @pytest.mark.slow
 @given(st.integers(1, 4), st.integers(0, 5), st.integers(1, 20), st.integers(1, 9), st.integers(0, 7))
 def test_every_arm_runs_every_step_once_in_order(arms, warmup, steps, block, every):
+    """In turns of a block at most, numbered over all arms; all arms evaluate at one point, and leave before it."""
     train = Train(steps=steps, warmup_steps=warmup)
     players, events = run(arms, train, block, every, last=warmup + steps - 1)
+    evaluated = [step for step in range(warmup + steps) if players[0].due(step)]
+    ends, settling = {*evaluated, warmup - 1}, {step + 1 for step in evaluated if arms > 1}
     for player in players:
         assert [moment.step for moment in player.moments] == list(range(warmup + steps))
-        settling = {step + 1 for step in range(warmup + steps) if player.due(step)} if arms > 1 else set()
-        assert [moment.measured for moment in player.moments] == [
-            step >= warmup and step not in settling for step in range(warmup + steps)
-        ]
-        assert [step for name, what, step in events if (name, what) == (player.name, "evaluate")] == [
-            step for step in range(warmup + steps) if player.due(step)
-        ]
-
-
-def test_turns_are_numbered_across_arms_and_a_block_is_one_turn():
-    players, _ = run(2, Train(steps=7, warmup_steps=2), block=3)
-    numbers = sorted({moment.turn for player in players for moment in player.moments})
-    assert numbers == list(range(len(numbers)))
-    lengths = [len(list(steps)) for _, steps in groupby(players[0].moments, key=lambda moment: moment.turn)]
-    assert lengths == [2, 3, 3, 1]
-    assert [moment.leaving for moment in players[0].moments] == [False, True] + [False, False, True] * 2 + [True]
-
-
-def test_an_arm_alone_leaves_before_evaluations_and_where_the_warm_up_and_the_run_end():
-    (alone,), _ = run(1, Train(steps=7, warmup_steps=2), every=4)
-    evaluated = {moment.step for moment in alone.moments if alone.due(moment.step)}
-    assert evaluated and {moment.step for moment in alone.moments if moment.leaving} == evaluated | {1, 8}
-
-
-def test_evaluation_of_all_arms_is_at_one_point():
-    _, events = run(3, Train(steps=6, warmup_steps=0), every=3)
-    stages = [key for key, _ in groupby(what for _, what, _ in events)]
-    assert stages == ["step", "evaluate", "step", "evaluate"]
+        for _, moments in groupby(player.moments, key=lambda moment: moment.turn):
+            turn = list(moments)
+            first, last = turn[0].step, turn[-1].step
+            most = warmup + steps if arms == 1 else 1 if first in settling else block
+            assert len(turn) == most or (len(turn) < most and last in ends)
+            assert ends.isdisjoint(range(first, last))
+            assert [moment.leaving for moment in turn] == [False] * (len(turn) - 1) + [True]
+            assert {moment.measured for moment in turn} == {first >= warmup and first not in settling}
+    turns = {(moment.turn, player.name) for player in players for moment in player.moments}
+    assert sorted(number for number, _ in turns) == list(range(len(turns)))
+    stages = [(what, step) for _, what, step in events if step in evaluated]
+    assert stages == [(what, step) for step in evaluated for what in ("step", "evaluate") for _ in players]
 
 
 class Told(Arm):
