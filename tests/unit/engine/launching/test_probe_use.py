@@ -19,7 +19,7 @@ from dynbench.engine.launching.run_launch import plan_launch
 from dynbench.engine.plan_check import check_plan
 from dynbench.engine.planning import build_capacity
 from dynbench.errors import ConfigError
-from dynbench.plugins import POLICIES, STRATEGIES, WORKLOADS, Section, WorkloadEntry
+from dynbench.plugins import POLICIES, WORKLOADS, Section, WorkloadEntry
 from dynbench.plugins.outside import content_digest
 from dynbench.runs.store import RunStore
 from dynbench.schedule.policy import policy_class
@@ -125,6 +125,8 @@ SYNC = "launch.nproc=2 sync.name="
         (OLD, "workload.size=base", "workload.size: 'base'"),
         *(({}, SYNC + name, None) for name in ("ddp", "bucketed", "fsdp")),
         *(({}, SYNC + name, f"sync.name: '{name}', but .* was made with 'ddp'") for name in ("flat", "diloco")),
+        ({"sync": "ps"}, "sync.name=ps launch.nproc=3", None),  # beside a server
+        ({"sync": "ps"}, "sync.name=ps launch.nproc=4", "workers of.*: 3, but .* was made with 2"),
         ({}, SYNC + "diloco sync.inner_steps=5", "sync.name: 'diloco', but .* was made with 'ddp'"),
         ({"sync": "fsdp", "copies_held": 1.0}, SYNC + "ddp", "sync.name: 'ddp', but .* was made with 'fsdp'"),
         ({"sync": "fsdp", "copies_held": 2.0}, SYNC + "fsdp", None),
@@ -141,15 +143,6 @@ def test_a_probe_is_used_where_what_it_measured_holds(store, probed, overrides, 
     settings = (*CPU, *REAL, "schedule.mode=dynamic", "probe.run=probed", *shlex.split(overrides))
     with pytest.raises(ConfigError, match=refused) if refused else nullcontext():
         decide(store, machine, *settings)
-
-
-@pytest.mark.parametrize(("nproc", "refused"), [(3, False), (4, True)])
-def test_capacities_hold_for_as_many_workers_beside_a_server(store, monkeypatch, nproc, refused):
-    monkeypatch.setitem(STRATEGIES.entries, "ddp", replace(STRATEGIES["ddp"], servers=1))
-    probe = make_probe(store, ranks=2)
-    settings = (*CPU, "schedule.mode=dynamic", "probe.run=probed", f"launch.nproc={nproc}")
-    with pytest.raises(ConfigError, match=r"workers of.*: 3, but .* made with 2") if refused else nullcontext():
-        assert decide(store, CORES, *settings).config.schedule.capacity == probe.id
 
 
 class Depth(Section):

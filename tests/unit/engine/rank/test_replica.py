@@ -17,10 +17,9 @@ from hands import Hands
 from torch import nn
 
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Sync, Train
+from dynbench.config.schema import Config, Sync, Train
 from dynbench.engine.rank.evaluation import Epochs
 from dynbench.engine.rank.loop import ArmLoop, session
-from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.engine.rank.replica import (
     WIDTH,
     Replica,
@@ -40,7 +39,7 @@ CPU = torch.device("cpu")
 
 
 def drawn(seed: int, rank: int, step: int) -> float:
-    seed_dropout(seed, rank, step, torch.device("cpu"))
+    seed_dropout(seed, rank, step, CPU)
     return float(torch.rand(()))
 
 
@@ -55,7 +54,7 @@ def test_the_hook_is_called_once_with_the_last_bucket():
     calls = []
     model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(6)))
     strategy = Ddp(Sync(bucket_mb=0.3))
-    strategy.wrap(model, torch.device("cpu"), lambda: calls.append(None))
+    strategy.wrap(model, CPU, lambda: calls.append(None))
     for step in range(3):
         strategy.module(torch.ones(2, 300)).sum().backward()
         strategy.finish()
@@ -69,12 +68,26 @@ def test_the_hook_is_called_once_with_the_last_bucket():
 @pytest.mark.usefixtures("alone")
 def test_closing_frees_the_wrapped_module():
     strategy = Ddp()
-    strategy.wrap(nn.Linear(2, 2), torch.device("cpu"))(torch.ones(1, 2)).sum().backward()
+    strategy.wrap(nn.Linear(2, 2), CPU)(torch.ones(1, 2)).sum().backward()
     wrapped = weakref.ref(strategy.module)
     gc.collect()
     assert wrapped() is not None
     strategy.close()
     assert wrapped() is None
+
+
+def configured(*settings: str) -> Config:
+    given = ("train.learning_rate=1.0", "train.precision=fp32", "workload.pad_to_multiple_of=1")
+    return load_config(None, [*given, *settings])
+
+
+def linear(model: nn.Module | None = None, config: Config | None = None, **given: object) -> Replica:
+    """A replica of a small model whose loss is its summed output."""
+    workload = SimpleNamespace(
+        build_model=lambda seed: copy.deepcopy(model or nn.Linear(2, 1)), loss=lambda model, x: model(x["x"]).sum()
+    )
+    parts = {"timer": StepTimer(CPU), "strategy": Local()} | given
+    return Replica(config or configured(), workload, CPU, **parts)  # type: ignore[arg-type]
 
 
 class Gated(nn.Module):
@@ -93,45 +106,25 @@ class Gated(nn.Module):
 def test_virtual_ranks_leave_what_a_step_did_not_use_as_one_process_does(optimizer):
     """Of inputs of two ranks a step: both use the layer, one, none, and both again."""
     inputs = [(0.0, 2.0), (1.0, 4.0), (3.0, 5.0), (1.0, 7.0), (2.0, 2.0)]
-    train = load_config(
-        None, [f"train.optimizer={optimizer}", "train.learning_rate=0.1", "train.weight_decay=0.1"]
-    ).train
+    config = configured(f"train.optimizer={optimizer}", "train.learning_rate=0.1", "train.weight_decay=0.1")
     torch.manual_seed(0)
-    alone, strategy = Gated(), Local()
-    module = strategy.wrap(copy.deepcopy(alone), CPU)
-    theirs, ours = build_optimizer(alone.parameters(), train), build_optimizer(module.parameters(), train)
-    replica = SimpleNamespace(
-        stepping=False,
-        precision=Precision("fp32", CPU),
-        optimizer=ours,
-        strategy=strategy,
-        _rate=SimpleNamespace(advance=lambda: None),
-    )
-    kept = None
+    alone, kept = Gated(), None
+    replica, theirs = linear(alone, config), build_optimizer(alone.parameters(), config.train)
     for step in inputs:
-        for model in (alone, module):
-            for value in step:
-                model(torch.full((2, 3), value)).sum().backward()
+        batches = [MicroBatch(2, 2.0, 3, 6, {"x": torch.full((2, 3), value)}) for value in step]
+        for batch in batches:
+            alone(batch.inputs["x"]).sum().backward()
         theirs.step()
         theirs.zero_grad()
-        Replica.update(replica)  # type: ignore[arg-type]
-        kept = kept or [parameter.grad for parameter in module.parameters()]
-        for wanted, found, gradient in zip(alone.parameters(), module.parameters(), kept, strict=True):
+        replica.compute(batches, lambda: 1.0)
+        replica.update()
+        parameters = list(replica.model.parameters())
+        kept = kept or [parameter.grad for parameter in parameters]
+        for wanted, found, gradient in zip(alone.parameters(), parameters, kept, strict=True):
             assert torch.equal(wanted, found)
-            assert found.grad is gradient and (gradient is None or not gradient.any()), (
-                "kept as zeros for the next step"
-            )
+            assert found.grad is gradient, "kept as zeros for the next step"
+            assert gradient is None or not gradient.any()
     assert [gradient is None for gradient in kept or ()] == [False] * 4 + [True] * 2
-
-
-def linear(model: nn.Module | None = None, **given: object) -> Replica:
-    """A replica of a small model whose loss is its summed output."""
-    workload = SimpleNamespace(
-        build_model=lambda seed: copy.deepcopy(model or nn.Linear(2, 1)), loss=lambda model, x: model(x["x"]).sum()
-    )
-    config = load_config(None, ["train.learning_rate=1.0", "train.precision=fp32", "workload.pad_to_multiple_of=1"])
-    parts = {"timer": StepTimer(CPU), "strategy": Local()} | given
-    return Replica(config, workload, CPU, **parts)  # type: ignore[arg-type]
 
 
 def test_the_same_micro_batch_again_and_again_is_accumulated_up_to_the_last():
@@ -290,14 +283,8 @@ def test_it_is_done_for_every_unit_and_trains_nothing(layout, tmp_path, monkeypa
     monkeypatch.setattr(SecondWork, "run", lambda self, given: (units.append(given), own(self, given))[1])
     gradients = []
     for column in ("patches", "null"):
-        config = load_config(
-            None,
-            [
-                *("workload.dataset=lengths", f"workload.data_path={tmp_path / 'two.csv'}", "train.precision=fp32"),
-                *(f"workload.second_column={column}", f"workload.layout={layout}"),
-                *("workload.pad_to_multiple_of=1", "workload.dropout=0", "train.learning_rate=0.1"),
-            ],
-        )
+        settings = ("dataset=lengths", f"data_path={tmp_path / 'two.csv'}", f"second_column={column}", "dropout=0")
+        config = configured(*(f"workload.{setting}" for setting in (*settings, f"layout={layout}")))
         replica = Replica(config, build_workload(config), CPU, StepTimer(CPU), Local())
         share = (np.array([0, 1]), np.array([2, 3, 5]), np.array([0, 3]))
         replica.compute(replica.load(share), lambda: 1.0)
