@@ -60,7 +60,7 @@ def test_a_probe_tells_speeds_where_its_ranks_differ():
         return ProbeRecord.model_construct(speeds=list(speeds))
 
     found = probe_speeds(measured(1.0, 0.5), 2)
-    assert found is not None and found.tolist() == [1.0, 0.5]
+    assert found.tolist() == [1.0, 0.5]
     assert probe_speeds(measured(1.0, 0.95), 2) is None
     assert probe_speeds(measured(1.0, 0.5), 4) is None
 

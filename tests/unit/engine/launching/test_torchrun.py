@@ -87,7 +87,7 @@ def test_what_a_rank_had_started_ends_and_nothing_of_the_launcher_or_of_another_
     }
     try:
         for each in processes.values():
-            assert each.stdout is not None and each.stdout.readline(), "it runs, and has its environment"
+            assert each.stdout.readline(), "it runs, and has its environment"
         assert rank_pids("a.module", run) == [processes["rank"].pid] and rank_pids("a.module", other) == []
         stop_leftovers("a.module", run)
         for name, each in processes.items():

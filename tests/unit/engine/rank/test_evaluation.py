@@ -86,7 +86,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, workload: CausalLanguageMode
 
 @pytest.mark.slow
 def test_perplexity_is_of_the_mean_over_target_tokens(alone, workload):
-    assert workload.eval is not None and list(alone) == ["step", "loss", "perplexity", "tokens", "samples"]
+    assert list(alone) == ["step", "loss", "perplexity", "tokens", "samples"]
     chosen = np.random.default_rng(0).permutation(len(workload.eval))[:SAMPLES]
     model, total = workload.build_model(0).eval(), 0.0
     with torch.no_grad():
@@ -112,7 +112,7 @@ def test_neither_ranks_nor_seeds_change_it(tmp_path, workload, alone, ranks, see
 )  # fmt: skip
 def test_no_more_is_evaluated_at_a_time_than_training_has_room_for(workload, capacity, most):
     """In samples as long as the longest of them, which is padded or packed to 24 tokens."""
-    assert workload.eval is not None and workload.eval.lengths.max() == 24
+    assert workload.eval.lengths.max() == 24
     layout = "packed" if isinstance(capacity, PackedCapacity) else "padded"
     problem = Problem(workload.train.lengths, workers=2, global_batch=8, capacity=capacity, layout=layout)
     assert eval_batch_size(configured(), problem, workload) == most
