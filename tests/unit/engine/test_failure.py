@@ -240,20 +240,6 @@ def test_a_rank_that_nccls_watchdog_aborts_waited_for_the_one_that_hangs(run, co
     assert "rank 1 hung in data of step 12: rank 0 waited in vain in optimizer of step 12" in error.message
 
 
-def test_where_a_killed_process_was(run):
-    if (child := os.fork()) == 0:
-        try:
-            here = PositionFile()
-            here.open(run, 1)
-            here.at_step(7)
-            here.at("forward")
-            here.at("sync")
-        finally:
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
-    assert last_position(run, 1) == Position(7, "sync") and unfinished_ranks(run) == [1]
-
-
 def test_positions_before_and_between_steps_after_all_and_of_another_launch(run):
     here = PositionFile()
     here.at("forward")

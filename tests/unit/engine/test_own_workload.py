@@ -80,21 +80,3 @@ def test_the_lengths_of_a_registered_workload_are_kept_too(run, monkeypatch, kep
     rank_facts.write_facts(run, config, context, workload, SimpleNamespace(source="rss"))  # type: ignore[arg-type]
     assert (run.ranks_dir / LENGTHS_FILE).exists() is kept
     assert (run.ranks_dir / "facts.json").exists()
-
-
-def test_an_error_in_a_step_names_the_line_of_the_users_own_file(run):
-    config = configured()
-    workload = build_workload(config)
-    run.config_file.write_text(dump_config(config), encoding="utf-8")
-    batch = batch_of(workload, np.arange(3))
-    with pytest.raises(RuntimeError) as caught:
-        workload.loss(workload.build_model(0), {**batch, "tokens": batch["tokens"].float()})
-
-    failure = record_failure(run, 0, caught.value)
-
-    source = (Path(config.workload.import_from) / "length_regression.py").read_text(encoding="utf-8").splitlines()
-    where, _, message = failure.message.partition(": ")
-    assert where.partition(":")[0] == "length_regression.py"
-    assert "self.embed(tokens)" in source[int(where.partition(":")[2]) - 1]
-    assert message.startswith("RuntimeError: ")
-    assert failure.kind == "worker"

@@ -133,27 +133,6 @@ def test_evaluation_gives_what_padded_batches_give(architecture, tmp_path):
     assert packed == pytest.approx(padded, rel=1e-5)
 
 
-@pytest.mark.parametrize("architecture", ["roberta", "modernbert", "llama"])
-def test_the_proof_is_on_the_data_s_own_samples(architecture, tmp_path):
-    workload = build_workload(configured(tmp_path, architecture, "packed"))
-    found = check_rows(workload, 0, CPU, None)
-    assert max(found["lengths"]) == workload.train.lengths.max() and len(found["lengths"]) == 6
-    assert found["foreign_gradient"] == 0
-
-
-def test_a_leak_on_the_data_s_own_samples_is_found(tmp_path, monkeypatch):
-    attend = packed_attention.attend
-
-    def shifted(*given, **options):
-        *states, boundaries = given
-        first, *rest, last = boundaries.lengths
-        return attend(*states, Boundaries((first + 1, *rest, last - 1)), **options)
-
-    monkeypatch.setattr(packed_attention, "attend", shifted)
-    with pytest.raises(LeakFound, match="another sample's embeddings"):
-        check_rows(build_workload(configured(tmp_path, "bert", "packed")), 0, CPU, None)
-
-
 @pytest.mark.parametrize(
     ("architecture", "more", "leaks"),
     [("distilbert", (), True), ("gpt2", (), False), ("gpt2", ("workload.use_cache=true",), True), ("llama", (), False)],

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
-import virtual_runs
-from toys import Toy
 
 from dynbench.analysis.evaluations import evaluation_of
 from dynbench.analysis.merge import _read_evaluations
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config, Train
 from dynbench.engine.launching.progress import ProgressReader
-from dynbench.engine.rank import evaluation as module
 from dynbench.engine.rank.evaluation import (
     EVAL_BATCH,
     EVAL_FILE,
     SCALARS_FOLDER,
     Epochs,
     Evaluator,
+    Scalars,
     eval_batch_size,
     scalars_of,
 )
@@ -244,70 +241,23 @@ def test_the_loss_of_about_ten_steps_is_logged(said, steps, lines):
     ]
 
 
-class SummaryWriter:
-    """Remembers what it was told, by folder."""
-
-    made: dict[Path, SummaryWriter]
-
-    def __init__(self, log_dir: str, flush_secs: int) -> None:
-        self.scalars: dict[tuple[str, int], float] = {}
-        self.closed = False
-        assert self.made.setdefault(Path(log_dir), self) is self, "one writer for a folder"
-
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        assert not self.closed
-        self.scalars[tag, step] = value
-
-    def close(self) -> None:
-        self.closed = True
+def test_numbers_of_a_rank_s_rows_and_of_evaluations_are_drawn():
+    drawn: dict[str, tuple[float, int]] = {}
+    writer = SimpleNamespace(add_scalar=lambda tag, value, step: drawn.update({tag: (value, step)}))
+    scalars = Scalars(writer)
+    scalars.row(replace(row(1, 6, 0.5, 50.0), step=7), {"grad_norm": 2.0, "turn": 3, "push_ms": None})
+    scalars.evaluation(7, {"loss": 0.25, "accuracy": None})
+    assert drawn.pop("evaluation/loss") == (0.25, 7)
+    assert (drawn["rank_1/loss"], drawn["rank_1/grad_norm"]) == ((0.5, 7), (2.0, 7))
+    names = {tag.removeprefix("rank_1/") for tag in drawn}
+    assert names == {"grad_norm", *(field.name for field in fields(StepRow))} - {
+        *("step", "rank", "warmup", "work_hash", "policy", "turn", "layout"),
+    }
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> dict[Path, SummaryWriter]:
-    """The writers by folder; the package is there."""
-    stand_in = ModuleType("torch.utils.tensorboard")
-    stand_in.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
-    SummaryWriter.made = {}
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stand_in)
-    monkeypatch.setattr(module, "find_spec", lambda name: name)
-    return SummaryWriter.made
-
-
-class Evaluated(Toy):
-    """The toy with samples to evaluate on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.eval = self.train
-
-    def eval_sums(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, float]:
-        return {"loss_sum": self.loss(model, batch).item()}
-
-
-def drawn_config(*settings: str) -> Config:
-    train = ("train.global_batch=6", "train.warmup_steps=1", "train.steps=3", "train.max_grad_norm=1")
-    return virtual_runs.configured("static", *train, *settings)
-
-
-def test_the_first_ranks_rows_and_the_evaluations_are_drawn(tmp_path, made):
-    run = Run(tmp_path / "a")
-    with virtual_runs.loop_of(run.path, drawn_config("train.tensorboard=true"), Evaluated()):
-        pass
-    assert list(made) == [run.path / SCALARS_FOLDER]
-    writer, rows = made[run.path / SCALARS_FOLDER], pl.read_csv(run.rank_file(0))
-    assert writer.closed
-    for name in ("loss", "step_time_ms", "sync_ms", "real_tokens", "grad_norm"):
-        drawn = [writer.scalars[f"rank_0/{name}", step] for step in range(4)]
-        assert drawn == pytest.approx(rows[name].to_list())
-    tags = {tag for tag, _ in writer.scalars}
-    assert not tags & {f"rank_0/{name}" for name in ("step", "rank", "warmup", "work_hash", "policy", "turn")}
-    assert {tag for tag in tags if not tag.startswith("rank_0/")} == {"evaluation/loss", "evaluation/samples"}
-    assert writer.scalars["evaluation/loss", 3] == pl.read_csv(run.path / EVAL_FILE)["loss"][0]
-
-
-def test_nothing_is_written_unasked_or_by_other_ranks(tmp_path, made):
-    for settings, writes in (((), True), (("train.tensorboard=true",), False)):
-        with scalars_of(drawn_config(*settings), Run(tmp_path), writes=writes) as others:
-            others.evaluation(0, {"loss": 1.0})
-            others.row(row(0, 6, 1.0, 50.0), {})
-    assert not made
+@pytest.mark.parametrize(("asked", "writes"), [(False, True), (True, False)])
+def test_nothing_is_written_unasked_or_by_other_ranks(tmp_path, asked, writes):
+    config = load_config(None, [f"train.tensorboard={asked}"])
+    with scalars_of(config, Run(tmp_path), writes=writes) as scalars:
+        scalars.evaluation(0, {"loss": 1.0})
+    assert not (tmp_path / SCALARS_FOLDER).exists()

@@ -11,8 +11,6 @@ from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
-ELSEWHERE = "20261120-145312-static-k3f9"
-
 
 def created(store: RunStore, name: str | None = None, replace: bool = False) -> Run:
     return store.create("train", "static", name=name, replace=replace)
@@ -21,29 +19,6 @@ def created(store: RunStore, name: str | None = None, replace: bool = False) -> 
 def met(run: Run, joined: str, *, shared: bool, name: str | None = None) -> None:
     """What this node has learnt of the run that all of them join."""
     write_json(run.path / "met.json", {"id": joined, "name": name, "shared": shared})
-
-
-def test_one_that_met_nobody_stays(store):
-    run = created(store)
-    assert settle(run) == (run, True)
-
-
-def test_a_shared_folder_is_given_up(store):
-    first, other = created(store), created(store)
-    (other.logs_dir / "rank_1.log").write_text("hello")
-    met(other, first.id, shared=True)
-    assert settle(other) == (first, False)
-    assert not other.path.exists()
-    assert (first.logs_dir / "rank_1.log").read_text() == "hello"
-
-
-@pytest.mark.slow
-def test_a_folder_of_its_own_takes_the_id_and_the_name(store):
-    run = created(store)
-    met(run, ELSEWHERE, name="both", shared=False)
-    settled, ours = settle(run)
-    assert ours and settled.path == store.root / ELSEWHERE
-    assert (settled.record().id, settled.name) == (ELSEWHERE, "both")
 
 
 def test_rank_0s_own_folder_gets_the_name(store):

@@ -49,21 +49,6 @@ def test_dropout_streams_differ_by_seed_rank_and_step():
     assert drawn(0, 1, 2) == drawn(0, 1, 2)
 
 
-@pytest.mark.usefixtures("alone")
-def test_the_hook_is_called_once_with_the_last_bucket():
-    calls = []
-    model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(6)))
-    strategy = Ddp(Sync(bucket_mb=0.3))
-    strategy.wrap(model, CPU, lambda: calls.append(None))
-    for step in range(3):
-        strategy.module(torch.ones(2, 300)).sum().backward()
-        strategy.finish()
-        assert len(calls) == step + 1
-    with strategy.accumulating():
-        strategy.module(torch.ones(2, 300)).sum().backward()
-    assert len(calls) == 3
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("alone")
 def test_closing_frees_the_wrapped_module():

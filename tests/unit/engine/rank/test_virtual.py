@@ -6,10 +6,7 @@ import copy
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
-import virtual_runs
-from toys import Toy
 
 from dynbench.config.schema import Train
 from dynbench.engine.rank.evaluation import Epochs
@@ -20,22 +17,9 @@ from dynbench.engine.rank.virtual import VirtualLoop
 from dynbench.workloads.batches import LossPart
 
 
-def test_everyone_waits_for_the_slowest(tmp_path):
-    sizes = ("train.steps=4", "train.global_batch=12")
-    config = virtual_runs.configured("partition", *sizes, "launch.comm_model='4.0,0.0'", "launch.slowdown={1: 3.0}")
-    with virtual_runs.loop_of(tmp_path / "run", config, Toy()):
-        pass
-    rows = virtual_runs.rows_of(tmp_path / "run")
-    for _, row in rows.group_by("step"):
-        busy_ms = row["data_ms"] + row["forward_ms"] + row["backward_ms"]
-        assert row["sync_ms"].to_list() == pytest.approx((busy_ms.max() - busy_ms + 4).to_list(), abs=0.01)
-        [step_ms] = set(row["step_time_ms"])
-        assert step_ms == pytest.approx(row["plan_ms"][0] + busy_ms.max() + 4 + row["optimizer_ms"][0], abs=0.01)
-
-
 def test_gradient_size():
     model = torch.nn.Linear(500, 500, bias=False)
-    assert gradient_megabytes(model) == pytest.approx(1.0)
+    assert gradient_megabytes(model) == 1.0
 
 
 class Network:
