@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dynbench import errors
 from dynbench.config.layers import load_config
 from dynbench.config.schema import dump_config
 from dynbench.engine.failure import (
@@ -31,17 +32,6 @@ from dynbench.engine.failure import (
 )
 from dynbench.engine.rank.rank_facts import exchange_cause
 from dynbench.engine.turn_order import Turns
-from dynbench.errors import (
-    BatchTooLarge,
-    ConfigError,
-    DataError,
-    DynbenchError,
-    LeakFound,
-    NothingFits,
-    StorageError,
-    UsageError,
-    WorkerFailed,
-)
 from dynbench.runs.atomic import reserve
 from dynbench.runs.run import Run
 
@@ -77,7 +67,7 @@ def test_whatever_the_ranks_of_two_nodes_said(run, words):
             keep_failure(run, RankFailure(rank, rank, "host", kind, "E", f"{kind} of {rank}", ""))
     spoke = [rank for rank, kind in enumerate(words) if kind is not None]
     causes = [rank for rank in spoke if words[rank] in ("memory", "worker")]
-    lost = WorkerFailed("the nodes lost each other")
+    lost = errors.WorkerFailed("the nodes lost each other")
     for exit_code, node_error in product((1, -signal.SIGKILL, -signal.SIGTERM), (None, lost)):
         found = root_cause(run, {0: exit_code}, node_error)
         assert found.exit_code == (4 if causes and words[causes[0]] == "memory" else 3)
@@ -128,9 +118,9 @@ def test_a_cause_reaches_the_ranks_that_cannot_see_its_file(order):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        *((kind("x.tsv:3: no", "A hint."), "x.tsv:3: no") for kind in (DataError, UsageError, LeakFound)),
-        (ConfigError(["a: 1", "b: 2"], "A hint."), "a: 1\nb: 2"),
-        *((kind("step 0: no", "A hint."), "rank 1: step 0: no") for kind in (NothingFits, BatchTooLarge)),
+        *((kind("x.tsv:3: no", "A hint."), "x.tsv:3: no") for kind in (errors.DataError, errors.UsageError, errors.LeakFound)),
+        (errors.ConfigError(["a: 1", "b: 2"], "A hint."), "a: 1\nb: 2"),
+        *((kind("step 0: no", "A hint."), "rank 1: step 0: no") for kind in (errors.NothingFits, errors.BatchTooLarge)),
     ],
 )
 def test_errors_of_ours_keep_their_class_text_and_hint(run, error, message):
@@ -155,7 +145,7 @@ def test_errors_of_ours_keep_their_class_text_and_hint(run, error, message):
 def test_memory(run, error):
     record(run, 1, error)
     found = root_cause(run, {1: 1})
-    assert isinstance(found, NothingFits) and found.exit_code == 4 and "rank 1" in found.message
+    assert isinstance(found, errors.NothingFits) and found.exit_code == 4 and "rank 1" in found.message
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS])
@@ -163,7 +153,7 @@ def test_a_full_disk_is_recorded_in_the_room_kept_for_it_and_nobodys_fault(run, 
     reserve(run.path)
     record(run, 1, OSError(number, os.strerror(number), "rank_1.csv"))
     found = root_cause(run, {1: 1})
-    assert isinstance(found, StorageError) and found.exit_code == 2 and "Free some space" in found.hint
+    assert isinstance(found, errors.StorageError) and found.exit_code == 2 and "Free some space" in found.hint
     assert found.message.startswith(f"rank 1: rank_1.csv: {os.strerror(number)}; log: ")
     assert [path for path in run.path.iterdir() if path.is_file()] == []
 
@@ -206,7 +196,7 @@ def test_who_hangs_is_who_came_least_far(run, places, waited, noticed, hung):
         for rank in ranks:
             record(run, rank, error)
     found = root_cause(run, {rank: -9 if rank not in (*waited, *noticed) else 1 for rank in range(len(places))})
-    assert isinstance(found, WorkerFailed) and found.rank == hung
+    assert isinstance(found, errors.WorkerFailed) and found.rank == hung
     assert found.message.startswith(f"rank {hung} hung {places[hung]}: rank 0 waited in vain {places[0]} for 5 s")
     assert f"rank_{hung}.log" in found.message and "raise launch.timeout_s" in found.hint
 
@@ -236,7 +226,7 @@ def test_a_rank_that_nccls_watchdog_aborts_waited_for_the_one_that_hangs(run, co
     (run.logs_dir / "rank_1.log").write_text("step 11\n", encoding="utf-8")
     seen_at(run, Position(12, "optimizer"), Position(12, "data"))
     error = root_cause(run, codes)
-    assert isinstance(error, WorkerFailed) and error.rank == 1
+    assert isinstance(error, errors.WorkerFailed) and error.rank == 1
     assert "rank 1 hung in data of step 12: rank 0 waited in vain in optimizer of step 12" in error.message
 
 
@@ -266,7 +256,7 @@ def test_in_order():
 
 
 @pytest.mark.parametrize(
-    "error", [UsageError("workload.model: no"), ConnectionError("x"), MemoryError(), KeyError("k")]
+    "error", [errors.UsageError("workload.model: no"), ConnectionError("x"), MemoryError(), KeyError("k")]
 )
 def test_only_a_mistake_would_be_met_again_by_every_try(error, run):
-    assert lasting_fault(error, run) == ("workload.model: no" if isinstance(error, UsageError) else None)
+    assert lasting_fault(error, run) == ("workload.model: no" if isinstance(error, errors.UsageError) else None)
