@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -122,15 +121,11 @@ BROKEN = Machine(cores=4, gpus=0, bf16=False, gpu_fault="the driver on your syst
         (BROKEN, "launch.device=cuda", "too old"),
         (BROKEN, "launch.nnodes=2 launch.rdzv_endpoint=a:1", "too old"),  # other nodes may have theirs
         (replace(BROKEN, ranks_given=(2, 4)), "", "too old"),
-        (LAPTOP, "train.global_batch=63", "62 or 64"),
-        (LAPTOP, "train.global_batch=1", "nearest that works: 2"),
-        (LAPTOP, "'launch.slowdown={5: 2}'", "greatest: 1"),
-        (LAPTOP, "schedule.mode=dynamic schedule.policy=prefix schedule.buffer=3", "nearest that works: 32"),
     ],
 )
-def test_what_cannot_be_on_a_machine_or_with_its_number_of_ranks(machine, overrides, message):
+def test_impossible_devices(machine, overrides, message):
     with pytest.raises(UsageError, match=message):
-        decide(machine, *shlex.split(overrides))
+        decide(machine, *overrides.split())
 
 
 def test_rank_variables():
