@@ -118,7 +118,10 @@ def test_a_cause_reaches_the_ranks_that_cannot_see_its_file(order):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        *((kind("x.tsv:3: no", "A hint."), "x.tsv:3: no") for kind in (errors.DataError, errors.UsageError, errors.LeakFound)),
+        *(
+            (kind("x.tsv:3: no", "A hint."), "x.tsv:3: no")
+            for kind in (errors.DataError, errors.UsageError, errors.LeakFound)
+        ),
         (errors.ConfigError(["a: 1", "b: 2"], "A hint."), "a: 1\nb: 2"),
         *((kind("step 0: no", "A hint."), "rank 1: step 0: no") for kind in (errors.NothingFits, errors.BatchTooLarge)),
     ],

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from batches import batch_of
 from own import NAME
 from probes import resolved
 
 from dynbench.analysis.merge import _read_evaluations
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config, dump_config
-from dynbench.engine.failure import record_failure
+from dynbench.config.schema import Config
 from dynbench.engine.launching.probe_use import measured_settings
 from dynbench.engine.rank import rank_facts
 from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator

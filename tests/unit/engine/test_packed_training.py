@@ -21,8 +21,8 @@ from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.engine.rank.saved import Saved
 from dynbench.engine.rank.timers import StepTimer
-from dynbench.errors import ConfigError, LeakFound, UsageError
-from dynbench.kernels import Boundaries, packed_attention
+from dynbench.errors import ConfigError, UsageError
+from dynbench.kernels import Boundaries
 from dynbench.plugins.policies import ROWS
 from dynbench.schedule.policy import Planner
 from dynbench.workloads.base import Saves

@@ -236,9 +236,7 @@ def test_the_loss_of_about_ten_steps_is_logged(said, steps, lines):
     loop = SimpleNamespace(config=SimpleNamespace(train=Train(steps=steps, warmup_steps=0)))
     for step in range(steps):
         Loop._log_step(loop, replace(row(1, 6, 0.5, 50.0), step=step))
-    assert said() == [
-        f"step {line} of {steps}: loss 0.5000 over the 6 samples of this rank, 50.0 ms" for line in lines
-    ]
+    assert said() == [f"step {line} of {steps}: loss 0.5000 over the 6 samples of this rank, 50.0 ms" for line in lines]
 
 
 def test_numbers_of_a_rank_s_rows_and_of_evaluations_are_drawn():
@@ -247,7 +245,9 @@ def test_numbers_of_a_rank_s_rows_and_of_evaluations_are_drawn():
     scalars = Scalars(writer)
     scalars.row(replace(row(1, 6, 0.5, 50.0), step=7), {"grad_norm": 2.0, "turn": 3, "push_ms": None})
     scalars.evaluation(7, {"loss": 0.25, "accuracy": None})
-    assert {tag: found for tag, found in drawn.items() if tag.startswith("evaluation")} == {"evaluation/loss": (0.25, 7)}
+    assert {tag: found for tag, found in drawn.items() if tag.startswith("evaluation")} == {
+        "evaluation/loss": (0.25, 7)
+    }
     assert (drawn["rank_1/loss"], drawn["rank_1/grad_norm"]) == ((0.5, 7), (2.0, 7))
     for name in ("step", "rank", "warmup", "work_hash", "policy", "turn", "push_ms"):
         assert f"rank_1/{name}" not in drawn

@@ -13,7 +13,6 @@ from dynbench.engine.rank import exchange
 from dynbench.engine.rank.rank_facts import keep_warnings, read_warnings
 from dynbench.engine.rank.rank_process import RankContext, set_up_logging
 from dynbench.errors import ConfigError
-from dynbench.runs.run import Run
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -78,7 +77,9 @@ def test_a_process_ends_at_once_with_its_output_written():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "ignored"), [("SIGTERM", True), ("SIGINT", True), ("SIGHUP", False), ("SIGHUP", True)])
+@pytest.mark.parametrize(
+    ("name", "ignored"), [("SIGTERM", True), ("SIGINT", True), ("SIGHUP", False), ("SIGHUP", True)]
+)
 def test_a_signal_waits_for_the_step_in_progress_and_a_nohup_stays_one(name, ignored):
     code = (
         "number = getattr(signal, sys.argv[1])\n"

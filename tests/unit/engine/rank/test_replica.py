@@ -6,18 +6,16 @@ import copy
 import gc
 import threading
 import weakref
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
-from hands import Hands
 from torch import nn
 
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config, Sync, Train
+from dynbench.config.schema import Config, Train
 from dynbench.engine.rank.evaluation import Epochs
 from dynbench.engine.rank.loop import ArmLoop, session
 from dynbench.engine.rank.replica import (

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import groupby, islice, pairwise
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
