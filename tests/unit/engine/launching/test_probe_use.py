@@ -48,25 +48,28 @@ def decide(store: RunStore, machine: Machine, *overrides: str) -> Resolved:
     return resolved(*overrides, machine=machine, store=store)
 
 
-MODEL = [
-    ("workload.size", "base", "small"),
-    ("workload.dropout", 0.0, None),
-    ("workload.max_length", 512, 256),
-    ("workload.weights", "pretrained", "random"),
-    ("workload.pad_to_multiple_of", 8, 1),
-    ("workload.layout", "packed", "padded"),
-]
-"""Settings of another model, and those of the probe."""
+MODEL = {
+    "weights": [("workload.weights", "pretrained", "random")],
+    "shape and rows": [
+        ("workload.size", "base", "small"),
+        ("workload.dropout", 0.0, None),
+        ("workload.max_length", 512, 256),
+        ("workload.pad_to_multiple_of", 8, 1),
+        ("workload.layout", "packed", "padded"),
+    ],
+}
+"""Settings of another model, and those of the probe; what is pretrained has no size."""
 
 
 @pytest.mark.parametrize("key", ["probe.run", "schedule.capacity"])
-def test_a_run_of_another_model_is_refused(store, launcher, key):
+@pytest.mark.parametrize("differing", MODEL)
+def test_a_run_of_another_model_is_refused(store, launcher, key, differing):
     machine, settings = launcher
     probe = make_probe(store)
-    changed = [f"{setting}={ours}" for setting, ours, _ in MODEL]
+    changed = [f"{setting}={ours}" for setting, ours, _ in MODEL[differing]]
     with pytest.raises(ConfigError) as caught:
         decide(store, machine, *CPU, *settings, f"{key}=probed", *changed)
-    for setting, ours, theirs in MODEL:
+    for setting, ours, theirs in MODEL[differing]:
         assert f"{setting}: {ours!r}, but {key} {probe.id} was made with {theirs!r}" in caught.value.problems
     assert "dynbench probe" in caught.value.hint
 

@@ -196,6 +196,7 @@ def test_an_interrupted_run_keeps_the_last_model_that_a_rank_has_whole(tmp_path,
     config, strategy = configured(None), Asked()
     workload = build_workload(config)
     strategy.wrap(workload.build_model(0), CPU)
+    caplog.clear()
     for settings in (config, changed(config, {"train.save_model": False})):
         saving(settings, workload, tmp_path).interrupted(1, strategy)
     assert (tmp_path / "model" / "last" / "config.json").is_file() == (not sharded)
