@@ -46,6 +46,13 @@ def test_one_node():
     assert options.training_script_args == ["results/r1"]
 
 
+def test_rendezvous_flags_pass_through():
+    given = ("launch.nnodes=2", "launch.node_rank=1", "launch.rdzv_endpoint=host:29400", "launch.rdzv_id=job7")
+    options = options_of(*given)
+    assert (options.nnodes, options.node_rank, options.rdzv_id) == ("2", 1, "job7")
+    assert (options.rdzv_endpoint, options.rdzv_backend, options.standalone) == ("host:29400", "c10d", False)
+
+
 def test_environment_is_restored(monkeypatch):
     seen = {}
 

@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
+import polars as pl
+import pytest
 import torch
+from toys import Toy
+from virtual_runs import configured, loop_of, rows_of
 
 from dynbench.config.schema import Train
-from dynbench.engine.rank.evaluation import Epochs
+from dynbench.engine.rank import virtual
+from dynbench.engine.rank.evaluation import Epochs, Scalars
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.replica import PlayedStatistics, gradient_megabytes, running_statistics
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.virtual import VirtualLoop
 from dynbench.workloads.batches import LossPart
+
+
+def test_everyone_waits_for_the_slowest_and_the_all_reduce_and_the_first_is_drawn(tmp_path, monkeypatch):
+    drawn = set()
+    writer = SimpleNamespace(add_scalar=lambda tag, *_: drawn.add(tag.partition("/")[0]))
+    monkeypatch.setattr(virtual, "scalars_of", lambda *_, **__: nullcontext(Scalars(writer)))
+    config = configured("static", "train.steps=3", "train.eval_samples=0", "launch.comm_model='4,0'")
+    with loop_of(tmp_path, config, Toy()):
+        pass
+    parts = pl.sum_horizontal("plan_ms", "data_ms", "compute_ms", "sync_ms", "optimizer_ms")
+    rows = rows_of(tmp_path).with_columns(summed_ms=parts)
+    assert rows["summed_ms"].to_list() == pytest.approx(rows["step_time_ms"].to_list(), abs=0.01)
+    steps = rows.group_by("step").agg(pl.col("sync_ms").min(), pl.col("step_time_ms").n_unique())
+    assert steps["sync_ms"].to_list() == pytest.approx([4.0] * 3, abs=0.01)
+    assert steps["step_time_ms"].to_list() == [1] * 3
+    assert drawn == {"rank_0"}
 
 
 def test_gradient_size():
