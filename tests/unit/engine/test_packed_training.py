@@ -57,7 +57,10 @@ def configured(
     return resolved(*(f"workload.{each}" for each in workload), *schedule, *sizes, *more).config
 
 
-@pytest.mark.parametrize("architecture", ["distilbert", "bert", "roberta", "modernbert", "gpt2", "llama"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["distilbert", "bert", "roberta", "modernbert", "gpt2", pytest.param("llama", marks=pytest.mark.matrix)],
+)
 def test_packed_steps_are_those_of_padded_batches(architecture, tmp_path):
     """In float64, over a few steps of two ranks' work, by every layout, policy and number of rows."""
     trained = {}
