@@ -5,15 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
-import sys
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from dynbench import errors
 from dynbench.config.layers import load_config
 from dynbench.config.schema import dump_config
 from dynbench.engine.failure import (
@@ -34,30 +32,12 @@ from dynbench.engine.failure import (
 )
 from dynbench.engine.rank.rank_facts import exchange_cause
 from dynbench.engine.turn_order import Turns
-from dynbench.errors import (
-    BatchTooLarge,
-    ConfigError,
-    DataError,
-    DynbenchError,
-    LeakFound,
-    NothingFits,
-    StorageError,
-    UsageError,
-    WorkerFailed,
-)
 from dynbench.runs.atomic import reserve
 from dynbench.runs.run import Run
 
 CLOSED = RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:39121")
 WAITED = RuntimeError("[unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete")
 BACKWARD, SYNC = Position(3, "backward"), Position(3, "sync")
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    run = Run(tmp_path / "a-run")
-    run.ranks_dir.mkdir(parents=True)
-    return run
 
 
 def record(run: Run, rank: int, error: BaseException) -> None:
@@ -79,28 +59,26 @@ def seen_at(run: Run, *places: Position | None) -> None:
             here.at(place.phase)
 
 
-@pytest.mark.parametrize("node_error", [None, WorkerFailed("the nodes lost each other")])
-@pytest.mark.parametrize("exit_code", [1, -signal.SIGKILL, -signal.SIGTERM])
 @pytest.mark.parametrize("words", list(product(["memory", "worker", "aftermath", "stopped", None], repeat=2)))
-def test_whatever_the_ranks_of_two_nodes_said(
-    run: Run, words: tuple[str | None, str | None], exit_code: int, node_error: WorkerFailed | None
-) -> None:
-    """Rank 0 is this node's and ended with `exit_code`; rank 1 is another node's, of which its word is all there is."""
+def test_whatever_the_ranks_of_two_nodes_said(run, words):
+    """Rank 0 is this node's and ended with some exit code; of rank 1, which is another node's, its word is all."""
     for rank, kind in enumerate(words):
         if kind is not None:
             keep_failure(run, RankFailure(rank, rank, "host", kind, "E", f"{kind} of {rank}", ""))
-    found = root_cause(run, {0: exit_code}, node_error)
     spoke = [rank for rank, kind in enumerate(words) if kind is not None]
     causes = [rank for rank in spoke if words[rank] in ("memory", "worker")]
-    if causes:
-        assert f"{words[causes[0]]} of {causes[0]}" in found.message
-        assert found.exit_code == (4 if words[causes[0]] == "memory" else 3)
-    elif words[0] is None:
-        assert found.message.startswith("rank 0 ") and found.exit_code == 3
-    elif node_error is not None:
-        assert found is node_error
-    else:
-        assert f"{words[spoke[0]]} of {spoke[0]}" in found.message and found.exit_code == 3
+    lost = errors.WorkerFailed("the nodes lost each other")
+    for exit_code, node_error in product((1, -signal.SIGKILL, -signal.SIGTERM), (None, lost)):
+        found = root_cause(run, {0: exit_code}, node_error)
+        assert found.exit_code == (4 if causes and words[causes[0]] == "memory" else 3)
+        if causes:
+            assert f"{words[causes[0]]} of {causes[0]}" in found.message
+        elif words[0] is None:
+            assert found.message.startswith("rank 0 ")
+        elif node_error is not None:
+            assert found is node_error
+        else:
+            assert f"{words[spoke[0]]} of {spoke[0]}" in found.message
 
 
 @pytest.mark.parametrize(
@@ -117,9 +95,7 @@ def test_whatever_the_ranks_of_two_nodes_said(
         ([(2, ValueError("several\nlines"))], {2: 1}, "ValueError: several;", ""),
     ],
 )
-def test_which_end_is_the_cause(
-    run: Run, records: list[tuple[int, BaseException]], codes: dict[int, int], message: str, hint: str
-) -> None:
+def test_which_end_is_the_cause(run, records, codes, message, hint):
     for rank, error in records:
         record(run, rank, error)
     found = root_cause(run, codes)
@@ -128,7 +104,7 @@ def test_which_end_is_the_cause(
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_cause_reaches_the_ranks_that_cannot_see_its_file(order: tuple[int, int]) -> None:
+def test_a_cause_reaches_the_ranks_that_cannot_see_its_file(order):
     """Two ranks that fail by themselves and one that only notices, each with a folder of its own."""
     store = dist.HashStore()
     failures = [RankFailure(rank, rank, "host", "memory", "E", f"full {rank}", "") for rank in range(2)]
@@ -142,12 +118,15 @@ def test_a_cause_reaches_the_ranks_that_cannot_see_its_file(order: tuple[int, in
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        *((kind("x.tsv:3: no", "A hint."), "x.tsv:3: no") for kind in (DataError, UsageError, LeakFound)),
-        (ConfigError(["a: 1", "b: 2"], "A hint."), "a: 1\nb: 2"),
-        *((kind("step 0: no", "A hint."), "rank 1: step 0: no") for kind in (NothingFits, BatchTooLarge)),
+        *(
+            (kind("x.tsv:3: no", "A hint."), "x.tsv:3: no")
+            for kind in (errors.DataError, errors.UsageError, errors.LeakFound)
+        ),
+        (errors.ConfigError(["a: 1", "b: 2"], "A hint."), "a: 1\nb: 2"),
+        *((kind("step 0: no", "A hint."), "rank 1: step 0: no") for kind in (errors.NothingFits, errors.BatchTooLarge)),
     ],
 )
-def test_errors_of_ours_keep_their_class_text_and_hint(run: Run, error: DynbenchError, message: str) -> None:
+def test_errors_of_ours_keep_their_class_text_and_hint(run, error, message):
     record(run, 1, error)
     found = root_cause(run, {1: 1})
     assert (type(found), found.message, found.hint) == (type(error), message, "A hint.")
@@ -166,23 +145,23 @@ def test_errors_of_ours_keep_their_class_text_and_hint(run: Run, error: Dynbench
         MemoryError(),
     ],
 )
-def test_memory(run: Run, error: BaseException) -> None:
+def test_memory(run, error):
     record(run, 1, error)
     found = root_cause(run, {1: 1})
-    assert isinstance(found, NothingFits) and found.exit_code == 4 and "rank 1" in found.message
+    assert isinstance(found, errors.NothingFits) and found.exit_code == 4 and "rank 1" in found.message
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS])
-def test_a_full_disk_is_recorded_in_the_room_kept_for_it_and_nobodys_fault(run: Run, number: int) -> None:
+def test_a_full_disk_is_recorded_in_the_room_kept_for_it_and_nobodys_fault(run, number):
     reserve(run.path)
     record(run, 1, OSError(number, os.strerror(number), "rank_1.csv"))
     found = root_cause(run, {1: 1})
-    assert isinstance(found, StorageError) and found.exit_code == 2 and "Free some space" in found.hint
+    assert isinstance(found, errors.StorageError) and found.exit_code == 2 and "Free some space" in found.hint
     assert found.message.startswith(f"rank 1: rank_1.csv: {os.strerror(number)}; log: ")
     assert [path for path in run.path.iterdir() if path.is_file()] == []
 
 
-def test_only_what_ranks_say_of_each_other_is_aftermath() -> None:
+def test_only_what_ranks_say_of_each_other_is_aftermath():
     assert is_aftermath(CLOSED)
     assert not is_aftermath(ZeroDivisionError("division by zero"))
     assert not is_aftermath(BrokenPipeError(errno.EPIPE, "Broken pipe"))
@@ -190,7 +169,7 @@ def test_only_what_ranks_say_of_each_other_is_aftermath() -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("how", [-9, 7, KeyError("x"), MemoryError()])
-def test_the_message_says_whether_a_server_or_a_worker_ended(run: Run, rank: int, how: int | BaseException) -> None:
+def test_the_message_says_whether_a_server_or_a_worker_ended(run, rank, how):
     run.config_file.write_text(dump_config(load_config(None, ["sync.name=ps", "launch.nproc=3"])), encoding="utf-8")
     if isinstance(how, BaseException):
         record(run, rank, how)
@@ -213,21 +192,19 @@ def test_the_message_says_whether_a_server_or_a_worker_ended(run: Run, rank: int
         ([Position(None, "measuring x"), Position(None, "measuring x")], [0], [], 1),
     ],
 )
-def test_who_hangs_is_who_came_least_far(
-    run: Run, places: list[Position], waited: list[int], noticed: list[int], hung: int
-) -> None:
+def test_who_hangs_is_who_came_least_far(run, places, waited, noticed, hung):
     run.config_file.write_text(dump_config(load_config(None, ["launch.timeout_s=5"])), encoding="utf-8")
     seen_at(run, *places)
     for error, ranks in ((WAITED, waited), (CLOSED, noticed)):
         for rank in ranks:
             record(run, rank, error)
     found = root_cause(run, {rank: -9 if rank not in (*waited, *noticed) else 1 for rank in range(len(places))})
-    assert isinstance(found, WorkerFailed) and found.rank == hung
+    assert isinstance(found, errors.WorkerFailed) and found.rank == hung
     assert found.message.startswith(f"rank {hung} hung {places[hung]}: rank 0 waited in vain {places[0]} for 5 s")
     assert f"rank_{hung}.log" in found.message and "raise launch.timeout_s" in found.hint
 
 
-def test_a_rank_that_ended_well_does_not_hang(run: Run) -> None:
+def test_a_rank_that_ended_well_does_not_hang(run):
     seen_at(run, BACKWARD, BACKWARD, BACKWARD)
     done = PositionFile()
     done.open(run, 1)
@@ -236,7 +213,7 @@ def test_a_rank_that_ended_well_does_not_hang(run: Run) -> None:
     assert root_cause(run, {0: 1, 2: -9}).message.startswith("rank 2 hung in backward of step 3")
 
 
-def test_of_ranks_that_were_killed_the_one_that_came_least_far_is_named(run: Run) -> None:
+def test_of_ranks_that_were_killed_the_one_that_came_least_far_is_named(run):
     """The other was killed by torchrun, as it still waited for it."""
     seen_at(run, SYNC, BACKWARD)
     assert root_cause(run, {0: -9, 1: -9}).message.startswith("rank 1 was killed by SIGKILL in backward of step 3")
@@ -244,7 +221,7 @@ def test_of_ranks_that_were_killed_the_one_that_came_least_far_is_named(run: Run
 
 
 @pytest.mark.parametrize("codes", [{0: -6, 1: -9}, {0: -6, 1: -15}, {0: -6}])
-def test_a_rank_that_nccls_watchdog_aborts_waited_for_the_one_that_hangs(run: Run, codes: dict[int, int]) -> None:
+def test_a_rank_that_nccls_watchdog_aborts_waited_for_the_one_that_hangs(run, codes):
     """Neither leaves a word: the watchdog aborts the process, and torchrun ends the other with SIGKILL."""
     watchdog = "[rank0]:[E1124 12:00:00.1 ProcessGroupNCCL.cpp:690] Watchdog caught collective operation timeout: x"
     run.logs_dir.mkdir()
@@ -252,30 +229,11 @@ def test_a_rank_that_nccls_watchdog_aborts_waited_for_the_one_that_hangs(run: Ru
     (run.logs_dir / "rank_1.log").write_text("step 11\n", encoding="utf-8")
     seen_at(run, Position(12, "optimizer"), Position(12, "data"))
     error = root_cause(run, codes)
-    assert isinstance(error, WorkerFailed) and error.rank == 1
+    assert isinstance(error, errors.WorkerFailed) and error.rank == 1
     assert "rank 1 hung in data of step 12: rank 0 waited in vain in optimizer of step 12" in error.message
 
 
-KILLED = """\
-import os, signal, sys, pathlib
-from dynbench.engine.failure import PositionFile
-from dynbench.runs.run import Run
-here = PositionFile()
-here.open(Run(pathlib.Path(sys.argv[1])), 1)
-here.at_step(7)
-here.at("forward")
-here.at("sync")
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.slow
-def test_where_a_killed_process_was(run: Run) -> None:
-    assert subprocess.run([sys.executable, "-c", KILLED, str(run.path)], check=False).returncode == -9
-    assert last_position(run, 1) == Position(7, "sync") and unfinished_ranks(run) == [1]
-
-
-def test_positions_before_and_between_steps_after_all_and_of_another_launch(run: Run) -> None:
+def test_positions_before_and_between_steps_after_all_and_of_another_launch(run):
     here = PositionFile()
     here.at("forward")
     assert last_position(run, 0) is None, "no run is opened"
@@ -294,14 +252,14 @@ def test_positions_before_and_between_steps_after_all_and_of_another_launch(run:
     assert last_position(run, 0) is None and last_position(run, 5) is None
 
 
-def test_in_order() -> None:
+def test_in_order():
     early = [Position(None, CONNECTING), Position(None, BUILDING), Position(0, "plan"), Position(0, "sync")]
     places = [*early, Position(0, "recording"), Position(1, "plan")]
     assert sorted(places, key=lambda place: place.progress) == places
 
 
 @pytest.mark.parametrize(
-    "error", [UsageError("workload.model: no"), ConnectionError("x"), MemoryError(), KeyError("k")]
+    "error", [errors.UsageError("workload.model: no"), ConnectionError("x"), MemoryError(), KeyError("k")]
 )
-def test_only_a_mistake_would_be_met_again_by_every_try(error: Exception, run: Run) -> None:
-    assert lasting_fault(error, run) == ("workload.model: no" if isinstance(error, UsageError) else None)
+def test_only_a_mistake_would_be_met_again_by_every_try(error, run):
+    assert lasting_fault(error, run) == ("workload.model: no" if isinstance(error, errors.UsageError) else None)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from batches import batch_of
 from own import NAME
 from probes import resolved
 
 from dynbench.analysis.merge import _read_evaluations
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
-from dynbench.engine.failure import record_failure
 from dynbench.engine.launching.probe_use import measured_settings
 from dynbench.engine.rank import rank_facts
 from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
@@ -35,14 +31,14 @@ def configured(*overrides: str) -> Config:
     return resolved(*TINY, *overrides).config
 
 
-def test_a_probe_tries_it_at_any_shape() -> None:
+def test_a_probe_tries_it_at_any_shape():
     config = configured()
     trial = TrialStep(config, build_workload(config), CPU)
     assert trial.fits(5, 40)[0]
     assert len(trial.timed(2, 8, 2)) == 2
 
 
-def test_it_is_evaluated_without_an_accuracy(tmp_path: Path) -> None:
+def test_it_is_evaluated_without_an_accuracy(tmp_path):
     config = configured("train.eval_samples=100")
     workload = build_workload(config)
     model, file = workload.build_model(0), tmp_path / EVAL_FILE
@@ -60,7 +56,7 @@ def test_it_is_evaluated_without_an_accuracy(tmp_path: Path) -> None:
     assert all(row["loss"] > 0 for row in rows)
 
 
-def test_a_probe_of_another_version_of_the_file_is_not_that_of_the_run() -> None:
+def test_a_probe_of_another_version_of_the_file_is_not_that_of_the_run():
     settings = configured().workload
     changed = settings.model_copy(update={"code_digest": "another"})
     differing = {key for key, value in measured_settings(settings).items() if value != measured_settings(changed)[key]}
@@ -69,12 +65,9 @@ def test_a_probe_of_another_version_of_the_file_is_not_that_of_the_run() -> None
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_the_lengths_of_a_registered_workload_are_kept_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
-) -> None:
+def test_the_lengths_of_a_registered_workload_are_kept_too(run, monkeypatch, kept):
     config = load_config(None, ["workload.dataset=lognormal", "launch.launcher=torchrun", "workload.subset=64"])
-    workload, run = build_workload(config), Run(tmp_path / "run")
-    run.ranks_dir.mkdir(parents=True)
+    workload = build_workload(config)
     monkeypatch.setattr(rank_facts, "gather_objects", lambda value: [value])
     monkeypatch.setattr(rank_facts, "compare_clocks", dict)
     if kept:
@@ -83,25 +76,3 @@ def test_the_lengths_of_a_registered_workload_are_kept_too(
     rank_facts.write_facts(run, config, context, workload, SimpleNamespace(source="rss"))  # type: ignore[arg-type]
     assert (run.ranks_dir / LENGTHS_FILE).exists() is kept
     assert (run.ranks_dir / "facts.json").exists()
-
-
-def test_an_error_in_a_step_names_the_line_of_the_users_own_file(tmp_path: Path) -> None:
-    from dynbench.config.schema import dump_config
-    from dynbench.runs.atomic import write_text
-
-    config = configured()
-    workload, run = build_workload(config), Run(tmp_path / "run")
-    run.ranks_dir.mkdir(parents=True)
-    write_text(run.config_file, dump_config(config))
-    batch = batch_of(workload, np.arange(3))
-    with pytest.raises(RuntimeError) as caught:
-        workload.loss(workload.build_model(0), {**batch, "tokens": batch["tokens"].float()})
-
-    failure = record_failure(run, 0, caught.value)
-
-    source = (Path(config.workload.import_from) / "length_regression.py").read_text(encoding="utf-8").splitlines()
-    where, _, message = failure.message.partition(": ")
-    assert where.partition(":")[0] == "length_regression.py"
-    assert "self.embed(tokens)" in source[int(where.partition(":")[2]) - 1]
-    assert message.startswith("RuntimeError: ")
-    assert failure.kind == "worker"

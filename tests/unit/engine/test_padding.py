@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from batches import row_of
 
 from dynbench.config.layers import load_config
 from dynbench.engine.planning import build_problem
-from dynbench.engine.rank.memory import MemoryNow
 from dynbench.engine.rank.row_builder import RowBuilder
-from dynbench.engine.rank.turns import Moment
 from dynbench.plugins import POLICIES
 from dynbench.probe.capacity import planned_shapes
 from dynbench.probe.prober import _length_grid, _within
@@ -25,7 +24,6 @@ from dynbench.workloads.registry import build_workload
 POSITIONS, STEPS = 512, 4
 MULTIPLE = 48
 """500 tokens are rounded up to 528."""
-PHASES = dict.fromkeys(("plan", "data", "forward", "backward", "sync", "optimizer"), 0.0)
 SETTINGS = (
     "workload.dataset=lognormal",
     "workload.max_length=500",
@@ -41,7 +39,7 @@ def workload() -> Workload:
 
 @pytest.mark.parametrize("cost_type", ["tokens", "attention"])
 @pytest.mark.parametrize("policy", [name for name, entry in POLICIES.items() if entry.in_train])
-def test_plans_rows_and_tensors_agree(workload: Workload, policy: str, cost_type: str) -> None:
+def test_plans_rows_and_tensors_agree(workload, policy, cost_type):
     if reason := POLICIES[policy].missing:
         pytest.skip(f"{policy} {reason}")
     window = ["schedule.window=2"] if policy == "window" else []
@@ -56,15 +54,7 @@ def test_plans_rows_and_tensors_agree(workload: Workload, policy: str, cost_type
             batches = [make_micro_batch(workload, workload.train, ids, MULTIPLE) for ids in share]
             shapes = [batch.inputs["input_ids"].shape for batch in batches]
             parts = [LossPart(b.n, b.weight, b.width, b.tokens, torch.zeros(())) for b in batches]
-            row = rows[rank].row(
-                Moment(step, measured=True),
-                share,
-                parts,
-                PHASES,
-                step_ms=0.0,
-                memory=MemoryNow(None, None),
-                skipped=False,
-            )
+            row = row_of(rows[rank], step, share, parts)
             assert row.padded_tokens == planned.padded_tokens[rank] == sum(n * width for n, width in shapes)
             assert row.padded_tokens2 == sum(n * width**2 for n, width in shapes)
             assert row.real_tokens2 == (problem.lengths[np.concatenate(share)] ** 2).sum()
@@ -75,7 +65,7 @@ def test_plans_rows_and_tensors_agree(workload: Workload, policy: str, cost_type
     assert max(widths) == POSITIONS and len(set(widths)) > 1
 
 
-def test_a_probe_measures_the_lengths_that_plans_ask_for(workload: Workload) -> None:
+def test_a_probe_measures_the_lengths_that_plans_ask_for(workload):
     config = load_config(None, SETTINGS)
     lengths = _within(_length_grid(config), workload.positions)
     assert lengths == (32, 64, 128, 256, POSITIONS)

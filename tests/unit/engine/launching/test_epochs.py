@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,17 +20,20 @@ from dynbench.runs.store import RunStore
 MLP = ("workload.name=mlp", "train.epochs=2")
 
 
-def test_steps_follow_from_the_samples() -> None:
+def decided_again(config: Config) -> Config:
+    return resolve(config, LAPTOP, RunStore(Path("nowhere"))).config
+
+
+def test_steps_follow_from_the_samples():
     found = resolved(*MLP, "train.global_batch=100", "train.warmup_steps=10")
     train = found.config.train
     assert (train.steps, train.epochs, train.epoch_steps) == (2 * 81 - 10, 2, 81), "8,192 samples, 81 full batches"
     assert found.decisions["train.steps"]["value"] == 152
     assert "8,192 samples" in str(found.decisions["train.steps"]["reason"])
-    again = resolve(found.config, LAPTOP, RunStore(Path("nowhere")))
-    assert again.config == found.config, "what is decided stays"
+    assert decided_again(found.config) == found.config, "what is decided stays"
 
 
-def test_files_that_cannot_be_read_are_no_samples(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_no_samples(tmp_path):
     folder = write_folder(tmp_path / "data", train=10)
     (folder / "train" / "ant" / "00.jpg").write_bytes(b"")
     given = ("name=image_classification", "dataset=image_folder", f"data_path={folder}", f"cache_dir={tmp_path}")
@@ -45,7 +49,7 @@ def test_files_that_cannot_be_read_are_no_samples(tmp_path: Path) -> None:
         ((*MLP, "train.global_batch=9000"), UsageError, "9000 is more than the 8192 samples"),
     ],
 )
-def test_epochs_that_are_none_are_refused(given: tuple[str, ...], kind: type[Exception], said: str) -> None:
+def test_epochs_that_are_none_are_refused(given, kind, said):
     with pytest.raises(kind) as caught:
         resolved(*given)
     assert said in str(caught.value)
@@ -59,23 +63,23 @@ def test_epochs_that_are_none_are_refused(given: tuple[str, ...], kind: type[Exc
         ("{global_batch: 64, batch_per_worker: 8}", "global_batch", "batch_per_worker"),
     ],
 )
-def test_a_file_that_says_both_is_refused(tmp_path: Path, both: str, usual: str, other: str) -> None:
+def test_a_file_that_says_both_is_refused(tmp_path, both, usual, other):
     path = tmp_path / "both.yaml"
     path.write_text(f"workload: {{name: mlp}}\ntrain: {both}\n")
     with pytest.raises(ConfigError, match=rf"both.yaml:2: train.{other}: given beside train.{usual}"):
         load_config(path)
     assert load_config(path, [f"train.{usual}=32"]), "the command line takes the place of the other"
-    path.write_text(path.read_text().replace(f"{other}: 2", f"{other}: null").replace(f"{other}: 8", f"{other}: null"))
+    path.write_text(re.sub(rf"{other}: \d", f"{other}: null", path.read_text()))
     assert load_config(path)
 
 
-def test_the_file_of_a_run_says_both_and_has_to_agree(tmp_path: Path) -> None:
+def test_the_file_of_a_run_says_both_and_has_to_agree(tmp_path):
     path, config = tmp_path / "config.yaml", resolved(*MLP).config
     path.write_text(dump_config(config))
     assert load_config(path) == config
     path.write_text(dump_config(changed(config, {"train.steps": 50})))
     with pytest.raises(ConfigError, match=r"train.steps: 50, but train.epochs 2 are 246 beside the warm-up"):
-        resolve(load_config(path), LAPTOP, RunStore(tmp_path))
+        decided_again(load_config(path))
 
 
 RECIPE = """\
@@ -90,7 +94,7 @@ launches: 2
 """
 
 
-def test_what_is_laid_over_takes_the_place_of_the_other(tmp_path: Path) -> None:
+def test_what_is_laid_over_takes_the_place_of_the_other(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(RECIPE)
 
@@ -107,18 +111,18 @@ def test_what_is_laid_over_takes_the_place_of_the_other(tmp_path: Path) -> None:
     ("given", "batch"),
     [(("launch.nproc=2",), 16), (("launch.launcher=virtual", "launch.world_size=3"), 24), (("launch.nproc=12",), 96)],
 )
-def test_a_batch_given_for_each_worker_grows_with_their_number(given: tuple[str, ...], batch: int) -> None:
+def test_a_batch_given_for_each_worker_grows_with_their_number(given, batch):
     found = resolved("train.batch_per_worker=8", "workload.subset=96", *given)
     assert found.config.train.global_batch == batch == found.decisions["train.global_batch"]["value"]
-    assert resolve(found.config, LAPTOP, RunStore(Path("nowhere"))).config == found.config
+    assert decided_again(found.config) == found.config
 
 
-def test_a_batch_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+def test_a_batch_that_is_given_twice_is_refused(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(changed(Config(), {"train.global_batch": 20, "train.batch_per_worker": 8})))
     said = "train.global_batch: 20, but train.batch_per_worker 8 on 2 workers are 16"
     with pytest.raises(ConfigError, match=said):
-        resolve(load_config(path), LAPTOP, RunStore(tmp_path))
+        decided_again(load_config(path))
     with pytest.raises(ConfigError, match=said):
         load_config(path, ["launch.launcher=torchrun", "launch.nproc=2"])
     with pytest.raises(ConfigError, match="both say how large a step is"):
@@ -126,7 +130,7 @@ def test_a_batch_that_is_given_twice_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["train.steps=7", "train.epochs=5", "train.global_batch=32"])
-def test_a_recipe_written_with_its_options_says_the_same(tmp_path: Path, given: str) -> None:
+def test_a_recipe_written_with_its_options_says_the_same(tmp_path, given):
     path, written = tmp_path / "mine.yaml", tmp_path / "written.yaml"
     path.write_text(RECIPE.replace("{train.epochs: 2}", "{train.epochs: 2, train.batch_per_worker: 8}"))
     document = load_mapping(path)

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 from architectures import write_config
-from probes import capacity_row, make_probe, probe_record
+from probes import capacity_row, make_probe, probe_record, resolved
 
 from dynbench.config.layers import load_config
 from dynbench.engine.launching.probe_use import device_name, measured_settings, probe_warnings
-from dynbench.engine.launching.resolve import Machine, Resolved, launch_warnings, resolve
+from dynbench.engine.launching.resolve import Machine, Resolved, launch_warnings
 from dynbench.engine.launching.run_launch import plan_launch
 from dynbench.engine.plan_check import check_plan
 from dynbench.engine.planning import build_capacity
 from dynbench.errors import ConfigError
-from dynbench.plugins import POLICIES, STRATEGIES, WORKLOADS, Section, WorkloadEntry
+from dynbench.plugins import POLICIES, WORKLOADS, Section, WorkloadEntry
 from dynbench.plugins.outside import content_digest
 from dynbench.runs.store import RunStore
 from dynbench.schedule.policy import policy_class
@@ -39,44 +39,42 @@ LAUNCHERS = {
 TRAINED = [name for name, entry in POLICIES.items() if entry.in_train and not entry.needs]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> RunStore:
-    return RunStore(tmp_path)
-
-
 @pytest.fixture(params=LAUNCHERS)
 def launcher(request: pytest.FixtureRequest) -> tuple[Machine, tuple[str, ...]]:
     return LAUNCHERS[request.param]
 
 
 def decide(store: RunStore, machine: Machine, *overrides: str) -> Resolved:
-    return resolve(load_config(None, overrides), machine, store)
+    return resolved(*overrides, machine=machine, store=store)
 
 
-@pytest.mark.parametrize("key", ["probe.run", "schedule.capacity"])
-@pytest.mark.parametrize(
-    ("setting", "ours", "theirs"),
-    [
+MODEL = {
+    "weights": [("workload.weights", "pretrained", "random")],
+    "shape and rows": [
         ("workload.size", "base", "small"),
         ("workload.dropout", 0.0, None),
         ("workload.max_length", 512, 256),
-        ("workload.weights", "pretrained", "random"),
         ("workload.pad_to_multiple_of", 8, 1),
         ("workload.layout", "packed", "padded"),
     ],
-)
-def test_a_run_of_another_model_is_refused(
-    store: RunStore, launcher: tuple[Machine, tuple[str, ...]], key: str, setting: str, ours: object, theirs: object
-) -> None:
+}
+"""Settings of another model, and those of the probe; what is pretrained has no size."""
+
+
+@pytest.mark.parametrize("key", ["probe.run", "schedule.capacity"])
+@pytest.mark.parametrize("differing", MODEL)
+def test_a_run_of_another_model_is_refused(store, launcher, key, differing):
     machine, settings = launcher
     probe = make_probe(store)
+    changed = [f"{setting}={ours}" for setting, ours, _ in MODEL[differing]]
     with pytest.raises(ConfigError) as caught:
-        decide(store, machine, *CPU, *settings, f"{key}=probed", f"{setting}={ours}")
-    assert f"{setting}: {ours!r}, but {key} {probe.id} was made with {theirs!r}" in caught.value.problems
+        decide(store, machine, *CPU, *settings, f"{key}=probed", *changed)
+    for setting, ours, theirs in MODEL[differing]:
+        assert f"{setting}: {ours!r}, but {key} {probe.id} was made with {theirs!r}" in caught.value.problems
     assert "dynbench probe" in caught.value.hint
 
 
-def test_every_key_and_every_probe_that_differs_is_named_at_once(store: RunStore) -> None:
+def test_every_key_and_every_probe_that_differs_is_named_at_once(store):
     make_probe(store, "workload.dropout=0.0", pad_to_multiple_of=8, precision="bf16", device="cuda", name="a")
     make_probe(store, "workload.dropout=0.5", name="b")
     with pytest.raises(ConfigError) as caught:
@@ -88,9 +86,7 @@ def test_every_key_and_every_probe_that_differs_is_named_at_once(store: RunStore
 
 
 @pytest.mark.parametrize("policy", TRAINED)
-def test_the_same_model_takes_capacities_cost_and_speeds(
-    store: RunStore, launcher: tuple[Machine, tuple[str, ...]], policy: str
-) -> None:
+def test_the_same_model_takes_capacities_cost_and_speeds(store, launcher, policy):
     machine, settings = launcher
     probe = make_probe(store, speeds=[1.0, 0.5])
     shorter = ("workload.max_length=128", "launch.threads=3")
@@ -132,6 +128,8 @@ SYNC = "launch.nproc=2 sync.name="
         (OLD, "workload.size=base", "workload.size: 'base'"),
         *(({}, SYNC + name, None) for name in ("ddp", "bucketed", "fsdp")),
         *(({}, SYNC + name, f"sync.name: '{name}', but .* was made with 'ddp'") for name in ("flat", "diloco")),
+        ({"sync": "ps"}, "sync.name=ps launch.nproc=3", None),  # beside a server
+        ({"sync": "ps"}, "sync.name=ps launch.nproc=4", "workers of.*: 3, but .* was made with 2"),
         ({}, SYNC + "diloco sync.inner_steps=5", "sync.name: 'diloco', but .* was made with 'ddp'"),
         ({"sync": "fsdp", "copies_held": 1.0}, SYNC + "ddp", "sync.name: 'ddp', but .* was made with 'fsdp'"),
         ({"sync": "fsdp", "copies_held": 2.0}, SYNC + "fsdp", None),
@@ -141,26 +139,13 @@ SYNC = "launch.nproc=2 sync.name="
         ({"sync": "diloco", "copies_held": 8.0}, SYNC + "diloco sync.overlap_steps=1", "copies.*: 9.0, but .* 8.0"),
     ],
 )
-def test_a_probe_is_used_where_what_it_measured_holds(
-    store: RunStore, probed: dict[str, object], overrides: str, refused: str | None
-) -> None:
+def test_a_probe_is_used_where_what_it_measured_holds(store, probed, overrides, refused):
     record = dict(probed)
     make_probe(store, *shlex.split(str(record.pop("settings", ""))), **record)
     machine = GPUS if "cuda" in overrides else CORES
     settings = (*CPU, *REAL, "schedule.mode=dynamic", "probe.run=probed", *shlex.split(overrides))
     with pytest.raises(ConfigError, match=refused) if refused else nullcontext():
         decide(store, machine, *settings)
-
-
-@pytest.mark.parametrize(("nproc", "refused"), [(3, False), (4, True)])
-def test_capacities_hold_for_as_many_workers_beside_a_server(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch, nproc: int, refused: bool
-) -> None:
-    monkeypatch.setitem(STRATEGIES.entries, "ddp", replace(STRATEGIES["ddp"], servers=1))
-    probe = make_probe(store, ranks=2)
-    settings = (*CPU, "schedule.mode=dynamic", "probe.run=probed", f"launch.nproc={nproc}")
-    with pytest.raises(ConfigError, match=r"workers of.*: 3, but .* made with 2") if refused else nullcontext():
-        assert decide(store, CORES, *settings).config.schedule.capacity == probe.id
 
 
 class Depth(Section):
@@ -170,7 +155,7 @@ class Depth(Section):
     """Layers and heads."""
 
 
-def test_a_registered_workload_of_the_users_own_has_a_digest_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_workload_of_the_users_own_has_a_digest_and_options(monkeypatch):
     ours = load_config(None).workload
     assert "code_digest" not in measured_settings(ours)
     monkeypatch.setitem(WORKLOADS.entries, "deep", WorkloadEntry("deep", "", TextClassification, Depth))
@@ -182,7 +167,7 @@ def test_a_registered_workload_of_the_users_own_has_a_digest_and_options(monkeyp
     assert measured_settings(deep.model_copy(update={"shape_of": (4, 3)})) != measured
 
 
-def test_names_of_devices() -> None:
+def test_names_of_devices():
     assert device_name("cuda", ("B", "A", "B")) == "A and B"
     assert device_name("cuda", ()) is None
     assert device_name("cpu", ("A",)) != "A"
@@ -190,7 +175,7 @@ def test_names_of_devices() -> None:
 
 @pytest.mark.parametrize("policy", TRAINED)
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_another_slowdown_is_refused_only_where_speeds_are_taken(store: RunStore, policy: str, ranks: int) -> None:
+def test_another_slowdown_is_refused_only_where_speeds_are_taken(store, policy, ranks):
     make_probe(store, "launch.slowdown={1: 2.0}", speeds=[1.0, 0.5], tables=[[(256, 40)]] * 4)
     given = ("launch.launcher=virtual", f"launch.world_size={ranks}", f"schedule.policy={policy}", "probe.run=probed")
     if POLICIES[policy].speeds != "never" and ranks == 2:
@@ -209,12 +194,10 @@ def test_another_slowdown_is_refused_only_where_speeds_are_taken(store: RunStore
         (("schedule.mode=static",), False),
     ],
 )
-def test_ranks_that_make_no_probe_by_themselves_say_so(
-    store: RunStore, overrides: tuple[str, ...], warned: bool
-) -> None:
-    resolved = decide(store, replace(GPUS, ranks_given=(2, 2)), *overrides)
+def test_ranks_that_make_no_probe_by_themselves_say_so(store, overrides, warned):
+    decided = decide(store, replace(GPUS, ranks_given=(2, 2)), *overrides)
     for attached in (True, False):
-        warnings = launch_warnings(None, resolved, store.root, attached=attached)
+        warnings = launch_warnings(None, decided, store.root, attached=attached)
         assert ["no probe is made by itself" in warning for warning in warnings] == [True] * (warned and attached)
     assert probe_warnings(decide(store, LAUNCHERS["attached"][0], *overrides, *CPU).config, 2, store.root) == []
 
@@ -223,9 +206,7 @@ def test_ranks_that_make_no_probe_by_themselves_say_so(
     ("policy", "batch", "largest"),
     [("static", 64, 32), ("partition", 64, 63), ("window", 64, 63), ("prefix", 64, 48), ("static", 40, None)],
 )
-def test_plans_beyond_what_was_tried_are_warned_of_not_refused(
-    store: RunStore, policy: str, batch: int, largest: int | None
-) -> None:
+def test_plans_beyond_what_was_tried_are_warned_of_not_refused(store, policy, batch, largest):
     rows = [capacity_row(rank, 256, 31, None) for rank in range(2)]
     make_probe(store, global_batch=32, capacity=rows, tables=[[(256, None)]] * 2)
     settings = (f"schedule.policy={policy}", f"train.global_batch={batch}", "schedule.buffer=48", "launch.device=cpu")
@@ -238,7 +219,7 @@ def test_plans_beyond_what_was_tried_are_warned_of_not_refused(
         assert f"may plan up to {largest}," in line and f"--global-batch {batch}" in line
 
 
-def test_unequal_speeds_of_other_ranks_are_warned_of_and_a_limit_that_was_found_is_not(store: RunStore) -> None:
+def test_unequal_speeds_of_other_ranks_are_warned_of_and_a_limit_that_was_found_is_not(store):
     make_probe(store, speeds=[1.0, 0.5])
     given = ("launch.nproc=4", "schedule.capacity=64", "probe.run=probed", "launch.device=cpu")
     config = decide(store, CORES, *given).config
@@ -254,9 +235,7 @@ UNEQUAL = {"numbers": [[(64, 45), (256, 40)], [(128, 46), (256, 39)]], "null": [
 @pytest.mark.parametrize("micro_batches", [2, "auto"])
 @pytest.mark.parametrize("tables", UNEQUAL)
 @pytest.mark.parametrize("key", ["probe.run", "schedule.capacity"])
-def test_with_micro_batches_the_least_of_the_ranks_capacities_holds(
-    store: RunStore, policy: str, micro_batches: object, tables: str, key: str
-) -> None:
+def test_with_micro_batches_the_least_of_the_ranks_capacities_holds(store, policy, micro_batches, tables, key):
     probe = make_probe(store, tables=UNEQUAL[tables])
     whole = (*REAL, *CPU, f"schedule.policy={policy}", f"{key}=probed")
     config = decide(store, CORES, *whole, f"schedule.micro_batches={micro_batches}").config
@@ -271,7 +250,7 @@ def test_with_micro_batches_the_least_of_the_ranks_capacities_holds(
     assert probe_warnings(config, 2, store.root) == []
 
 
-def test_images_of_another_size_cost_something_else() -> None:
+def test_images_of_another_size_cost_something_else():
     def measured(*given: str) -> dict[str, object]:
         return measured_settings(load_config(None, ["workload.name=image_classification", *given]).workload)
 
@@ -279,7 +258,7 @@ def test_images_of_another_size_cost_something_else() -> None:
     assert measured("workload.image_size=64", "workload.workers=2") == measured("workload.image_size=64")
 
 
-def test_models_of_another_shape_cost_something_else(tmp_path: Path) -> None:
+def test_models_of_another_shape_cost_something_else(tmp_path):
     settings = load_config(None, [f"workload.model={write_config(tmp_path / 'm', 'bert')}"]).workload
     small, other = settings.model_copy(update={"size": "small"}), settings.model_copy(update={"model": "elsewhere"})
     assert measured_settings(settings)["size"] == "model"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,19 +17,12 @@ from dynbench.workloads import cache
 HEADER = "step,weight,real_tokens,compute_ms,step_time_ms,loss\n"
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    run = Run(tmp_path)
-    run.ranks_dir.mkdir()
-    return run
-
-
 def append(run: Run, rank: int, text: str) -> None:
     with run.rank_file(rank).open("a") as file:
         file.write(text)
 
 
-def test_before_the_first_row_what_takes_long_is_shown_with_its_rate(run: Run, monkeypatch, caplog) -> None:
+def test_before_the_first_row_what_takes_long_is_shown_with_its_rate(run, monkeypatch, caplog):
     monkeypatch.setattr(cache, "FIRST_S", 0.0)
     logger = cache.progress_logger
     monkeypatch.setattr(logger, "handlers", [])
@@ -46,7 +38,7 @@ def test_before_the_first_row_what_takes_long_is_shown_with_its_rate(run: Run, m
     assert reader.look().preparing == ""
 
 
-def test_rates_over_ranks(run: Run) -> None:
+def test_rates_over_ranks(run):
     reader = ProgressReader([run], [range(2)], 10, None)
     append(run, 0, HEADER + "0,3.0,30,10,40,1.0\n1,3.0,30,30,40,2.0\n2,3.0,3")
     append(run, 1, HEADER + "0,1,10,20,40,5.0\n1,1,10,10,42,6.0\n")
@@ -61,7 +53,7 @@ def test_rates_over_ranks(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "imbalance"), [(3, 30 / 20), (1, None)])
-def test_ranks_that_train_nothing_count_in_no_rate(run: Run, ranks: int, imbalance: float | None) -> None:
+def test_ranks_that_train_nothing_count_in_no_rate(run, ranks, imbalance):
     append(run, 0, HEADER + "0,0,0,0,90,0\n")
     append(run, 1, HEADER + "0,1,10,30,40,1.0\n")
     append(run, 2, HEADER + "0,1,10,10,40,2.0\n")
@@ -70,14 +62,14 @@ def test_ranks_that_train_nothing_count_in_no_rate(run: Run, ranks: int, imbalan
     assert progress.tokens_per_s == (None if imbalance is None else pytest.approx(20 / 0.040))
 
 
-def test_ranks_that_are_apart_use_common_steps(run: Run) -> None:
+def test_ranks_that_are_apart_use_common_steps(run):
     append(run, 0, HEADER + "".join(f"{step},1,10,10,40,1.0\n" for step in range(40)))
     append(run, 1, HEADER + "0,1,10,10,40,1.0\n")
     progress = ProgressReader([run], [range(2)], 50, None).look()
     assert progress.steps_done == 1 and progress.loss is None
 
 
-def test_the_end_is_always_reported(run: Run) -> None:
+def test_the_end_is_always_reported(run):
     seen: list[Progress] = []
     with ProgressReader([run], [range(1)], 1, seen.append):
         append(run, 0, HEADER + "0,1,10,10,40,1.0\n")
@@ -87,6 +79,6 @@ def test_the_end_is_always_reported(run: Run) -> None:
 @pytest.mark.parametrize(
     ("done", "place"), [(0, "warm-up 0/10"), (9, "warm-up 9/10"), (10, "step 0/40"), (50, "step 40/40")]
 )
-def test_steps_are_those_asked_for(done: int, place: str) -> None:
+def test_steps_are_those_asked_for(done, place):
     assert Progress(done, 50, 1.0, warmup_steps=10).place == place
     assert Progress(done, 50, 1.0).place == f"step {done}/50"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from probes import LAPTOP, resolved
 from recipe_files import load_cells
 
 from dynbench.config.layers import load_config
@@ -19,28 +21,26 @@ from dynbench.plugins import COMPRESSORS, options_of
 from dynbench.plugins.compressors import FeedbackOptions
 from dynbench.runs.store import RunStore
 
-LAPTOP = Machine(cores=2, gpus=0, bf16=False)
 SERVER = Machine(cores=64, gpus=0, bf16=False)
 ONE_GPU = Machine(cores=16, gpus=1, bf16=True)
 OLD_GPUS = Machine(cores=16, gpus=4, bf16=False)
 
 
 def decide(machine: Machine, *overrides: str) -> Resolved:
-    return resolve(load_config(None, overrides), machine, RunStore(Path("nowhere")))
+    return resolved(*overrides, machine=machine)
 
 
-def test_nothing_is_left_open() -> None:
+def test_nothing_is_left_open():
     for machine in (LAPTOP, SERVER, ONE_GPU, OLD_GPUS):
-        resolved = decide(machine)
-        decided = {key for key, value in flatten(resolved.config).items() if value == "auto"}
-        assert decided <= {
+        decided = decide(machine)
+        assert {key for key, value in flatten(decided.config).items() if value == "auto"} <= {
             "schedule.buffer",
             "schedule.objective",
             "workload.image_size",
             "compress.error_feedback",
             "analysis.loss_tolerance",  # follows from the steps that two runs are compared over
         }
-        assert all(decision["reason"] for decision in resolved.decisions.values())
+        assert all(decision["reason"] for decision in decided.decisions.values())
 
 
 ALONE = Machine(cores=1, gpus=0, bf16=False)
@@ -66,16 +66,14 @@ INSIDE = Machine(cores=8, gpus=0, bf16=False, ranks_given=(2, 8))
         (LAPTOP, "schedule.mode=dynamic schedule.policy=prefix", "torchrun", 2, {"schedule.buffer": 64 - 2 + 1}),
     ],
 )
-def test_what_is_decided(
-    machine: Machine, overrides: str, launcher: str, world_size: int, decided: dict[str, object]
-) -> None:
-    resolved = decide(machine, *overrides.split())
-    assert (resolved.config.launch.launcher, resolved.world_size) == (launcher, world_size)
-    assert {key: value_of(resolved.config, key) for key in decided} == decided
+def test_what_is_decided(machine, overrides, launcher, world_size, decided):
+    found = decide(machine, *overrides.split())
+    assert (found.config.launch.launcher, found.world_size) == (launcher, world_size)
+    assert {key: value_of(found.config, key) for key in decided} == decided
 
 
 @pytest.mark.parametrize(("weights", "rate"), [("random", 5e-4), ("pretrained", 2e-5)])
-def test_the_step_size_fits_the_weights_unless_it_is_given(weights: str, rate: float) -> None:
+def test_the_step_size_fits_the_weights_unless_it_is_given(weights, rate):
     decided = decide(LAPTOP, f"workload.weights={weights}")
     assert decided.config.train.learning_rate == rate
     assert decided.decisions["train.learning_rate"]["value"] == rate
@@ -86,26 +84,20 @@ def test_the_step_size_fits_the_weights_unless_it_is_given(weights: str, rate: f
     assert config_digest(same.config) == config_digest(decided.config)
 
 
-@pytest.mark.parametrize(
-    ("sync", "objective", "reason"),
-    [("ddp", "sum", "once a step"), ("zero1", "sum", "once a step"), ("fsdp", "slots", "in every micro-batch")],
-)
+@pytest.mark.parametrize(("sync", "objective"), [("ddp", "sum"), ("zero1", "sum"), ("fsdp", "slots")])
 @pytest.mark.parametrize("parts", ["4", "auto"])
-def test_several_micro_batches_are_planned_for_when_ranks_meet(
-    sync: str, objective: str, reason: str, parts: str
-) -> None:
+def test_several_micro_batches_are_planned_for_when_ranks_meet(sync, objective, parts):
     split = (f"sync.name={sync}", f"schedule.micro_batches={parts}")
     decided = decide(SERVER, *split)
     assert decided.config.schedule.objective == objective
-    found = decided.decisions["schedule.objective"]
-    assert found == {"value": objective, "reason": f"ranks synchronise {reason} (sync.name {sync})"}
+    assert decided.decisions["schedule.objective"]["value"] == objective
     given = decide(SERVER, *split, "schedule.objective=sum")
     assert given.config.schedule.objective == "sum"
     assert "schedule.objective" not in given.decisions
     assert "schedule.objective" not in decide(SERVER, split[0]).decisions, "of one micro-batch per rank it says nothing"
 
 
-def test_what_a_compressor_leaves_out_is_kept_where_it_is_much() -> None:
+def test_what_a_compressor_leaves_out_is_kept_where_it_is_much():
     for name in (name for name, entry in COMPRESSORS.items() if entry.reads("error_feedback")):
         decided = decide(SERVER, f"compress.name={name}")
         kept = options_of(decided.config.compress, FeedbackOptions).error_feedback
@@ -113,20 +105,6 @@ def test_what_a_compressor_leaves_out_is_kept_where_it_is_much() -> None:
     given = decide(SERVER, "compress.name=topk", "compress.error_feedback=false")
     assert options_of(given.config.compress, FeedbackOptions).error_feedback is False
     assert "compress.error_feedback" not in given.decisions
-
-
-@pytest.mark.parametrize(
-    ("overrides", "nearest"),
-    [
-        (("train.global_batch=63",), "62 or 64"),
-        (("train.global_batch=1",), "nearest that works: 2"),
-        (("launch.slowdown={5: 2}",), "greatest: 1"),
-        (("schedule.mode=dynamic", "schedule.policy=prefix", "schedule.buffer=3"), "nearest that works: 32"),
-    ],
-)
-def test_rules_are_checked_with_the_ranks_known(overrides: tuple[str, ...], nearest: str) -> None:
-    with pytest.raises(ConfigError, match=nearest):
-        decide(LAPTOP, *overrides)
 
 
 BROKEN = Machine(cores=4, gpus=0, bf16=False, gpu_fault="the driver on your system is too old (found 12080)")
@@ -145,12 +123,12 @@ BROKEN = Machine(cores=4, gpus=0, bf16=False, gpu_fault="the driver on your syst
         (replace(BROKEN, ranks_given=(2, 4)), "", "too old"),
     ],
 )
-def test_impossible_devices(machine: Machine, overrides: str, message: str) -> None:
+def test_impossible_devices(machine, overrides, message):
     with pytest.raises(UsageError, match=message):
         decide(machine, *overrides.split())
 
 
-def test_rank_variables() -> None:
+def test_rank_variables():
     assert ranks_from_environment({}) is None
     assert ranks_from_environment({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}) == (
         2,
@@ -162,7 +140,7 @@ def test_rank_variables() -> None:
     assert ranks_from_environment(step) == (2, 4)
 
 
-def test_auto_takes_the_cpu_where_the_gpus_cannot_be_used_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_takes_the_cpu_where_the_gpus_cannot_be_used_and_says_so(caplog):
     for _ in range(2):
         decided = decide(BROKEN)
         assert (decided.config.launch.device, decided.config.train.precision) == ("cpu", "fp32")
@@ -172,7 +150,7 @@ def test_auto_takes_the_cpu_where_the_gpus_cannot_be_used_and_says_so(caplog: py
     assert decide(BROKEN, "launch.device=cpu").world_size == 4
 
 
-def test_more_ranks_started_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_ranks_started_than_gpus(monkeypatch):
     given = Machine(cores=16, gpus=1, bf16=True, ranks_given=(4, 4))
     monkeypatch.delenv("SLURM_LOCALID", raising=False)
     with pytest.raises(UsageError, match="4 ranks were started on this node, which has 1 GPUs"):
@@ -188,14 +166,14 @@ STORE = RunStore(Path("nowhere"))
 
 def warned(machine: Machine, *overrides: str, named_before: bool = False) -> list[str]:
     config, attached = load_config(None, overrides), machine.ranks_given is not None
-    resolved = resolve(config, machine, STORE)
-    warnings = launch_warnings(None if named_before else config, resolved, STORE.root, attached=attached)
+    asked = None if named_before else config
+    warnings = launch_warnings(asked, resolve(config, machine, STORE), STORE.root, attached=attached)
     return [warning.partition(":")[0] for warning in warnings]
 
 
 @pytest.mark.parametrize("machine", [LAPTOP, ONE_GPU, GPUS, STARTED])
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
-def test_what_the_machine_decides_is_nothing_that_was_asked_for(machine: Machine, mode: str) -> None:
+def test_what_the_machine_decides_is_nothing_that_was_asked_for(machine, mode):
     assert warned(machine, f"schedule.mode={mode}") == []
 
 
@@ -219,12 +197,12 @@ def test_what_the_machine_decides_is_nothing_that_was_asked_for(machine: Machine
         (STARTED, "schedule.mode=dynamic probe.run=off probe.gap=0.2", ["probe.gap"]),
     ],
 )
-def test_the_machine_decides_what_is_read(machine: Machine, override: str, keys: list[str]) -> None:
+def test_the_machine_decides_what_is_read(machine, override, keys):
     assert warned(machine, *override.split()) == keys
     assert warned(machine, *override.split(), named_before=True) == []
 
 
-def test_a_probe_cannot_be_made_by_ranks_that_run_already() -> None:
+def test_a_probe_cannot_be_made_by_ranks_that_run_already():
     with pytest.raises(ConfigError, match=r"probe\.run: auto, but torchrun or srun has started the ranks"):
         warned(STARTED, "schedule.mode=dynamic", "probe.run=auto")
 
@@ -236,16 +214,14 @@ REAL_RANKS = (
 """Recipes of ranks that talk to each other, on GPUs where there are any."""
 
 
-@pytest.mark.parametrize("machine", [LAPTOP, ONE_GPU, GPUS])
 @pytest.mark.parametrize("name", list_recipes())
-def test_shipped_recipes_are_free_of_warnings(name: str, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "this_machine", lambda: machine)
+def test_shipped_recipes_are_free_of_warnings(name, monkeypatch):
     recipes = load_cells(find_recipe(name))
     needed = {ONE_GPU: "ranks for 1 GPUs"} if name in REAL_RANKS else {}
     if name == "sync_xl":
         needed[LAPTOP] = "torch sees no GPU"
-    if machine in needed:
-        with pytest.raises(UsageError, match=needed[machine]):
-            preflight.recipe_warnings(recipes, STORE)
-        return
-    assert preflight.recipe_warnings(recipes, STORE) == []
+    for machine in (LAPTOP, ONE_GPU, GPUS):
+        monkeypatch.setattr(preflight, "this_machine", lambda machine=machine: machine)
+        refused = pytest.raises(UsageError, match=needed[machine]) if machine in needed else nullcontext()
+        with refused:
+            assert preflight.recipe_warnings(recipes, STORE) == []

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,14 @@ from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
 
-def test_one_node() -> None:
-    options = get_args_parser().parse_args(torchrun_argv(WORKER_MODULE, [Path("results/r1")], resolved().config.launch))
+def options_of(*settings: str) -> Namespace:
+    """How torchrun reads what it is given."""
+    argv = torchrun_argv(WORKER_MODULE, [Path("results/r1")], resolved(*settings).config.launch)
+    return get_args_parser().parse_args(argv)
+
+
+def test_one_node():
+    options = options_of()
     assert options.standalone and options.nproc_per_node == "2"
     assert options.max_restarts == 0 and options.redirects == "3"
     assert options.log_dir == "results/r1/logs/torchrun"
@@ -39,17 +46,14 @@ def test_one_node() -> None:
     assert options.training_script_args == ["results/r1"]
 
 
-def test_rendezvous_flags_pass_through() -> None:
-    several = resolved(
-        "launch.nnodes=2", "launch.node_rank=1", "launch.rdzv_endpoint=host:29400", "launch.rdzv_id=job7"
-    )
-    options = get_args_parser().parse_args(torchrun_argv(WORKER_MODULE, [Path("r")], several.config.launch))
-    assert not options.standalone
+def test_rendezvous_flags_pass_through():
+    given = ("launch.nnodes=2", "launch.node_rank=1", "launch.rdzv_endpoint=host:29400", "launch.rdzv_id=job7")
+    options = options_of(*given)
     assert (options.nnodes, options.node_rank, options.rdzv_id) == ("2", 1, "job7")
-    assert (options.rdzv_endpoint, options.rdzv_backend) == ("host:29400", "c10d")
+    assert (options.rdzv_endpoint, options.rdzv_backend, options.standalone) == ("host:29400", "c10d", False)
 
 
-def test_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_restored(monkeypatch):
     seen = {}
 
     def fake_run(_options: object) -> None:
@@ -64,7 +68,7 @@ def test_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dict(os.environ) == before
 
 
-def test_what_a_rank_had_started_ends_and_nothing_of_the_launcher_or_of_another_run(tmp_path: Path) -> None:
+def test_what_a_rank_had_started_ends_and_nothing_of_the_launcher_or_of_another_run(tmp_path):
     """Ranks are known by their command line, also in a folder whose name is no UTF-8, what they start by a mark."""
     run, other = Run(tmp_path / os.fsdecode(b"caf\xe9 and more") / "run"), Run(tmp_path / "run")
     words = [sys.executable, "-c", "print(flush=True); input()"]
@@ -82,7 +86,7 @@ def test_what_a_rank_had_started_ends_and_nothing_of_the_launcher_or_of_another_
     }
     try:
         for each in processes.values():
-            assert each.stdout is not None and each.stdout.readline(), "it runs, and has its environment"
+            assert each.stdout.readline(), "it runs, and has its environment"
         assert rank_pids("a.module", run) == [processes["rank"].pid] and rank_pids("a.module", other) == []
         stop_leftovers("a.module", run)
         for name, each in processes.items():
@@ -106,26 +110,21 @@ SRUN = {
 }
 
 
-def test_srun() -> None:
-    assert slurm_as_torchrun(SRUN) == {
-        "RANK": "3",
-        "LOCAL_RANK": "1",
-        "WORLD_SIZE": "4",
-        "MASTER_ADDR": "node7",
-        "MASTER_PORT": "32956",
-    }
+def test_srun():
+    rank = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
+    assert slurm_as_torchrun(SRUN) == {**rank, "MASTER_ADDR": "node7", "MASTER_PORT": "32956"}
     assert slurm_as_torchrun({**SRUN, "MASTER_ADDR": "a", "MASTER_PORT": "5"})["MASTER_ADDR"] == "a"
     assert slurm_as_torchrun({**SRUN, "RANK": "3"}) == {}
 
 
-def test_unknown_first_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_first_node(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UsageError, match="cannot be found out") as caught:
         slurm_as_torchrun({**SRUN, "SLURM_STEP_NODELIST": "node[7-9]"})
     assert "MASTER_ADDR" in caught.value.hint
 
 
-def test_who_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_a_rank(monkeypatch):
     for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", *SRUN):
         monkeypatch.delenv(variable, raising=False)
     alone, nodes = load_config(), load_config(None, ["launch.nnodes=2", "launch.rdzv_endpoint=a:1"])
@@ -147,7 +146,7 @@ def test_who_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         (SystemExit(128 + signal.SIGHUP), signal.SIGHUP),
     ],
 )
-def test_a_rank_that_was_told_to_stop_did_not_fail(tmp_path: Path, error: BaseException, signum: int) -> None:
+def test_a_rank_that_was_told_to_stop_did_not_fail(tmp_path, error, signum):
     first = RankContext(0, 0, 2, torch.device("cpu"))
     reported = _reported(RunStore(tmp_path).create("train", "static"), first, error)
     assert isinstance(reported, Interrupted)

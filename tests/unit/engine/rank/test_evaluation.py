@@ -4,41 +4,34 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
-from batches import batch_of
-from probes import resolved
-from toys import Toy
 
 from dynbench.analysis.evaluations import evaluation_of
 from dynbench.analysis.merge import _read_evaluations
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config, Train
 from dynbench.engine.launching.progress import ProgressReader
-from dynbench.engine.rank import evaluation as module
 from dynbench.engine.rank.evaluation import (
     EVAL_BATCH,
     EVAL_FILE,
     SCALARS_FOLDER,
     Epochs,
     Evaluator,
+    Scalars,
     eval_batch_size,
     scalars_of,
 )
 from dynbench.engine.rank.loop import Loop
-from dynbench.engine.rank.memory import memory_meter
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.engine.rank.rank_facts import EPOCHS_FILE, read_epochs
-from dynbench.engine.rank.rank_process import RankContext, StopFlag
-from dynbench.engine.rank.turns import play
-from dynbench.engine.rank.virtual import virtual_loop
 from dynbench.runs.records import StepRow
 from dynbench.runs.run import Run
 from dynbench.schedule.capacity import Capacity, PackedCapacity
@@ -82,27 +75,29 @@ def evaluated(folder: Path, workload: CausalLanguageModel, ranks: int, seed: int
     return _read_evaluations([Run(folder)]).to_dicts()[-1]
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, workload: CausalLanguageModel) -> dict[str, object]:
+    """What one rank finds by itself."""
+    return evaluated(tmp_path_factory.mktemp("one"), workload, 1)
+
+
 @pytest.mark.slow
-def test_perplexity_is_of_the_mean_over_target_tokens(tmp_path: Path, workload: CausalLanguageModel) -> None:
-    found = evaluated(tmp_path, workload, 1)
-    assert workload.eval is not None and list(found) == ["step", "loss", "perplexity", "tokens", "samples"]
+def test_perplexity_is_of_the_mean_over_target_tokens(alone, workload):
+    assert list(alone) == ["step", "loss", "perplexity", "tokens", "samples"]
     chosen = np.random.default_rng(0).permutation(len(workload.eval))[:SAMPLES]
     model, total = workload.build_model(0).eval(), 0.0
     with torch.no_grad():
         for i in chosen:
             total += workload.loss(model, workload.collate(workload.eval, np.array([i]), 24)).item()
     tokens = int(workload.eval.lengths[chosen].sum()) - SAMPLES
-    assert (found["tokens"], found["samples"]) == (tokens, SAMPLES)
-    assert found["loss"] == pytest.approx(total / tokens, rel=1e-5)
-    assert found["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
+    assert (alone["tokens"], alone["samples"]) == (tokens, SAMPLES)
+    assert alone["loss"] == pytest.approx(total / tokens, rel=1e-5)
+    assert alone["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
 
 
 @pytest.mark.parametrize(("ranks", "seed"), [(3, 0), (1, 5), (4, 7)])
-def test_neither_ranks_nor_seeds_change_it(
-    tmp_path: Path, workload: CausalLanguageModel, ranks: int, seed: int
-) -> None:
-    (tmp_path / "one").mkdir()
-    alone, shared = evaluated(tmp_path / "one", workload, 1), evaluated(tmp_path, workload, ranks, seed)
+def test_neither_ranks_nor_seeds_change_it(tmp_path, workload, alone, ranks, seed):
+    shared = evaluated(tmp_path, workload, ranks, seed)
     assert shared == {**alone, **{key: pytest.approx(alone[key], rel=1e-5) for key in ("loss", "perplexity")}}
 
 
@@ -112,133 +107,119 @@ def test_neither_ranks_nor_seeds_change_it(
      (Capacity.table([[(8, 40), (24, 5)]]), 5), (Capacity.table([[(8, 40)]]), 1),
      (PackedCapacity.uniform(24 * 9 + 5), 9), (PackedCapacity.uniform(23), 1)],
 )  # fmt: skip
-def test_no_more_is_evaluated_at_a_time_than_training_has_room_for(
-    workload: CausalLanguageModel, capacity: Capacity, most: int
-) -> None:
+def test_no_more_is_evaluated_at_a_time_than_training_has_room_for(workload, capacity, most):
     """In samples as long as the longest of them, which is padded or packed to 24 tokens."""
-    assert workload.eval is not None and workload.eval.lengths.max() == 24
+    assert workload.eval.lengths.max() == 24
     layout = "packed" if isinstance(capacity, PackedCapacity) else "padded"
     problem = Problem(workload.train.lengths, workers=2, global_batch=8, capacity=capacity, layout=layout)
     assert eval_batch_size(configured(), problem, workload) == most
 
 
-def test_a_loss_beyond_all_numbers_has_no_perplexity(tmp_path: Path, workload: CausalLanguageModel) -> None:
+def test_a_loss_beyond_all_numbers_has_no_perplexity(tmp_path, workload):
     class Lost(CausalLanguageModel):
         def __init__(self) -> None:
             vars(self).update(vars(workload))
 
         def eval_sums(self, model, batch):
-            return {"loss_sum": 1e6 * batch_of(workload, np.arange(1))["labels"].shape[0], "tokens": 1.0}
+            return {"loss_sum": 1e6, "tokens": 1.0}
 
     assert evaluated(tmp_path, Lost(), 1)["perplexity"] == math.inf
 
 
-def test_the_summary_puts_single_tokens_beside_it(tmp_path: Path, workload: CausalLanguageModel) -> None:
-    evaluated(tmp_path, workload, 1)
-    rows = _read_evaluations([Run(tmp_path)])
-    found = evaluation_of(rows, workload.facts["unigram_perplexity"])
-    assert found is not None and "accuracy" not in found
-    assert found["unigram_perplexity"] == workload.facts["unigram_perplexity"] > 10
-    assert evaluation_of(rows.drop("perplexity", "tokens"), None) == {
-        "step": 3,
-        "loss": found["loss"],
-        "samples": SAMPLES,
-    }
+def test_the_summary_puts_single_tokens_beside_it(alone):
+    rows = pl.DataFrame([alone])
+    without = {"step": 3, "loss": alone["loss"], "samples": SAMPLES}
+    told = {"perplexity": alone["perplexity"], "tokens": alone["tokens"]}
+    assert evaluation_of(rows, 12.5) == {**without, **told, "unigram_perplexity": 12.5}
+    assert evaluation_of(rows.drop("perplexity", "tokens"), None) == without
 
 
 TRAIN = Train(epochs=2, steps=7, warmup_steps=1)
 ROW = StepRow(**{field.name: 0 for field in fields(StepRow)} | {"policy": "static"})
+Said = Callable[[], list[str]]
 
 
 def row(rank: int, samples: int, loss: float, ms: float) -> StepRow:
     return replace(ROW, rank=rank, local_batch=samples, weight=float(samples), loss=loss, step_time_ms=ms)
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records]
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Said:
+    """What was logged since it was last asked."""
+    caplog.set_level(logging.INFO)
+
+    def lines() -> list[str]:
+        found = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return found
+
+    return lines
 
 
-def test_an_epoch_is_said_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_epoch_is_said_when_it_ends(said):
+    """With the accuracy where the workload counts it; the next one begins anew."""
     epochs = Epochs(TRAIN, list)
     assert [step for step in range(8) if epochs.ends(step)] == [3, 7]
-    with caplog.at_level(logging.INFO):
-        for _ in range(4):
-            epochs.add(row(0, 6, 1.0, 50.0), {"correct": 3})
-            epochs.add(row(1, 2, 3.0, 70.0), {"correct": 1})
-        epochs.end(2, {"loss": 9.0, "accuracy": 0.0})
-        assert said(caplog) == []
-        epochs.end(3, {"loss": 0.5, "accuracy": 0.875})
-    assert said(caplog) == [
+    for _ in range(4):
+        epochs.add(row(0, 6, 1.0, 50.0), {"correct": 3})
+        epochs.add(row(1, 2, 3.0, 70.0), {"correct": 1})
+    epochs.end(2, {"loss": 9.0, "accuracy": 0.0})
+    assert said() == []
+    epochs.end(3, {"loss": 0.5, "accuracy": 0.875})
+    epochs.add(row(0, 6, 2.0, 50.0), {})
+    epochs.end(7, {"loss": 0.5, "perplexity": 1.6})
+    assert said() == [
         "epoch 1 of 2: training loss 1.5000, accuracy 50.0%; evaluation loss 0.5000, accuracy 87.5%; "
-        "0.2 s, 50.0 ms a batch, 160 samples/s"
-    ]
-    caplog.clear()
-    with caplog.at_level(logging.INFO):
-        epochs.add(row(0, 6, 2.0, 50.0), {"correct": 6})
-        epochs.end(7, None)
-    assert said(caplog) == [
-        "epoch 2 of 2: training loss 2.0000, accuracy 100.0%; 0.1 s, 50.0 ms a batch, 120 samples/s"
-    ], "begun anew"
-
-
-def test_workloads_that_count_nothing_have_no_accuracy_and_without_epochs_nothing_is_exchanged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    epochs, none = Epochs(TRAIN, list), Epochs(Train(), lambda _: pytest.fail("a collective"))
-    with caplog.at_level(logging.INFO):
-        for each in (epochs, none):
-            each.add(row(0, 6, 1.0, 50.0), {})
-            each.end(3, {"loss": 0.5, "perplexity": 1.6})
-    assert said(caplog) == [
-        "epoch 1 of 2: training loss 1.0000; evaluation loss 0.5000; 0.1 s, 50.0 ms a batch, 120 samples/s"
+        "0.2 s, 50.0 ms a batch, 160 samples/s",
+        "epoch 2 of 2: training loss 2.0000; evaluation loss 0.5000; 0.1 s, 50.0 ms a batch, 120 samples/s",
     ]
 
 
-def test_every_run_of_a_launch_keeps_its_own(tmp_path: Path) -> None:
+def test_without_epochs_nothing_is_exchanged(said):
+    none = Epochs(Train(), lambda _: pytest.fail("a collective"))
+    none.add(row(0, 6, 1.0, 50.0), {})
+    none.end(3, {"loss": 0.5})
+    assert said() == []
+
+
+def test_every_run_of_a_launch_keeps_its_own_and_one_is_said(tmp_path, said):
     runs = [Run(tmp_path / name) for name in ("one", "two")]
     for run in runs:
         run.ranks_dir.mkdir(parents=True)
-    arms = [Epochs(TRAIN, list, file=run.ranks_dir / EPOCHS_FILE) for run in runs]
+    arms = [Epochs(TRAIN, list, file=run.ranks_dir / EPOCHS_FILE, says=run is runs[0]) for run in runs]
     for step in (3, 7):
         for loss, epochs in enumerate(arms, 1):
             epochs.add(row(0, 6, float(loss), 50.0), {})
             epochs.end(step, None)
-    for loss, run in enumerate(runs, 1):
-        assert [line.partition("; ")[0] for line in read_epochs(run)] == [
+    kept = tuple(tuple(read_epochs(run)) for run in runs)
+    for loss, lines in enumerate(kept, 1):
+        assert [line.partition("; ")[0] for line in lines] == [
             f"epoch {number} of 2: training loss {loss}.0000" for number in (1, 2)
         ]
+    assert tuple(said()) == kept[0]
     for run in runs:
         run.rank_file(0).write_text("step,weight,real_tokens,compute_ms,step_time_ms,loss\n0,1,10,10,40,1.0\n")
-    told = ProgressReader(runs, [range(1)] * 2, 8, None).look().epochs
-    assert told == tuple(tuple(read_epochs(run)) for run in runs)
+    assert ProgressReader(runs, [range(1)] * 2, 8, None).look().epochs == kept
 
 
-def test_the_first_that_trains_says_it_and_its_steps_are_the_time(caplog: pytest.LogCaptureFixture) -> None:
-    """Under a server, rank 0, whose steps take as long, and which has no samples."""
-    arms = [Epochs(TRAIN, list, timed=1, says=says) for says in (False, True)]
-    with caplog.at_level(logging.INFO):
-        for epochs in arms:
-            epochs.add(row(0, 0, 0.0, 900.0), {})
-            epochs.add(row(1, 6, 1.0, 50.0), {})
-            epochs.end(3, None)
-    assert said(caplog) == ["epoch 1 of 2: training loss 1.0000; 0.1 s, 50.0 ms a batch, 120 samples/s"]
+def test_each_side_of_a_server_is_said_with_the_means_of_its_own_rows(said):
+    """Ranks of either side leave the other's columns empty; the sums of four ranks and four steps meet in one line.
 
-
-def test_each_side_of_a_server_is_said_with_the_means_of_its_own_rows(caplog: pytest.LogCaptureFixture) -> None:
-    """Ranks of either side leave the other's columns empty; the sums of four ranks and four steps meet in one line."""
-    sides = {"worker": ("push_ms", "pull_ms"), "server": ("send_ms",)}
-    epochs = Epochs(TRAIN, list, timed=1, sides=sides)
+    The steps of the first that trains are the time: rank 0, the server, has no samples and steps that take longer.
+    """
+    epochs = Epochs(TRAIN, list, timed=1, sides={"worker": ("push_ms", "pull_ms"), "server": ("send_ms",)})
     rng = np.random.default_rng(7)
     times = rng.uniform(1, 90, size=(8, 4, 3))
     losses = rng.uniform(1, 2, size=(8, 3))
-    with caplog.at_level(logging.INFO):
-        for step in range(8):
-            epochs.add(row(0, 0, 0.0, 60.0 + step), {"push_ms": None, "pull_ms": None, "send_ms": times[step, 0, 2]})
-            for rank in (1, 2, 3):
-                sent = dict(zip(("push_ms", "pull_ms"), times[step, rank], strict=False)) | {"send_ms": None}
-                epochs.add(row(rank, rank, losses[step, rank - 1], 60.0 + step), sent)
-            epochs.end(step, None)
-    for number, line in enumerate(said(caplog)):
+    for step in range(8):
+        epochs.add(row(0, 0, 0.0, 900.0), {"push_ms": None, "pull_ms": None, "send_ms": times[step, 0, 2]})
+        for rank in (1, 2, 3):
+            sent = dict(zip(("push_ms", "pull_ms"), times[step, rank], strict=False)) | {"send_ms": None}
+            epochs.add(row(rank, rank, losses[step, rank - 1], 60.0 + step), sent)
+        epochs.end(step, None)
+    lines = said()
+    assert len(lines) == 2
+    for number, line in enumerate(lines):
         mine = slice(4 * number, 4 * number + 4)
         push, pull = times[mine, 1:, :2].mean((0, 1))
         batch_ms = 60.0 + np.arange(8)[mine].mean()
@@ -251,87 +232,30 @@ def test_each_side_of_a_server_is_said_with_the_means_of_its_own_rows(caplog: py
 
 
 @pytest.mark.parametrize(("steps", "lines"), [(4, [1, 2, 3, 4]), (95, [*range(9, 95, 9), 95])])
-def test_the_loss_of_about_ten_steps_is_logged(caplog: pytest.LogCaptureFixture, steps: int, lines: list[int]) -> None:
+def test_the_loss_of_about_ten_steps_is_logged(said, steps, lines):
     loop = SimpleNamespace(config=SimpleNamespace(train=Train(steps=steps, warmup_steps=0)))
-    with caplog.at_level(logging.INFO):
-        for step in range(steps):
-            Loop._log_step(loop, replace(row(1, 6, 0.5, 50.0), step=step))
-    assert [int(line.split()[1]) for line in said(caplog)] == lines
-    assert said(caplog)[0] == f"step {lines[0]} of {steps}: loss 0.5000 over the 6 samples of this rank, 50.0 ms"
+    for step in range(steps):
+        Loop._log_step(loop, replace(row(1, 6, 0.5, 50.0), step=step))
+    assert said() == [f"step {line} of {steps}: loss 0.5000 over the 6 samples of this rank, 50.0 ms" for line in lines]
 
 
-class SummaryWriter:
-    """Remembers what it was told, by folder."""
-
-    made: dict[Path, SummaryWriter]
-
-    def __init__(self, log_dir: str, flush_secs: int) -> None:
-        self.scalars: dict[tuple[str, int], float] = {}
-        self.closed = False
-        assert self.made.setdefault(Path(log_dir), self) is self, "one writer for a folder"
-
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        assert not self.closed
-        self.scalars[tag, step] = value
-
-    def close(self) -> None:
-        self.closed = True
+def test_numbers_of_a_rank_s_rows_and_of_evaluations_are_drawn():
+    drawn: dict[str, tuple[float, int]] = {}
+    writer = SimpleNamespace(add_scalar=lambda tag, value, step: drawn.update({tag: (value, step)}))
+    scalars = Scalars(writer)
+    scalars.row(replace(row(1, 6, 0.5, 50.0), step=7), {"grad_norm": 2.0, "turn": 3, "push_ms": None})
+    scalars.evaluation(7, {"loss": 0.25, "accuracy": None})
+    assert {tag: found for tag, found in drawn.items() if tag.startswith("evaluation")} == {
+        "evaluation/loss": (0.25, 7)
+    }
+    assert (drawn["rank_1/loss"], drawn["rank_1/grad_norm"]) == ((0.5, 7), (2.0, 7))
+    for name in ("step", "rank", "warmup", "work_hash", "policy", "turn", "push_ms"):
+        assert f"rank_1/{name}" not in drawn
 
 
-@pytest.fixture(autouse=True)
-def made(monkeypatch: pytest.MonkeyPatch) -> dict[Path, SummaryWriter]:
-    """The writers by folder; the package is there."""
-    stand_in = ModuleType("torch.utils.tensorboard")
-    stand_in.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
-    SummaryWriter.made = {}
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stand_in)
-    monkeypatch.setattr(module, "find_spec", lambda name: name)
-    return SummaryWriter.made
-
-
-class Evaluated(Toy):
-    """The toy with samples to evaluate on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.eval = self.train
-
-    def eval_sums(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, float]:
-        return {"loss_sum": self.loss(model, batch).item()}
-
-
-def drawn_config(*settings: str) -> Config:
-    given = [
-        *("train.global_batch=6", "train.warmup_steps=1", "train.steps=3", "train.max_grad_norm=1", *settings),
-        *("launch.launcher=virtual", "launch.world_size=2", "launch.device=cpu"),
-    ]
-    return resolved(*given).config
-
-
-def trained(folder: Path, config: Config) -> Run:
-    run = Run(folder)
-    run.ranks_dir.mkdir(parents=True)
-    with virtual_loop(run, config, RankContext(0, 0, 1, CPU), Evaluated(), memory_meter(CPU)) as loop:
-        play(config.train, [loop], None, StopFlag(), None)
-    return run
-
-
-def test_the_first_ranks_rows_and_the_evaluations_are_drawn(tmp_path: Path, made: dict[Path, SummaryWriter]) -> None:
-    run = trained(tmp_path / "a", drawn_config("train.tensorboard=true"))
-    assert list(made) == [run.path / SCALARS_FOLDER]
-    writer, rows = made[run.path / SCALARS_FOLDER], pl.read_csv(run.rank_file(0))
-    assert writer.closed
-    for name in ("loss", "step_time_ms", "sync_ms", "real_tokens", "grad_norm"):
-        drawn = [writer.scalars[f"rank_0/{name}", step] for step in range(4)]
-        assert drawn == pytest.approx(rows[name].to_list())
-    tags = {tag for tag, _ in writer.scalars}
-    assert not tags & {f"rank_0/{name}" for name in ("step", "rank", "warmup", "work_hash", "policy", "turn")}
-    assert {tag for tag in tags if not tag.startswith("rank_0/")} == {"evaluation/loss", "evaluation/samples"}
-    assert writer.scalars["evaluation/loss", 3] == pl.read_csv(run.path / EVAL_FILE)["loss"][0]
-
-
-def test_nothing_is_written_unasked_or_by_other_ranks(tmp_path: Path, made: dict[Path, SummaryWriter]) -> None:
-    trained(tmp_path / "a", drawn_config())
-    with scalars_of(drawn_config("train.tensorboard=true"), Run(tmp_path), writes=False) as others:
-        others.evaluation(0, {"loss": 1.0})
-    assert not made
+@pytest.mark.parametrize(("asked", "writes"), [(False, True), (True, False)])
+def test_nothing_is_written_unasked_or_by_other_ranks(tmp_path, asked, writes):
+    config = load_config(None, [f"train.tensorboard={asked}"])
+    with scalars_of(config, Run(tmp_path), writes=writes) as scalars:
+        scalars.evaluation(0, {"loss": 1.0})
+    assert not (tmp_path / SCALARS_FOLDER).exists()

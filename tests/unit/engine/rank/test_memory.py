@@ -30,7 +30,7 @@ def hold_for_a_moment(size: int) -> None:
         block.write(b"x" * size)
 
 
-def test_peak_is_seen_and_forgotten() -> None:
+def test_peak_is_seen_and_forgotten():
     meter = resident()
     meter.reset()
     before = meter.now().peak_mb
@@ -41,7 +41,7 @@ def test_peak_is_seen_and_forgotten() -> None:
     assert meter.now().reserved_mb <= meter.now().peak_mb + 1
 
 
-def test_where_the_peak_cannot_be_reset_it_never_falls_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_peak_cannot_be_reset_it_never_falls_and_that_is_said(monkeypatch):
     def refuse() -> None:
         raise OSError("not here")
 
@@ -64,13 +64,13 @@ def most(*rows: int) -> int:
     return saved.most
 
 
-def test_what_is_saved_is_that_of_the_largest_micro_batch() -> None:
+def test_what_is_saved_is_that_of_the_largest_micro_batch():
     inputs_and_states = 4 * (8 + 16 + 16)
     assert most(100) == 100 * inputs_and_states
     assert most(10, 100, 60, 99, 30) == most(100)
 
 
-def test_storage_that_several_share_counts_until_the_last_lets_go() -> None:
+def test_storage_that_several_share_counts_until_the_last_lets_go():
     states, saved = torch.zeros(10, 4), Saved()
     first, second = saved.save(states), saved.save(states[2:].T)
     assert saved.now == saved.most == 160
@@ -116,13 +116,7 @@ def room_for(monkeypatch: pytest.MonkeyPatch, available_mb: float, *arms: tuple[
     ],
 )
 @pytest.mark.parametrize(("probed", "share"), [(None, 0.5), ([(64, None)], 0.5), ([(32, None), (64, 8)], 0.1)])
-def test_what_fits_is_let_through(
-    monkeypatch: pytest.MonkeyPatch,
-    probed: list[tuple[int, int | None]] | None,
-    share: float,
-    settings: str,
-    copies: float,
-) -> None:
+def test_what_fits_is_let_through(monkeypatch, probed, share, settings, copies):
     arm = (*settings.split(), *(("schedule.capacity=p", "probe.run=p") if probed else ()))
     monkeypatch.setattr(memory, "load_probe", lambda *_: SimpleNamespace(tables=[[(64, None)], probed]))
     for arms in (1, 2, 3):
@@ -131,7 +125,7 @@ def test_what_fits_is_let_through(
         assert room_for(monkeypatch, 0.99 * needed, *[arm] * arms) == (arms == 1)
 
 
-def test_every_arm_counts_with_what_it_holds_and_with_its_own_capacities(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_arm_counts_with_what_it_holds_and_with_its_own_capacities(monkeypatch):
     plain, outer = ("sync.name=ddp",), ("sync.name=diloco",)
     monkeypatch.setattr(memory, "load_probe", lambda *_: SimpleNamespace(tables=[[(64, 8)]]))
     assert not room_for(monkeypatch, 2 * 79.0, plain, outer) and room_for(monkeypatch, 2 * 81.0, plain, outer)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,23 +13,18 @@ from dynbench.engine.rank import exchange
 from dynbench.engine.rank.rank_facts import keep_warnings, read_warnings
 from dynbench.engine.rank.rank_process import RankContext, set_up_logging
 from dynbench.errors import ConfigError
-from dynbench.runs.run import Run
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run(tmp_path)
-    run.ranks_dir.mkdir()
-    before = list(logging.getLogger("dynbench").handlers)
-    yield run
-    logging.getLogger("dynbench").handlers[:] = before
+@pytest.fixture(autouse=True)
+def handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("dynbench"), "handlers", [])
 
 
 def context(rank: int) -> RankContext:
     return RankContext(rank=rank, local_rank=rank, world_size=2, device=torch.device("cpu"))
 
 
-def test_warnings_are_kept_once_and_on_one_line(run: Run) -> None:
+def test_warnings_are_kept_once_and_on_one_line(run):
     keep_warnings(run, context(0), Ranks(2))
     log = logging.getLogger("dynbench.workloads.samples")
     log.info("nothing to see")
@@ -42,7 +35,7 @@ def test_warnings_are_kept_once_and_on_one_line(run: Run) -> None:
     assert read_warnings(run) == ["two lines of 3", "worse"]
 
 
-def test_the_first_that_trains_is_heard_beside_a_server_and_no_other(run: Run) -> None:
+def test_the_first_that_trains_is_heard_beside_a_server_and_no_other(run):
     for rank in (0, 1, 2):
         keep_warnings(run, context(rank), Ranks(3, 1))
         logging.getLogger("dynbench").warning("of rank %d", rank)
@@ -52,7 +45,7 @@ def test_the_first_that_trains_is_heard_beside_a_server_and_no_other(run: Run) -
 
 
 @pytest.mark.parametrize(("rank", "level"), [(0, logging.INFO), (1, logging.INFO), (2, logging.WARNING)])
-def test_every_line_says_what_the_rank_is(monkeypatch: pytest.MonkeyPatch, rank: int, level: int) -> None:
+def test_every_line_says_what_the_rank_is(monkeypatch, rank, level):
     asked: dict[str, object] = {}
     monkeypatch.setattr(logging, "basicConfig", lambda **settings: asked.update(settings))
     set_up_logging(context(rank), Ranks(3, 1))
@@ -73,12 +66,7 @@ def gathered(monkeypatch: pytest.MonkeyPatch, *others: dict[str, str]) -> None:
     monkeypatch.setattr(exchange, "digests", lambda: {"mine.py": "a", "theirs": "b"})
 
 
-def test_nodes_with_the_same_plugins_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    gathered(monkeypatch, {"theirs": "b", "mine.py": "a"})
-    exchange.check_same_config(CONFIG)
-
-
-def test_a_mapping_in_another_order_is_the_same_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mapping_in_another_order_is_the_same_setting(monkeypatch):
     said = []
     monkeypatch.setattr(exchange, "gather_objects", lambda value: [said.append(value) or value])
     for slowdown in ("{0: 2.0, 1: 3.0}", "{1: 3.0, 0: 2.0}"):
@@ -86,7 +74,9 @@ def test_a_mapping_in_another_order_is_the_same_setting(monkeypatch: pytest.Monk
     assert said[1] == said[3] and said[1]["launch.slowdown"] == "{'0': 2.0, '1': 3.0}"
 
 
-def test_another_version_and_a_file_that_is_not_loaded_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_agree_in_their_plugins_or_what_differs_is_named(monkeypatch):
+    gathered(monkeypatch, {"theirs": "b", "mine.py": "a"})
+    exchange.check_same_config(CONFIG)
     gathered(monkeypatch, {"mine.py": "c", "theirs": "b"}, {"mine.py": "a"})
     with pytest.raises(ConfigError) as caught:
         exchange.check_same_config(CONFIG)

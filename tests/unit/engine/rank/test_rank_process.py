@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,17 +17,17 @@ from dynbench.signals import handled
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
 
 
-def ended(code: str, *arguments: object) -> tuple[int, str]:
+def ended(code: str, *arguments: object, environment: dict[str, str] | None = None) -> tuple[int, str]:
     """Exit code and output of a program that has the module `rank_process` and this process's defaults."""
     imports = "import os, signal, sys; from pathlib import Path; from dynbench.engine.rank import rank_process\n"
     words = [sys.executable, "-c", imports + code, *map(str, arguments)]
-    process = ForkedPopen(words, stdout=subprocess.PIPE, text=True)
+    process = ForkedPopen(words, stdout=subprocess.PIPE, text=True, env=environment)
     output, _ = process.communicate()
     return process.returncode, output
 
 
 @pytest.mark.slow
-def test_a_rank_whose_launcher_died_while_it_started_ends_at_once() -> None:
+def test_a_rank_whose_launcher_died_while_it_started_ends_at_once():
     code = "rank_process.die_with_parent(int(sys.argv[1]))"
     assert [ended(code, os.getpid() + wrong)[0] for wrong in (0, 1)] == [0, 143]
 
@@ -37,7 +36,7 @@ def test_a_rank_whose_launcher_died_while_it_started_ends_at_once() -> None:
     ("environment", "gpus", "index"),
     [({}, 4, 2), ({}, 1, 2), ({"SLURM_LOCALID": "2"}, 4, 2), ({"SLURM_LOCALID": "2"}, 1, 0)],
 )
-def test_the_gpu_of_a_rank(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], gpus: int, index: int) -> None:
+def test_the_gpu_of_a_rank(monkeypatch, environment, gpus, index):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert gpu_index(2, environment) == index
 
@@ -45,9 +44,7 @@ def test_the_gpu_of_a_rank(monkeypatch: pytest.MonkeyPatch, environment: dict[st
 @pytest.mark.parametrize(
     ("device", "used", "left_open"), [("cpu", False, False), ("cuda", False, True), ("cpu", True, True)]
 )
-def test_a_rank_that_fails_does_not_wait_for_the_others_in_nccl(
-    monkeypatch: pytest.MonkeyPatch, device: str, used: bool, left_open: bool
-) -> None:
+def test_a_rank_that_fails_does_not_wait_for_the_others_in_nccl(monkeypatch, device, used, left_open):
     closed = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
@@ -62,7 +59,7 @@ def test_a_rank_that_fails_does_not_wait_for_the_others_in_nccl(
     assert closed[-1:] == [device]
 
 
-def test_a_rank_that_waits_for_the_others_in_torch_is_ended_by_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_waits_for_the_others_in_torch_is_ended_by_a_signal(monkeypatch):
     """A handler in Python would be heard when torch gives up: of a launcher that was killed, after the time-out."""
     heard = []
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: heard.append(signal.getsignal(signal.SIGTERM)))
@@ -74,15 +71,16 @@ def test_a_rank_that_waits_for_the_others_in_torch_is_ended_by_a_signal(monkeypa
 
 
 @pytest.mark.slow
-def test_a_process_ends_at_once_with_its_output_written() -> None:
+def test_a_process_ends_at_once_with_its_output_written():
     code = "import atexit; atexit.register(print, 'shut down'); print('said'); rank_process.exit_now(7)"
     assert ended(code) == (7, "said\n")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-@pytest.mark.parametrize("ignored", [False, True])
-def test_a_signal_waits_for_the_step_in_progress_and_a_nohup_stays_one(name: str, ignored: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "ignored"), [("SIGTERM", True), ("SIGINT", True), ("SIGHUP", False), ("SIGHUP", True)]
+)
+def test_a_signal_waits_for_the_step_in_progress_and_a_nohup_stays_one(name, ignored):
     code = (
         "number = getattr(signal, sys.argv[1])\n"
         "signal.signal(number, signal.SIG_IGN if sys.argv[2] == 'True' else signal.SIG_DFL)\n"
@@ -98,24 +96,21 @@ def test_a_signal_waits_for_the_step_in_progress_and_a_nohup_stays_one(name: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("launch", "workers"), [("threads=2, nproc=2", 4), ("threads=1, nproc=1, world_size=3", 3)])
-def test_texts_are_tokenised_by_the_threads_of_all_ranks_of_a_node(launch: str, workers: int) -> None:
+def test_texts_are_tokenised_by_the_threads_of_all_ranks_of_a_node(launch, workers):
     code = (
-        "import os\n"
         "from dynbench.config.schema import Launch\n"
-        "from dynbench.engine.rank.rank_process import set_threads\n"
         "from dynbench.workloads.tokenizer import byte_tokenizer\n"
-        f"set_threads(Launch({launch}))\n"
+        f"rank_process.set_threads(Launch({launch}))\n"
         "before = len(os.listdir('/proc/self/task'))\n"
         "byte_tokenizer().encode_batch_fast(['one', 'two'] * 1000)\n"
         "print(len(os.listdir('/proc/self/task')) - before)"
     )
     environment = {key: value for key, value in os.environ.items() if key != "RAYON_NUM_THREADS"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert int(done.stdout) == workers
+    assert ended(code, environment=environment) == (0, f"{workers}\n")
 
 
 @pytest.mark.slow
-def test_a_second_signal_while_a_model_is_saved_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_second_signal_while_a_model_is_saved_leaves_what_was_there(tmp_path):
     code = (
         "from dynbench.runs.atomic import replacing_folder\n"
         "stop, folder = rank_process.StopFlag(), Path(sys.argv[1]) / 'last'\n"

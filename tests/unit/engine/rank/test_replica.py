@@ -6,23 +6,18 @@ import copy
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from dynbench import clock
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Sync, Train
+from dynbench.config.schema import Config, Train
 from dynbench.engine.rank.evaluation import Epochs
 from dynbench.engine.rank.loop import ArmLoop, session
-from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.engine.rank.replica import (
     WIDTH,
     Replica,
@@ -41,50 +36,41 @@ from dynbench.workloads.registry import build_workload
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """A process group of one rank."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def drawn(seed: int, rank: int, step: int) -> float:
-    seed_dropout(seed, rank, step, torch.device("cpu"))
+    seed_dropout(seed, rank, step, CPU)
     return float(torch.rand(()))
 
 
-def test_dropout_streams_differ_by_seed_rank_and_step() -> None:
+def test_dropout_streams_differ_by_seed_rank_and_step():
     keys = [(seed, rank, step) for seed in (0, 1) for rank in (0, 1, 64) for step in (0, 1, 500)]
     assert len({drawn(*key) for key in keys}) == len(keys)
     assert drawn(0, 1, 2) == drawn(0, 1, 2)
 
 
-@pytest.mark.usefixtures("alone")
-def test_the_hook_is_called_once_with_the_last_bucket() -> None:
-    calls = []
-    model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(6)))
-    strategy = Ddp(Sync(bucket_mb=0.3))
-    strategy.wrap(model, torch.device("cpu"), lambda: calls.append(None))
-    for step in range(3):
-        strategy.module(torch.ones(2, 300)).sum().backward()
-        strategy.finish()
-        assert len(calls) == step + 1
-    with strategy.accumulating():
-        strategy.module(torch.ones(2, 300)).sum().backward()
-    assert len(calls) == 3
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("alone")
-def test_closing_frees_the_wrapped_module() -> None:
+def test_closing_frees_the_wrapped_module():
     strategy = Ddp()
-    strategy.wrap(nn.Linear(2, 2), torch.device("cpu"))(torch.ones(1, 2)).sum().backward()
+    strategy.wrap(nn.Linear(2, 2), CPU)(torch.ones(1, 2)).sum().backward()
     wrapped = weakref.ref(strategy.module)
     gc.collect()
     assert wrapped() is not None
     strategy.close()
     assert wrapped() is None
+
+
+def configured(*settings: str) -> Config:
+    given = ("train.learning_rate=1.0", "train.precision=fp32", "workload.pad_to_multiple_of=1")
+    return load_config(None, [*given, *settings])
+
+
+def linear(model: nn.Module | None = None, config: Config | None = None, **given: object) -> Replica:
+    """A replica of a small model whose loss is its summed output."""
+    workload = SimpleNamespace(
+        build_model=lambda seed: copy.deepcopy(model or nn.Linear(2, 1)), loss=lambda model, x: model(x["x"]).sum()
+    )
+    parts = {"timer": StepTimer(CPU), "strategy": Local()} | given
+    return Replica(config or configured(), workload, CPU, **parts)  # type: ignore[arg-type]
 
 
 class Gated(nn.Module):
@@ -100,51 +86,31 @@ class Gated(nn.Module):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_virtual_ranks_leave_what_a_step_did_not_use_as_one_process_does(optimizer: str) -> None:
+def test_virtual_ranks_leave_what_a_step_did_not_use_as_one_process_does(optimizer):
     """Of inputs of two ranks a step: both use the layer, one, none, and both again."""
     inputs = [(0.0, 2.0), (1.0, 4.0), (3.0, 5.0), (1.0, 7.0), (2.0, 2.0)]
-    train = load_config(
-        None, [f"train.optimizer={optimizer}", "train.learning_rate=0.1", "train.weight_decay=0.1"]
-    ).train
+    config = configured(f"train.optimizer={optimizer}", "train.learning_rate=0.1", "train.weight_decay=0.1")
     torch.manual_seed(0)
-    alone, strategy = Gated(), Local()
-    module = strategy.wrap(copy.deepcopy(alone), CPU)
-    theirs, ours = build_optimizer(alone.parameters(), train), build_optimizer(module.parameters(), train)
-    replica = SimpleNamespace(
-        stepping=False,
-        precision=Precision("fp32", CPU),
-        optimizer=ours,
-        strategy=strategy,
-        _rate=SimpleNamespace(advance=lambda: None),
-    )
-    kept = None
+    alone, kept = Gated(), None
+    replica, theirs = linear(alone, config), build_optimizer(alone.parameters(), config.train)
     for step in inputs:
-        for model in (alone, module):
-            for value in step:
-                model(torch.full((2, 3), value)).sum().backward()
+        batches = [MicroBatch(2, 2.0, 3, 6, {"x": torch.full((2, 3), value)}) for value in step]
+        for batch in batches:
+            alone(batch.inputs["x"]).sum().backward()
         theirs.step()
         theirs.zero_grad()
-        Replica.update(replica)  # type: ignore[arg-type]
-        kept = kept or [parameter.grad for parameter in module.parameters()]
-        for wanted, found, gradient in zip(alone.parameters(), module.parameters(), kept, strict=True):
+        replica.compute(batches, lambda: 1.0)
+        replica.update()
+        parameters = list(replica.model.parameters())
+        kept = kept or [parameter.grad for parameter in parameters]
+        for wanted, found, gradient in zip(alone.parameters(), parameters, kept, strict=True):
             assert torch.equal(wanted, found)
-            assert found.grad is gradient and (gradient is None or not gradient.any()), (
-                "kept as zeros for the next step"
-            )
+            assert found.grad is gradient, "kept as zeros for the next step"
+            assert gradient is None or not gradient.any()
     assert [gradient is None for gradient in kept or ()] == [False] * 4 + [True] * 2
 
 
-def linear(model: nn.Module | None = None, **given: object) -> Replica:
-    """A replica of a small model whose loss is its summed output."""
-    workload = SimpleNamespace(
-        build_model=lambda seed: copy.deepcopy(model or nn.Linear(2, 1)), loss=lambda model, x: model(x["x"]).sum()
-    )
-    config = load_config(None, ["train.learning_rate=1.0", "train.precision=fp32", "workload.pad_to_multiple_of=1"])
-    parts = {"timer": StepTimer(CPU), "strategy": Local()} | given
-    return Replica(config, workload, CPU, **parts)  # type: ignore[arg-type]
-
-
-def test_the_same_micro_batch_again_and_again_is_accumulated_up_to_the_last() -> None:
+def test_the_same_micro_batch_again_and_again_is_accumulated_up_to_the_last():
     entered, finished = [], []
 
     class Counting(Local):
@@ -160,7 +126,7 @@ def test_the_same_micro_batch_again_and_again_is_accumulated_up_to_the_last() ->
     assert (len(parts), len(entered), len(finished)) == (3, 2, 1)
 
 
-def test_ranks_with_fewer_micro_batches_repeat_their_smallest_with_weight_zero() -> None:
+def test_ranks_with_fewer_micro_batches_repeat_their_smallest_with_weight_zero():
     batches = [MicroBatch(n, float(n), width, n * width, {}) for n, width in ((2, 9), (4, 2), (3, 3))]
     evened = evened_out(batches, 5)
     assert evened[:3] == batches
@@ -168,7 +134,7 @@ def test_ranks_with_fewer_micro_batches_repeat_their_smallest_with_weight_zero()
     assert evened_out(batches, 3) == batches
 
 
-def test_what_is_repeated_leaves_running_statistics_as_they_are() -> None:
+def test_what_is_repeated_leaves_running_statistics_as_they_are():
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     batches = [MicroBatch(n, float(n), 2, 2 * n, {"x": torch.randn(n, 2) + n}) for n in (3, 5)]
     found = []
@@ -182,7 +148,7 @@ def test_what_is_repeated_leaves_running_statistics_as_they_are() -> None:
     assert all(torch.equal(*pair) for pair in zip(gradients, same, strict=True))
 
 
-def test_a_strategy_is_closed_where_all_went_well_and_left_open_by_a_rank_that_fails() -> None:
+def test_a_strategy_is_closed_where_all_went_well_and_left_open_by_a_rank_that_fails():
     closed = []
     strategy = SimpleNamespace(close=lambda: closed.append(None))
     with pytest.raises(ArithmeticError), session(strategy):  # type: ignore[arg-type]
@@ -193,13 +159,11 @@ def test_a_strategy_is_closed_where_all_went_well_and_left_open_by_a_rank_that_f
     assert closed == [None]
 
 
-def test_the_wait_for_what_the_step_weighs_is_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_what_the_step_weighs_is_sync(hands):
     """Where ranks step apart, it is where they wait for the slowest one."""
-    shown = SimpleNamespace(now_ms=0.0)
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter_ns=lambda: round(shown.now_ms * clock.NS_PER_MS)))
 
     def scale() -> float:
-        shown.now_ms += 40
+        hands.pass_ms(40)
         return 0.5
 
     timer = StepTimer(CPU)
@@ -250,7 +214,7 @@ def averaged(samples: list[int]) -> tuple[list[nn.Module], list[list[torch.Tenso
 
 
 @pytest.mark.parametrize("samples", [[6, 2, 4], [5, 0], [3]])
-def test_every_rank_has_the_mean_weighted_by_samples(samples: list[int]) -> None:
+def test_every_rank_has_the_mean_weighted_by_samples(samples):
     models, before = averaged(samples)
     for place in range(4):
         wanted = sum(number * rank[place].double() for number, rank in zip(samples, before, strict=True)) / sum(samples)
@@ -258,7 +222,7 @@ def test_every_rank_has_the_mean_weighted_by_samples(samples: list[int]) -> None
             torch.testing.assert_close(running_statistics(model)[place].double(), wanted, rtol=1e-6, atol=1e-7)
 
 
-def test_other_models_exchange_nothing_and_where_nothing_was_trained_nothing_changes() -> None:
+def test_other_models_exchange_nothing_and_where_nothing_was_trained_nothing_changes():
     average_statistics(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), 5, lambda _: pytest.fail("a collective"))
     model = network()
     before = [statistic.clone() for statistic in running_statistics(model)]
@@ -266,7 +230,7 @@ def test_other_models_exchange_nothing_and_where_nothing_was_trained_nothing_cha
     assert all(map(torch.equal, before, running_statistics(model)))
 
 
-def test_they_are_made_one_before_an_evaluation_and_not_where_a_signal_parts_the_ranks() -> None:
+def test_they_are_made_one_before_an_evaluation_and_not_where_a_signal_parts_the_ranks():
     """Ranks that a signal stops are not after the same step: nobody would answer a collective."""
     model, told = network(), []
     model(torch.randn(4, 3, 8, 8))
@@ -287,7 +251,7 @@ def test_they_are_made_one_before_an_evaluation_and_not_where_a_signal_parts_the
     assert told == ["averaged", "evaluated", "kept"]
 
 
-def test_a_unit_is_as_many_products_as_a_token_has_in_the_matrices() -> None:
+def test_a_unit_is_as_many_products_as_a_token_has_in_the_matrices():
     model = nn.Sequential(nn.Embedding(5000, 512), nn.Linear(512, 512), nn.LayerNorm(512), nn.Linear(512, 1024))
     assert SecondWork(model, CPU).products == 3 * (512 * 512 + 512 * 1024) // WIDTH**2
     assert SecondWork(nn.Linear(2, 2), CPU).products == 1
@@ -295,23 +259,15 @@ def test_a_unit_is_as_many_products_as_a_token_has_in_the_matrices() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_it_is_done_for_every_unit_and_trains_nothing(
-    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_done_for_every_unit_and_trains_nothing(layout, tmp_path, monkeypatch):
     pl.DataFrame({"length": [5, 9, 3, 7] * 8, "patches": [0, 4, 1, 0] * 8}).write_csv(tmp_path / "two.csv")
     units: list[int] = []
     own = SecondWork.run
     monkeypatch.setattr(SecondWork, "run", lambda self, given: (units.append(given), own(self, given))[1])
     gradients = []
     for column in ("patches", "null"):
-        config = load_config(
-            None,
-            [
-                *("workload.dataset=lengths", f"workload.data_path={tmp_path / 'two.csv'}", "train.precision=fp32"),
-                *(f"workload.second_column={column}", f"workload.layout={layout}"),
-                *("workload.pad_to_multiple_of=1", "workload.dropout=0", "train.learning_rate=0.1"),
-            ],
-        )
+        settings = ("dataset=lengths", f"data_path={tmp_path / 'two.csv'}", f"second_column={column}", "dropout=0")
+        config = configured(*(f"workload.{setting}" for setting in (*settings, f"layout={layout}")))
         replica = Replica(config, build_workload(config), CPU, StepTimer(CPU), Local())
         share = (np.array([0, 1]), np.array([2, 3, 5]), np.array([0, 3]))
         replica.compute(replica.load(share), lambda: 1.0)

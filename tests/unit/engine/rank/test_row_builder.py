@@ -14,9 +14,7 @@ from dynbench.wire.traffic import Traffic
 
 
 @pytest.mark.parametrize(("error", "bytes_sent"), [(None, 51), (0.0, None), (0.3, None)])
-def test_what_measures_the_error_of_compression_is_not_held_against_what_was_counted(
-    error: float | None, bytes_sent: int | None
-) -> None:
+def test_what_measures_the_error_of_compression_is_not_held_against_what_was_counted(error, bytes_sent):
     wire = SimpleNamespace(row=lambda: {"grad_rel_error": error})
     replica: Any = SimpleNamespace(strategy=SimpleNamespace(wire=wire, row=dict), row=dict, counted=lambda _: {})
     moment: Any = SimpleNamespace(turn=1)
@@ -28,7 +26,7 @@ def test_what_measures_the_error_of_compression_is_not_held_against_what_was_cou
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 
 
-def test_what_is_sent_over_connections_is_counted_also_while_nobody_reads() -> None:
+def test_what_is_sent_over_connections_is_counted_also_while_nobody_reads():
     assert can_count()
     sent = SentBytes(counts=True)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
@@ -48,7 +46,7 @@ def test_what_is_sent_over_connections_is_counted_also_while_nobody_reads() -> N
             assert sent.take() == 0
 
 
-def test_other_sockets_and_files_are_not() -> None:
+def test_other_sockets_and_files_are_not():
     sent = SentBytes(counts=True)
     one, other = socket.socketpair()
     with one, other, socket.socket(type=socket.SOCK_DGRAM) as datagrams:

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
+from hands import Hands
 
-from dynbench import clock
-from dynbench.clock import NS_PER_MS, Clock, CudaClock
+from dynbench.clock import Clock, CudaClock
 from dynbench.engine.failure import has_waited
 from dynbench.engine.rank.timers import PHASES, StepTimer
 from dynbench.wire.traffic import Spans
 
 
-class Hands:
-    """A clock that moves when it is moved."""
-
-    now_ms = 0.0
-
-    def pass_ms(self, ms: float) -> None:
-        self.now_ms += ms
-
-
 @pytest.fixture
-def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
-    """What the host's clock shows."""
-    shown = Hands()
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter_ns=lambda: round(shown.now_ms * NS_PER_MS)))
-    return shown
+def timer(hands: Hands) -> StepTimer:
+    """On the host's clock, which tests move."""
+    return StepTimer(torch.device("cpu"))
 
 
-def test_phases_are_summed_and_cleared(hands: Hands) -> None:
-    timer = StepTimer(torch.device("cpu"))
+def test_phases_are_summed_and_cleared(hands, timer):
     for ms in (2, 3):
         with timer.device("forward"):
             hands.pass_ms(ms)
@@ -49,8 +35,7 @@ def test_phases_are_summed_and_cleared(hands: Hands) -> None:
     assert timer.end_step()[1] == 3, "what lies before is left out"
 
 
-def test_ready_splits_backward_from_sync(hands: Hands) -> None:
-    timer = StepTimer(torch.device("cpu"))
+def test_ready_splits_backward_from_sync(hands, timer):
     with timer.backward():
         hands.pass_ms(2)
         timer.note_ready()
@@ -61,8 +46,7 @@ def test_ready_splits_backward_from_sync(hands: Hands) -> None:
     assert (phases["backward"], phases["sync"]) == (2 + 8, 4), "noted once, it is not that of the next pass"
 
 
-def test_compute_so_far_counts_finished_and_running_passes(hands: Hands) -> None:
-    timer = StepTimer(torch.device("cpu"))
+def test_compute_so_far_counts_finished_and_running_passes(hands, timer):
     with timer.device("forward"):
         hands.pass_ms(2)
     with timer.device("sync"):
@@ -75,8 +59,7 @@ def test_compute_so_far_counts_finished_and_running_passes(hands: Hands) -> None
         assert timer.compute_ms() == 2 + 4
 
 
-def test_what_is_waited_for_within_a_phase_is_sync(hands: Hands) -> None:
-    timer = StepTimer(torch.device("cpu"))
+def test_what_is_waited_for_within_a_phase_is_sync(hands, timer):
     with timer.waiting():
         hands.pass_ms(50)
     with timer.device("optimizer"):
@@ -93,9 +76,8 @@ def test_what_is_waited_for_within_a_phase_is_sync(hands: Hands) -> None:
     assert spans == [(51_000_000, 55_000_000), (55_000_000, 61_000_000), (63_000_000, 66_000_000)]
 
 
-def test_a_backward_pass_that_waits_before_its_gradients_are_ready_is_no_compute(hands: Hands) -> None:
+def test_what_a_backward_pass_waits_for_before_its_gradients_are_ready_is_sync(hands, timer):
     """What is waited for after that is sync all the same, and counted once."""
-    timer = StepTimer(torch.device("cpu"))
     with timer.backward():
         hands.pass_ms(1)
         for ms in (10, 20):
@@ -113,7 +95,7 @@ def test_a_backward_pass_that_waits_before_its_gradients_are_ready_is_no_compute
     assert (timer.synchronised.spans_ns, timer.synchronised.within_ms) == ([], {})
 
 
-def test_every_phase_that_begins_is_told() -> None:
+def test_every_phase_that_begins_is_told():
     told: list[str] = []
     timer = StepTimer(torch.device("cpu"), told.append)
     with timer.host("plan"):
@@ -146,13 +128,13 @@ class Event(torch.cuda.Event):
         raise AssertionError("waits for ever where another rank hangs")
 
 
-def test_an_event_is_waited_for() -> None:
+def test_an_event_is_waited_for():
     event = Event(3)
     CudaClock(torch.device("cuda"), patience_s=600).wait(event)
     assert event.left < 0
 
 
-def test_a_gpu_that_does_not_end_ends_the_wait_as_one_for_another_rank() -> None:
+def test_a_gpu_that_does_not_end_ends_the_wait_as_one_for_another_rank():
     clock = CudaClock(torch.device("cuda:1"), patience_s=0.01)
     with pytest.raises(RuntimeError, match=r"timed out waiting 0.01 s for cuda:1") as raised:
         clock.wait(Event(float("inf")))
@@ -177,8 +159,7 @@ class Streams(Clock):
         raise AssertionError("waits for every stream, those of collectives too")
 
 
-def test_neither_a_step_nor_its_compute_waits_for_collectives_that_go_on() -> None:
-    timer = StepTimer(torch.device("cpu"))
+def test_neither_a_step_nor_its_compute_waits_for_collectives_that_go_on(timer):
     timer.clock = clock = Streams()
     with timer.device("forward"):
         pass
@@ -188,7 +169,7 @@ def test_neither_a_step_nor_its_compute_waits_for_collectives_that_go_on() -> No
     assert len(clock.waited) == 2
 
 
-def test_compression_that_goes_on_is_told_with_the_next_step() -> None:
+def test_compression_that_goes_on_is_told_with_the_next_step():
     clock = Streams()
     spans = Spans(clock)
     clock.mark = iter([0, 2_000_000, 2_000_000, 7_000_000]).__next__  # type: ignore[method-assign]

@@ -26,9 +26,7 @@ def checked_at_once(names: Sequence[str], world_size: int) -> Iterator[tuple[str
             yield name, optimizer, Difference(0.1 if wrong else largest, "mix.weight", 1e8 if wrong else 0.01)
 
 
-def test_an_exact_strategy_that_differs_fails_and_one_that_promises_nothing_passes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_exact_strategy_that_differs_fails_and_one_that_promises_nothing_passes(monkeypatch, capsys):
     monkeypatch.setattr(toy_ranks, "_on_processes", checked_at_once)
     found = {(each.strategy, each.optimizer): each for each in check_strategies(["ddp", "naive", "ddp_noop"], 2)}
     assert [found[name, "sgd"].passed for name in ("ddp", "naive", "ddp_noop")] == [True, False, True]
@@ -39,12 +37,12 @@ def test_an_exact_strategy_that_differs_fails_and_one_that_promises_nothing_pass
     assert "naive trained other weights than one process" in answer["error"]["message"]
 
 
-def test_a_strategy_that_is_not_there() -> None:
+def test_a_strategy_that_is_not_there():
     with pytest.raises(UsageError, match="'bucketted' is not a strategy"):
         list(check_strategies(["bucketted"], 2))
 
 
-def test_rounding_is_told_from_a_difference() -> None:
+def test_rounding_is_told_from_a_difference():
     case = Case("sgd", steps=2)
     wanted = train_alone(case, 2)
     assert any(tensor.abs().max() > 0 for tensor in wanted.values())
@@ -57,9 +55,7 @@ def test_rounding_is_told_from_a_difference() -> None:
 
 @pytest.mark.parametrize("name", ["embed.weight", "score.bias"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_weight_that_is_no_number_is_infinitely_far_from_any(
-    name: str, value: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_weight_that_is_no_number_is_infinitely_far_from_any(name, value, monkeypatch, capsys):
     wanted = train_alone(Case("sgd", steps=1), 2)
     found = difference({**wanted, name: torch.full_like(wanted[name], value)}, wanted)
     assert found == Difference(float("inf"), name, float("inf"))
@@ -69,12 +65,12 @@ def test_a_weight_that_is_no_number_is_infinitely_far_from_any(
 
 
 @pytest.mark.parametrize("name", [name for name, entry in STRATEGIES.items() if entry.reads("bucket_mb")])
-def test_the_toy_fills_many_buckets(name: str) -> None:
+def test_the_toy_fills_many_buckets(name):
     limit = float(config_of(name).sync.model_dump()["bucket_mb"]) * 2**20
     assert sum(parameter.nbytes for parameter in Case().model().parameters()) > 20 * limit
 
 
-def test_the_toy_has_what_strategies_go_wrong_on() -> None:
+def test_the_toy_has_what_strategies_go_wrong_on():
     case = Case()
     model = case.model()
     start = {name: tensor.clone() for name, tensor in model.state_dict().items()}

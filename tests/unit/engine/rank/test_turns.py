@@ -5,15 +5,15 @@ from __future__ import annotations
 import gc
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import groupby, islice, pairwise
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from hands import Hands
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,23 +21,28 @@ from dynbench.config.schema import Train
 from dynbench.engine.rank import turns as module
 from dynbench.engine.rank.memory import CudaMemory
 from dynbench.engine.rank.rank_process import StopFlag
+from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.turns import Moment, Switch, garbage_between_turns, play
 from dynbench.engine.turn_order import Turns, read_turns, williams_square
 from dynbench.errors import RecordError
 
 CPU = torch.device("cpu")
+NAMES = "abcdefghi"
+Events = list[tuple[str, str, int]]
 
 
 class Arm:
-    """A loop that keeps what happens to it."""
+    """A loop that keeps what happens to it; a rank that plays it may be told to stop in one of its steps."""
 
-    def __init__(self, name: str, events: list[tuple[str, str, object]], every: int = 0, last: int = -1) -> None:
+    def __init__(self, name: str, events: Events, every: int = 0, last: int = -1) -> None:
         self.name, self.events, self.every, self.last = name, events, every, last
         self.moments: list[Moment] = []
         self.drawn: list[tuple[float, float, float]] = []
 
     def restart(self) -> None:
-        self.events.append((self.name, "restart", None))
+        pass
+
+    enter = leave = restart
 
     def step(self, moment: Moment) -> None:
         self.events.append((self.name, "step", moment.step))
@@ -56,12 +61,6 @@ class Arm:
     def interrupted(self, step: int) -> None:
         self.events.append((self.name, "interrupted", step))
 
-    def enter(self) -> None:
-        self.events.append((self.name, "enter", None))
-
-    def leave(self) -> None:
-        self.events.append((self.name, "leave", None))
-
 
 def unset() -> StopFlag:
     """A flag that hears no signal."""
@@ -70,101 +69,93 @@ def unset() -> StopFlag:
     return stop
 
 
-def run(
-    arms: int, train: Train, block: int = 1, every: int = 0, stop_after: int | None = None, last: int = -1
-) -> tuple[list[Arm], list[tuple[str, str, object]]]:
-    events: list[tuple[str, str, object]] = []
-    players = [Arm("abcdef"[index], events, every, last) for index in range(arms)]
-    turns = Turns(tuple(player.name for player in players), block, seed=1) if arms > 1 else None
-    stop = unset()
-    if stop_after is not None:
-        original = players[0].step
-
-        def step(moment: Moment) -> None:
-            original(moment)
-            stop.signum = 15 if moment.step == stop_after else None
-
-        players[0].step = step  # type: ignore[method-assign]
-    switch = Switch(players, CPU, lambda arm: None, lambda: events.append(("", "meet", None))) if turns else None
+def play_all(
+    players: Sequence[Arm],
+    train: Train,
+    block: int = 1,
+    stop: StopFlag | None = None,
+    meet: Callable[[], None] = lambda: None,
+) -> None:
+    turns, switch = None, None
+    if len(players) > 1:
+        turns = Turns(tuple(player.name for player in players), block, seed=1)
+        switch = Switch(players, CPU, lambda arm: None, meet)
     with patch.object(gc, "collect"):  # of a whole test session
-        play(train, players, turns, stop, switch)
+        play(train, players, turns, stop or unset(), switch)
+
+
+def run(arms: int, train: Train, block: int = 1, every: int = 0, last: int = -1) -> tuple[list[Arm], Events]:
+    events: Events = []
+    players = [Arm(name, events, every, last) for name in NAMES[:arms]]
+    play_all(players, train, block)
     return players, events
 
 
 @pytest.mark.slow
 @given(st.integers(1, 4), st.integers(0, 5), st.integers(1, 20), st.integers(1, 9), st.integers(0, 7))
-def test_every_arm_runs_every_step_once_in_order(arms: int, warmup: int, steps: int, block: int, every: int) -> None:
+def test_every_arm_runs_every_step_once_in_order(arms, warmup, steps, block, every):
+    """In turns of a block at most, numbered over all arms; all arms evaluate at one point, and leave before it."""
     train = Train(steps=steps, warmup_steps=warmup)
     players, events = run(arms, train, block, every, last=warmup + steps - 1)
+    evaluated = [step for step in range(warmup + steps) if players[0].due(step)]
+    ends, settling = {*evaluated, warmup - 1}, {step + 1 for step in evaluated if arms > 1}
     for player in players:
         assert [moment.step for moment in player.moments] == list(range(warmup + steps))
-        settling = {step + 1 for step in range(warmup + steps) if player.due(step)} if arms > 1 else set()
-        assert [moment.measured for moment in player.moments] == [
-            step >= warmup and step not in settling for step in range(warmup + steps)
-        ]
-        assert [step for name, what, step in events if (name, what) == (player.name, "evaluate")] == [
-            step for step in range(warmup + steps) if player.due(step)
-        ]
+        for _, moments in groupby(player.moments, key=lambda moment: moment.turn):
+            turn = list(moments)
+            first, last = turn[0].step, turn[-1].step
+            most = warmup + steps if arms == 1 else 1 if first in settling else block
+            assert len(turn) == most or (len(turn) < most and last in ends)
+            assert ends.isdisjoint(range(first, last))
+            assert [moment.leaving for moment in turn] == [False] * (len(turn) - 1) + [True]
+            assert {moment.measured for moment in turn} == {first >= warmup and first not in settling}
+    turns = {(moment.turn, player.name) for player in players for moment in player.moments}
+    assert sorted(number for number, _ in turns) == list(range(len(turns)))
+    stages = [(what, step) for _, what, step in events if step in evaluated]
+    assert stages == [(what, step) for step in evaluated for what in ("step", "evaluate") for _ in players]
 
 
-def test_turns_are_numbered_across_arms_and_a_block_is_one_turn() -> None:
-    players, _ = run(2, Train(steps=7, warmup_steps=2), block=3)
-    numbers = sorted({moment.turn for player in players for moment in player.moments})
-    assert numbers == list(range(len(numbers)))
-    lengths = [len(list(steps)) for _, steps in groupby(players[0].moments, key=lambda moment: moment.turn)]
-    assert lengths == [2, 3, 3, 1]
-    assert [moment.leaving for moment in players[0].moments] == [False, True] + [False, False, True] * 2 + [True]
+class Told(Arm):
+    """Whose fourth step hears a signal; it may fail, as one that other ranks have left, before its optimizer or in it.
 
+    Args:
+        fails: whether it does.
+        between: whether it does so before its optimizer.
+    """
 
-def test_an_arm_alone_leaves_before_evaluations_and_where_the_warm_up_and_the_run_end() -> None:
-    (alone,), _ = run(1, Train(steps=7, warmup_steps=2), every=4)
-    evaluated = {moment.step for moment in alone.moments if alone.due(moment.step)}
-    assert evaluated and {moment.step for moment in alone.moments if moment.leaving} == evaluated | {1, 8}
-
-
-def test_evaluation_of_all_arms_is_at_one_point() -> None:
-    _, events = run(3, Train(steps=6, warmup_steps=0), every=3)
-    stages = [key for key, _ in groupby(what for _, what, _ in events if what in ("step", "evaluate"))]
-    assert stages == ["step", "evaluate", "step", "evaluate"]
-
-
-def test_a_signal_ends_it_after_the_step_in_progress() -> None:
-    players, events = run(2, Train(steps=9, warmup_steps=0), stop_after=3)
-    assert players[0].moments[-1].step == 3
-    *_, end, first, second = events
-    assert end == ("a", "step", 3)
-    assert {first, second} == {(player.name, "interrupted", player.moments[-1].step) for player in players}
-
-
-class Left(Arm):
-    """Whose fourth step fails, as one that other ranks have left, before its optimizer or in it."""
-
-    def __init__(self, stop: StopFlag, signum: int | None, between: bool) -> None:
-        super().__init__("a", [])
-        self._stop, self._signum, self._between = stop, signum, between
+    def __init__(self, stop: StopFlag, signum: int | None, fails: bool, between: bool, events: Events) -> None:
+        super().__init__("a", events)
+        self._stop, self._signum, self._fails, self._between = stop, signum, fails, between
 
     def step(self, moment: Moment) -> None:
         if moment.step == 3:
             self._stop.signum = self._signum
-            raise RuntimeError("Connection closed by peer")
+            if self._fails:
+                raise RuntimeError("Connection closed by peer")
         super().step(moment)
 
     def is_between_steps(self) -> bool:
         return self._between
 
 
+def test_a_signal_ends_it_after_the_step_in_progress():
+    stop, events = unset(), []
+    players = [Told(stop, 15, False, True, events), Arm("b", events)]
+    play_all(players, Train(steps=9, warmup_steps=0), stop=stop)
+    *_, end, first, second = events
+    assert end == ("a", "step", 3)
+    assert {first, second} == {(player.name, "interrupted", player.moments[-1].step) for player in players}
+
+
 @pytest.mark.parametrize(("signum", "between", "kept"), [(15, True, True), (15, False, False), (None, True, False)])
-def test_a_rank_that_the_others_left_at_a_signal_keeps_its_last_whole_step(
-    signum: int | None, between: bool, kept: bool
-) -> None:
-    stop = unset()
-    arm = Left(stop, signum, between)
+def test_a_rank_that_the_others_left_at_a_signal_keeps_its_last_whole_step(signum, between, kept):
+    stop, events = unset(), []
     with nullcontext() if kept else pytest.raises(RuntimeError, match="Connection closed"):
-        play(Train(steps=9, warmup_steps=0), [arm], None, stop, None)
-    assert [event for event in arm.events if event[1] == "interrupted"] == ([("a", "interrupted", 2)] if kept else [])
+        play_all([Told(stop, signum, True, between, events)], Train(steps=9, warmup_steps=0), stop=stop)
+    assert [event for event in events if event[1] == "interrupted"] == ([("a", "interrupted", 2)] if kept else [])
 
 
-def test_random_states_are_the_arms_own() -> None:
+def test_random_states_are_the_arms_own():
     drawn = []
     for arms in (1, 3):
         torch.manual_seed(0)
@@ -175,15 +166,42 @@ def test_random_states_are_the_arms_own() -> None:
     assert drawn == drawn[:1] * 4
 
 
-def test_without_the_swap_arms_would_draw_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: what the test above would miss if states were not swapped."""
-    monkeypatch.setattr(module, "_restore_random", lambda *_: None)
-    players, _ = run(2, Train(steps=5, warmup_steps=0))
-    assert players[0].drawn != players[1].drawn
+class Timed(Arm):
+    """An arm that is timed as the real ones are, and whose steps start work that goes on.
+
+    Whoever steps next waits for that work, as for the cores; a last step before another arm does itself.
+    """
+
+    def __init__(self, name: str, hands: Hands, starts_ms: float, behind_ms: list[float]) -> None:
+        super().__init__(name, [])
+        self.timer, self.times_ms = StepTimer(CPU), []
+        self._hands, self._starts_ms, self._behind_ms = hands, starts_ms, behind_ms
+
+    def restart(self) -> None:
+        self.timer.restart()
+
+    def step(self, moment: Moment) -> None:
+        self._wait()
+        self._behind_ms.append(self._starts_ms)
+        if moment.leaving:
+            self._wait()
+        self.times_ms.append(self.timer.end_step()[1])
+
+    def _wait(self) -> None:
+        while self._behind_ms:
+            self._hands.pass_ms(self._behind_ms.pop())
+
+
+@pytest.mark.parametrize(("block", "times_ms"), [(1, [200, 200, 200, 200]), (2, [0, 400, 0, 400])])
+def test_a_turns_time_holds_what_the_arm_started_and_no_meeting_of_ranks(hands, block, times_ms):
+    behind_ms: list[float] = []
+    arms = [Timed("a", hands, 200, behind_ms), Timed("b", hands, 0, behind_ms)]
+    play_all(arms, Train(steps=4, warmup_steps=0), block, meet=lambda: hands.pass_ms(1000))
+    assert [arm.times_ms for arm in arms] == [times_ms, [0] * 4]
 
 
 @pytest.mark.slow
-def test_garbage_is_collected_between_turns_only() -> None:
+def test_garbage_is_collected_between_turns_only():
     with garbage_between_turns():
         assert not gc.isenabled() and gc.get_freeze_count() > 0
         run(2, Train(steps=2, warmup_steps=0))
@@ -191,56 +209,40 @@ def test_garbage_is_collected_between_turns_only() -> None:
     assert gc.isenabled() and gc.get_freeze_count() == 0
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_graphs_compiled_while_steps_are_measured_are_told(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, before: bool
-) -> None:
-    made = 0
-
-    def compiling(arm: Arm) -> Callable[[Moment], None]:
-        def step(moment: Moment) -> None:
-            nonlocal made
-            made += moment.step == (0 if before else 3)
-
-        return step
-
-    monkeypatch.setattr(module, "graphs_compiled", lambda: made)
-    monkeypatch.setattr(Arm, "step", lambda self, moment: compiling(self)(moment))
+@pytest.mark.parametrize("when", [0, 3])
+def test_graphs_compiled_while_steps_are_measured_are_told(monkeypatch, caplog, when):
+    """Not those of the warm-up of two steps."""
+    made = []
+    monkeypatch.setattr(module, "graphs_compiled", lambda: len(made))
+    monkeypatch.setattr(Arm, "step", lambda self, moment: made.extend([self] * (moment.step == when)))
     run(2, Train(steps=4, warmup_steps=2))
-    assert ("2 graphs" in caplog.text) == (not before)
+    assert ("2 graphs" in caplog.text) == (when == 3)
 
 
-def test_memory_that_only_cycles_hold_is_the_arms_that_left_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_only_cycles_hold_is_the_arms_that_left_it(monkeypatch):
     """Planted: an arm leaves 100 MB in a cycle, and the next one allocates 10."""
     mb, held = 1_000_000, [0]
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: held[0])
-    meters = [CudaMemory(CPU, shared=True) for _ in range(2)]
-
-    class Allocates(Arm):
-        def enter(self) -> None:
-            meters["ab".index(self.name)].enter()
-
-        def leave(self) -> None:
-            meters["ab".index(self.name)].leave()
+    arms = [CudaMemory(CPU, shared=True) for _ in range(2)]
+    switch = Switch(arms, CPU, lambda arm: None, lambda: None)  # type: ignore[arg-type]  # it enters and leaves them
 
     def collect() -> None:
         held[0] = 0
 
-    switch = Switch([Allocates(name, []) for name in "ab"], CPU, lambda arm: None, lambda: None)
     with patch.object(gc, "collect", collect):
         switch(0)
         held[0] += 100 * mb
         switch(1)
         held[0] += 10 * mb
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: held[0])
-        assert meters[1].now().peak_mb == 10
+        assert arms[1].now().peak_mb == 10
 
 
 ARMS = st.integers(2, 9)
 
 
 def rounds(arms: int, number: int, **drawn: int) -> list[list[int]]:
-    return list(islice(Turns(tuple("abcdefghi"[:arms]), **drawn).rounds(), number))
+    return list(islice(Turns(tuple(NAMES[:arms]), **drawn).rounds(), number))
 
 
 def is_balanced(rows: list[list[int]]) -> bool:
@@ -253,22 +255,17 @@ def is_balanced(rows: list[list[int]]) -> bool:
     )
 
 
-@given(ARMS)
-def test_every_arm_follows_every_other_equally_often_and_stands_everywhere(n: int) -> None:
-    square = williams_square(n)
-    assert is_balanced(square)
-    assert len(square) == (n if n % 2 == 0 else 2 * n)
-
-
 @given(st.integers(3, 9))
-def test_a_latin_square_is_not_enough(n: int) -> None:
+def test_a_latin_square_is_not_enough(n):
     """Planted: arms in one order that begins elsewhere each time stand everywhere, and follow one arm only."""
     assert not is_balanced([[(first + place) % n for place in range(n)] for first in range(n)])
 
 
 @given(ARMS, st.integers(0, 99), st.integers(0, 9))
-def test_every_round_has_every_arm_and_a_drift_meets_all_alike(n: int, seed: int, launch: int) -> None:
-    whole = len(williams_square(n))
+def test_every_round_has_every_arm_and_a_drift_meets_all_alike(n, seed, launch):
+    """In the least number of rounds in which every arm can follow every other equally often and stand everywhere."""
+    whole = n if n % 2 == 0 else 2 * n
+    assert len(williams_square(n)) == whole
     found = rounds(n, 3 * whole, seed=seed, launch=launch)
     assert all(sorted(order) == list(range(n)) for order in found)
     for cycle in (found[:whole], found[whole : 2 * whole]):
@@ -278,19 +275,19 @@ def test_every_round_has_every_arm_and_a_drift_meets_all_alike(n: int, seed: int
 
 
 @given(ARMS, st.integers(0, 99), st.integers(0, 4))
-def test_what_is_built_first_in_one_launch_is_built_last_in_the_next(n: int, seed: int, pair: int) -> None:
-    names = tuple("abcdefghi"[:n])
+def test_what_is_built_first_in_one_launch_is_built_last_in_the_next(n, seed, pair):
+    names = tuple(NAMES[:n])
     one, next_one = (Turns(names, seed=seed, launch=2 * pair + odd).building() for odd in (0, 1))
     assert sorted(one) == list(range(n)) and next_one == one[::-1]
 
 
-def test_orders_are_drawn_anew_and_equal_for_equal_seeds() -> None:
+def test_orders_are_drawn_anew_and_equal_for_equal_seeds():
     drawn = {tuple(map(tuple, rounds(4, 8, seed=seed, launch=launch))) for seed in range(6) for launch in range(6)}
     assert len(drawn) > 20
     assert rounds(5, 20, seed=3, launch=2) == rounds(5, 20, seed=3, launch=2)
 
 
-def test_it_is_kept_for_the_ranks(tmp_path: Path) -> None:
+def test_it_is_kept_for_the_ranks(tmp_path):
     assert read_turns(tmp_path) is None
     turns = Turns(("a", "b"), 8, 5, 3)
     turns.write(tmp_path)

@@ -3,68 +3,45 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
+from toys import Toy
+from virtual_runs import configured, loop_of, rows_of
 
 from dynbench.config.schema import Train
-from dynbench.engine.rank.evaluation import Epochs
-from dynbench.engine.rank.memory import MemoryMeter, MemoryNow
+from dynbench.engine.rank import virtual
+from dynbench.engine.rank.evaluation import Epochs, Scalars
+from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.replica import PlayedStatistics, gradient_megabytes, running_statistics
-from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.engine.rank.timers import StepTimer
-from dynbench.engine.rank.turns import Moment
-from dynbench.engine.rank.virtual import Played, VirtualLoop
-from dynbench.runs.records import StepRow
+from dynbench.engine.rank.virtual import VirtualLoop
 from dynbench.workloads.batches import LossPart
 
 
-class Collected:
-    def __init__(self) -> None:
-        self.rows: list[StepRow] = []
-
-    def write(self, row: StepRow, _: object) -> None:
-        self.rows.append(row)
-
-
-def turn(share: tuple[np.ndarray, ...], forward_ms: float, backward_ms: float) -> Played:
-    phases = {"plan": 0.0, "data": 1.0, "forward": forward_ms, "backward": backward_ms, "sync": 0.0, "optimizer": 0.0}
-    parts = [
-        LossPart(len(ids), 1.0, (width := int(ids.max()) + 1), len(ids) * width, torch.tensor(0.5)) for ids in share
-    ]
-    return Played(share, parts, phases, MemoryNow(10.0, 20.0))  # type: ignore[arg-type]  # the phases are all there
-
-
-def loop_of(model: torch.nn.Module, **parts: Any) -> VirtualLoop:
-    """The loop of two virtual ranks, as far as a test uses it."""
-    unused = dict.fromkeys(("config", "plans", "replica", "timer", "evaluator"))
-    given = {"memory": MemoryMeter(), "rows": [], "writers": [], "epochs": Epochs(Train(), list), "comm_ms": 0.0}
-    return VirtualLoop(**{**unused, **given, **parts}, statistics=PlayedStatistics(model, 2))
+def test_everyone_waits_for_the_slowest_and_the_all_reduce_and_the_first_is_drawn(tmp_path, monkeypatch):
+    drawn = set()
+    writer = SimpleNamespace(add_scalar=lambda tag, *_: drawn.add(tag.partition("/")[0]))
+    monkeypatch.setattr(virtual, "scalars_of", lambda *_, **__: nullcontext(Scalars(writer)))
+    config = configured("static", "train.steps=3", "train.eval_samples=0", "launch.comm_model='4,0'")
+    with loop_of(tmp_path, config, Toy()):
+        pass
+    parts = pl.sum_horizontal("plan_ms", "data_ms", "compute_ms", "sync_ms", "optimizer_ms")
+    rows = rows_of(tmp_path).with_columns(summed_ms=parts)
+    assert rows["summed_ms"].to_list() == pytest.approx(rows["step_time_ms"].to_list(), abs=0.01)
+    steps = rows.group_by("step").agg(pl.col("sync_ms").min(), pl.col("step_time_ms").n_unique())
+    assert steps["sync_ms"].to_list() == pytest.approx([4.0] * 3, abs=0.01)
+    assert steps["step_time_ms"].to_list() == [1] * 3
+    assert drawn == {"rank_0"}
 
 
-def test_everyone_waits_for_the_slowest() -> None:
-    lengths, files = np.arange(1, 9), [Collected(), Collected()]
-    loop = loop_of(
-        torch.nn.Linear(1, 1),
-        replica=SimpleNamespace(precision=SimpleNamespace(take_skipped=lambda: False), row=dict, counted=lambda _: {}),
-        rows=[RowBuilder(rank, "static", "padded", lengths) for rank in (0, 1)],
-        writers=files,
-        comm_ms=4.0,
-    )
-    turns = [turn((np.array([0, 1]),), 10, 20), turn((np.array([6, 7]),), 15, 35)]
-    loop.record(Moment(0, measured=True), turns, plan_ms=3.0, optimizer_ms=5.0)
-    quick, slow = (file.rows[0] for file in files)
-    assert (quick.sync_ms, slow.sync_ms) == (20 + 4, 4)
-    assert quick.step_time_ms == slow.step_time_ms == 3 + (1 + 50) + 4 + 5
-    assert slow.compute_ms == 50 and slow.padded_tokens == 16
-
-
-def test_gradient_size() -> None:
+def test_gradient_size():
     model = torch.nn.Linear(500, 500, bias=False)
-    assert gradient_megabytes(model) == pytest.approx(1.0)
+    assert gradient_megabytes(model) == 1.0
 
 
 class Network:
@@ -91,18 +68,22 @@ class Network:
         return taken
 
 
-def test_virtual_ranks_have_running_statistics_of_their_own_samples_as_real_ones_do() -> None:
+def test_virtual_ranks_have_running_statistics_of_their_own_samples_as_real_ones_do():
     network, seen = Network(), []
     alone = [copy.deepcopy(network.model) for _ in range(2)]
     evaluator = SimpleNamespace(
         after=lambda *_: seen.append([each.clone() for each in running_statistics(network.model)]), sum_over_ranks=list
     )
-    loop = loop_of(
-        network.model,
+    unused = dict.fromkeys(("plans", "rows", "writers", "comm_ms"))
+    loop = VirtualLoop(
+        **unused,
         config=SimpleNamespace(train=Train(), launch=SimpleNamespace(slowdown={})),
         replica=network,
         timer=StepTimer(torch.device("cpu")),
         evaluator=evaluator,
+        memory=MemoryMeter(),
+        epochs=Epochs(Train(), list),
+        statistics=PlayedStatistics(network.model, 2),
     )
     for stretch in (0, 1):
         samples = [0, 0]
