@@ -22,14 +22,10 @@ TABLES = st.lists(st.tuples(st.sampled_from([4, 8, 12, 20, 32]), st.integers(1, 
 BY_LENGTH = TABLES.map(lambda table: Capacity.table([table]))
 UNEQUAL = st.lists(TABLES, min_size=3, max_size=3).map(Capacity.table)
 SPEEDS = st.lists(st.sampled_from([0.15, 0.5, 1.0, 1.3, 3.0]), min_size=3, max_size=3).map(np.array)
-ROWS = st.sampled_from(
-    [
-        PackedCapacity(),
-        PackedCapacity.uniform(45),
-        PackedCapacity.table([[(10, 60), (20, 45), (30, 35)]]),
-    ]
-)
+ROWS_BY_LENGTH = PackedCapacity.table([[(10, 60), (20, 45), (30, 35)]])
+ROWS = st.sampled_from([PackedCapacity(), PackedCapacity.uniform(45), ROWS_BY_LENGTH])
 ROWS_OF_TWO = st.sampled_from([PackedCapacity.per_rank([30, 60]), PackedCapacity.table([[(30, 70)], [(12, 50)]])])
+SPEEDS_OF_TWO = st.sampled_from([None, np.array([1.0, 2.0])])
 THREE = st.just(3)
 PACKED = {"cost": st.sampled_from(COSTS), "layout": st.just("packed")}
 PROBLEMS = {
@@ -39,7 +35,7 @@ PROBLEMS = {
     "unequal capacities": st.builds(problem_of, LENGTHS, THREE, cost=COST, speeds=SPEEDS, capacity=UNEQUAL),
     "packed": st.builds(problem_of, LENGTHS, THREE, capacity=ROWS, speeds=st.none() | SPEEDS, **PACKED),
     "packed, unequal capacities": st.builds(
-        problem_of, LENGTHS, st.just(2), capacity=ROWS_OF_TWO, speeds=st.sampled_from([None, np.array([1.0, 2.0])]), **PACKED
+        problem_of, LENGTHS, st.just(2), capacity=ROWS_OF_TWO, speeds=SPEEDS_OF_TWO, **PACKED
     ),
 }
 

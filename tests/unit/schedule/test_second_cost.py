@@ -42,6 +42,7 @@ def test_what_costs_nothing_changes_no_plan(name):
         ("partition", "padded", {"capacity": Capacity.per_rank([40, 40, 40, 60])}),
         ("window", "padded", {"window": 4}),
     ],
+    ids=str,
 )
 def test_plans_that_know_of_it_are_shorter(policy, layout, changes):
     rng = np.random.default_rng(0)
