@@ -95,7 +95,11 @@ def test_speedup_is_the_ratio_of_costs_where_the_samples_are_the_same_and_of_cos
     assert alone["speedup_vs_static"] == pytest.approx(base / cost)
 
 
-@pytest.mark.parametrize("cost", [CostModel(), CostModel("attention"), CostModel("measured", alpha=50.0, gamma=0.01)])
+@pytest.mark.parametrize(
+    "cost",
+    [CostModel(), CostModel("attention"), CostModel("measured", alpha=50.0, gamma=0.01)],
+    ids=lambda cost: cost.cost_type,
+)
 def test_the_greedy_gap_is_zero_in_the_maximum_and_naive_counts_have_one(cost):
     gap = lines(request(["prefix"], cost=cost))["prefix"]["greedy_gap"]
     assert gap["max_cost"]["max"] == 0
@@ -148,6 +152,7 @@ SHORT = Trace("short", HEAVY.lengths[:20], "here")
         (request(["static"], batch=34), UsageError, "not a multiple"),
         (request(["static"], [SHORT]), UsageError, "more than the 20 samples"),
     ],
+    ids=["a long sample", "a long row", "a window of rows", "too many ranks", "unequal shares", "a short trace"],
 )
 def test_what_cannot_be_solved_is_refused_before_anything_runs(asked, kind, message):
     with pytest.raises(kind, match=message):
