@@ -114,7 +114,6 @@ def test_bare_numbers_need_no_header(tmp_path, name):
         ("not.npy", "text", "not a readable .npy array"),
         ("trace.xls", "3\n", "unknown trace format '.xls'"),
     ],
-    ids=str,
 )
 def test_what_is_no_trace_is_refused_in_one_line_with_file_and_row(tmp_path, name, content, message):
     path = written(tmp_path / name, content)
