@@ -46,31 +46,6 @@ def epoch_of(*samplers: PlannedBatchSampler) -> list[list[list[int]]]:
     return [list(step) for step in zip(*samplers, strict=True)]
 
 
-@pytest.mark.slow
-@given(st.integers(0, 99), st.sampled_from(TRAINABLE), st.integers(1, 4))
-@settings(max_examples=40, deadline=None)
-def test_an_epoch_sees_no_sample_twice_and_its_weights_make_a_whole(seed, policy, window):
-    ranks = [sampler(rank, policy=policy, seed=seed, window=window) for rank in range(RANKS)]
-    steps = epoch_of(*ranks)
-    seen = [i for batches in steps for ids in batches for i in ids]
-    assert len(seen) == STEPS * BATCH
-    if policy != "prefix":  # whose ranks begin their next epoch by themselves
-        assert len(seen) == len(set(seen))
-    for batches in steps:
-        assert sum(one.weight(ids) for one, ids in zip(ranks, batches, strict=True)) == pytest.approx(RANKS)
-
-
-def test_epochs_and_seeds_differ_and_repeat():
-    first = batches_of()
-    assert batches_of() == first != batches_of(seed=1)
-    later = sampler()
-    later.set_epoch(1)
-    assert list(later) != first
-    later.set_epoch(0)
-    assert list(later) == first
-    assert len(later) == len(first) == STEPS
-
-
 def readme_loop(one, epochs, state=None):
     """The loop of the guide, resumed from a state: batch by batch the epoch, the batches done in it, the batch."""
     first, done = (0, 0) if state is None else (state["epoch"], state["done"])

@@ -222,13 +222,6 @@ def test_windows_of_several_micro_batches_gain_over_partition(objective):
     assert ours < 0.99 * alone
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_packed_rows_of_several_per_rank_nearly_reach_their_bound(objective):
-    problem = Problem(heavy_tailed(2048), 4, 128, micro_batches=4, objective=objective, layout="packed")
-    facts = [step_facts(plan, problem) for plan in plans_of("partition", problem, 10)]
-    assert sum(f.max_cost for f in facts) <= 1.01 * sum(f.bound for f in facts)
-
-
 @pytest.mark.parametrize(
     ("cost", "bound"),
     [

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -55,30 +53,23 @@ def problems(policy: str) -> Iterator[Problem]:
         yield Problem(lengths, RANKS, 16, cost=cost, layout=layout, **ranks, **variant)
 
 
-def plan_all(policy: str) -> None:
-    for problem in problems(policy):
-        planner = Planner(policy, problem)
-        judged = replace(problem, lengths=planner.policy.lengths)
-        fixed, capped = planner.policy.fixed_batch, POLICIES[policy].capped
-        for step in range(3):
-            judge_plan(planner.plan(step), judged, fixed_batch=fixed, capped=capped)
+@pytest.fixture
+def ending() -> Iterator[None]:
+    """What does not end is stopped."""
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail(f"no end in {TIMEOUT_S} s"))
+    signal.alarm(TIMEOUT_S)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.slow
-def test_every_policy_ends() -> None:
-    """In a process of its own: what does not end is stopped, and the last policy that it printed is at fault."""
-    done = subprocess.run(
-        [sys.executable, __file__],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-if __name__ == "__main__":
-    for name, entry in POLICIES.items():
-        if not entry.missing:
-            print(name, flush=True)
-            plan_all(name)
+@pytest.mark.usefixtures("ending")
+@pytest.mark.parametrize("policy", [name for name, entry in POLICIES.items() if entry.missing is None])
+def test_every_policy_ends(policy: str) -> None:
+    for problem in problems(policy):
+        planner = Planner(policy, problem)
+        judged = replace(problem, lengths=planner.policy.lengths)
+        for step in range(2):
+            plan = planner.plan(step)
+            judge_plan(plan, judged, fixed_batch=planner.policy.fixed_batch, capped=POLICIES[policy].capped)

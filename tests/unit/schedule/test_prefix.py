@@ -71,11 +71,6 @@ def test_gathering_the_costs_gives_the_replicated_plans(batch_per_rank, buffer, 
         assert step.costs[np.arange(3), step.counts - 1].tolist() == step_costs(step.plan, problem).tolist()
 
 
-def test_starting_later_gives_the_same_plans():
-    policy = Prefix(problem_of())
-    assert [plain(p) for p in islice(policy.plans(7), 5)] == [plain(p) for p in islice(policy.plans(), 7, 12)]
-
-
 def test_more_plans_than_can_be_tried_are_refused_before_the_first_and_only_of_the_solver_that_tries_them():
     many = {"workers": 12, "global_batch": 60, "buffer": 20}
     with pytest.raises(UsageError, match="enumerate would try more than 2,000,000 plans"):

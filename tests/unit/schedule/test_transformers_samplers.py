@@ -51,18 +51,6 @@ def test_group_by_length_is_the_installed_sampler_behind_a_sharded_loader(orders
             assert dealt == by_step(shard, parts)
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.parametrize("start", [1, 3, 4, 6])
-def test_plans_from_a_step_on_are_those_of_the_run_from_there(name, start):
-    problem = Problem(heavy_tailed(70), 2, 16, micro_batches=2)
-    whole, later = (
-        [(plan.step, plain(plan)) for plan in plans_of(name, problem, 9 - first, first)] for first in (0, start)
-    )
-    assert [step for step, _ in whole] == list(range(9))
-    assert later == whole[start:]
-    assert first_plan(name, problem).sample_ids().dtype == np.int64
-
-
 @pytest.mark.parametrize(
     ("samples", "ranks", "batch", "parts"), [(64, 4, 64, 1), (64, 2, 32, 2), (64, 2, 32, 3)]
 )
