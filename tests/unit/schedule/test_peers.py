@@ -146,14 +146,11 @@ def test_no_smaller_budget_has_as_many_samples_in_the_mean_step(lengths, ranks, 
 
 
 @settings(max_examples=25)
-@given(st.lists(st.integers(1, 40), min_size=6, max_size=30), st.integers(1, 4), st.integers(1, 6))
-def test_token_budget_keeps_its_rules_from_any_step_on(lengths, ranks, start):
+@given(st.lists(st.integers(1, 40), min_size=6, max_size=30), st.integers(1, 4))
+def test_every_rank_has_samples_within_the_token_budget(lengths, ranks):
     problem = problem_of(lengths, ranks, ranks)
     policy = make_policy("token_budget", problem)
-    whole, later = (plans_of("token_budget", problem, start + 3 - first, first) for first in (0, start))
-    assert [plan.step for plan in whole] == list(range(start + 3))
-    assert [(plan.step, plain(plan)) for plan in later] == [(plan.step, plain(plan)) for plan in whole[start:]]
-    for plan in later:
+    for plan in plans_of("token_budget", problem, 5):
         assert len(plan.shares) == ranks
         assert step_facts(plan, problem).padded_tokens.max() <= policy.budget_tokens
         assert min(plan.local_batches) > 0

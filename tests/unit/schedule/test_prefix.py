@@ -123,59 +123,39 @@ def draw_costs(rng: np.random.Generator, ranks: int, buffer: int, kind: int) -> 
     return KINDS[kind].cost_padded(np.arange(1, buffer + 1), np.maximum.accumulate(lengths, axis=1))
 
 
-def within(costs: np.ndarray, limits: np.ndarray) -> np.ndarray:
-    """The costs, infinite beyond each rank's limit."""
-    return np.where(np.arange(1, costs.shape[1] + 1) <= limits[:, None], costs, np.inf)
+def least(costs: np.ndarray, batch: int) -> tuple[float, float]:
+    """Least maximum of all counts, and least variance at it; costs are infinite beyond what a rank may take."""
+    ranks, buffer = costs.shape
+    ways = np.indices([buffer] * ranks).reshape(ranks, -1).T
+    chosen = costs[np.arange(ranks), ways[ways.sum(axis=1) == batch - ranks]]
+    best = chosen[chosen.max(axis=1) == chosen.max(axis=1).min()]
+    return best.max(), best.var(axis=1).min()
 
 
-def objectives(costs: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
-    chosen = costs[np.arange(len(costs)), counts - 1]
-    return chosen.max(), chosen.var()
-
-
-def same(costs, ours, theirs) -> bool:
-    """Equal in both objectives, up to rounding."""
-    (our_max, our_variance), (their_max, their_variance) = objectives(costs, ours), objectives(costs, theirs)
-    return our_max == their_max and abs(our_variance - their_variance) <= 1e-9 * their_max**2
-
-
-@pytest.mark.slow
-@settings(max_examples=150)
-@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 6), st.integers(0, len(KINDS)))
-def test_enumeration_is_brute_force(seed, ranks, buffer, kind):
-    rng = np.random.default_rng(seed)
-    costs, limits = draw_costs(rng, ranks, buffer, kind), rng.integers(1, buffer + 1, ranks)
-    batch = int(rng.integers(ranks, limits.sum() + 1))
-    counts = solve_counts(within(costs, limits), batch, "enumerate").counts
-    ways = [way for way in product(*(range(1, limit + 1) for limit in limits)) if sum(way) == batch]
-    best = min(ways, key=lambda way: objectives(costs, np.array(way)))
-    assert counts.sum() == batch
-    assert (counts <= limits).all()
-    assert same(costs, counts, np.array(best))
-
-
-@pytest.mark.parametrize("instances", [100, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.matrix])])
+@pytest.mark.parametrize("instances", [30, pytest.param(300, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("inline", ["as chosen", "hull"])
 @pytest.mark.parametrize("kind", range(len(KINDS) + 1))
-def test_exact_equals_enumeration(kind, inline, instances, monkeypatch):
+def test_no_counts_are_better(kind, inline, instances, monkeypatch):
+    """The greedy solver is exact in the maximum only."""
     if inline == "hull":
         monkeypatch.setattr(prefix_counts, "ENUMERATION_LIMIT", 0)
     rng = np.random.default_rng([kind, inline == "hull"])
     for _ in range(instances):
-        ranks, buffer = int(rng.integers(1, 6)), int(rng.integers(1, 10))
+        ranks, buffer = int(rng.integers(1, 6)), int(rng.integers(1, 8))
         costs = draw_costs(rng, ranks, buffer, kind)
         if rng.random() < 0.3:
             costs[rng.integers(ranks)] += costs.max() * rng.random()
         limits = rng.integers(1, buffer + 1, ranks)
+        costs[np.arange(1, buffer + 1) > limits[:, None]] = np.inf
         batch = int(rng.integers(ranks, limits.sum() + 1))
-        exact, reference, greedy = (
-            solve_counts(within(costs, limits), batch, name) for name in ("exact", "enumerate", "greedy")
-        )
-        assert exact.exact == "both"
-        assert exact.counts.sum() == greedy.counts.sum() == batch
-        assert (exact.counts <= limits).all() and (greedy.counts <= limits).all()
-        assert same(costs, exact.counts, reference.counts)
-        assert objectives(costs, greedy.counts)[0] == objectives(costs, reference.counts)[0]
+        most, variance = least(costs, batch)
+        for solver in ("enumerate", "exact", "greedy"):
+            solved = solve_counts(costs, batch, solver)
+            chosen = costs[np.arange(ranks), solved.counts - 1]
+            assert solved.counts.sum() == batch
+            assert chosen.max() == most
+            assert solver == "greedy" or abs(chosen.var() - variance) <= 1e-9 * most**2
+            assert solver != "exact" or solved.exact == "both"
 
 
 @settings(max_examples=100)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from brute_force import least
 from plan_rules import first_plan, plain, plans_of, problem_of, total_cost
 
 from dynbench.errors import NothingFits, UsageError
@@ -14,7 +13,7 @@ from dynbench.plugins import POLICIES
 from dynbench.plugins.policies import plan_names, plan_of
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.evaluate import largest_fitting, step_facts
+from dynbench.schedule.evaluate import largest_fitting
 from dynbench.schedule.policy import Problem, make_policy
 
 PLANS = [name for name in plan_names("padded", "packed") if POLICIES[plan_of(name)[0]].missing is None]
@@ -80,8 +79,3 @@ def test_pieces_of_samples_have_no_second_number():
     with pytest.raises(UsageError, match="pieces") as caught:
         make_policy("torchtitan", problem)
     assert caught.value.hint
-
-
-def test_the_second_number_is_not_padded_in_the_bound():
-    problem = problem_of([4, 4, 4, 4], second=np.array([100, 0, 0, 0]))
-    assert step_facts(first_plan("partition", problem), problem).bound <= least(problem)[0] == 104

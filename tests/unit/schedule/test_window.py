@@ -23,32 +23,6 @@ from dynbench.schedule.window import SPREADS, plan_window, random_variance
 from dynbench.schedule.window_sweep import WORK_RESOLUTION, SortedWindow, guesses
 
 
-def window_bound(padded_lengths: np.ndarray, steps: int, problem: Problem) -> float:
-    """No dealing of a window has a smaller sum over its steps of the slowest rank's cost.
-
-    The steps' work adds up to at least that of the samples one by one, and each step takes at least its mean over the
-    ranks. And since k steps hold at most k*B samples, the (k+1)-th longest of the steps' longest samples is at least
-    the (k*B+1)-th longest of the window.
-
-    Args:
-        padded_lengths: lengths of the window's samples, rounded up, shape [W*B], tokens.
-        steps: global batches in the window (W).
-        problem: cost, ranks (G) and speeds.
-
-    Returns:
-        The bound, in the cost's unit.
-    """
-    cost, speed = problem.cost, problem.relative_speeds()
-    falling = np.sort(padded_lengths)[::-1]
-    longest = float(cost.cost_padded(1, falling[:: len(falling) // steps]).sum()) / float(speed.max())
-    work = float(cost.per_sample(falling).sum())
-    if cost.cost_type == "tokens_sq":
-        # A step of t tokens costs at least (t / sum(sqrt(speed)))²; squares are least when the steps' tokens are equal.
-        return max((work / float(np.sqrt(speed).sum())) ** 2 / steps, longest)
-    alpha = cost.alpha if cost.cost_type == "measured" else 0.0
-    return max((steps * problem.workers * alpha + work) / float(speed.sum()), longest)
-
-
 def trace(seed: int, size: int, kind: str = "heavy") -> np.ndarray:
     rng = np.random.default_rng(seed)
     if kind == "heavy":
@@ -80,9 +54,7 @@ def judge_window(problem: Problem, first: int, ours: list[StepPlan], theirs: lis
     """The window from this step of the first epoch on: the batches of `static`, and no worse than `partition`."""
     batches = problem.data_order().epoch_batches(0)[first : first + len(ours)]
     assert taken(ours) == sorted(batches.ravel().tolist())
-    cost, bound = total_cost(ours, problem), window_bound(problem.padded_lengths[batches.ravel()], len(ours), problem)
-    assert cost <= total_cost(theirs, problem) * (1 + 1e-9)
-    assert problem.micro_batches != 1 or cost >= bound * (1 - 1e-9)
+    assert total_cost(ours, problem) <= total_cost(theirs, problem) * (1 + 1e-9)
 
 
 @pytest.mark.slow
@@ -141,14 +113,6 @@ def test_a_window_sorted_into_long_and_short_steps_would_break_the_spread():
     assert means.var() <= SPREADS[0] ** 2 * random * (1 + 1e-6)
 
 
-def test_one_long_sample_makes_one_step_dear():
-    lengths = np.r_[1000, np.full(8 * 16 - 1, 10)]
-    shares = plan_window(lengths, 4, 8, CostModel())
-    maxima = sorted(max(len(share) * lengths[share].max() for share in step) for step in shares)
-    assert maxima[-1] == 1000
-    assert maxima[-2] <= 60
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("cost", [CostModel(), CostModel("tokens_sq"), CostModel("attention", attention_a=0.03)])
 def test_small_windows_without_a_limit_on_the_spread_are_near_brute_force(cost, monkeypatch):
@@ -161,7 +125,6 @@ def test_small_windows_without_a_limit_on_the_spread_are_near_brute_force(cost, 
         ours = total_cost([StepPlan(step, single(groups)) for step, groups in enumerate(shares)], problem)
         halves = [least(problem_of(lengths[list(half)], 2, cost=cost))[0] for half in combinations(range(8), 4)]
         best = min(half + other for half, other in zip(halves, reversed(halves), strict=True))
-        assert window_bound(problem.padded_lengths, 2, problem) <= best * (1 + 1e-9)
         assert best * (1 - 1e-9) <= ours
         ratios.append(ours / best)
     assert np.mean(ratios) < 1.03
