@@ -174,20 +174,21 @@ def test_auto_runs_as_many_slots_as_the_capacities_ask_for(capacity):
         assert slots_of(plan) > 1
 
 
+@pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("speeds", [None, np.array([1.0, 0.5])], ids=["equal", "unequal"])
-def test_auto_weighs_the_price_of_slots_against_padding(speeds):
+def test_auto_weighs_the_price_of_micro_batches_against_padding(speeds, objective):
     numbers = []
-    auto = Problem(heavy_tailed(320), 2, 32, speeds=speeds, micro_batches="auto", objective="slots")
+    auto = Problem(heavy_tailed(320), 2, 32, speeds=speeds, micro_batches="auto", objective=objective)
     for alpha in (0.0, 50.0, 1e5):
         problem = replace(auto, cost=CostModel("measured", alpha=alpha))
         plans = plans_of("partition", problem, 5)
-        numbers.append(np.mean([slots_of(plan) for plan in plans]))
+        numbers.append(sum(len(share) for plan in plans for share in plan.shares))
         for fixed in (1, 2, 4):
             others = plans_of("partition", replace(problem, micro_batches=fixed), 5)
             assert total_cost(plans, problem) <= 1.01 * total_cost(others, problem)
     assert numbers == sorted(numbers, reverse=True)
-    assert numbers[0] > 2
-    assert numbers[-1] == 1
+    assert numbers[0] > 2 * 10
+    assert numbers[-1] == 10
 
 
 def test_slots_that_not_every_rank_can_fill_are_refused():

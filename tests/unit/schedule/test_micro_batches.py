@@ -9,7 +9,6 @@ from plan_rules import first_plan, judge_plan, plain, problem_of
 from dynbench.schedule import micro_batches
 from dynbench.schedule.balancing import deal_longest_first, deal_to_first_finish
 from dynbench.schedule.capacity import Capacity
-from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_facts
 
 LENGTHS = np.clip(np.random.default_rng(3).lognormal(3.5, 0.8, 256).astype(int), 2, 256)
@@ -35,18 +34,6 @@ def test_a_fixed_number_is_what_every_rank_runs(number):
 def test_auto_without_alpha_is_one_micro_batch_where_they_fit():
     (auto, _), (single, _) = solve(micro_batches="auto"), solve()
     assert (plain(auto), auto.exact) == (plain(single), single.exact)
-
-
-@pytest.mark.parametrize("speeds", [None, ONE_SLOW], ids=["equal", "unequal"])
-def test_with_a_measured_cost_the_number_falls_as_alpha_rises_and_is_no_worse_than_one(speeds):
-    numbers = []
-    for alpha in (0.0, 0.5, 5.0, 1e4):
-        same = {"speeds": speeds, "cost": CostModel("measured", alpha=alpha, beta=0.01, gamma=1e-5)}
-        plan, facts = solve(micro_batches="auto", **same)
-        numbers.append(sum(len(share) for share in plan.shares))
-        assert facts.max_cost <= solve(**same)[1].max_cost * (1 + 1e-12)
-    assert numbers[0] > 8
-    assert speeds is not None or (numbers == sorted(numbers, reverse=True) and numbers[-1] == 4)
 
 
 @given(st.lists(st.integers(1, 60), min_size=4, max_size=40), st.integers(1, 4), st.integers(1, 5))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from plan_rules import COSTS, first_plan, heavy_tailed, judge_plan, plans_of, problem_of, taken
+from plan_rules import COSTS, first_plan, heavy_tailed, judge_plan, plans_of, problem_of
 
-from dynbench.errors import UsageError
 from dynbench.plugins import POLICIES
 from dynbench.plugins.policies import LAYOUTS, plan_name, plan_names, plan_of
 from dynbench.schedule.capacity import PackedCapacity
 from dynbench.schedule.evaluate import step_facts
 from dynbench.schedule.plan import StepPlan
-from dynbench.schedule.policy import Problem, make_policy
+from dynbench.schedule.policy import Problem
 from dynbench.schedule.traces import built_in_trace
 
 
@@ -51,20 +50,6 @@ def test_a_capacity_counts_tokens_by_the_longest_sample() -> None:
     assert step_facts(over, problem).capacity_violations == 1
     with pytest.raises(AssertionError, match="rank 0 runs 56 tokens of at most 30"):
         judge_plan(over, problem)
-
-
-def test_a_fixed_number_of_rows_is_run_by_every_rank() -> None:
-    plan = first_plan("partition", problem_of([100, *[3] * 11], 3, layout="packed", micro_batches=2))
-    assert [len(share) for share in plan.shares] == [2, 2, 2]
-    assert taken([plan]) == list(range(12))
-    with pytest.raises(UsageError, match="Use at most 3"):
-        make_policy("partition", problem_of([1] * 9, 3, layout="packed", micro_batches=4))
-
-
-@pytest.mark.parametrize("policy", [name for name, entry in POLICIES.items() if "packed" not in entry.layouts])
-def test_a_policy_that_needs_padding_is_refused_by_name(policy: str) -> None:
-    with pytest.raises(UsageError, match=f"'packed' makes no sense under policy '{policy}'"):
-        make_policy(policy, problem_of([1, 2], layout="packed"))
 
 
 def test_names_of_plans_and_what_they_mean() -> None:

@@ -12,7 +12,6 @@ from plan_rules import COSTS, FLAT, first_plan, judge_plan, problem_of
 from dynbench.errors import NothingFits
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.evaluate import step_costs, step_facts
-from dynbench.schedule.partition import Partition
 from dynbench.schedule.partition_search import least_maximum, sort_longest_first
 from dynbench.schedule.policy import Problem
 
@@ -109,19 +108,4 @@ def test_below_the_maximum_of_a_large_batch_the_ranks_cannot_take_it_whole(seed,
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=40))
 def test_sorting_is_stable(lengths):
     assert sort_longest_first(np.array(lengths)).tolist() == sorted(range(len(lengths)), key=lambda i: -lengths[i])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [500, pytest.param(10_000, marks=pytest.mark.matrix)])
-def test_no_capacity_is_ever_exceeded_where_an_uncapped_balancer_exceeds_it(steps):
-    rng = np.random.default_rng(0)
-    table, batch = [(32, 24), (64, 12), (128, 6), (512, 1)], 32
-    lengths = np.clip(rng.lognormal(3, 1.0, steps * batch).astype(int), 2, 512)
-    capped = problem_of(lengths, 4, batch, capacity=Capacity.table([table]), micro_batches="auto")
-    batches = list(capped.data_order().epoch_batches(0))
-    within, beyond = (
-        sum(step_facts(plan, capped).capacity_violations for plan in Partition(problem).deal(batches, 0))
-        for problem in (capped, problem_of(lengths, 4, batch))
-    )
-    assert within == 0 and beyond > steps / 100
 

@@ -2,9 +2,9 @@
 
 import heapq
 import math
-import time
 from collections.abc import Callable
 from functools import partial
+from timeit import repeat
 
 import numpy as np
 import pytest
@@ -29,16 +29,6 @@ def karmarkar_karp(weights: list[int], ranks: int) -> list[list[int]]:
         merged.sort(key=lambda part: -part[0])
         heapq.heappush(heap, (merged[-1][0] - merged[0][0], tie, merged))
     return [members for _, members in heap[0][2]]
-
-
-def seconds(work: Callable[[], object], repeats: int) -> float:
-    """Least wall time of one call."""
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - begin)
-    return min(times)
 
 
 def large(layout: str) -> Problem:
@@ -84,6 +74,7 @@ def test_a_plan_is_so_many_times_faster_than_karmarkar_karp(layout, times):
     problem = large(layout)
     lengths = problem.lengths.tolist()
     assert sorted(position for part in karmarkar_karp(lengths, WORKERS) for position in part) == list(range(BATCH))
-    slow, quick = seconds(lambda: karmarkar_karp(lengths, WORKERS), 2), seconds(dealing(problem), 50)
+    slow = min(repeat(lambda: karmarkar_karp(lengths, WORKERS), number=1, repeat=2))
+    quick = min(repeat(dealing(problem), number=1, repeat=50))
     print(f"{layout}, B={BATCH}, G={WORKERS}: {quick * 1e3:.3f} ms, Karmarkar-Karp {slow * 1e3:.1f} ms")
     assert slow / quick > times
