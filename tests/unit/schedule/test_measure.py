@@ -136,10 +136,11 @@ def slowest_of(policy: str, planned: Problem, judge: CostModel) -> list[float]:
     ]
 
 
-def test_every_plan_is_judged_by_every_yardstick():
-    lines = compare_cost_types(BASE, ("prefix", "partition"), TYPES, STEPS)
+def test_every_plan_of_single_steps_and_micro_batches_is_judged_by_every_yardstick():
+    asked = replace(BASE, micro_batches=2, window=3)
+    lines = compare_cost_types(asked, ("static", "prefix", "partition", "window"), TYPES, STEPS)
     found = {(line.policy, line.cost_type, line.judge): line for line in lines}
-    assert len(found) == 2 * 3 * 2
+    assert len(found) == 4 * 3 * 2
     for (policy, cost_type, judge), line in found.items():
         slowest = slowest_of(policy, replace(BASE, cost=TYPES[cost_type]), TYPES[judge])
         assert line.mean == pytest.approx(np.mean(slowest))
@@ -152,13 +153,6 @@ def test_every_plan_is_judged_by_every_yardstick():
 def test_without_measured_coefficients_tokens_alone_judge():
     costs = {name: cost for name, cost in TYPES.items() if name != "measured"}
     assert {line.judge for line in compare_cost_types(BASE, ("partition",), costs, STEPS)} == {"tokens"}
-
-
-def test_every_rank_runs_one_micro_batch_and_every_step_is_planned_alone_whatever_the_problem_asks():
-    asked = replace(BASE, micro_batches=2, window=3)
-    for line in compare_cost_types(asked, ("static", "partition", "window"), TYPES, STEPS):
-        alone = replace(BASE, cost=TYPES[line.cost_type])
-        assert line.mean == pytest.approx(np.mean(slowest_of(line.policy, alone, TYPES[line.judge]))), line
 
 
 def test_what_cannot_be_planned_is_left_out_and_with_other_costs_is_not():

@@ -61,13 +61,10 @@ def test_a_column_is_named_and_train_is_told_of_it(tmp_path, name):
         "workload.data_path": str(path),
         "workload.length_column": "tokens",
     }
-
-
-def test_the_only_column_needs_no_name(tmp_path):
-    path = written(tmp_path / "one.parquet", pl.DataFrame({"tokens": [5, 6]}))
-    assert load_trace(str(path)).lengths.tolist() == [5, 6]
+    only = written(tmp_path / "one.parquet", pl.DataFrame({"tokens": [5, 6]}))
+    assert load_trace(str(only)).lengths.tolist() == [5, 6]
     with pytest.raises(DataError, match="no column 'length'"):
-        load_trace(str(path), "length")
+        load_trace(str(only), "length")
 
 
 @pytest.mark.parametrize("name", ["bare.csv", "bare.txt", "bare.jsonl"])

@@ -22,6 +22,8 @@ from dynbench.schedule.traces import built_in_trace
 from dynbench.schedule.window import SPREADS, plan_window, random_variance
 from dynbench.schedule.window_sweep import WORK_RESOLUTION, SortedWindow, guesses
 
+PRICED = CostModel("measured", alpha=200.0, further=20.0)
+
 
 def trace(seed: int, size: int, kind: str = "heavy") -> np.ndarray:
     rng = np.random.default_rng(seed)
@@ -45,9 +47,13 @@ def problems(draw: st.DrawFn) -> Problem:
         Capacity.table([[(64, batch), (300, few + 2), (1024, few)]]),
         Capacity.per_rank([few + rank for rank in range(workers)]),
     )
-    cost, capacity = draw(st.sampled_from((*COSTS, FLAT))), draw(st.sampled_from(capacities))
+    cost, capacity = draw(st.sampled_from((*COSTS, FLAT, PRICED))), draw(st.sampled_from(capacities))
     speeds = draw(st.sampled_from([None, np.full(workers, 2.0), 1.0 + np.arange(workers)]))
-    return Problem(lengths, workers, batch, cost, capacity, speeds, seed=draw(st.integers(0, 9)), window=window)
+    parts = 1 if not capacity.equal(workers) else draw(st.sampled_from([1, 1, "auto"]))
+    if capacity.unlimited and batch >= 2 * workers:
+        parts = draw(st.sampled_from([parts, 2]))
+    same = {"seed": draw(st.integers(0, 9)), "window": window, "micro_batches": parts}
+    return Problem(lengths, workers, batch, cost, capacity, speeds, **same)
 
 
 def judge_window(problem: Problem, first: int, ours: list[StepPlan], theirs: list[StepPlan]) -> None:
@@ -68,24 +74,8 @@ def test_windows_keep_every_rule_and_are_never_worse_than_partition(problem):
         judge_window(problem, first, plans[first:last], alone[first:last])
     for plan in plans:
         judge_plan(plan, problem)
+        assert problem.micro_batches != 2 or problem.speeds is not None or {*map(len, plan.shares)} == {2}
         assert plan.exact == "none" or steps % problem.window == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("speeds", [None, np.array([1.0, 2.0])], ids=["equal", "unequal"])
-@pytest.mark.parametrize("parts", [2, 3, "auto"])
-@pytest.mark.parametrize("capped", [False, True], ids=["unlimited", "capped"])
-@pytest.mark.parametrize("cost", [CostModel(), CostModel("measured", alpha=200.0, further=20.0)], ids=["tokens", "paid"])
-def test_windows_of_several_micro_batches_keep_every_rule_too(speeds, parts, capped, cost):
-    capacity = Capacity.table([[(200, 12), (1024, 6)]]) if capped else Capacity()
-    problem = Problem(trace(6, 8 * 24), 2, 24, cost, capacity, speeds, window=4, micro_batches=parts)
-    ours, theirs = (plans_of(name, problem, 8) for name in ("window", "partition"))
-    for plan in ours:
-        judge_plan(plan, problem)
-        if speeds is None and parts != "auto":
-            assert {len(share) for share in plan.shares} == {parts}
-    for first in (0, 4):
-        judge_window(problem, first, ours[first : first + 4], theirs[first : first + 4])
 
 
 def test_a_window_of_one_batch_is_partition():
