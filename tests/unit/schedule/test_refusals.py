@@ -45,7 +45,6 @@ REFUSED: dict[tuple[str, str], Callable[[], object]] = {
     ): lambda: problem(capacity=PackedCapacity.uniform(9)),
     ("schedule.speeds: [1.0] for 2 ranks", ONE_EACH): lambda: problem(speeds=np.array([1.0])),
     ("schedule.speeds: [1.0, 0.0] for 2 ranks", ONE_EACH): lambda: problem(speeds=np.array([1.0, 0.0])),
-    (f"schedule.capacity[1]: 0 samples at length {2**40}", LEAST): lambda: Capacity.per_rank([4, 0]),
     (
         "schedule.capacity[1]: no length was found to fit",
         "Probe again with shorter lengths or more memory.",

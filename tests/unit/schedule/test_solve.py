@@ -21,7 +21,7 @@ from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.plan import Exactness, IntArray
 from dynbench.schedule.policy import Problem, make_policy
 from dynbench.schedule.solve import Line, Skipped, SolveRequest, solve
-from dynbench.schedule.traces import Trace, built_in_trace
+from dynbench.schedule.traces import Trace
 
 RNG = np.random.default_rng(5)
 HEAVY = Trace("heavy", np.clip(RNG.lognormal(4, 1, 2_000).astype(np.int64), 4, 512), "made up")
@@ -195,19 +195,6 @@ def test_a_line_ends_with_a_window_of_every_policy(steps, windows, whole):
         assert line.whole_steps == line.result["steps"] == whole
     alone = request(["static", "partition"], [trace], steps=steps or 100, windows=windows)
     assert {result["steps"] for result in lines(alone).values()} == {steps or 100}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ranks", "batch", "policy", "least"),
-    [(4, 32, "partition", 2.15), (4, 32, "window", 2.55), (64, 1024, "partition", 4.0)],
-)
-def test_what_comes_back_on_sst2_is_more_than_the_sampler_of_transformers_gains(ranks, batch, policy, least):
-    trace = built_in_trace("sst2")
-    gained = lines(request([policy, "hf_batch_rebalance"], [trace], (ranks,), batch, steps=64))
-    assert gained[policy]["speedup_vs_static"] >= least
-    assert gained[policy]["speedup_vs_static"] > gained["hf_batch_rebalance"]["speedup_vs_static"]
-    assert gained[policy]["step_length_spread"] <= 1
 
 
 def test_a_trace_of_a_model_is_padded_no_further_than_the_model_takes():
