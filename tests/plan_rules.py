@@ -85,7 +85,7 @@ def judge_plan(
     assert all(share and min(map(len, share)) for share in shares), f"an empty share or micro-batch: {plan}"
     assert 0 <= ids.min() <= ids.max() < len(problem.lengths), f"no such sample: {plan}"
     assert not fixed_batch or len(ids) == problem.global_batch, plan
-    assert expected_ids is None or sorted(ids.tolist()) == sorted(int(i) for i in expected_ids), f"other samples: {plan}"
+    assert expected_ids is None or sorted(ids.tolist()) == sorted(map(int, expected_ids)), f"other samples: {plan}"
     for rank, share in enumerate(shares if capped else ()):
         for part in share:
             limit = problem.capacity.limit(rank, int(problem.padded_lengths[part].max()))
