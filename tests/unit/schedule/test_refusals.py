@@ -17,6 +17,7 @@ from dynbench.schedule.policy import Problem, make_policy
 from dynbench.schedule.prefix_counts import check_enumerable
 from dynbench.schedule.traces import Trace, load_trace
 
+TRACE = Trace("t", np.array([1, 2]), "here")
 SHORT = Capacity.table([[(40, 4)]])
 SECOND_HOLDS = Capacity.table([[(8, 4)], [(20, 4)]])
 CUT = "Lower workload.max_length, or probe capacities at this length."
@@ -54,10 +55,7 @@ REFUSED: dict[tuple[str, str], Callable[[], object]] = {
         "workload.layout: 'packed' makes no sense under policy 'window'",
         "Plan with static or partition or token_budget, or leave the layout out.",
     ): lambda: make_policy("window", problem(layout="packed")),
-    (
-        "train.global_batch: 5 is more than the 4 samples of the data",
-        "Use at most 4.",
-    ): lambda: DataOrder(4, 5),
+    ("train.global_batch: 5 is more than the 4 samples of the data", "Use at most 4."): lambda: DataOrder(4, 5),
     (
         "schedule.buffer: 3 ranks of 2 samples hold less than train.global_batch 7",
         "Use a buffer of at least 3, or a global batch of at most 6.",
@@ -74,25 +72,14 @@ REFUSED: dict[tuple[str, str], Callable[[], object]] = {
         "sst3: no such trace file or distribution. Did you mean 'sst2'?",
         "Give a file (.parquet, .csv, .jsonl, .txt, .npy) or one of sst2, gsm8k, lognormal.",
     ): lambda: load_trace("sst3"),
-    (
-        "--max-length 0: a sample has at least 1 token",
-        "Give a positive number.",
-    ): lambda: Trace("t", np.array([1, 2]), "here").cut(0),
+    ("--max-length 0: a sample has at least 1 token", "Give a positive number."): lambda: TRACE.cut(0),
 }
-TOO_LONG: dict[str, Callable[[], object]] = {
-    "2 of 50 padded tokens is longer than the capacity of any rank": lambda: first_plan(
-        "partition", problem(capacity=SHORT)
-    ),
-    "2 of 50 padded tokens is longer than the capacity of rank 0": lambda: first_plan(
-        "static", problem(capacity=SHORT)
-    ),
-    "1 of 50 padded tokens is longer than the capacity of rank 1": lambda: first_plan(
-        "prefix", problem((5, 50, 6, 7), capacity=SHORT, buffer=2)
-    ),
-    "0 of 9 padded tokens is longer than the capacity of rank 0": lambda: first_plan(
-        "partition", problem((9, 15, 12), capacity=SECOND_HOLDS)
-    ),
-}
+TOO_LONG = [
+    ("partition", (5, 6, 50, 7), {"capacity": SHORT}, "2 of 50", "any rank"),
+    ("static", (5, 6, 50, 7), {"capacity": SHORT}, "2 of 50", "rank 0"),
+    ("prefix", (5, 50, 6, 7), {"capacity": SHORT, "buffer": 2}, "1 of 50", "rank 1"),
+    ("partition", (9, 15, 12), {"capacity": SECOND_HOLDS}, "0 of 9", "rank 0"),
+]
 
 
 @pytest.mark.parametrize("said", REFUSED, ids=lambda said: said[0])
@@ -102,17 +89,20 @@ def test_what_cannot_be_is_a_line_with_what_to_do(said: tuple[str, str]) -> None
     assert (type(caught.value), caught.value.message, caught.value.hint) == (UsageError, *said)
 
 
-@pytest.mark.parametrize("sample", TOO_LONG)
-def test_a_sample_that_does_not_fit_is_named_with_its_rank(sample: str) -> None:
+@pytest.mark.parametrize(("policy", "lengths", "changes", "sample", "rank"), TOO_LONG)
+def test_a_sample_that_does_not_fit_is_named_with_its_rank(
+    policy: str, lengths: tuple[int, ...], changes: dict[str, object], sample: str, rank: str
+) -> None:
     with pytest.raises(NothingFits) as caught:
-        TOO_LONG[sample]()
-    assert (caught.value.message, caught.value.hint) == (f"step 0: sample {sample} allows (0 fit)", CUT)
+        first_plan(policy, problem(lengths, **changes))
+    said = f"step 0: sample {sample} padded tokens is longer than the capacity of {rank} allows (0 fit)"
+    assert (caught.value.message, caught.value.hint) == (said, CUT)
 
 
 def test_what_is_just_within_its_limits_is_taken() -> None:
     assert problem(workers=4, speeds=np.array([1e-9, 1, 1, 1])).workers == 4
     assert DataOrder(5, 5).steps_per_epoch == 1
-    assert Trace("t", np.array([1, 2]), "here").cut(1).lengths.tolist() == [1, 1]
+    assert TRACE.cut(1).lengths.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("given", [[3, 1, 2], (3, 1, 2), np.array([3, 1, 2], dtype=np.uint8)], ids=type)

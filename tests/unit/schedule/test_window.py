@@ -52,7 +52,8 @@ def problems(draw: st.DrawFn) -> Problem:
     parts = 1 if not capacity.equal(workers) else draw(st.sampled_from([1, 1, "auto"]))
     if capacity.unlimited and batch >= 2 * workers:
         parts = draw(st.sampled_from([parts, 2]))
-    same = {"seed": draw(st.integers(0, 9)), "window": window, "micro_batches": parts}
+    objective = draw(st.sampled_from(["sum", "slots"]))
+    same = {"seed": draw(st.integers(0, 9)), "window": window, "micro_batches": parts, "objective": objective}
     return Problem(lengths, workers, batch, cost, capacity, speeds, **same)
 
 
