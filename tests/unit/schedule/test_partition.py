@@ -108,4 +108,3 @@ def test_below_the_maximum_of_a_large_batch_the_ranks_cannot_take_it_whole(seed,
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=40))
 def test_sorting_is_stable(lengths):
     assert sort_longest_first(np.array(lengths)).tolist() == sorted(range(len(lengths)), key=lambda i: -lengths[i])
-

@@ -51,9 +51,7 @@ def test_group_by_length_is_the_installed_sampler_behind_a_sharded_loader(orders
             assert dealt == by_step(shard, parts)
 
 
-@pytest.mark.parametrize(
-    ("samples", "ranks", "batch", "parts"), [(64, 4, 64, 1), (64, 2, 32, 2), (64, 2, 32, 3)]
-)
+@pytest.mark.parametrize(("samples", "ranks", "batch", "parts"), [(64, 4, 64, 1), (64, 2, 32, 2), (64, 2, 32, 3)])
 def test_batch_rebalance_is_the_installed_sampler_and_accumulates_as_it_does(samples, ranks, batch, parts):
     problem = problem_of(heavy_tailed(samples, high=300), ranks, batch, micro_batches=parts)
     plans = plans_of("hf_batch_rebalance", problem, samples // batch)

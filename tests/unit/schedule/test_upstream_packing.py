@@ -58,9 +58,7 @@ def test_another_rule_would_not_pass():
         assert sum(instance[one] != instance[other] for instance in INSTANCES) > 100, (one, other)
 
 
-@pytest.mark.parametrize(
-    ("row", "changes", "expected"), [(30, {}, 30), (None, {}, 22), (None, {"batch": 2}, 9)]
-)
+@pytest.mark.parametrize(("row", "changes", "expected"), [(30, {}, 30), (None, {}, 22), (None, {"batch": 2}, 9)])
 def test_a_row_is_as_long_as_the_capacity_or_as_a_rank_s_part_of_the_mean_batch(row, changes, expected):
     assert row_tokens(problem_of([5, 5, 5, 5, 5, 5, 5, 9], 2, row, **changes)) == expected
 
