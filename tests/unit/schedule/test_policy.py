@@ -84,7 +84,7 @@ def test_a_check_says_of_the_same_step_what_dealing_it_would(changes):
     policy.check([good], 3)
     (plan,) = policy.deal([good], 3)
     assert plan.step == 3
-    with pytest.raises(NothingFits, match="^step 4: ") as dealt:
+    with pytest.raises(NothingFits, match=r"^step 4: ") as dealt:
         policy.deal([good, bad], 3)
     with pytest.raises(NothingFits) as checked:
         policy.check([good, bad], 3)
