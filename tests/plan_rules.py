@@ -1,15 +1,60 @@
-"""The rules that every plan keeps, checked sample by sample."""
+"""Problems and plans of policies, and the rules that every plan keeps, checked sample by sample."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
+import numpy as np
+
+from dynbench.schedule.cost import CostModel
+from dynbench.schedule.evaluate import step_cost
 from dynbench.schedule.plan import StepPlan
-from dynbench.schedule.policy import Problem
+from dynbench.schedule.policy import Problem, make_policy
+
+COSTS = (
+    CostModel("tokens"),
+    CostModel("tokens", pad_to_multiple_of=8),
+    CostModel("tokens_sq"),
+    CostModel("attention", attention_a=0.05),
+    CostModel("measured", alpha=7.5, beta=0.3, gamma=0.01),
+)
+FLAT = CostModel("measured", alpha=1.0, beta=0.0, gamma=0.0)
+"""Tells no plans of one micro-batch per rank apart."""
 
 
-class PlanError(AssertionError):
-    """A plan that breaks a rule: a bug of its policy, never of the user."""
+def heavy_tailed(n: int, seed: int = 0, high: int = 1024) -> np.ndarray:
+    """Lengths from 16 on."""
+    return np.clip(np.random.default_rng(seed).lognormal(5, 1, n).astype(np.int64), 16, high)
+
+
+def problem_of(lengths: Iterable[int], workers: int = 2, batch: int | None = None, **changes: object) -> Problem:
+    """The samples in the order of the file, all of them a step unless told otherwise."""
+    given = np.asarray(lengths, dtype=np.int64)
+    return Problem(given, workers, batch or len(given), **{"order": "file", **changes})
+
+
+def plans_of(policy: str, problem: Problem, steps: int, start: int = 0) -> list[StepPlan]:
+    return list(islice(make_policy(policy, problem).plans(start), steps))
+
+
+def first_plan(policy: str, problem: Problem) -> StepPlan:
+    return plans_of(policy, problem, 1)[0]
+
+
+def total_cost(plans: Iterable[StepPlan], problem: Problem) -> float:
+    """What the steps last by this problem's objective."""
+    return sum(step_cost(plan, problem) for plan in plans)
+
+
+def taken(plans: Iterable[StepPlan]) -> list[int]:
+    """The samples of the steps, sorted."""
+    return sorted(np.concatenate([plan.sample_ids() for plan in plans]).tolist())
+
+
+def plain(plan: StepPlan) -> list[list[list[int]]]:
+    """Ids per rank and micro-batch."""
+    return [[ids.tolist() for ids in share] for share in plan.shares]
 
 
 def judge_plan(
@@ -33,30 +78,16 @@ def judge_plan(
         capped: False for a baseline that knows no capacities.
 
     Raises:
-        PlanError: the first rule that is broken, with step, rank and value.
+        AssertionError: a rule is broken, which is a bug of the policy, never of the user.
     """
-    where = f"step {plan.step}"
-    if len(plan.shares) != problem.workers:
-        raise PlanError(f"{where}: {len(plan.shares)} shares for {problem.workers} ranks")
-    for rank, share in enumerate(plan.shares):
-        if not share or any(len(ids) == 0 for ids in share):
-            raise PlanError(f"{where}: rank {rank} has an empty share or micro-batch")
-    ids = plan.sample_ids()
-    if ids.min() < 0 or ids.max() >= len(problem.lengths):
-        raise PlanError(f"{where}: sample {ids.min()} or {ids.max()} is outside 0..{len(problem.lengths) - 1}")
-    if fixed_batch and len(ids) != problem.global_batch:
-        raise PlanError(f"{where}: {len(ids)} samples, not {problem.global_batch}")
-    if expected_ids is not None and sorted(ids.tolist()) != sorted(int(i) for i in expected_ids):
-        raise PlanError(f"{where}: its samples are not the expected ones, each once")
-    if not capped:
-        return
-    for rank, share in enumerate(plan.shares):
+    ids, shares = plan.sample_ids(), plan.shares
+    assert len(shares) == problem.workers, plan
+    assert all(share and min(map(len, share)) for share in shares), f"an empty share or micro-batch: {plan}"
+    assert 0 <= ids.min() <= ids.max() < len(problem.lengths), f"no such sample: {plan}"
+    assert not fixed_batch or len(ids) == problem.global_batch, plan
+    assert expected_ids is None or sorted(ids.tolist()) == sorted(map(int, expected_ids)), f"other samples: {plan}"
+    for rank, share in enumerate(shares if capped else ()):
         for part in share:
-            longest = int(problem.padded_lengths[part].max())
-            limit = problem.capacity.limit(rank, longest)
+            limit = problem.capacity.limit(rank, int(problem.padded_lengths[part].max()))
             size = int(problem.lengths[part].sum()) if plan.packed else len(part)
-            if size > limit:
-                raise PlanError(
-                    f"{where}: rank {rank} runs {size} {problem.capacity.unit} at length {longest}, "
-                    f"its capacity is {limit}"
-                )
+            assert size <= limit, f"rank {rank} runs {size} {problem.capacity.unit} of at most {limit}: {plan}"

@@ -1,5 +1,7 @@
 """Deals of packed rows against all deals of few samples, and single exchanges against all exchanges."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from itertools import product
 
@@ -8,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynbench.schedule import balancing as packed_exchange
+from dynbench.schedule import balancing
 from dynbench.schedule.balancing import Search, Work, exchanged, within_limits
 
 SEEDS = st.integers(0, 10**6)
@@ -25,26 +27,30 @@ def work_of(seed: int, samples: int, ranks: int, capped: bool = False, least: in
     return Work(lengths * 1.5, lengths, speeds, rng.choice([0.0, 7.0], ranks), limits, least)
 
 
-def deals(work: Work):
+def least_samples(work: Work, owners: np.ndarray) -> int:
+    """Of any rank."""
+    return int(np.bincount(owners, minlength=work.ranks).min())
+
+
+def deals(work: Work) -> Iterator[np.ndarray]:
     """Every deal that gives each rank what it needs and keeps to the limits."""
     for owners in map(np.array, product(range(work.ranks), repeat=len(work.weights))):
-        if np.bincount(owners, minlength=work.ranks).min() >= work.least and work.fits(owners):
+        if least_samples(work, owners) >= work.least and work.fits(owners):
             yield owners
 
 
 def test_what_a_deal_costs_and_whether_it_fits_by_hand():
     limits = np.array([[9, 9, 12], [20, 20, 20]])
     work = Work(np.array([8.0, 6, 1]), np.array([4, 3, 2]), np.array([2.0, 1.0]), np.array([1.0, 5.0]), limits)
-    owners = np.array([0, 1, 0])
+    both, alone = np.array([0, 1, 0]), np.array([0, 0, 0])
     assert work.ranks == 2
-    assert work.spent(owners).tolist() == [10, 11]
-    assert work.spent(np.zeros(3, dtype=int)).tolist() == [16, 5]
-    assert work.peak(owners) == 11
-    assert work.peak(np.array([0, 0, 0])) == 8
-    assert work.fits(owners)
-    assert work.fits(np.array([0, 0, 0])), "9 tokens are 9"
+    assert work.spent(both).tolist() == [10, 11]
+    assert work.spent(alone).tolist() == [16, 5]
+    assert (work.peak(both), work.peak(alone)) == (11, 8)
+    assert work.fits(both)
+    assert work.fits(alone), "9 tokens are 9"
     tight = Work(work.weights, work.lengths, work.speeds, work.fixed, limits - [[1], [0]])
-    assert not tight.fits(np.array([0, 0, 0]))
+    assert not tight.fits(alone)
     assert tight.fits(np.array([1, 1, 0]))
 
 
@@ -53,21 +59,16 @@ def test_what_a_deal_costs_and_whether_it_fits_by_hand():
 def test_what_is_said_to_fit_fits(seed, ranks, more, least):
     work = work_of(seed, ranks * least + more, ranks, capped=True, least=least)
     found = within_limits(work)
-    if found is None:
-        return
-    assert work.fits(found)
-    assert np.bincount(found, minlength=ranks).min() >= least
+    assert found is None or (work.fits(found) and least_samples(work, found) >= least)
 
 
 @settings(max_examples=60)
 @given(SEEDS, st.integers(2, 3), st.integers(0, 4), st.booleans(), st.integers(1, 2))
 def test_a_search_of_few_samples_is_exact(seed, ranks, more, capped, least):
     work = work_of(seed, min(ranks * least + more, 7), ranks, capped, least)
-    if len(work.weights) < ranks * least:
-        return
     best = min(map(work.peak, deals(work)), default=np.inf)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dynbench.schedule.balancing.NODES", 10**6)
+        patch.setattr(balancing, "NODES", 10**6)
         search = Search(work, np.inf, 0.0)
         assert search.proven
         if search.best is None:
@@ -75,7 +76,7 @@ def test_a_search_of_few_samples_is_exact(seed, ranks, more, capped, least):
             return
         assert work.peak(search.best) == pytest.approx(best, rel=1e-9)
         assert work.fits(search.best)
-        assert np.bincount(search.best, minlength=ranks).min() >= least
+        assert least_samples(work, search.best) >= least
         again = Search(work, best, 0.0)
         assert (again.best, again.proven) == (None, True), "nothing is better than the best"
         ended = Search(work, np.inf, best)
@@ -84,26 +85,18 @@ def test_a_search_of_few_samples_is_exact(seed, ranks, more, capped, least):
         assert (met.best, met.proven, met._nodes) == (None, True, 0), "at the bound nothing is searched"
 
 
-def exchanges(owners: np.ndarray, slow: int, fast: int) -> Iterator[tuple[int, int | None, np.ndarray]]:
-    """Every sample of the slow rank for each of the fast one's or for none, with the owners afterwards."""
-    for mine in np.flatnonzero(owners == slow).tolist():
-        for theirs in [None, *np.flatnonzero(owners == fast).tolist()]:
-            trial = owners.copy()
-            trial[mine] = fast
-            if theirs is not None:
-                trial[theirs] = slow
-            yield mine, theirs, trial
-
-
 def best_exchange(work: Work, owners: np.ndarray, limited: bool) -> float:
     """The lower peak of two ranks after the best exchange of a sample of the slow one for one of the other, or none."""
     spent = work.spent(owners) / work.speeds
     slow, fast = (0, 1) if spent[0] >= spent[1] else (1, 0)
     best = work.peak(owners)
-    for _, _, trial in exchanges(owners, slow, fast):
-        if np.bincount(trial, minlength=2)[slow] < work.least or (limited and not work.fits(trial)):
-            continue
-        best = min(best, work.peak(trial))
+    for mine, theirs in product(np.flatnonzero(owners == slow), [None, *np.flatnonzero(owners == fast)]):
+        trial = owners.copy()
+        trial[mine] = fast
+        if theirs is not None:
+            trial[theirs] = slow
+        if np.bincount(trial, minlength=2)[slow] >= work.least and (not limited or work.fits(trial)):
+            best = min(best, work.peak(trial))
     return best
 
 
@@ -113,31 +106,29 @@ def test_each_exchange_of_two_equal_ranks_is_the_best_there_is(seed, half, cappe
     work = work_of(2 * seed, 2 * half, 2, capped, least)
     owners = np.random.default_rng(seed).permutation(np.repeat([0, 1], half))
     if capped and limited:
-        found = within_limits(work)
-        if found is None:
-            return
-        owners = found
+        owners = within_limits(work)
+    if owners is None:
+        return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed_exchange, "TURNS", 1)
+        patch.setattr(balancing, "TURNS", 1)
         for _ in range(6):
             best = best_exchange(work, owners, limited and capped)
-            following = exchanged(work, owners, 0.0, limited=limited)
-            assert work.peak(following) == pytest.approx(best)
-            assert np.bincount(following, minlength=2).min() >= least
-            owners = following
+            owners = exchanged(work, owners, 0.0, limited=limited)
+            assert work.peak(owners) == pytest.approx(best)
+            assert least_samples(work, owners) >= least
 
 
-def test_fewer_rounds_are_made_where_each_weighs_more(monkeypatch):
+TRIED_AT_ONCE = 2 * 14**2
+"""By two pairs, of 10 samples and 4 empty places each."""
+
+
+@pytest.mark.parametrize(("weighed", "rounds"), [(None, 64), (20 * TRIED_AT_ONCE, 20), (TRIED_AT_ONCE, 8)])
+def test_fewer_rounds_are_made_where_each_weighs_more(monkeypatch, weighed, rounds):
     turns: list[int] = []
-    monkeypatch.setattr(packed_exchange._Table, "exchange", lambda table, shift: turns.append(shift) or True)
+    monkeypatch.setattr(balancing._Table, "exchange", lambda table, shift: turns.append(shift) or True)
+    if weighed is not None:
+        monkeypatch.setattr(balancing, "TRIED", weighed)
     lengths = np.full(40, 3)
     work = Work(lengths.astype(float), lengths, np.ones(4), np.zeros(4))
-    owners = np.resize(np.arange(4), 40)
-    exchanged(work, owners, 0.0)
-    assert len(turns) == 64
-    tried = 2 * 14**2  # two pairs, of 10 samples and 4 empty places each
-    for weighed, rounds in ((20 * tried, 20), (tried, 8)):
-        turns.clear()
-        monkeypatch.setattr(packed_exchange, "TRIED", weighed)
-        exchanged(work, owners, 0.0)
-        assert len(turns) == rounds
+    exchanged(work, np.resize(np.arange(4), 40), 0.0)
+    assert len(turns) == rounds

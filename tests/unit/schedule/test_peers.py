@@ -1,11 +1,12 @@
+"""Balancers of others, by hand, by their rules, and where they know no capacities."""
+
 import sys
-from itertools import islice, product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.schedule.test_packed import heavy_tailed
+from plan_rules import first_plan, heavy_tailed, plain, plans_of, problem_of, taken
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.plugins import POLICIES
@@ -15,64 +16,53 @@ from dynbench.schedule.evaluate import step_costs, step_facts
 from dynbench.schedule.peers.base import to_ranks
 from dynbench.schedule.policy import Problem, make_policy
 
-BATCH_PEERS = ("sorted_equal", "lpt", "karmarkar_karp_equal")
-UNCAPPED = [name for name in POLICIES if not POLICIES[name].capped]
-
-
-def problem_of(lengths, workers, batch=None, **changes) -> Problem:
-    lengths = np.asarray(lengths, dtype=np.int64)
-    return Problem(lengths, workers, batch or len(lengths), order="file", **changes)
+INSTALLED = [name for name in POLICIES if POLICIES[name].missing is None]
+needs_prtpy = pytest.mark.skipif("karmarkar_karp" not in INSTALLED, reason="prtpy is not installed")
 
 
 def groups(name, problem) -> list[list[int]]:
     """Lengths per rank of the first step, sorted."""
-    plan = next(make_policy(name, problem).plans())
-    return [sorted(problem.lengths[np.concatenate(share)].tolist()) for share in plan.shares]
+    return [sorted(problem.lengths[np.concatenate(share)].tolist()) for share in first_plan(name, problem).shares]
 
 
-def test_sorted_equal_cuts_the_sorted_batch():
-    assert groups("sorted_equal", problem_of([9, 1, 8, 2, 7, 3], 3)) == [[1, 2], [3, 7], [8, 9]]
+@pytest.mark.parametrize(
+    ("name", "lengths", "ranks", "expected"),
+    [
+        ("sorted_equal", [9, 1, 8, 2, 7, 3], 3, [[1, 2], [3, 7], [8, 9]]),
+        ("lpt", [2, 3, 4, 5, 6, 7], 3, [[2, 7], [3, 6], [4, 5]]),  # 7 | 6 | 5, then 4 to the 5, 3 to the 6, 2 to the 7
+        pytest.param("karmarkar_karp", [4, 5, 6, 7, 8], 2, [[4, 5, 7], [6, 8]], marks=needs_prtpy),
+    ],
+)
+def test_a_batch_by_hand(name, lengths, ranks, expected):
+    found = groups(name, problem_of(lengths, ranks))
+    assert (sorted(found) if name == "karmarkar_karp" else found) == expected
 
 
 @pytest.mark.parametrize("name", ["sorted_equal", "karmarkar_karp_equal"])
 def test_equal_counts_gain_nothing_in_the_maximum(name):
-    problem = Problem(heavy_tailed(4_096), 8, 64)
-    static = make_policy("static", problem)
-    peer = make_policy(name, problem)
-    for plain, dealt in islice(zip(static.plans(), peer.plans(), strict=False), 20):
-        assert step_costs(dealt, problem).max() == step_costs(plain, problem).max()
+    problem = Problem(heavy_tailed(1_280), 8, 64)
+    for plain_plan, dealt in zip(plans_of("static", problem, 20), plans_of(name, problem, 20), strict=True):
+        assert step_costs(dealt, problem).max() == step_costs(plain_plan, problem).max()
 
 
-def test_lpt_by_hand():
-    # 7 | 6 | 5, then 4 to the 5, 3 to the 6, 2 to the 7.
-    assert groups("lpt", problem_of([2, 3, 4, 5, 6, 7], 3)) == [[2, 7], [3, 6], [4, 5]]
+TWOS, ONES = list(range(0, 32, 2)), list(range(1, 32, 2))
 
 
-def test_lpt_is_within_grahams_bound_of_the_best_sums():
-    rng = np.random.default_rng(3)
-    for _ in range(30):
-        ranks = int(rng.integers(2, 4))
-        lengths = rng.integers(1, 30, 7)
-        best = min(
-            max(sum(n for n, owner in zip(lengths, owners, strict=True) if owner == rank) for rank in range(ranks))
-            for owners in product(range(ranks), repeat=len(lengths))
-        )
-        found = max(map(sum, groups("lpt", problem_of(lengths, ranks))))
-        assert best <= found <= (4 / 3 - 1 / (3 * ranks)) * best
+@pytest.mark.parametrize(
+    ("name", "workers", "expected"),
+    [
+        ("sorted_equal", 4, [[ONES[:8]], [ONES[8:]], [TWOS[:8]], [TWOS[8:]]]),
+        ("karmarkar_karp_equal", 32, [[[sample]] for sample in ONES + TWOS]),
+    ],
+)
+def test_samples_of_one_length_stay_in_the_order_of_arrival_on_every_machine(name, workers, expected):
+    """Of two lengths in turn; numpy's default sort would mix those of one length."""
+    assert plain(first_plan(name, problem_of(np.resize([2, 1], 32), workers))) == expected
 
 
-def twos_and_ones(name: str, workers: int, **changes) -> list[list[int]]:
-    """Ids per rank of 32 samples of two lengths in turn; numpy's default sort would mix those of one length."""
-    plan = next(make_policy(name, problem_of(np.resize([2, 1], 32), workers, **changes)).plans())
-    return [np.concatenate(share).tolist() for share in plan.shares]
-
-
-def test_samples_of_one_length_stay_in_the_order_of_arrival_on_every_machine():
-    twos, ones = list(range(0, 32, 2)), list(range(1, 32, 2))
-    assert twos_and_ones("sorted_equal", 4) == [ones[:8], ones[8:], twos[:8], twos[8:]]
-    assert twos_and_ones("karmarkar_karp_equal", 32) == [[sample] for sample in ones + twos]
-    budget = make_policy("token_budget", problem_of(np.resize([2, 1], 32), 4))
-    assert np.concatenate(sorted(budget.micro_batches(0), key=lambda ids: (ids[0] % 2, ids[0]))).tolist() == twos + ones
+def test_so_they_do_in_the_token_budget():
+    rows = make_policy("token_budget", problem_of(np.resize([2, 1], 32), 4)).micro_batches(0)
+    assert np.concatenate(sorted(rows, key=lambda ids: (ids[0] % 2, ids[0]))).tolist() == TWOS + ONES
 
 
 def test_sets_of_one_sum_stay_in_their_order_on_every_machine():
@@ -83,18 +73,16 @@ def test_sets_of_one_sum_stay_in_their_order_on_every_machine():
 
 
 def test_groups_of_one_cost_and_ranks_of_one_speed_stay_in_their_order():
-    speeds = np.resize([1.0, 2.0], 32)
-    lengths = np.resize([2, 1], 32)
-    dealt = to_ranks([np.array([sample]) for sample in range(32)], problem_of(lengths, 32, speeds=speeds))
-    ordered = np.concatenate(dealt).tolist()
-    assert ordered[1::2] == list(range(0, 32, 2)), "the fast take the long"
-    assert ordered[0::2] == list(range(1, 32, 2))
+    problem = problem_of(np.resize([2, 1], 32), 32, speeds=np.resize([1.0, 2.0], 32))
+    ordered = np.concatenate(to_ranks([np.array([sample]) for sample in range(32)], problem)).tolist()
+    assert ordered[1::2] == TWOS, "the fast take the long"
+    assert ordered[0::2] == ONES
 
 
-@pytest.mark.parametrize("name", BATCH_PEERS)
+@pytest.mark.parametrize("name", ["sorted_equal", "lpt", "karmarkar_karp_equal"])
 def test_no_rank_sits_out_a_step(name):
     slow = problem_of([100, 1, 1], 3, speeds=np.array([1000.0, 1.0, 1.0]))
-    assert sorted(map(len, groups(name, slow))) == [1, 1, 1]
+    assert first_plan(name, slow).local_batches == (1, 1, 1)
 
 
 def differenced(lengths: list[int], ranks: int) -> list[int]:
@@ -118,24 +106,15 @@ def test_differencing_with_equal_counts_keeps_to_its_rule(seed, ranks, more, bet
     assert max(map(len, found)) - min(map(len, found)) <= 1
 
 
-def test_differencing_with_counts_that_do_not_divide():
-    assert sorted(map(len, groups("karmarkar_karp_equal", problem_of(range(1, 12), 4)))) == [2, 3, 3, 3]
-
-
-@pytest.mark.skipif(POLICIES["karmarkar_karp"].missing is not None, reason="prtpy is not installed")
-def test_differencing_with_any_counts_is_prtpys():
-    found = groups("karmarkar_karp", problem_of([4, 5, 6, 7, 8], 2))
-    assert sorted(found) == [[4, 5, 7], [6, 8]]
-
-
-@pytest.mark.skipif(POLICIES["karmarkar_karp"].missing is not None, reason="prtpy is not installed")
+@needs_prtpy
 def test_differencing_of_samples_that_cost_nothing_leaves_no_rank_idle():
     flat = CostModel("measured", alpha=5.0, beta=0.0)
-    policy = make_policy("karmarkar_karp", problem_of([3, 4, 5, 6, 7], 3, cost=flat))
-    assert min(map(len, policy.groups(np.arange(5)))) == 0, "prtpy leaves one without"
-    plan = next(policy.plans())
+    problem = problem_of([3, 4, 5, 6, 7], 3, cost=flat)
+    idle = make_policy("karmarkar_karp", problem).groups(np.arange(5))
+    assert min(map(len, idle)) == 0, "prtpy leaves one without"
+    plan = first_plan("karmarkar_karp", problem)
     assert min(plan.local_batches) > 0
-    assert sorted(plan.sample_ids().tolist()) == list(range(5))
+    assert taken([plan]) == list(range(5))
 
 
 def test_differencing_says_what_it_needs(monkeypatch):
@@ -161,53 +140,47 @@ def steps_of(lengths: list[int], ranks: int, budget: int) -> float:
 def test_no_smaller_budget_has_as_many_samples_in_the_mean_step(lengths, ranks, each):
     batch = ranks * each
     budget = make_policy("token_budget", problem_of(lengths, ranks, batch)).budget_tokens
-    enough = [
-        t
-        for t in range(max(lengths), max(lengths) * batch + 1)
-        if steps_of(lengths, ranks, t) <= max(1, len(lengths) / batch)
-    ]
-    assert budget == (enough[0] if enough else max(lengths) * batch)
+    steps, most = max(1, len(lengths) / batch), max(lengths) * batch
+    enough = (tokens for tokens in range(max(lengths), most) if steps_of(lengths, ranks, tokens) <= steps)
+    assert budget == next(enough, most)
 
 
 @settings(max_examples=25)
-@given(st.lists(st.integers(1, 40), min_size=6, max_size=30), st.integers(1, 4), st.integers(1, 6))
-def test_token_budget_keeps_its_rules_from_any_step_on(lengths, ranks, start):
-    policy = make_policy("token_budget", problem_of(lengths, ranks, ranks))
-    whole, later = list(islice(policy.plans(), start + 3)), list(islice(policy.plans(start), 3))
-    assert [plan.step for plan in whole] == list(range(start + 3))
-    assert [plan.step for plan in later] == list(range(start, start + 3))
-    for plan, again in zip(whole[start:], later, strict=True):
-        assert [ids.tolist() for (ids,) in again.shares] == [ids.tolist() for (ids,) in plan.shares]
+@given(st.lists(st.integers(1, 40), min_size=6, max_size=30), st.integers(1, 4))
+def test_every_rank_has_samples_within_the_token_budget(lengths, ranks):
+    problem = problem_of(lengths, ranks, ranks)
+    policy = make_policy("token_budget", problem)
+    for plan in plans_of("token_budget", problem, 5):
         assert len(plan.shares) == ranks
-        assert step_facts(plan, policy.problem).padded_tokens.max() <= policy.budget_tokens
+        assert step_facts(plan, problem).padded_tokens.max() <= policy.budget_tokens
         assert min(plan.local_batches) > 0
 
 
 def test_token_budget_keeps_to_the_capacity_where_its_budget_makes_fewer_batches_than_ranks():
     """The long one and two batches of short ones are three; cut into equal counts, 7 stood beside the long one."""
-    capacity = Capacity.table([[(10, 20), (100, 2)]])
-    problem = problem_of([1] * 30 + [100], 4, capacity=capacity)
-    policy = make_policy("token_budget", problem)
-    plan = next(policy.plans())
+    problem = problem_of([1] * 30 + [100], 4, capacity=Capacity.table([[(10, 20), (100, 2)]]))
+    plan = first_plan("token_budget", problem)
     facts = step_facts(plan, problem)
     assert facts.capacity_violations == 0
-    assert facts.padded_tokens.max() <= policy.budget_tokens == 100
-    assert sorted(plan.sample_ids().tolist()) == list(range(31))
+    assert facts.padded_tokens.max() <= make_policy("token_budget", problem).budget_tokens == 100
+    assert taken([plan]) == list(range(31))
+
+
+def violations(name: str, problem: Problem, steps: int) -> int:
+    return sum(step_facts(plan, problem).capacity_violations for plan in plans_of(name, problem, steps))
 
 
 def test_token_budget_keeps_to_the_capacity():
     problem = Problem(heavy_tailed(1_000), 2, 16, capacity=Capacity.table([[(64, 12), (2048, 3)]]))
-    plans = list(islice(make_policy("token_budget", problem).plans(), 30))
-    assert sum(step_facts(plan, problem).capacity_violations for plan in plans) == 0
+    assert violations("token_budget", problem, 30) == 0
     with pytest.raises(NothingFits, match="longer than a rank's capacity"):
         make_policy("token_budget", Problem(heavy_tailed(100), 2, 16, capacity=Capacity.table([[(64, 12)]])))
 
 
-@pytest.mark.parametrize("name", [name for name in UNCAPPED if POLICIES[name].missing is None])
+@pytest.mark.parametrize("name", [name for name in INSTALLED if not POLICIES[name].capped])
 def test_a_baseline_without_capacities_is_known_as_one(name):
     """What `capped = False` says is true: somewhere it exceeds a capacity that partition keeps."""
     table, layout = [[(64, 32), (128, 16), (256, 8), (512, 4), (1024, 2)]], POLICIES[name].layouts[0]
     capacity = Capacity.table(table) if layout == "padded" else PackedCapacity.uniform(1200)
     problem = Problem(heavy_tailed(4_000), 4, 16, capacity=capacity, layout=layout)
-    plans = islice(make_policy(name, problem).plans(), 200)
-    assert sum(step_facts(plan, problem).capacity_violations for plan in plans) > 0
+    assert violations(name, problem, 200) > 0

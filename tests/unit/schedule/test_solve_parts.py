@@ -5,11 +5,12 @@ In file order, four a step on two ranks: static costs 10 (samples 5 and 1) and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from unit.schedule.test_solve import lines, reasons, request
 
 from dynbench.errors import UsageError
 from dynbench.plugins import POLICIES
@@ -18,35 +19,59 @@ from dynbench.schedule import solve as solving
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.measure import Series
 from dynbench.schedule.policy import Policy, Problem, make_policy
-from dynbench.schedule.solve import Line, Skipped, SolveRequest, solve
+from dynbench.schedule.solve import SolveRequest, solve
 from dynbench.schedule.traces import Trace
 
-HAND = Trace("hand", np.array([5, 1, 1, 1, 9, 9, 9, 9]), "here")
+HAND = Trace("hand", np.array([5, 1, 1, 1, 9, 9, 9, 9]), "here", train_max_length=8, cut_samples=3)
 
 
-def request(
-    policies: Sequence[str] | None = None,
-    traces: Sequence[Trace] = (HAND,),
-    world_sizes: Sequence[int] = (2,),
-    steps: int | None = 1,
-    windows: Sequence[int] = (2,),
-    **changes: object,
-) -> SolveRequest:
-    def make_problem(lengths: np.ndarray, workers: int, window: int) -> Problem:
-        return Problem(lengths, workers, **{"global_batch": 4, "order": "file", "window": window, **changes})
-
-    return SolveRequest(traces, world_sizes, make_problem, policies, windows, steps)
+def hand(*policies: str, **changes: Any) -> SolveRequest:
+    """All policies where none is named."""
+    given = {"traces": (HAND,), "world_sizes": (2,), "batch": 4, "steps": 1, "windows": (2,), "order": "file"}
+    return request(policies or None, **given | changes)
 
 
-def results(asked: SolveRequest) -> dict[str, dict]:
-    found = list(solve(asked))
-    assert all(isinstance(line, Line) for line in found), found
-    return {line.result["policy"]: line.result for line in found}
-
-
-def slow_above(monkeypatch: pytest.MonkeyPatch, size: int, *names: str) -> None:
-    for name in names:
-        monkeypatch.setitem(POLICIES.entries, name, replace(POLICIES[name], slow_above=size))
+def test_a_line_says_all_of_two_steps_by_hand() -> None:
+    (line,) = solve(replace(hand("static", steps=2, seed=7), max_length=9))
+    found = dict(line.result)
+    assert set(found.pop("plan_ms")) == {"p50", "p95"}
+    assert found.pop("step_length_spread") > 0
+    assert found == {
+        "trace": "hand",
+        "samples": 8,
+        "world_size": 2,
+        "global_batch": 4,
+        "max_length": 9,
+        "cut_samples": 3,
+        "train_max_length": 8,
+        "longer_than_train": 4,
+        "steps": 2,
+        "seed": 7,
+        "cost_type": "tokens",
+        "fitted_on": None,
+        "second_weight": None,
+        "window": 1,
+        "micro_batches": 1,
+        "objective": "sum",
+        "policy": "static",
+        "layout": "padded",
+        "solver": None,
+        "exact": "none",
+        "mean_max_cost": 14,
+        "cost_per_token": 28 / 44,
+        "p95_max_cost": pytest.approx(17.6),
+        "mean_cost_variance": 8,
+        "padding_ratio": 48 / 44,
+        "speedup_vs_static": 1,
+        "mean_bound": 11.5,
+        "gap_to_bound": 14 / 11.5 - 1,
+        "capacity_violations": 0,
+        "epoch_samples": {"lost": 0, "repeated": 0, "cut": 0},
+        "adjacent_length_correlation": None,
+        "local_batch": {"min": 2, "p50": 2.0, "max": 2},
+        "greedy_gap": None,
+    }
+    assert (line.rank_costs.tolist(), line.rank_counts.tolist(), line.gap) == ([10, 2], [2, 2], None)
 
 
 def test_every_window_is_tried_before_the_first_line_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,45 +82,49 @@ def test_every_window_is_tried_before_the_first_line_is_asked_for(monkeypatch: p
 
     monkeypatch.setattr(solving, "make_policy", refuses_four)
     with pytest.raises(UsageError, match="four"):
-        solve(request(["window"], windows=(2, 4)))
+        solve(hand("window", windows=(2, 4)))
 
 
-def test_without_names_padded_batches_are_planned_packed_too_and_rows_as_rows_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    slow_above(monkeypatch, 0, *POLICIES)  # all are named and none is planned
-    for layout, expected in (
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
         ("padded", plan_names("padded", "packed")),
         ("packed", plan_names("packed")),
         ("flattened", ("static flattened", "flattened", "token_budget flattened")),
-    ):
-        skipped = [o for o in solve(request(layout=layout)) if isinstance(o, Skipped)]
-        assert tuple(o.policy for o in skipped) == expected
+    ],
+)
+def test_without_names_padded_batches_are_planned_packed_too_and_rows_as_rows_only(
+    monkeypatch: pytest.MonkeyPatch, layout: str, expected: tuple[str, ...]
+) -> None:
+    for name in POLICIES:  # all are named and none is planned
+        monkeypatch.setitem(POLICIES.entries, name, replace(POLICIES[name], slow_above=0))
+    assert tuple(reasons(hand(layout=layout))) == expected
 
 
 def test_a_name_means_its_layout_and_under_rows_those_rows() -> None:
-    assert results(request(["packed"]))["packed"]["layout"] == "packed"
-    assert results(request(["partition"]))["partition"]["layout"] == "padded"
-    found = results(request(["partition", "static"], layout="flattened"))
-    assert set(found) == {"flattened", "static flattened"}
-    assert {result["layout"] for result in found.values()} == {"flattened"}
+    assert lines(hand("packed"))["packed"]["layout"] == "packed"
+    assert lines(hand("partition"))["partition"]["layout"] == "padded"
+    found = lines(hand("partition", "static", layout="flattened"))
+    assert {name: result["layout"] for name, result in found.items()} == {
+        "flattened": "flattened",
+        "static flattened": "flattened",
+    }
 
 
 def test_static_splits_for_the_capacities_where_micro_batches_are_auto() -> None:
-    result = results(request(["static"], capacity=Capacity.uniform(1), micro_batches="auto"))["static"]
+    result = lines(hand("static", capacity=Capacity.uniform(1), micro_batches="auto"))["static"]
     assert (result["mean_max_cost"], result["capacity_violations"]) == (6, 0)
 
 
-@pytest.mark.parametrize("name", ["static", "lpt"])
-def test_without_a_number_of_steps_every_line_ends_by_the_clock(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["static", "lpt", "prefix"])
+def test_without_a_number_of_steps_every_line_ends_by_the_clock_and_its_gaps_always(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(solving, "LINE_LIMIT_S", 0.0)
-    assert results(request([name], steps=None))[name]["steps"] == 1
-    assert results(request([name], steps=3))[name]["steps"] == 3
-
-
-def changed_run(monkeypatch: pytest.MonkeyPatch, change: Callable[[Policy, Series], Series]) -> None:
-    run = solving.run_policy
-    monkeypatch.setattr(solving, "run_policy", lambda policy, *given: change(policy, run(policy, *given)))
+    assert lines(hand(name, steps=None))[name]["steps"] == 1
+    asked = lines(hand(name, steps=3))[name]
+    assert asked["steps"] == 3
+    assert (asked["greedy_gap"] or {}).get("steps") == (1 if name == "prefix" else None)
 
 
 @pytest.mark.parametrize("static_steps", [1, 2])
@@ -103,19 +132,13 @@ def test_lines_cut_short_are_compared_over_the_steps_that_both_have(
     monkeypatch: pytest.MonkeyPatch, static_steps: int
 ) -> None:
     """Of 10 and 18 against 5 and 18 only the first step counts."""
+    run = solving.run_policy
 
-    def cut(policy: Policy, series: Series) -> Series:
-        steps = static_steps if policy.name == "static" else 3 - static_steps
+    def cut(policy: Policy, *given: Any) -> Series:
+        steps, series = static_steps if policy.name == "static" else 3 - static_steps, run(policy, *given)
         return replace(series, max_cost=series.max_cost[:steps], real_tokens=series.real_tokens[:steps])
 
-    changed_run(monkeypatch, cut)
+    monkeypatch.setattr(solving, "run_policy", cut)
     monkeypatch.setattr(solving, "length_spread", lambda series, problem: None)
     monkeypatch.setattr(solving, "adjacent_correlation", lambda series: None)
-    found = results(request(["partition"], steps=2))["partition"]
-    assert found["speedup_vs_static"] == pytest.approx(2)
-
-
-def test_the_gaps_end_by_the_clock_even_where_the_line_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solving, "LINE_LIMIT_S", 0.0)
-    result = results(request(["prefix"], steps=3))["prefix"]
-    assert (result["steps"], result["greedy_gap"]["steps"]) == (3, 1)
+    assert lines(hand("partition", steps=2))["partition"]["speedup_vs_static"] == pytest.approx(2)

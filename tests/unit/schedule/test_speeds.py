@@ -1,38 +1,34 @@
-from itertools import islice
+"""Classes of ranks by their speed, and plans for speeds that are known or change."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_rules import judge_plan
+from plan_rules import judge_plan, plain, plans_of, taken
 
 from dynbench.lengths import SHIPPED
 from dynbench.schedule.evaluate import step_facts
 from dynbench.schedule.partition_unequal import SAME_SPEED, distinct_speeds
-from dynbench.schedule.policy import Planner, Problem, make_policy
+from dynbench.schedule.policy import Planner, Problem
 
-ONE_SLOW = np.array([1.0, 1.0, 1.0, 0.5])
 LENGTHS = np.clip(np.random.default_rng(1).lognormal(3, 0.8, 70).astype(int), 1, 200)
+SECOND_SLOW = np.array([1.0, 0.25])
 
 
-def plain(plan):
-    return [[ids.tolist() for ids in share] for share in plan.shares]
+@pytest.mark.parametrize("measured", [[1.0, 0.97, 1.02, 0.95], [3.0], [1.0, SAME_SPEED]])
+def test_noise_is_not_a_difference(measured):
+    assert distinct_speeds(measured) is None
 
 
-def test_noise_is_not_a_difference():
-    assert distinct_speeds([1.0, 0.97, 1.02, 0.95]) is None
-    assert distinct_speeds([3.0]) is None
-    assert distinct_speeds([1.0, SAME_SPEED]) is None
-
-
-def test_whole_numbers_have_medians_too():
-    assert distinct_speeds([20, 10, 9]).tolist() == [1, 0.475, 0.475]
-
-
-def test_classes_get_their_median_relative_to_the_fastest():
-    found = distinct_speeds([10.0, 5.1, 9.8, 5.0, 9.4])
-    assert found is not None
-    assert found.tolist() == pytest.approx([1, 5.05 / 9.8, 1, 5.05 / 9.8, 1])
+@pytest.mark.parametrize(
+    ("measured", "classes"),
+    [
+        ([20, 10, 9], [1, 0.475, 0.475]),
+        ([10.0, 5.1, 9.8, 5.0, 9.4], [1, 5.05 / 9.8, 1, 5.05 / 9.8, 1]),
+    ],
+)
+def test_classes_get_their_median_relative_to_the_fastest(measured, classes):
+    assert distinct_speeds(measured) == pytest.approx(np.array(classes))
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=12))
@@ -47,14 +43,13 @@ def test_no_rank_is_far_from_its_class(measured):
         assert ratio.max() / ratio.min() <= 1 / SAME_SPEED**2 * (1 + 1e-9)
 
 
-def test_known_speeds_bring_one_slow_rank_of_four_within_a_tenth_of_the_bound():
+@pytest.mark.parametrize(("known", "least", "most"), [(True, 1, 1.1), (False, 1.5, 3)])
+def test_known_speeds_bring_one_slow_rank_of_four_within_a_tenth_of_the_bound(known, least, most):
     lengths = np.random.default_rng(0).permutation(SHIPPED["sst2"])
-    problem = Problem(lengths, 4, 64, speeds=ONE_SLOW, micro_batches=4)
-    facts = [step_facts(plan, problem) for plan in islice(make_policy("partition", problem).plans(), 50)]
-    assert sum(step.max_cost for step in facts) < 1.1 * sum(step.bound for step in facts)
-    blind = make_policy("partition", Problem(lengths, 4, 64, micro_batches=4))
-    unaware = [step_facts(plan, problem) for plan in islice(blind.plans(), 50)]
-    assert sum(step.max_cost for step in unaware) > 1.5 * sum(step.bound for step in unaware)
+    problem = Problem(lengths, 4, 64, speeds=np.array([1.0, 1.0, 1.0, 0.5]), micro_batches=4)
+    blind = Problem(lengths, 4, 64, micro_batches=4)
+    facts = [step_facts(plan, problem) for plan in plans_of("partition", problem if known else blind, 20)]
+    assert least <= sum(step.max_cost for step in facts) / sum(step.bound for step in facts) < most
 
 
 @pytest.mark.parametrize(("policy", "changes"), [("partition", {}), ("window", {"window": 4}), ("prefix", {})])
@@ -63,7 +58,7 @@ def test_changed_speeds_lose_no_sample_and_take_none_twice(policy, changes):
     planner, plans = Planner(policy, problem), []
     for step in range(8):
         if step == 3:
-            planner.change_speeds(np.array([1.0, 0.25]))
+            planner.change_speeds(SECOND_SLOW)
         plans.append(planner.plan(step))
         judge_plan(plans[-1], problem)
     if policy == "prefix":
@@ -72,8 +67,7 @@ def test_changed_speeds_lose_no_sample_and_take_none_twice(policy, changes):
             stream = np.concatenate([problem.data_order().permutation(epoch)[rank::2] for epoch in range(2)])
             assert mine.tolist() == stream[: len(mine)].tolist()
     else:
-        ids = np.concatenate([plan.sample_ids() for plan in plans])
-        assert sorted(ids.tolist()) == sorted(problem.data_order().epoch_batches(0)[:8].ravel().tolist())
+        assert taken(plans) == sorted(problem.data_order().epoch_batches(0)[:8].ravel().tolist())
     tokens = np.sum([step_facts(plan, problem).padded_tokens for plan in plans[4:]], axis=0)
     assert tokens[0] > 2 * tokens[1]
 
@@ -83,12 +77,12 @@ def test_a_window_that_has_begun_is_ended_with_the_old_speeds():
     steady, changed = Planner("window", problem), Planner("window", problem)
     for step in range(8):
         if step == 1:
-            changed.change_speeds(np.array([1.0, 0.25]))
+            changed.change_speeds(SECOND_SLOW)
         assert (plain(steady.plan(step)) == plain(changed.plan(step))) == (step < 4)
 
 
 def test_speeds_that_became_equal_are_planned_as_equal():
-    planner = Planner("partition", Problem(LENGTHS, 2, 8, speeds=np.array([1.0, 0.25])))
+    planner = Planner("partition", Problem(LENGTHS, 2, 8, speeds=SECOND_SLOW))
     assert planner.plan(0).exact == "maximum"
     planner.change_speeds(None)
     assert planner.plan(1).exact == "both"

@@ -1,3 +1,5 @@
+"""Traces of lengths: every format written and read, what is refused, and the distributions that are built in."""
+
 import json
 import sys
 from pathlib import Path
@@ -5,154 +7,41 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynbench.errors import DataError, UsageError
 from dynbench.lengths import LONGEST_LENGTH, READERS, encode_trace
-from dynbench.schedule.traces import BUILT_IN, built_in_trace, describe, load_trace
+from dynbench.schedule.traces import Trace, built_in_trace, describe, load_trace
 
 LENGTHS = np.array([12, 3, 448, 7], dtype=np.int64)
 
 
-@pytest.mark.parametrize("suffix", READERS)
-def test_what_is_written_is_read_again(tmp_path, suffix):
-    path = tmp_path / f"some.lengths{suffix}"
-    path.write_bytes(encode_trace(LENGTHS, path))
-    trace = load_trace(str(path))
-    assert trace.lengths.tolist() == LENGTHS.tolist()
-    assert (trace.name, trace.source) == ("some", str(path))
+def written(path: Path, content: object) -> Path:
+    """A file of text, bytes, one array, several arrays, or a table."""
+    if isinstance(content, pl.DataFrame):
+        writers = {".csv": content.write_csv, ".jsonl": content.write_ndjson, ".parquet": content.write_parquet}
+        writers[path.suffix](path)
+    elif isinstance(content, np.ndarray):
+        np.save(path, content)
+    elif isinstance(content, dict):
+        with path.open("wb") as file:
+            np.savez(file, **content)
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
 
 
-@pytest.mark.slow
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, LONGEST_LENGTH), min_size=1, max_size=50))
 def test_any_positive_lengths_survive_every_format(tmp_path_factory, lengths):
     folder = tmp_path_factory.mktemp("trace")
     for suffix in READERS:
-        path = folder / f"trace{suffix}"
+        path = folder / f"some.lengths{suffix}"
         path.write_bytes(encode_trace(np.array(lengths), path))
-        assert load_trace(str(path)).lengths.tolist() == lengths
-
-
-def test_a_column_is_found_or_named(tmp_path):
-    frame = pl.DataFrame({"id": [1, 2], "tokens": [5, 6]})
-    frame.write_csv(tmp_path / "two.csv")
-    frame.write_ndjson(tmp_path / "two.jsonl")
-    frame.select("tokens").write_parquet(tmp_path / "one.parquet")
-    for name in ("two.csv", "two.jsonl"):
-        with pytest.raises(DataError, match=r"no column 'length'; it has id, tokens"):
-            load_trace(str(tmp_path / name))
-        assert load_trace(str(tmp_path / name), "tokens").lengths.tolist() == [5, 6]
-    assert load_trace(str(tmp_path / "one.parquet")).lengths.tolist() == [5, 6]
-    with pytest.raises(DataError, match="no column 'length'"):
-        load_trace(str(tmp_path / "one.parquet"), "length")
-
-
-@pytest.mark.parametrize("name", ["bare.csv", "bare.txt", "bare.jsonl"])
-def test_bare_numbers_need_no_header(tmp_path, name):
-    (tmp_path / name).write_text("5\n6\n")
-    assert load_trace(str(tmp_path / name)).lengths.tolist() == [5, 6]
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "row", "value"),
-    [
-        ("neg.csv", "length\n3\n-5\n", 2, "-5"),
-        ("zero.csv", "length\n0\n", 1, "0"),
-        ("frac.csv", "length\n3\n4\n4.5\n", 3, "4.5"),
-        ("word.csv", "length\n3\nlong\n", 2, "'long'"),
-        ("hole.csv", "length\n3\n\n5\n", 2, "missing"),
-        ("nan.csv", "length\n3\nnan\n", 2, "missing"),
-        ("huge.csv", "length\n99999999999\n", 1, "99999999999"),
-        ("null.jsonl", '{"length": 3}\n{"length": null}\n', 2, "missing"),
-        ("flag.jsonl", '{"length": true}\n', 1, "True"),
-        ("text.jsonl", '{"length": "3"}\n', 1, "'3'"),
-        ("huge.jsonl", '{"length": 3}\n{"length": 1' + "0" * 30 + "}\n", 2, "1" + "0" * 30),
-    ],
-)
-def test_a_bad_value_is_named_with_file_and_row(tmp_path, name, text, row, value):
-    path = tmp_path / name
-    path.write_text(text)
-    with pytest.raises(DataError) as caught:
-        load_trace(str(path))
-    assert caught.value.exit_code == 2
-    assert caught.value.message.startswith(f"{path}: row {row}: length {value},")
-    assert "\n" not in caught.value.message
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (np.array([1.0, np.nan]), "row 2: length missing"),
-        (np.array([1.0, np.inf]), "row 2: length inf"),
-        (np.array([3, 0]), "row 2: length 0"),
-        (np.array([2**63], dtype=np.uint64), "row 1: length 9223372036854775808"),
-        (np.ones((2, 2), dtype=int), r"shape \(2, 2\)"),
-        (np.array([True]), "bool values"),
-        (np.array(["5"]), "<U1 values"),
-        (np.array([1 + 2j]), "complex128 values"),
-        (np.array([], dtype=int), "the trace is empty"),
-    ],
-)
-def test_a_bad_array_is_refused(tmp_path, values, message):
-    np.save(tmp_path / "bad.npy", values)
-    with pytest.raises(DataError, match=message):
-        load_trace(str(tmp_path / "bad.npy"))
-
-
-@pytest.mark.parametrize(
-    ("frame", "message"),
-    [
-        (pl.DataFrame({"length": [1, None]}), "row 2: length missing"),
-        (pl.DataFrame({"length": [1.5]}), r"row 1: length 1\.5"),
-        (pl.DataFrame({"length": ["1", "x"]}), "row 2: length 'x'"),
-        (pl.DataFrame({"length": [[1], [2]]}), "holds List"),
-        (pl.DataFrame({"length": []}, schema={"length": pl.Int64}), "the trace is empty"),
-    ],
-)
-def test_a_bad_parquet_column_is_refused(tmp_path, frame, message):
-    frame.write_parquet(tmp_path / "bad.parquet")
-    with pytest.raises(DataError, match=message):
-        load_trace(str(tmp_path / "bad.parquet"))
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("empty.csv", b"", "the trace is empty"),
-        ("header.csv", b"length\n", "the trace is empty"),
-        ("empty.jsonl", b"\n", "the trace is empty"),
-        ("torn.jsonl", b'{"length": 3}\n{"len', "row 2: not JSON"),
-        ("other.jsonl", b'{"length": 3}\n{"size": 4}\n', "row 2: no field 'length'; it has size"),
-        ("binary.jsonl", b"\xff\xfe\n", "not a readable text file"),
-        ("not.parquet", b"text", "not a readable parquet file"),
-        ("not.npy", b"text", "not a readable .npy array"),
-        ("trace.xls", b"3\n", "unknown trace format '.xls'"),
-    ],
-)
-def test_an_unreadable_file_is_refused_in_one_line(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=message) as caught:
-        load_trace(str(tmp_path / name))
-    assert str(tmp_path / name) in caught.value.message
-    assert "\n" not in caught.value.message
-
-
-def test_several_arrays_in_one_file_are_refused(tmp_path):
-    with (tmp_path / "many.npy").open("wb") as file:
-        np.savez(file, a=LENGTHS)
-    with pytest.raises(DataError, match="holds several arrays"):
-        load_trace(str(tmp_path / "many.npy"))
-
-
-def test_a_file_says_with_which_settings_train_loads_it(tmp_path):
-    path = tmp_path / "two.csv"
-    pl.DataFrame({"id": [1, 2], "tokens": [5, 6]}).write_csv(path)
-    assert load_trace(str(path), "tokens").workload == {
-        "workload.dataset": "lengths",
-        "workload.data_path": str(path),
-        "workload.length_column": "tokens",
-    }
+        trace = load_trace(str(path))
+        assert trace.lengths.tolist() == lengths
+        assert (trace.name, trace.source) == ("some", str(path))
 
 
 def test_text_holds_a_number_a_line_and_tables_one_column():
@@ -160,18 +49,135 @@ def test_text_holds_a_number_a_line_and_tables_one_column():
     assert encode_trace(LENGTHS, Path("trace.CSV")) == b"length\n12\n3\n448\n7\n"
 
 
+@pytest.mark.parametrize("name", ["two.csv", "two.jsonl"])
+def test_a_column_is_named_and_train_is_told_of_it(tmp_path, name):
+    path = written(tmp_path / name, pl.DataFrame({"id": [1, 2], "tokens": [5, 6]}))
+    with pytest.raises(DataError, match=r"no column 'length'; it has id, tokens"):
+        load_trace(str(path))
+    trace = load_trace(str(path), "tokens")
+    assert trace.lengths.tolist() == [5, 6]
+    assert trace.workload == {
+        "workload.dataset": "lengths",
+        "workload.data_path": str(path),
+        "workload.length_column": "tokens",
+    }
+    only = written(tmp_path / "one.parquet", pl.DataFrame({"tokens": [5, 6]}))
+    assert load_trace(str(only)).lengths.tolist() == [5, 6]
+    with pytest.raises(DataError, match="no column 'length'"):
+        load_trace(str(only), "length")
+
+
+@pytest.mark.parametrize("name", ["bare.csv", "bare.txt", "bare.jsonl"])
+def test_bare_numbers_need_no_header(tmp_path, name):
+    assert load_trace(str(written(tmp_path / name, "5\n6\n"))).lengths.tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("neg.csv", "length\n3\n-5\n", "row 2: length -5,"),
+        ("frac.csv", "length\n3\n4\n4.5\n", "row 3: length 4.5,"),
+        ("word.csv", "length\n3\nlong\n", "row 2: length 'long',"),
+        ("hole.csv", "length\n3\n\n5\n", "row 2: length missing,"),
+        ("nan.csv", "length\n3\nnan\n", "row 2: length missing,"),
+        ("huge.csv", "length\n99999999999\n", "row 1: length 99999999999,"),
+        ("null.jsonl", '{"length": 3}\n{"length": null}\n', "row 2: length missing,"),
+        ("flag.jsonl", '{"length": true}\n', "row 1: length True,"),
+        ("text.jsonl", '{"length": "3"}\n', "row 1: length '3',"),
+        ("huge.jsonl", '{"length": 3}\n{"length": 1' + "0" * 30 + "}\n", "row 2: length 1" + "0" * 30 + ","),
+        ("nan.npy", np.array([1.0, np.nan]), "row 2: length missing,"),
+        ("inf.npy", np.array([1.0, np.inf]), "row 2: length inf,"),
+        ("zero.npy", np.array([3, 0]), "row 2: length 0,"),
+        ("huge.npy", np.array([2**63], dtype=np.uint64), "row 1: length 9223372036854775808,"),
+        ("square.npy", np.ones((2, 2), dtype=int), "shape (2, 2)"),
+        ("flag.npy", np.array([True]), "bool values"),
+        ("text.npy", np.array(["5"]), "<U1 values"),
+        ("complex.npy", np.array([1 + 2j]), "complex128 values"),
+        ("empty.npy", np.array([], dtype=int), "the trace is empty"),
+        ("many.npy", {"a": LENGTHS}, "holds several arrays"),
+        ("null.parquet", pl.DataFrame({"length": [1, None]}), "row 2: length missing,"),
+        ("frac.parquet", pl.DataFrame({"length": [1.5]}), "row 1: length 1.5,"),
+        ("text.parquet", pl.DataFrame({"length": ["1", "x"]}), "row 2: length 'x',"),
+        ("list.parquet", pl.DataFrame({"length": [[1], [2]]}), "holds List"),
+        ("empty.parquet", pl.DataFrame({"length": []}, schema={"length": pl.Int64}), "the trace is empty"),
+        ("empty.csv", "", "the trace is empty"),
+        ("header.csv", "length\n", "the trace is empty"),
+        ("empty.jsonl", "\n", "the trace is empty"),
+        ("torn.jsonl", '{"length": 3}\n{"len', "row 2: not JSON"),
+        ("other.jsonl", '{"length": 3}\n{"size": 4}\n', "row 2: no field 'length'; it has size"),
+        ("binary.jsonl", b"\xff\xfe\n", "not a readable text file"),
+        ("not.parquet", "text", "not a readable parquet file"),
+        ("not.npy", "text", "not a readable .npy array"),
+        ("trace.xls", "3\n", "unknown trace format '.xls'"),
+    ],
+)
+def test_what_is_no_trace_is_refused_in_one_line_with_file_and_row(tmp_path, name, content, message):
+    path = written(tmp_path / name, content)
+    with pytest.raises(DataError) as caught:
+        load_trace(str(path))
+    assert str(path) in caught.value.message and message in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("bad.csv", "length,patches\n5,1\n6,-2\n", "row 2: patches -2, expected a whole number from 0 to"),
+        ("bad.csv", "length,patches\n5,\n6,2\n", "row 1: patches missing"),
+        ("bad.jsonl", '{"length": 5, "patches": 1.5}\n', "row 1: patches 1.5"),
+        ("bad.jsonl", "5\n6\n", "row 1: no field 'patches' of a bare number"),
+        ("bad.txt", "5\n6\n", "no column 'patches'"),
+        ("bad.npy", np.array([5, 6]), "an array has no column 'patches'"),
+    ],
+)
+def test_a_bad_second_number_is_named(tmp_path, name, content, said):
+    path = written(tmp_path / name, content)
+    with pytest.raises(DataError, match=said):
+        load_trace(str(path), "length" if "length" in str(content) else None, "patches")
+
+
+def test_a_distribution_has_no_second_column():
+    with pytest.raises(UsageError, match="--second-column: 'patches' is no column of sst2"):
+        load_trace("sst2", None, "patches")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_second_column_is_read_and_trained_with(tmp_path, suffix):
+    frame = pl.DataFrame({"length": [5, 6, 7], "patches": [0, 196, 64], "name": ["a", "b", "c"]})
+    path = written(tmp_path / f"two{suffix}", frame)
+    trace = load_trace(str(path), None, "patches")
+    assert (trace.lengths.tolist(), trace.second.tolist()) == ([5, 6, 7], [0, 196, 64])
+    assert trace.workload["workload.second_column"] == "patches"
+    assert trace.cut(5).second.tolist() == [0, 196, 64]
+    assert load_trace(str(path)).second is None
+    for column, said in (("patch", "no (column|field) 'patch'"), ("name", "name|row 1")):
+        with pytest.raises(DataError, match=said) as caught:
+            load_trace(str(path), None, column)
+        assert caught.value.hint
+
+
+def test_arrays_and_lines_are_read_without_polars(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "polars", None)
+    lines = "\n".join(json.dumps({"length": int(n)}) for n in LENGTHS)
+    for path in (written(tmp_path / "t.npy", LENGTHS), written(tmp_path / "t.jsonl", lines)):
+        assert load_trace(str(path)).lengths.tolist() == LENGTHS.tolist()
+
+
 def test_statistics_of_a_known_trace():
-    found = describe(np.arange(1, 101))
-    assert (found.samples, found.mean, found.min, found.p50, found.max) == (100, 50.5, 1, 50.5, 100)
-    assert found.sd == pytest.approx(np.sqrt((100**2 - 1) / 12))
+    found = describe(np.array([1, 2, 3, 4, 90]))
+    assert (found.samples, found.mean, found.min, found.p50, found.max) == (5, 20.0, 1, 3.0, 90)
+    assert found.sd == pytest.approx(np.sqrt((19**2 + 18**2 + 17**2 + 16**2 + 70**2) / 5))
+    assert (found.p95, found.p99) == (pytest.approx(72.8), pytest.approx(86.56))
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_built_in_traces_are_fixed_and_in_no_order(name):
-    trace = built_in_trace(name)
-    assert trace.lengths.tolist() == built_in_trace(name).lengths.tolist()
-    assert trace.lengths.min() >= 1
-    assert abs(np.corrcoef(trace.lengths[:-1], trace.lengths[1:])[0, 1]) < 0.05
+def test_samples_that_were_cut_are_counted_over_all_cuts():
+    trace = Trace("t", np.array([5, 10, 20, 40]), "here", train_max_length=10)
+    assert (trace.cut_samples, trace.longer_than_train, trace.cut(None)) == (0, 2, trace)
+    once = trace.cut(20)
+    assert (once.lengths.tolist(), once.cut_samples, once.longer_than_train) == ([5, 10, 20, 20], 1, 2)
+    twice = once.cut(10)
+    assert (twice.lengths.tolist(), twice.cut_samples, twice.longer_than_train) == ([5, 10, 10, 10], 3, 0)
+    assert Trace("t", np.array([5]), "here").longer_than_train == 0
 
 
 @pytest.mark.parametrize(
@@ -182,13 +188,12 @@ def test_built_in_traces_are_fixed_and_in_no_order(name):
         ("lognormal", "lognormal(5, 1) clamped to 16-1024", {"workload.dataset": "lognormal"}),
     ],
 )
-def test_a_built_in_trace_says_where_it_is_from_and_what_train_draws_from_it(name, source, workload):
+def test_a_built_in_trace_is_fixed_in_no_order_and_says_where_it_is_from_and_what_train_draws(name, source, workload):
     trace = load_trace(name)
     assert (trace.name, trace.source, trace.workload) == (name, source, workload)
-
-
-def test_the_order_of_a_distribution_is_the_one_that_results_were_published_with():
-    assert built_in_trace("gsm8k").lengths[:6].tolist() == [186, 123, 192, 109, 108, 96]
+    assert trace.lengths.tolist() == built_in_trace(name).lengths.tolist()
+    assert trace.lengths.min() >= 1
+    assert abs(np.corrcoef(trace.lengths[:-1], trace.lengths[1:])[0, 1]) < 0.05
 
 
 @pytest.mark.parametrize(
@@ -205,55 +210,5 @@ def test_built_in_histograms_are_those_of_the_data(name, size, tokens, squares, 
     assert tuple(np.percentile(lengths, (50, 90, 95, 99, 100))) == percentiles
 
 
-def test_arrays_and_lines_are_read_without_polars(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "polars", None)
-    np.save(tmp_path / "t.npy", LENGTHS)
-    (tmp_path / "t.jsonl").write_text("\n".join(json.dumps({"length": int(n)}) for n in LENGTHS))
-    for name in ("t.npy", "t.jsonl"):
-        assert load_trace(str(tmp_path / name)).lengths.tolist() == LENGTHS.tolist()
-
-
-def two_columns(folder: Path, suffix: str) -> Path:
-    path = folder / f"two{suffix}"
-    frame = pl.DataFrame({"length": [5, 6, 7], "patches": [0, 196, 64], "name": ["a", "b", "c"]})
-    write = {".csv": frame.write_csv, ".jsonl": frame.write_ndjson, ".parquet": frame.write_parquet}
-    write[suffix](path)
-    return path
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_a_second_column_is_read_and_trained_with(tmp_path, suffix):
-    path = two_columns(tmp_path, suffix)
-    trace = load_trace(str(path), None, "patches")
-    assert (trace.lengths.tolist(), trace.second.tolist()) == ([5, 6, 7], [0, 196, 64])
-    assert trace.workload["workload.second_column"] == "patches"
-    assert trace.cut(5).second.tolist() == [0, 196, 64]
-    assert load_trace(str(path)).second is None
-    for column, said in (("patch", "no (column|field) 'patch'"), ("name", "name|row 1")):
-        with pytest.raises(DataError, match=said) as caught:
-            load_trace(str(path), None, column)
-        assert caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("bad.csv", "length,patches\n5,1\n6,-2\n", "row 2: patches -2, expected a whole number from 0 to"),
-        ("bad.csv", "length,patches\n5,\n6,2\n", "row 1: patches missing"),
-        ("bad.jsonl", '{"length": 5, "patches": 1.5}\n', "row 1: patches 1.5"),
-        ("bad.jsonl", "5\n6\n", "row 1: no field 'patches' of a bare number"),
-        ("bad.txt", "5\n6\n", "no column 'patches'"),
-    ],
-)
-def test_a_bad_second_number_is_named(tmp_path, name, content, said):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match=said):
-        load_trace(str(tmp_path / name), "length" if "length" in content else None, "patches")
-
-
-def test_an_array_and_a_distribution_have_no_second_column(tmp_path):
-    np.save(tmp_path / "one.npy", np.array([5, 6]))
-    with pytest.raises(DataError, match="an array has no column 'patches'"):
-        load_trace(str(tmp_path / "one.npy"), None, "patches")
-    with pytest.raises(UsageError, match="--second-column: 'patches' is no column of sst2"):
-        load_trace("sst2", None, "patches")
+def test_the_order_of_a_distribution_is_the_one_that_results_were_published_with():
+    assert built_in_trace("gsm8k").lengths[:6].tolist() == [186, 123, 192, 109, 108, 96]

@@ -3,57 +3,60 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice, product
+from itertools import product
 
 import numpy as np
 import pytest
+from plan_rules import plans_of, problem_of
 
 from dynbench.errors import BatchTooLarge, DynbenchError, NothingFits, UsageError
 from dynbench.plugins import POLICIES
-from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import Fitting, largest_fitting
 from dynbench.schedule.policy import Problem, make_policy, policy_class
 
 STEPS = 25
-CAPPED = [name for name, entry in POLICIES.items() if entry.in_train and POLICIES[name].capped]
+CAPPED = [name for name, entry in POLICIES.items() if entry.in_train and entry.capped]
 TABLE = [(16, 12), (32, 9), (64, 5), (200, 2)]
 CAPACITIES = {
     "by length": Capacity.table([TABLE]),
     "unequal": Capacity.table([TABLE, [(length, max(1, most - 2)) for length, most in TABLE], TABLE]),
     "short": Capacity.table([TABLE[:-1]]),
     "uniform": Capacity.uniform(5),
+    "packed": PackedCapacity.table([[(40, 170), (75, 150)]]),
 }
 COSTS = (CostModel(), CostModel("measured", alpha=5.0, beta=0.1, gamma=0.001))
 
 
-def problem_of(seed: int, **changes: object) -> Problem:
+def drawn(seed: int, capacity: Capacity = CAPACITIES["by length"], **changes: object) -> Problem:
     """Three epochs of few samples, with a heavy tail."""
     lengths = np.clip(np.random.default_rng(seed).lognormal(2.5, 0.9, 150), 2, 90).astype(np.int64)
-    problem = Problem(lengths, workers=3, global_batch=18, seed=seed, capacity=CAPACITIES["by length"])
-    return replace(problem, **changes)
+    layout = "packed" if isinstance(capacity, PackedCapacity) else "padded"
+    return Problem(lengths, 3, 18, seed=seed, capacity=capacity, layout=layout, **changes)
 
 
 def first_error(policy: str, problem: Problem, steps: int = STEPS) -> str | None:
     """What planning step after step ends in, the judge."""
     try:
-        for _ in islice(make_policy(policy, problem).plans(), steps):
-            pass
+        plans_of(policy, problem, steps)
     except NothingFits as error:
         return error.message
     return None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capacity", CAPACITIES)
-@pytest.mark.parametrize("policy", CAPPED)
+@pytest.mark.parametrize(
+    ("policy", "capacity"),
+    [pair for pair in product(CAPPED, CAPACITIES) if "packed" in POLICIES[pair[0]].layouts or pair[1] != "packed"],
+)
 def test_what_does_not_fit_is_what_planning_meets(policy: str, capacity: str) -> None:
     met = []
-    for seed, speeds, parts, window, cost in product(
-        range(3), (None, np.array([1.0, 0.5, 1.0])), (1, 2, "auto"), (1, 4), COSTS
-    ):
+    unequal = np.array([1.0, 0.5, 1.0])
+    windows = (1, 4) if policy == "window" else (1,)
+    for seed, speeds, parts, window, cost in product(range(2), (None, unequal), (1, 2, "auto"), windows, COSTS):
         changes = {"speeds": speeds, "micro_batches": parts, "window": window, "cost": cost}
-        problem = problem_of(seed, capacity=CAPACITIES[capacity], **changes)
+        problem = drawn(seed, CAPACITIES[capacity], **changes)
         try:
             misfit = make_policy(policy, problem).misfit(STEPS)
         except UsageError:  # a combination that the policy refuses
@@ -66,13 +69,20 @@ def test_what_does_not_fit_is_what_planning_meets(policy: str, capacity: str) ->
     assert any(met) or not policy_class(policy).fixed_batch
 
 
+def fits(policy: str, problem: Problem, steps: int = STEPS) -> bool:
+    try:
+        return first_error(policy, problem, steps) is None
+    except DynbenchError:
+        return False
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", [name for name in CAPPED if policy_class(name).fixed_batch])
 def test_the_largest_batch_is_the_one_that_trying_all_finds(policy: str) -> None:
     stopped_later = 0
     roomy = Capacity.table([[(16, 12), (32, 8), (60, 6), (200, 4)]])
-    for seed in range(12):
-        problem = problem_of(seed, capacity=roomy if policy == "static" else CAPACITIES["by length"])
+    for seed in range(8):
+        problem = drawn(seed, roomy) if policy == "static" else drawn(seed)
         misfit = make_policy(policy, problem).misfit(STEPS)
         if misfit is None:
             continue
@@ -84,26 +94,19 @@ def test_the_largest_batch_is_the_one_that_trying_all_finds(policy: str) -> None
     assert stopped_later, "no step but the first was ever at fault"
 
 
-def fits(policy: str, problem: Problem, steps: int = STEPS) -> bool:
-    try:
-        return first_error(policy, problem, steps) is None
-    except DynbenchError:
-        return False
-
-
 def test_a_smaller_batch_may_fail_where_a_larger_one_fits() -> None:
     """The reason why there is no bisection: another batch cuts the data elsewhere."""
-    lengths = np.array([1, 30, 1, 1, 1, 30, 30, 30, 1, 1, 1, 1, 1, 30])
-    problem = Problem(lengths, 2, 8, order="file", capacity=Capacity.table([[(1, 6), (30, 2)]]))
+    lengths = [1, 30, 1, 1, 1, 30, 30, 30, 1, 1, 1, 1, 1, 30]
+    problem = problem_of(lengths, 2, 8, capacity=Capacity.table([[(1, 6), (30, 2)]]))
     fit = {batch: fits("partition", replace(problem, global_batch=batch), steps=2) for batch in range(3, 9)}
     assert fit == {3: True, 4: True, 5: False, 6: True, 7: False, 8: False}
     assert largest_fitting("partition", problem, 2) == Fitting(6, True)
 
 
-def test_the_batches_tried_are_told_and_those_of_static_are_multiples_of_its_ranks() -> None:
+@pytest.mark.parametrize(("policy", "batch"), [("static", 4), ("partition", 7)])
+def test_the_batches_tried_are_told_and_those_of_static_are_multiples_of_its_ranks(policy: str, batch: int) -> None:
     """Ranks of 5 and 2 hold a batch of 4 in equal shares, and one of 7 in any."""
-    problem = Problem(np.ones(40, dtype=np.int64), 2, 10, capacity=Capacity.per_rank([5, 2]))
-    for policy, batch in (("static", 4), ("partition", 7)):
-        told: list[int] = []
-        assert largest_fitting(policy, problem, 2, told.append) == Fitting(batch, True)
-        assert told == [batch]
+    problem = problem_of([1] * 40, 2, 10, capacity=Capacity.per_rank([5, 2]))
+    told: list[int] = []
+    assert largest_fitting(policy, problem, 2, told.append) == Fitting(batch, True)
+    assert told == [batch]

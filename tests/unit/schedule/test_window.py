@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import combinations, islice, product
+from itertools import combinations
 
 import numpy as np
 import pytest
+from brute_force import least
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_rules import judge_plan
+from plan_rules import COSTS, FLAT, first_plan, judge_plan, plain, plans_of, problem_of, taken, total_cost
 
 from dynbench.errors import NothingFits
 from dynbench.schedule import window as window_search
@@ -17,89 +18,43 @@ from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.plan import StepPlan, single
 from dynbench.schedule.policy import Problem, make_policy
+from dynbench.schedule.traces import built_in_trace
 from dynbench.schedule.window import SPREADS, plan_window, random_variance
 from dynbench.schedule.window_sweep import WORK_RESOLUTION, SortedWindow, guesses
 
-COSTS = st.sampled_from(
-    [
-        CostModel("tokens"),
-        CostModel("tokens", pad_to_multiple_of=8),
-        CostModel("tokens_sq"),
-        CostModel("attention", attention_a=0.03),
-        CostModel("measured", alpha=7.5, beta=0.3, gamma=0.01),
-        CostModel("measured", alpha=1.0, beta=0.0, gamma=0.0),
-    ]
-)
-
-
-def window_bound(
-    padded_lengths: np.ndarray, steps: int, cost: CostModel, workers: int, *, speeds: np.ndarray | None = None
-) -> float:
-    """No dealing of a window has a smaller sum over its steps of the slowest rank's cost.
-
-    The steps' work adds up to at least that of the samples one by one, and each step takes at least its mean over the
-    ranks. And since k steps hold at most k*B samples, the (k+1)-th longest of the steps' longest samples is at least
-    the (k*B+1)-th longest of the window.
-
-    Args:
-        padded_lengths: lengths of the window's samples, rounded up, shape [W*B], tokens.
-        steps: global batches in the window (W).
-        cost: the cost model.
-        workers: ranks that train (G).
-        speeds: relative speed per rank, shape [G]; ones by default.
-
-    Returns:
-        The bound, in the cost's unit.
-    """
-    speed = np.ones(workers) if speeds is None else np.asarray(speeds, dtype=np.float64)
-    falling = np.sort(padded_lengths)[::-1]
-    longest = float(cost.cost_padded(1, falling[:: len(falling) // steps]).sum()) / float(speed.max())
-    work = float(cost.per_sample(falling).sum())
-    if cost.cost_type == "tokens_sq":
-        # A step of t tokens costs at least (t / sum(sqrt(speed)))²; squares are least when the steps' tokens are equal.
-        return max((work / float(np.sqrt(speed).sum())) ** 2 / steps, longest)
-    alpha = cost.alpha if cost.cost_type == "measured" else 0.0
-    return max((steps * workers * alpha + work) / float(speed.sum()), longest)
+PRICED = CostModel("measured", alpha=200.0, further=20.0)
 
 
 def trace(seed: int, size: int, kind: str = "heavy") -> np.ndarray:
     rng = np.random.default_rng(seed)
     if kind == "heavy":
         return np.clip(rng.lognormal(5, 1, size).round().astype(np.int64), 16, 1024)
-    if kind == "short":
-        return rng.integers(1, 12, size)
-    return np.full(size, 7)
-
-
-def total_cost(plans, problem: Problem) -> float:
-    return sum(step_costs(plan, problem).max() for plan in plans)
-
-
-def mean_lengths(plans, problem: Problem) -> np.ndarray:
-    return np.array([problem.lengths[plan.sample_ids()].mean() for plan in plans])
+    return rng.integers(1, 12, size) if kind == "short" else np.full(size, 7)
 
 
 @st.composite
-def problems(draw) -> Problem:
+def problems(draw: st.DrawFn) -> Problem:
     workers = draw(st.integers(1, 5))
     batch = draw(st.integers(workers, 5 * workers + 3))
     window = draw(st.integers(2, 6))
     size = batch * draw(st.integers(window, 2 * window + 1)) + draw(st.integers(0, batch - 1))
     lengths = trace(draw(st.integers(0, 10**6)), size, draw(st.sampled_from(["heavy", "short", "equal"])))
-    least = -(-batch // workers)
-    capacity = draw(
-        st.sampled_from(
-            [
-                Capacity(),
-                Capacity.uniform(least),
-                Capacity.uniform(least + 1),
-                Capacity.table([[(64, batch), (300, least + 2), (1024, least)]]),
-                Capacity.per_rank([least + rank for rank in range(workers)]),
-            ]
-        )
+    few = -(-batch // workers)
+    capacities = (
+        Capacity(),
+        Capacity.uniform(few),
+        Capacity.uniform(few + 1),
+        Capacity.table([[(64, batch), (300, few + 2), (1024, few)]]),
+        Capacity.per_rank([few + rank for rank in range(workers)]),
     )
+    cost, capacity = draw(st.sampled_from((*COSTS, FLAT, PRICED))), draw(st.sampled_from(capacities))
     speeds = draw(st.sampled_from([None, np.full(workers, 2.0), 1.0 + np.arange(workers)]))
-    return Problem(lengths, workers, batch, draw(COSTS), capacity, speeds, seed=draw(st.integers(0, 9)), window=window)
+    parts = 1 if not capacity.equal(workers) else draw(st.sampled_from([1, 1, "auto"]))
+    if capacity.unlimited and batch >= 2 * workers:
+        parts = draw(st.sampled_from([parts, 2]))
+    objective = draw(st.sampled_from(["sum", "slots"]))
+    same = {"seed": draw(st.integers(0, 9)), "window": window, "micro_batches": parts, "objective": objective}
+    return Problem(lengths, workers, batch, cost, capacity, speeds, **same)
 
 
 @pytest.mark.slow
@@ -107,60 +62,31 @@ def problems(draw) -> Problem:
 @settings(max_examples=120, deadline=None)
 def test_windows_keep_every_rule_and_are_never_worse_than_partition(problem):
     steps = problem.data_order().steps_per_epoch
-    plans = list(islice(make_policy("window", problem).plans(), steps))
-    alone = list(islice(make_policy("partition", problem).plans(), steps))
-    batches = problem.data_order().epoch_batches(0)
+    plans, alone = (plans_of(name, problem, steps) for name in ("window", "partition"))
     for first in range(0, steps, problem.window):
-        ours, theirs = plans[first : first + problem.window], alone[first : first + problem.window]
-        ids = np.concatenate([plan.sample_ids() for plan in ours])
-        assert np.array_equal(np.sort(ids), np.sort(batches[first : first + problem.window], axis=None))
-        cost = total_cost(ours, problem)
-        assert cost <= total_cost(theirs, problem) * (1 + 1e-9)
-        bound = window_bound(
-            problem.padded_lengths[ids], len(ours), problem.cost, problem.workers, speeds=problem.speeds
-        )
-        assert cost >= bound * (1 - 1e-9)
+        ours, theirs = (each[first : first + problem.window] for each in (plans, alone))
+        assert taken(ours) == taken(theirs)
+        assert total_cost(ours, problem) <= total_cost(theirs, problem) * (1 + 1e-9)
     for plan in plans:
         judge_plan(plan, problem)
+        assert problem.micro_batches != 2 or problem.speeds is not None or {*map(len, plan.shares)} == {2}
         assert plan.exact == "none" or steps % problem.window == 1
 
 
 def test_a_window_of_one_batch_is_partition():
     problem = Problem(trace(0, 200), 4, 20, window=1)
-    for ours, theirs in islice(
-        zip(make_policy("window", problem).plans(), make_policy("partition", problem).plans(), strict=True), 15
-    ):
-        assert (ours.step, ours.exact, ours.local_batches) == (theirs.step, theirs.exact, theirs.local_batches)
-        assert np.array_equal(ours.sample_ids(), theirs.sample_ids())
+    ours, theirs = (plans_of(name, problem, 15) for name in ("window", "partition"))
+    assert [(plan.step, plan.exact, plain(plan)) for plan in ours] == [
+        (plan.step, plan.exact, plain(plan)) for plan in theirs
+    ]
 
 
 def test_windows_begin_anew_with_every_epoch_and_the_last_may_be_short():
     problem = Problem(trace(1, 16 * 7), 2, 16, window=3)
-    plans = list(islice(make_policy("window", problem).plans(), 14))
-    for epoch in range(2):
-        batches = problem.data_order().epoch_batches(epoch)
-        for first, last in ((0, 3), (3, 6), (6, 7)):
-            ids = np.concatenate([plan.sample_ids() for plan in plans[7 * epoch + first : 7 * epoch + last]])
-            assert np.array_equal(np.sort(ids), np.sort(batches[first:last], axis=None))
-    assert plans[6].exact == "both"
-    assert plans[5].exact == "none"
-
-
-def test_the_plan_of_a_step_does_not_depend_on_where_planning_began():
-    problem = Problem(trace(2, 400), 4, 20, window=4, seed=5)
-    policy = make_policy("window", problem)
-    whole = list(islice(policy.plans(), 25))
-    for start in (1, 6, 19, 22):
-        for ours, theirs in zip(islice(make_policy("window", problem).plans(start), 3), whole[start:], strict=False):
-            assert ours.step == theirs.step
-            assert all(np.array_equal(a, b) for a, b in zip(ours.shares, theirs.shares, strict=True))
-
-
-def test_step_means_are_spread_no_more_than_those_of_random_batches():
-    problem = Problem(trace(3, 64 * 240), 4, 64, window=8)
-    random = mean_lengths(islice(make_policy("static", problem).plans(), 240), problem).std()
-    spread = mean_lengths(islice(make_policy("window", problem).plans(), 240), problem).std() / random
-    assert 0.3 < spread <= 1
+    plans, static = (plans_of(name, problem, 14) for name in ("window", "static"))
+    for first, last in ((0, 3), (3, 6), (6, 7), (7, 10), (10, 13), (13, 14)):
+        assert taken(plans[first:last]) == taken(static[first:last])
+    assert (plans[5].exact, plans[6].exact) == ("none", "both")
 
 
 def test_a_window_sorted_into_long_and_short_steps_would_break_the_spread():
@@ -172,77 +98,18 @@ def test_a_window_sorted_into_long_and_short_steps_would_break_the_spread():
     assert means.var() <= SPREADS[0] ** 2 * random * (1 + 1e-6)
 
 
-def test_one_long_sample_makes_one_step_dear():
-    lengths = np.r_[1000, np.full(8 * 16 - 1, 10)]
-    shares = plan_window(lengths, 4, 8, CostModel())
-    maxima = sorted(max(len(share) * lengths[share].max() for share in step) for step in shares)
-    assert maxima[-1] == 1000
-    assert maxima[-2] <= 60
-
-
-def test_samples_that_fit_only_when_spread_over_the_window_are_spread():
-    lengths = np.r_[np.full(6, 100), np.full(10, 10)]
-    problem = Problem(lengths, 2, 8, capacity=Capacity.table([[(10, 6), (100, 3)]]), order="file", window=2)
-    with pytest.raises(NothingFits, match="step 0: 8 samples"):
-        next(make_policy("partition", problem).plans())
-    for plan in islice(make_policy("window", problem).plans(), 2):
-        judge_plan(plan, problem)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("speeds", [None, np.array([1.0, 2.0])], ids=["equal", "unequal"])
-@pytest.mark.parametrize("parts", [2, 3, "auto"])
-@pytest.mark.parametrize(
-    "capacity", [Capacity(), Capacity.table([[(200, 12), (1024, 6)]])], ids=["unlimited", "capped"]
-)
-@pytest.mark.parametrize(
-    "cost", [CostModel(), CostModel("measured", alpha=200.0, further=20.0)], ids=["tokens", "measured"]
-)
-def test_windows_of_several_micro_batches_keep_every_rule_and_are_never_worse_than_partition(
-    speeds, parts, capacity, cost
-):
-    problem = Problem(trace(6, 16 * 24), 2, 24, cost, capacity, speeds, window=4, micro_batches=parts)
-    ours = list(islice(make_policy("window", problem).plans(), 16))
-    theirs = list(islice(make_policy("partition", problem).plans(), 16))
-    for plan in ours:
-        judge_plan(plan, problem)
-        if speeds is None and parts != "auto":
-            assert {len(share) for share in plan.shares} == {parts}
-    assert total_cost(ours, problem) <= total_cost(theirs, problem) * (1 + 1e-9)
-    batches = problem.data_order().epoch_batches(0)
-    taken = np.concatenate([plan.sample_ids() for plan in ours[:4]])
-    assert sorted(taken) == sorted(batches[:4].ravel())
-
-
-def splits(ids: tuple[int, ...]):
-    """Every way to give two ranks at least one of these samples each."""
-    for sides in product((0, 1), repeat=len(ids)):
-        if 0 < sum(sides) < len(ids):
-            yield [np.array([i for i, side in zip(ids, sides, strict=True) if side == rank]) for rank in (0, 1)]
-
-
-def brute_force(problem: Problem) -> float:
-    """Least sum of the two steps' maxima over every dealing to two ranks, whatever the spread."""
-    everything = range(2 * problem.global_batch)
-
-    def least(ids: tuple[int, ...]) -> float:
-        return min(step_costs(StepPlan(0, single(groups)), problem).max() for groups in splits(ids))
-
-    firsts = (first for first in combinations(everything, problem.global_batch) if 0 in first)
-    return min(least(first) + least(tuple(sorted(set(everything) - set(first)))) for first in firsts)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("cost", [CostModel(), CostModel("tokens_sq"), CostModel("attention", attention_a=0.03)])
 def test_small_windows_without_a_limit_on_the_spread_are_near_brute_force(cost, monkeypatch):
     monkeypatch.setattr(window_search, "SPREADS", (1e6,))
     ratios = []
     for seed in range(8):
-        problem = Problem(trace(seed, 8, "heavy" if seed % 2 else "short"), 2, 4, cost, order="file", window=2)
-        shares = plan_window(problem.lengths, 2, 2, cost, seed=seed)
+        lengths = trace(seed, 8, "heavy" if seed % 2 else "short")
+        problem = problem_of(lengths, 2, 4, cost=cost, window=2)
+        shares = plan_window(lengths, 2, 2, cost, seed=seed)
         ours = total_cost([StepPlan(step, single(groups)) for step, groups in enumerate(shares)], problem)
-        best = brute_force(problem)
-        assert window_bound(problem.padded_lengths, 2, cost, 2) <= best * (1 + 1e-9)
+        halves = [least(problem_of(lengths[list(half)], 2, cost=cost))[0] for half in combinations(range(8), 4)]
+        best = min(half + other for half, other in zip(halves, reversed(halves), strict=True))
         assert best * (1 - 1e-9) <= ours
         ratios.append(ours / best)
     assert np.mean(ratios) < 1.03
@@ -251,33 +118,27 @@ def test_small_windows_without_a_limit_on_the_spread_are_near_brute_force(cost, 
 TIGHT = Capacity.table([[(10, 6), (100, 3)]])
 
 
-def lengths_of(seed: int, size: int) -> np.ndarray:
-    return np.clip(np.random.default_rng(seed).lognormal(3, 1, size).astype(int), 2, 400)
-
-
 def test_a_check_refuses_only_what_does_not_fit_spread_over_the_window_either():
-    lengths = np.r_[np.full(6, 100), np.full(10, 10)]
-    problem = Problem(lengths, 2, 8, capacity=TIGHT, order="file", window=2)
+    problem = problem_of([100] * 6 + [10] * 10, 2, 8, capacity=TIGHT, window=2)
     batches = [np.arange(8), np.arange(8, 16)]
+    with pytest.raises(NothingFits, match="step 0: 8 samples"):
+        first_plan("partition", problem)
     with pytest.raises(NothingFits):
         make_policy("partition", problem).check(batches, 0)
     make_policy("window", problem).check(batches, 0)
-    beyond = Problem(np.r_[np.full(14, 100), np.full(2, 10)], 2, 8, capacity=TIGHT, order="file", window=2)
+    for plan in plans_of("window", problem, 2):
+        judge_plan(plan, problem)
+    beyond = problem_of([100] * 14 + [10] * 2, 2, 8, capacity=TIGHT, window=2)
     with pytest.raises(NothingFits, match="step 3: 8 samples"):
         make_policy("window", beyond).check(batches, 3)
-
-
-def cost_by_position(seed: int, windows: int, **changes) -> np.ndarray:
-    """What the steps of so many windows of 8 cost, shape [windows, 8]."""
-    problem = Problem(lengths_of(seed, 8 * 16 * windows), 2, 16, seed=seed, window=8, **changes)
-    plans = islice(make_policy("window", problem).plans(), 8 * windows)
-    return np.array([step_costs(plan, problem).max() for plan in plans]).reshape(windows, 8)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"micro_batches": 2}, {"speeds": np.array([1.0, 1.7])}], ids=str)
 def test_a_step_costs_on_average_the_same_wherever_in_its_window_it_comes(changes):
-    costs = cost_by_position(0, 100, **changes)
+    lengths = np.clip(np.random.default_rng(0).lognormal(3, 1, 8 * 16 * 60).astype(int), 2, 400)
+    problem = Problem(lengths, 2, 16, window=8, **changes)
+    costs = np.array([step_costs(plan, problem).max() for plan in plans_of("window", problem, 8 * 60)]).reshape(60, 8)
     error = costs.std() / np.sqrt(len(costs))
     assert np.abs(costs.mean(axis=0) - costs.mean()).max() < 4 * error
 
@@ -306,9 +167,8 @@ def test_real_costs_become_whole_work():
 
 
 def test_scarce_capacity_overrides_the_threshold():
-    window = SortedWindow(np.full(12, 5), steps=2, workers=2, cost=CostModel(), limits=[3] * 12)
-    assert window.sweep([0, 1, 1, 0], [5, 5]).counts == [3, 3, 3, 3]
-    scarce = SortedWindow(np.full(12, 5), steps=2, workers=2, cost=CostModel(), limits=[2] * 12)
+    enough, scarce = (SortedWindow(np.full(12, 5), 2, 2, CostModel(), limits=[most] * 12) for most in (3, 2))
+    assert enough.sweep([0, 1, 1, 0], [5, 5]).counts == [3, 3, 3, 3]
     assert scarce.sweep([0, 1, 1, 0], [5, 5]).excess == 4
 
 
@@ -323,3 +183,19 @@ def test_every_guess_deals_all_samples(steps, workers, extra, seed, equal):
         assert per_step.tolist() == [batch] * steps
         assert np.bincount(deal.order).tolist() == [workers] * steps
         assert min(deal.counts) >= 1
+
+
+@pytest.mark.parametrize(
+    ("workers", "batch", "window", "ratio"), [(2, 64, 8, 2.57), (4, 32, 8, 2.79), (8, 64, 4, 3.01), (4, 32, 16, 2.81)]
+)
+def test_sst2_windows_reach_their_ratio_to_static_with_no_more_spread_in_few_sweeps(
+    workers, batch, window, ratio, monkeypatch
+):
+    problem = Problem(built_in_trace("sst2").lengths, workers, batch, window=window)
+    sweeps, sweep = [], SortedWindow.sweep
+    monkeypatch.setattr(SortedWindow, "sweep", lambda *arguments: sweeps.append(1) or sweep(*arguments))
+    static, planned = (plans_of(name, problem, 25 * window) for name in ("static", "window"))
+    assert total_cost(static, problem) / total_cost(planned, problem) >= ratio
+    spreads = [np.std([problem.lengths[plan.sample_ids()].mean() for plan in plans]) for plans in (static, planned)]
+    assert spreads[1] <= spreads[0]
+    assert 0 < len(sweeps) <= 3000 * 25
