@@ -29,7 +29,7 @@ class Launched(FakeTraining):
     """
 
     def __init__(self, spread: float) -> None:
-        super().__init__(data={})
+        super().__init__()
         self.logs = (math.log(1.5) + spread * np.random.default_rng(0).standard_normal(200)).tolist()
 
     @property
