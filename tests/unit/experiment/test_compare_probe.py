@@ -14,7 +14,7 @@ from dynbench.config.layers import load_config
 from dynbench.config.recipes import Recipe, load_recipe
 from dynbench.config.schema import Config, dump_config
 from dynbench.engine.launching.resolve import Machine
-from dynbench.errors import ConfigError, Interrupted, RunLookupError, WorkerFailed
+from dynbench.errors import ConfigError, DynbenchError, Interrupted, RunLookupError, WorkerFailed
 from dynbench.experiment import launches, preflight
 from dynbench.experiment import training as train_runs
 from dynbench.experiment.cells import start_cells
@@ -153,88 +153,64 @@ def test_resuming_probes_nothing_anew_and_changes_no_arm(
     assert (comparison.path / RECIPE_FILE).read_text(encoding="utf-8") == recipe_file
 
 
+AUTO = "schedule.mode: dynamic, probe.run: auto"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("setting", "number"),
+    ("same", "other"),
     [
-        ("launch.slowdown: {1: 2.0}", 2),
-        ("probe.margin: 0.3", 2),
-        ("train.precision: fp32", {"cpu": 1, "cuda": 2}),
-        ("schedule.window: 4", 1),
-        ("schedule.micro_batches: auto", 1),
-        ("analysis.noise_threshold: 0.1", 1),
-        ("train.eval_samples: 0", 1),
+        (
+            ["schedule.window: 4", "analysis.noise_threshold: 0.1", "train.eval_samples: 0", "sync.bucket_mb: 5.0"],
+            ["launch.slowdown: {1: 2.0}", "probe.margin: 0.3"],
+        ),
+        (["schedule.micro_batches: auto"], ["sync.bucket_mb: 5.0", "compress.error_feedback: false"]),
     ],
+    ids=["none splits", "one splits"],
 )
-def test_arms_share_a_probe_that_means_the_same_for_both(
+def test_arms_share_a_probe_that_means_the_same_for_them(
     store: RunStore,
     tmp_path: Path,
     device: str,
     probed: list[Config],
     training: Training,
-    setting: str,
-    number: int | dict[str, int],
+    same: list[str],
+    other: list[str],
 ) -> None:
-    auto = "schedule.mode: dynamic, probe.run: auto"
-    run(recipe(tmp_path, device, a=auto, b=f"{auto}, {setting}", c=auto), store, training)
+    """Where an arm splits, a further micro-batch is timed, and what is synchronised counts."""
+    fp32 = ["train.precision: fp32"]
+    same, other = (same + fp32, other) if device == "cpu" else (same, other + fp32)
+    arms = {"first": AUTO}
+    for kind, settings in (("same", same), ("other", other)):
+        arms |= {f"{kind}{number}": f"{AUTO}, {setting}" for number, setting in enumerate(settings)}
+
+    run(recipe(tmp_path, device, **arms), store, training)
+
     trained = training.probes
-    wanted = number if isinstance(number, int) else number[device]
-    assert len(probed) == wanted
-    assert trained["a"] == trained["c"]
-    assert (trained["b"] == trained["a"]) is (wanted == 1)
+    assert {name for name in arms if trained[name] != trained["first"]} == {name for name in arms if "other" in name}
+    assert len(probed) == 1 + len(other)
 
 
-@pytest.mark.parametrize(
-    ("setting", "others", "number"),
-    [
-        ("sync.bucket_mb: 5.0", "", 1),
-        ("sync.bucket_mb: 5.0", "schedule.micro_batches: auto", 2),
-        ("compress.error_feedback: false", "schedule.micro_batches: auto", 2),
-    ],
-)
-def test_arms_of_unlike_synchronisation_share_a_probe_unless_an_arm_splits(
-    store: RunStore,
-    tmp_path: Path,
-    device: str,
-    probed: list[Config],
-    training: Training,
-    setting: str,
-    others: str,
-    number: int,
-) -> None:
-    auto = "schedule.mode: dynamic, probe.run: auto"
-    splitting = f"{auto}, {others}" if others else auto
-    run(recipe(tmp_path, device, a=splitting, b=f"{splitting}, {setting}", c=splitting), store, training)
-    assert len(probed) == number
-    assert training.probes["a"] == training.probes["c"]
-    assert (training.probes["b"] == training.probes["a"]) is (number == 1)
+FIXED = ("launch.launcher=torchrun", "launch.device=cpu")
+
+
+def identity(store: RunStore, *settings: str) -> tuple[object, ...]:
+    return train_runs.probe_identity(load_config(None, [*FIXED, *settings]), store, with_splits=False)
 
 
 def test_arms_with_unlike_numbers_of_workers_share_no_probe(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_runs, "this_machine", lambda: MACHINES["cpu"])
-    config = load_config(
-        None, ["launch.launcher=torchrun", "launch.nproc=3", "launch.device=cpu", "train.global_batch=66"]
-    )
-    alone = train_runs.probe_identity(config, store, with_splits=False)
+    alone = identity(store, "launch.nproc=3", "train.global_batch=66")
     monkeypatch.setitem(STRATEGIES.entries, "ddp", replace(STRATEGIES["ddp"], servers=1))
-    served = train_runs.probe_identity(config, store, with_splits=False)
+    served = identity(store, "launch.nproc=3", "train.global_batch=66")
     assert (alone[0], served[0]) == (3, 2) and alone != served
 
 
 def test_arms_whose_ranks_hold_otherwise_share_no_probe(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_runs, "this_machine", lambda: MACHINES["cpu"])
-    fixed = ["launch.launcher=torchrun", "launch.nproc=2", "launch.device=cpu"]
-    found = {
-        train_runs.probe_identity(load_config(None, [*fixed, *settings]), store, with_splits=False)
-        for settings in (
-            ["sync.name=zero1"],
-            ["sync.name=zero1", "sync.bucket_mb=5.0"],
-            ["sync.name=ddp"],
-            ["sync.name=fsdp"],
-            ["sync.name=fsdp", "sync.reshard=false"],
-        )
-    }
-    assert len(found) == 4
+    alike = [["sync.name=zero1"], ["sync.name=zero1", "sync.bucket_mb=5.0"]]
+    unlike = [["sync.name=ddp"], ["sync.name=fsdp"], ["sync.name=fsdp", "sync.reshard=false"]]
+    assert len({identity(store, "launch.nproc=2", *settings) for settings in (*alike, *unlike)}) == 1 + len(unlike)
 
 
 def test_a_probe_that_was_made_before_another_failed_is_kept(
@@ -250,8 +226,7 @@ def test_a_probe_that_was_made_before_another_failed_is_kept(
         return make_probe(store, name=f"p{len(calls)}")
 
     monkeypatch.setattr(train_runs, "run_probe", probe)
-    auto = "probe.run: auto"
-    comparison = start_comparison(recipe(tmp_path, "cpu", a=auto, b=f"{auto}, probe.margin: 0.3"), store)
+    comparison = start_comparison(recipe(tmp_path, "cpu", a=AUTO, b=f"{AUTO}, probe.margin: 0.3"), store)
     with pytest.raises(Interrupted):
         run_comparison(comparison, store)
     training.launches = 2
@@ -260,18 +235,27 @@ def test_a_probe_that_was_made_before_another_failed_is_kept(
     assert training.probes == {"a": "p1", "b": "p3"}
 
 
+@pytest.mark.parametrize(
+    ("setting", "error", "said"),
+    [
+        ("probe.run: mine", ConfigError, "workload.size: 'small', but probe.run .* was made with 'base'"),
+        ("schedule.capacity: mine", ConfigError, "workload.size: 'small', but schedule.capacity .* made with 'base'"),
+        ("probe.run: gone", RunLookupError, "gone"),
+    ],
+)
 def test_an_arm_that_may_not_use_its_probe_is_refused_before_anything_is_made(
-    store: RunStore, tmp_path: Path, device: str, probed: list[Config]
+    store: RunStore,
+    tmp_path: Path,
+    device: str,
+    probed: list[Config],
+    setting: str,
+    error: type[DynbenchError],
+    said: str,
 ) -> None:
-    make_probe(store, "workload.size=base", name="mine", **ON[device])
-    entries = len(store.list())
-    with pytest.raises(ConfigError, match=r"workload.size: 'small', but probe.run .* was made with 'base'"):
-        start_comparison(recipe(tmp_path, device, a="probe.run: auto", b="probe.run: mine"), store)
-    with pytest.raises(ConfigError, match=r"workload.size: 'small', but schedule.capacity .* was made with 'base'"):
-        start_comparison(recipe(tmp_path, device, a="probe.run: auto", b="schedule.capacity: mine"), store)
-    with pytest.raises(RunLookupError, match="gone"):
-        start_comparison(recipe(tmp_path, device, a="probe.run: auto", b="probe.run: gone"), store)
-    assert (len(store.list()), probed) == (entries, [])
+    mine = make_probe(store, "workload.size=base", name="mine", **ON[device])
+    with pytest.raises(error, match=said):
+        start_comparison(recipe(tmp_path, device, a="probe.run: auto", b=setting), store)
+    assert (store.list(), probed) == ([mine], [])
 
 
 def test_no_cell_is_registered_when_a_later_one_may_not_use_its_probe(store: RunStore, tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ MakeComparison = Callable[..., Run]
 def dataset_trace_of(run: Run) -> Trace:
     return dataset_trace(run.config())
 
+
+
 def trained(store: RunStore, policy: str, **flags: object) -> Run:
     """A finished run with the resolved settings, as far as plans need them."""
     run = store.create("train", policy)
@@ -55,11 +57,15 @@ def trained(store: RunStore, policy: str, **flags: object) -> Run:
     return run
 
 
-PROBED = {"world_size": 2, "global_batch": 32, "cost_type": "measured", "speeds": None}
-STATIC = PROBED | dict(arm="static", policy="static", layout="padded", fitted_on="padded", cost_per_token=6.0)
-FLAT = PROBED | dict(arm="flat", policy="flattened", layout="flattened", fitted_on="flattened", cost_per_token=4.0)
-FLAT |= {"speedup_vs_static": 2.23}
-"""Static as each was probed takes 1.5 times as long as `flat`, and 2.23 times where it is priced with `flat`'s fit."""
+def line(policy: str, layout: str, cost: float) -> dict[str, object]:
+    """Of the arm that is called as its policy."""
+    sizes = {"world_size": 2, "global_batch": 32, "cost_type": "measured", "speeds": None}
+    return {**sizes, "arm": policy, "policy": policy, "layout": layout, "fitted_on": layout, "cost_per_token": cost}
+
+
+STATIC = line("static", "padded", 6.0)
+FLAT = line("flattened", "flattened", 4.0) | {"speedup_vs_static": 2.23}
+"""Static as each was probed takes 1.5 times as long as `flattened`, and 2.23 times where it is priced with its fit."""
 
 
 @pytest.mark.parametrize(
@@ -83,7 +89,7 @@ def test_static_over_a_row_is_that_of_their_own_probes_or_says_whose_it_is(
     lines = [STATIC | static, FLAT | flat]
     assert static_over(Solved("s", lines), lines[1], "static") == expected
 
-    folder = make_comparison({"candidate": "flat"})
+    folder = make_comparison({"candidate": "flattened"})
     write_json(folder.path / "solve.json", {"run": "solve-1", "results": lines, "cost_types": []})
     estimated = facts(find_report_input(store, None))["method"]["estimated"]
     assert [kind for kind, true in estimated.items() if true] == notes
