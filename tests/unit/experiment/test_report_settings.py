@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from dynbench.analysis.selection import RUNS_FILE
 from dynbench.config.layers import load_config
 from dynbench.config.schema import dump_config, flatten
 from dynbench.config.values import all_keys
-from dynbench.experiment.report_input import find_report_input, read_report_input
+from dynbench.experiment.report_input import ReportInput, find_report_input, read_report_input
 from dynbench.experiment.report_settings import cost_of, data_facts, memory_facts
 from dynbench.experiment.reporting import render_report
 from dynbench.plugins import DATASETS, WORKLOADS
@@ -24,6 +24,8 @@ from dynbench.report import LANGUAGES, load_template, substitute
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
+
+Guards = Callable[..., tuple[Any, ReportInput]]
 
 
 def report(store: RunStore, subject: Run | None = None) -> str:
@@ -176,82 +178,75 @@ def ends(shortest: int, most: int, longest: int, least: int) -> dict[str, int]:
     return {"shortest": shortest, "most": most, "longest": longest, "least": least}
 
 
-def probed(store: RunStore, record: dict[str, object]) -> None:
-    """A probe `a-probe` with this record."""
-    probe = store.root / "a-probe"
-    probe.mkdir()
-    write_json(probe / "run.json", {})
-    write_json(probe / "probe.json", {"memory_limit_mb": 2000.0, **record})
-    (probe / "config.yaml").write_text(dump_config(load_config(flags={"probe.margin": 0.2})), encoding="utf-8")
+BOTH = (0, 1)
+ALL_FAILED = dict.fromkeys((32, 64, 256), BOTH)
+
+
+@pytest.fixture
+def guards(store: RunStore, make_comparison: MakeComparison) -> Guards:
+    """How two arms are guarded, the second by this capacity, and the report that says so.
+
+    `a-probe` is of two ranks; `failed` are those at which a larger batch failed, by length.
+    """
+
+    def make(
+        capacity: object, failed: Mapping[int, Sequence[int]] = ALL_FAILED, soak: object = None
+    ) -> tuple[Any, ReportInput]:
+        make_comparison({}, flags={"partition": {"schedule.mode": "dynamic", "schedule.capacity": capacity}})
+        rows = [
+            {
+                "rank": rank,
+                "length": length,
+                "max_batch": most - rank,
+                "tested_fail": most + 100 if rank in failed.get(length, ()) else None,
+            }
+            for rank in (0, 1)
+            for length, most in ((32, 512), (64, 300), (256, 43))
+        ]
+        probe = store.root / "a-probe"
+        probe.mkdir()
+        write_json(probe / "run.json", {})
+        write_json(probe / "probe.json", {"memory_limit_mb": 2000.0, "capacity": rows, "soak": soak})
+        (probe / "config.yaml").write_text(dump_config(load_config(flags={"probe.margin": 0.2})), encoding="utf-8")
+        subject = find_report_input(store, None)
+        assert all("{{" not in said(subject, "memory_safety", language) for language in LANGUAGES)
+        return memory_facts(subject)["guards"], subject
+
+    return make
 
 
 @pytest.mark.parametrize(
     ("capacity", "kind"), [(None, "none"), (12, "given"), ((12, 9), "given"), ("a-probe", "probe"), ("gone", "lost")]
 )
-@pytest.mark.parametrize(
-    ("soak", "outcome"),
-    [
-        (None, None),
-        ({"steps": 50, "ok": True, "shrunk": 1}, {"steps": 50, "ok": True, "shrunk": 1}),
-        ({"steps": 50, "ok": False}, {"steps": 50, "ok": False, "shrunk": None}),
-    ],
-)
-def test_how_memory_was_guarded_is_told_as_it_was(
-    store: RunStore, make_comparison: MakeComparison, capacity: object, kind: str, soak: object, outcome: object
-) -> None:
-    rows = [
-        {"rank": rank, "length": length, "max_batch": most - rank, "tested_fail": most + 100}
-        for rank in (0, 1)
-        for length, most in ((32, 400), (256, 41))
-    ]
-    make_comparison({}, flags={"partition": {"schedule.mode": "dynamic", "schedule.capacity": capacity}})
-    probed(store, {"capacity": rows, "soak": soak})
+def test_how_memory_was_guarded_is_told_as_it_was(guards: Guards, capacity: object, kind: str) -> None:
+    of_arms = [(["static", "partition"], "none")] if kind == "none" else [(["static"], "none"), (["partition"], kind)]
+    assert [(guard["arms"], guard["kind"]) for guard in guards(capacity)[0]] == of_arms
 
-    subject = find_report_input(store, None)
-    guards: Any = memory_facts(subject)["guards"]
-    assert [(guard["arms"], guard["kind"]) for guard in guards] == (
-        [(["static", "partition"], "none")] if kind == "none" else [(["static"], "none"), (["partition"], kind)]
-    )
-    if kind == "probe":
-        guard = guards[-1]
-        assert guard["soak"] == outcome
-        assert (guard["found"], guard["tested"]) == (ends(32, 399, 256, 40), None)
-        assert (guard["margin"], guard["limit_mb"]) == (0.2, 2000)
-    assert all("{{" not in said(subject, "memory_safety", language) for language in LANGUAGES)
+
+@pytest.mark.parametrize("soak", [None, {"steps": 50, "ok": True, "shrunk": 1}, {"steps": 50, "ok": False}])
+def test_a_soak_is_told_with_its_outcome_and_the_margin_with_its_limit(guards: Guards, soak: Any) -> None:
+    found = guards("a-probe", soak=soak)[0][-1]
+    assert found["soak"] == (soak and {"shrunk": None, **soak})
+    assert (found["margin"], found["limit_mb"]) == (0.2, 2000)
 
 
 @pytest.mark.parametrize(
     ("failed", "found", "tested"),
     [
         ({}, None, ends(32, 511, 256, 42)),
-        ({64: (0, 1), 256: (0, 1)}, ends(64, 299, 256, 42), ends(32, 511, 32, 511)),
-        ({64: (0,), 256: (0, 1)}, ends(64, 300, 256, 42), ends(32, 511, 32, 511)),
-        ({32: (0, 1), 64: (0, 1), 256: (0, 1)}, ends(32, 511, 256, 42), None),
+        ({64: BOTH, 256: BOTH}, ends(64, 299, 256, 42), ends(32, 511, 32, 511)),
+        ({64: (0,), 256: BOTH}, ends(64, 300, 256, 42), ends(32, 511, 32, 511)),
+        (ALL_FAILED, ends(32, 511, 256, 42), None),
     ],
 )
 def test_what_was_tested_without_failure_is_no_capacity(
-    store: RunStore,
-    make_comparison: MakeComparison,
+    guards: Guards,
     failed: dict[int, tuple[int, ...]],
     found: dict[str, int] | None,
     tested: dict[str, int] | None,
 ) -> None:
-    rows = [
-        {
-            "rank": rank,
-            "length": length,
-            "max_batch": most - rank,
-            "tested_fail": most + 100 if rank in failed.get(length, ()) else None,
-        }
-        for rank in (0, 1)
-        for length, most in ((32, 512), (64, 300), (256, 43))
-    ]
-    make_comparison({}, flags={"partition": {"schedule.mode": "dynamic", "schedule.capacity": "a-probe"}})
-    probed(store, {"capacity": rows, "soak": None})
-
-    subject = find_report_input(store, None)
-    guards: Any = memory_facts(subject)["guards"]
-    assert (guards[-1]["kind"], guards[-1]["found"], guards[-1]["tested"]) == ("probe", found, tested)
+    known, subject = guards("a-probe", failed)
+    assert (known[-1]["kind"], known[-1]["found"], known[-1]["tested"]) == ("probe", found, tested)
     for language in LANGUAGES:
         text = said(subject, "memory_safety", language)
         assert ("20.0" in text) == (found is not None), "a margin only where something failed"
