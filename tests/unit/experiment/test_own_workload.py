@@ -79,7 +79,7 @@ def plant(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_reading_a_run_never_runs_the_code_that_it_names(folder: Path, unreported: None) -> None:
+def test_reading_a_run_never_runs_the_code_that_it_names(folder: Path) -> None:
     """Its plans are made offline from the lengths that it kept."""
     store = RunStore(folder / "results")
     a, b = (finished(store, policy) for policy in ("static", "partition"))

@@ -123,13 +123,18 @@ def test_what_became_of_the_samples_is_told(
     assert all(count in text for count in counts for text in texts)
 
 
-def test_every_setting_stands_once_with_its_value(store: RunStore, make_comparison: MakeComparison) -> None:
+def test_every_setting_stands_once_with_its_value_and_automatic_choices_with_their_reasons(
+    store: RunStore, make_comparison: MakeComparison
+) -> None:
     """Where the arms differ in the table of arms, else in the appendix; per launch, all values."""
-    own = {
-        "schedule.policy": "window", "schedule.mode": "dynamic", "schedule.window": 8, "schedule.capacity": 31,
-        "schedule.cost_type": "attention", "schedule.attention_a": 0.25,
-    }  # fmt: skip
+    own = {"schedule.mode": "dynamic", "schedule.buffer": 57, "schedule.window": 8, "schedule.capacity": 31}
     make_comparison({}, flags={"partition": own})
+    decided = {"schedule.buffer": {"value": 57, "reason": "because | so"}}
+    shared = {"train.precision": {"value": "fp32", "reason": "on a toaster"}}
+    for run in store.list():
+        if run.record().command == "train":
+            own_choice = decided if run.config().schedule.buffer == 57 else {}
+            write_json(run.env_file, {"decisions": {**shared, **own_choice}})
 
     text = report(store)
 
@@ -140,23 +145,8 @@ def test_every_setting_stands_once_with_its_value(store: RunStore, make_comparis
     unset = load_template("en").labels["words.unset"]
     assert re.search(r"`schedule.window`\) \| 1 \| 8 \|", arms)
     assert re.search(rf"`schedule.capacity`\) \| {unset} \| 31 \|", arms)
-    assert "`attention`: *n·L + 0.25·n·L^2*" in arms
-    assert "`train.weight_decay` | 0.01 |" in appendix
-
-
-def test_automatic_choices_stand_with_their_reasons(store: RunStore, make_comparison: MakeComparison) -> None:
-    make_comparison({}, flags={"partition": {"schedule.mode": "dynamic", "schedule.buffer": 57}})
-    decided = {"schedule.buffer": {"value": 57, "reason": "because | so"}}
-    shared = {"train.precision": {"value": "fp32", "reason": "on a toaster"}}
-    for run in store.list():
-        if run.record().command == "train":
-            buffer = run.config().schedule.buffer
-            write_json(run.env_file, {"decisions": {**shared, **(decided if buffer == 57 else {})}})
-
-    text = report(store)
-
-    assert "57 (because \\| so) |" in text
-    assert "| `train.precision` | auto | on a toaster |" in text
+    assert "57 (because \\| so) |" in arms
+    assert "`train.weight_decay` | 0.01 |" in appendix and "| `train.precision` | auto | on a toaster |" in appendix
 
 
 def test_what_is_gone_is_called_missing(store: RunStore, make_comparison: MakeComparison) -> None:
@@ -277,10 +267,12 @@ def test_what_rows_were_planned_with_is_told_of_each_arm(reported: Reported) -> 
         "packed": {"workload.layout": "packed", **measured},
         "flattened": {"workload.layout": "flattened", "schedule.cost_type": "attention"},
         "padded": measured,
+        "plain": {"schedule.cost_type": "attention", "schedule.attention_a": 0.25},
     }
     subject = reported(*({"candidate": name} for name in flags), flags=flags)
     assert {name: cost_of(subject.arms[name][0], subject) for name in flags} == {
         "packed": "`measured`: *2 + 0.5·Σ_i l_i + 0.01·Σ_i l_i^2* ms",
         "flattened": "`attention`: *Σ_i l_i + 0.001·Σ_i l_i^2*",
         "padded": "`measured`: *2 + 0.5·n·L + 0.01·n·L^2* ms",
+        "plain": "`attention`: *n·L + 0.25·n·L^2*",
     }

@@ -40,8 +40,8 @@ def test_arms_configured_alike_are_never_recommended(reported: Reported) -> None
     assert found["conclusion"].claim == found["conclusion"].advice == found["method"]["work"] == "alike"
 
 
-def test_figures_are_linked_relative_to_the_report_and_missing_ones_are_left_out(
-    reported: Reported, tmp_path: Path
+def test_figures_are_linked_relative_to_the_report_found_again_after_a_move_and_left_out_where_they_are_gone(
+    store: RunStore, reported: Reported, tmp_path: Path
 ) -> None:
     subject = reported({})
 
@@ -53,6 +53,9 @@ def test_figures_are_linked_relative_to_the_report_and_missing_ones_are_left_out
     linked = re.findall(r"!\[[^]]*\]\(([^)]+)\)", outside.read_text(encoding="utf-8"))
     assert [Path(path).name for path in linked] == ["timeline.png", "unheard_of.png"]
     assert all((outside.parent / path).is_file() for path in linked)
+
+    moved = RunStore(store.root.rename(tmp_path / "moved"))
+    assert len(find_report_input(moved, None).figures) == 2
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -71,15 +74,6 @@ def test_the_first_page_is_what_stands_before_the_contents_which_link_every_head
         [unquote(link) for link in re.findall('href="#(.+?)"', page)] == links == re.findall('<h[23] id="(.+?)"', page)
     )
     assert "<nav" not in render_report(subject, language, "html", subject.run.path, short=True)
-
-
-def test_figures_are_found_again_after_the_results_were_moved(
-    store: RunStore, make_comparison: MakeComparison, tmp_path: Path
-) -> None:
-    make_comparison({})
-    moved = RunStore(store.root.rename(tmp_path / "moved"))
-
-    assert len(find_report_input(moved, None).figures) == 2
 
 
 def test_an_own_template_is_used_and_its_mistakes_named(reported: Reported, tmp_path: Path) -> None:
