@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from unit.experiment.test_compare import RECIPE, FakeTraining
+from fake_training import RECIPE, FakeTraining
 
 from dynbench.analysis.stats import student_t_quantile
 from dynbench.config.recipes import load_recipe
