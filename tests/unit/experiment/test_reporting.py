@@ -16,7 +16,7 @@ from dynbench.analysis.stats import Ratio
 from dynbench.analysis.verdict import Verdict, sentence
 from dynbench.errors import RecordError, RunLookupError, UsageError
 from dynbench.experiment.report_conclusions import conclude
-from dynbench.experiment.report_input import Member, ReportInput, find_report_input, mean_of, saved_hours
+from dynbench.experiment.report_input import Member, ReportInput, find_report_input, mean_of
 from dynbench.experiment.reporting import render_report, to_html, write_report
 from dynbench.report import LANGUAGES, TemplateError, load_template
 from dynbench.runs.phrase import Phrase
@@ -116,14 +116,6 @@ def test_a_run_without_rows_has_nothing_to_report(store: RunStore) -> None:
 
     with pytest.raises(RecordError, match="neither a comparison nor"):
         find_report_input(store, run.id)
-
-
-@pytest.mark.parametrize("other", ["AMBIGUOUS", "INCOMPARABLE"])
-def test_what_was_found_faster_comes_before_what_only_looks_so(reported: Reported, other: str) -> None:
-    subject = reported({"candidate": "prefix", "speedup": 1.9, "ci95": [0.9, 4.0], "verdict": other}, {})
-
-    found = conclude(subject)
-    assert found.best is not None and (found.best.candidate, found.advice) == ("partition", "FASTER")
 
 
 def test_partial_runs_are_left_out_of_means() -> None:
@@ -308,14 +300,6 @@ ARM: dict[str, object] = {
 def test_an_unknown_question_of_a_later_version_is_told(reported: Reported) -> None:
     with pytest.raises(UsageError, match="'cooling': no such question"):
         reported({}, question="cooling")
-
-
-@pytest.mark.parametrize(("ranks", "hours", "advice"), [(2, "333", "FASTER"), (4, None, "ranks")])
-def test_no_hours_are_claimed_of_arms_on_unequal_numbers_of_ranks(
-    reported: Reported, ranks: int, hours: str | None, advice: str
-) -> None:
-    subject = reported(ARM, summary=MEASURED, summaries={"arm": {"world_size": ranks}}, question="sync")
-    assert (saved_hours(subject.comparisons[0], subject), conclude(subject).advice) == (hours, advice)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
