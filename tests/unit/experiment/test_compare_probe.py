@@ -11,7 +11,7 @@ from probes import make_probe
 from recipe_files import load_cells
 
 from dynbench.config.layers import load_config
-from dynbench.config.recipes import Recipe, load_recipe
+from dynbench.config.recipes import load_recipe
 from dynbench.config.schema import Config, dump_config
 from dynbench.engine.launching.resolve import Machine
 from dynbench.errors import ConfigError, DynbenchError, Interrupted, RunLookupError, WorkerFailed
@@ -37,38 +37,54 @@ ON = {
 SETTINGS = "settings: {train: {steps: 6, global_batch: 8}, launch: {launcher: torchrun, nproc: 2, device: %s}}\n"
 
 
-@pytest.fixture(params=MACHINES)
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """CPU or GPUs, as the whole comparison sees them."""
-    for module in (train_runs, preflight):
-        monkeypatch.setattr(module, "this_machine", lambda: MACHINES[request.param])
-    return str(request.param)
-
-
-@pytest.fixture
-def probed(device: str, monkeypatch: pytest.MonkeyPatch) -> list[Config]:
-    """The configurations that were probed; every probe is a run named p0, p1, …"""
-    seen: list[Config] = []
-
-    def probe(config: Config, store: RunStore, *, report: Callable[[str], None]) -> Run:
-        seen.append(config)
-        precision = {} if config.train.precision == "auto" else {"precision": config.train.precision}
-        made = {**ON[device], **precision, "slowdown": dict(config.launch.slowdown)}
-        return make_probe(store, name=f"p{len(seen) - 1}", **made)
-
-    monkeypatch.setattr(train_runs, "run_probe", probe)
-    return seen
-
-
 @dataclass
-class Training:
-    """Stands in for the launches of a comparison, and ends it after so many."""
+class Desk:
+    """Comparisons on CPU or GPUs, of which probes and launches are stood in for.
 
+    Attributes:
+        launches: how many of them are made before one fails.
+        interrupted: number of the probe, from 0, that is interrupted.
+        probed: the configurations that were probed; every probe is a run named p0, p1, …
+        probes: arm to the name of the probe that it was launched with last.
+    """
+
+    store: RunStore
+    folder: Path
+    device: str
     launches: int = 0
+    interrupted: int | None = None
+    probed: list[Config] = field(default_factory=list)
     probes: dict[str, str | None] = field(default_factory=dict)
-    """Arm to the name of the probe that it was launched with last."""
 
-    def __call__(self, arms: Sequence[LaunchedArm], store: RunStore, **_: object) -> list[TrainingResult]:
+    def start(self, **arms: str) -> Run:
+        """Of a recipe of these arms, each with its settings as YAML."""
+        lines = [f"  - {{name: {name}, set: {{{settings}}}}}\n" for name, settings in arms.items()]
+        text = f"description: arms\nlaunches: {{mode: apart}}\n{SETTINGS % self.device}arms:\n{''.join(lines)}"
+        path = self.folder / "demo.yaml"
+        path.write_text(text, encoding="utf-8")
+        return start_comparison(load_recipe(path), self.store)
+
+    def go_on(self, comparison: Run, launches: int) -> None:
+        self.launches = launches
+        with pytest.raises(WorkerFailed, match="that will do"):
+            run_comparison(comparison, self.store)
+
+    def run(self, **arms: str) -> Run:
+        """A comparison that ends after one launch of every arm."""
+        comparison = self.start(**arms)
+        self.go_on(comparison, len(arms))
+        return comparison
+
+    def probe(self, config: Config, store: RunStore, *, report: Callable[[str], None]) -> Run:
+        self.probed.append(config)
+        number = len(self.probed) - 1
+        if number == self.interrupted:
+            raise Interrupted("stopped", signum=15)
+        precision = {} if config.train.precision == "auto" else {"precision": config.train.precision}
+        made = {**ON[self.device], **precision, "slowdown": dict(config.launch.slowdown)}
+        return make_probe(store, name=f"p{number}", **made)
+
+    def train(self, arms: Sequence[LaunchedArm], store: RunStore, **_: object) -> list[TrainingResult]:
         (one,) = arms
         config, name = one.config, str(one.naming["name"])
         if self.launches == 0:
@@ -81,79 +97,45 @@ class Training:
         return [TrainingResult(run, {})]
 
 
-@pytest.fixture
-def training(monkeypatch: pytest.MonkeyPatch) -> Training:
-    stand_in = Training()
-    monkeypatch.setattr(launches, "run_arms", stand_in)
-    return stand_in
-
-
-def recipe(folder: Path, device: str, **arms: str) -> Recipe:
-    """A recipe of these arms, each with its settings as YAML."""
-    lines = [f"  - {{name: {name}, set: {{{settings}}}}}\n" for name, settings in arms.items()]
-    path = folder / "demo.yaml"
-    path.write_text(
-        f"description: arms\nlaunches: {{mode: apart}}\n{SETTINGS % device}arms:\n{''.join(lines)}", encoding="utf-8"
-    )
-    return load_recipe(path)
-
-
-def run(recipe: Recipe, store: RunStore, training: Training) -> Run:
-    """A comparison that ends after one launch of every arm."""
-    comparison = start_comparison(recipe, store)
-    training.launches = len(recipe.arms)
-    with pytest.raises(WorkerFailed, match="that will do"):
-        run_comparison(comparison, store)
-    return comparison
+@pytest.fixture(params=MACHINES)
+def desk(request: pytest.FixtureRequest, store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    made = Desk(store, tmp_path, request.param)
+    for module in (train_runs, preflight):
+        monkeypatch.setattr(module, "this_machine", lambda: MACHINES[request.param])
+    monkeypatch.setattr(train_runs, "run_probe", made.probe)
+    monkeypatch.setattr(launches, "run_arms", made.train)
+    return made
 
 
 MODES = ("static", "dynamic")
 ASKED = {"off": "probe.run: 'off'", "null": "probe.run: null", "auto": "probe.run: auto", "named": "probe.run: mine"}
+AUTO = "schedule.mode: dynamic, probe.run: auto"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("baseline", ["auto-static", "off-dynamic", "null-static"])
-def test_every_arm_gets_what_it_asks_for_and_no_other(
-    store: RunStore,
-    tmp_path: Path,
-    device: str,
-    probed: list[Config],
-    training: Training,
-    baseline: str,
-) -> None:
-    make_probe(store, name="mine", **ON[device])
+def test_every_arm_gets_what_it_asks_for_and_no_other(desk: Desk, baseline: str) -> None:
+    make_probe(desk.store, name="mine", **ON[desk.device])
     arms = {f"{asked}-{mode}": f"schedule.mode: {mode}, {ASKED[asked]}" for asked in ASKED for mode in MODES}
-    ordered = {baseline: arms.pop(baseline), **arms}
 
-    comparison = run(recipe(tmp_path, device, **ordered), store, training)
+    comparison = desk.run(**{baseline: arms.pop(baseline), **arms})
 
-    trained = training.probes
-    for mode in MODES:
-        assert trained[f"off-{mode}"] == "off"
-        assert trained[f"named-{mode}"] == "mine"
-        assert trained[f"auto-{mode}"] == "p0"
-    assert trained["null-static"] is None
-    assert trained["null-dynamic"] == ("p0" if device == "cuda" else None)
-    assert len(probed) == 1
-    probed_for = {"auto-static", "auto-dynamic"} | ({"null-dynamic"} if device == "cuda" else set())
-    assert read_state(comparison.path).probes == dict.fromkeys(probed_for, store.resolve("p0").id)
+    wanting = {"auto-static", "auto-dynamic"} | ({"null-dynamic"} if desk.device == "cuda" else set())
+    given = {"off": "off", "named": "mine"}
+    for name, probe in desk.probes.items():
+        assert probe == ("p0" if name in wanting else given.get(name.partition("-")[0])), name
+    assert len(desk.probed) == 1 and len(desk.probes) == 8
+    assert read_state(comparison.path).probes == dict.fromkeys(wanting, desk.store.resolve("p0").id)
 
 
-def test_resuming_probes_nothing_anew_and_changes_no_arm(
-    store: RunStore, tmp_path: Path, device: str, probed: list[Config], training: Training
-) -> None:
+def test_resuming_probes_nothing_anew_and_changes_no_arm(desk: Desk) -> None:
     arms = {f"{asked}-arm": f"schedule.mode: dynamic, {ASKED[asked]}" for asked in ("off", "null", "auto")}
-    comparison = run(recipe(tmp_path, device, **arms), store, training)
-    before, recipe_file = dict(training.probes), (comparison.path / RECIPE_FILE).read_text(encoding="utf-8")
-    training.launches = 2
-    with pytest.raises(WorkerFailed, match="that will do"):
-        run_comparison(comparison, store)
-    assert training.probes == before
-    assert len(probed) == 1
+    comparison = desk.run(**arms)
+    before, recipe_file = dict(desk.probes), (comparison.path / RECIPE_FILE).read_text(encoding="utf-8")
+    desk.go_on(comparison, 2)
+    assert desk.probes == before
+    assert len(desk.probed) == 1
     assert (comparison.path / RECIPE_FILE).read_text(encoding="utf-8") == recipe_file
-
-
-AUTO = "schedule.mode: dynamic, probe.run: auto"
 
 
 @pytest.mark.slow
@@ -168,34 +150,24 @@ AUTO = "schedule.mode: dynamic, probe.run: auto"
     ],
     ids=["none splits", "one splits"],
 )
-def test_arms_share_a_probe_that_means_the_same_for_them(
-    store: RunStore,
-    tmp_path: Path,
-    device: str,
-    probed: list[Config],
-    training: Training,
-    same: list[str],
-    other: list[str],
-) -> None:
+def test_arms_share_a_probe_that_means_the_same_for_them(desk: Desk, same: list[str], other: list[str]) -> None:
     """Where an arm splits, a further micro-batch is timed, and what is synchronised counts."""
     fp32 = ["train.precision: fp32"]
-    same, other = (same + fp32, other) if device == "cpu" else (same, other + fp32)
+    same, other = (same + fp32, other) if desk.device == "cpu" else (same, other + fp32)
     arms = {"first": AUTO}
     for kind, settings in (("same", same), ("other", other)):
         arms |= {f"{kind}{number}": f"{AUTO}, {setting}" for number, setting in enumerate(settings)}
 
-    run(recipe(tmp_path, device, **arms), store, training)
+    desk.run(**arms)
 
-    trained = training.probes
-    assert {name for name in arms if trained[name] != trained["first"]} == {name for name in arms if "other" in name}
-    assert len(probed) == 1 + len(other)
-
-
-FIXED = ("launch.launcher=torchrun", "launch.device=cpu")
+    own = {name for name in arms if desk.probes[name] != desk.probes["first"]}
+    assert own == {name for name in arms if name.startswith("other")}
+    assert len(desk.probed) == 1 + len(other)
 
 
 def identity(store: RunStore, *settings: str) -> tuple[object, ...]:
-    return train_runs.probe_identity(load_config(None, [*FIXED, *settings]), store, with_splits=False)
+    config = load_config(None, ["launch.launcher=torchrun", "launch.device=cpu", *settings])
+    return train_runs.probe_identity(config, store, with_splits=False)
 
 
 def test_arms_with_unlike_numbers_of_workers_share_no_probe(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,26 +185,13 @@ def test_arms_whose_ranks_hold_otherwise_share_no_probe(store: RunStore, monkeyp
     assert len({identity(store, "launch.nproc=2", *settings) for settings in (*alike, *unlike)}) == 1 + len(unlike)
 
 
-def test_a_probe_that_was_made_before_another_failed_is_kept(
-    store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: Training
-) -> None:
-    monkeypatch.setattr(train_runs, "this_machine", lambda: MACHINES["cpu"])
-    calls: list[str] = []
-
-    def probe(config: Config, store: RunStore, *, report: object) -> Run:
-        calls.append(config.train.precision)
-        if len(calls) == 2:
-            raise Interrupted("stopped", signum=15)
-        return make_probe(store, name=f"p{len(calls)}")
-
-    monkeypatch.setattr(train_runs, "run_probe", probe)
-    comparison = start_comparison(recipe(tmp_path, "cpu", a=AUTO, b=f"{AUTO}, probe.margin: 0.3"), store)
+def test_a_probe_that_was_made_before_another_failed_is_kept(desk: Desk) -> None:
+    desk.interrupted = 1
+    comparison = desk.start(a=AUTO, b=f"{AUTO}, probe.margin: 0.3")
     with pytest.raises(Interrupted):
-        run_comparison(comparison, store)
-    training.launches = 2
-    with pytest.raises(WorkerFailed, match="that will do"):
-        run_comparison(comparison, store)
-    assert training.probes == {"a": "p1", "b": "p3"}
+        run_comparison(comparison, desk.store)
+    desk.go_on(comparison, 2)
+    assert desk.probes == {"a": "p0", "b": "p2"}
 
 
 @pytest.mark.parametrize(
@@ -244,18 +203,12 @@ def test_a_probe_that_was_made_before_another_failed_is_kept(
     ],
 )
 def test_an_arm_that_may_not_use_its_probe_is_refused_before_anything_is_made(
-    store: RunStore,
-    tmp_path: Path,
-    device: str,
-    probed: list[Config],
-    setting: str,
-    error: type[DynbenchError],
-    said: str,
+    desk: Desk, setting: str, error: type[DynbenchError], said: str
 ) -> None:
-    mine = make_probe(store, "workload.size=base", name="mine", **ON[device])
+    mine = make_probe(desk.store, "workload.size=base", name="mine", **ON[desk.device])
     with pytest.raises(error, match=said):
-        start_comparison(recipe(tmp_path, device, a="probe.run: auto", b=setting), store)
-    assert (store.list(), probed) == ([mine], [])
+        desk.start(a="probe.run: auto", b=setting)
+    assert (desk.store.list(), desk.probed) == ([mine], [])
 
 
 def test_no_cell_is_registered_when_a_later_one_may_not_use_its_probe(store: RunStore, tmp_path: Path) -> None:
