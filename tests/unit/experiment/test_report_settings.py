@@ -35,27 +35,26 @@ def report(store: RunStore, subject: Run | None = None) -> str:
     return text.replace("\N{NO-BREAK SPACE}", " ")
 
 
-def data_said(store: RunStore, env: Mapping[str, object], **config: object) -> str:
-    """`{{ say.data }}` of the latest comparison with other records."""
-    subject = find_report_input(store, None)
+def data_said(subject: ReportInput, env: Mapping[str, object], **config: object) -> str:
+    """`{{ say.data }}` with other records."""
     known = {**(subject.first.config or {}), **{f"workload.{key}": value for key, value in config.items()}}
     member = replace(subject.first, config=known, env=env)
     facts = data_facts(replace(subject, arms={subject.baseline: [member]}))
     return substitute(load_template("en"), "{{ say.data }}", facts)
 
 
-def test_the_data_is_that_of_the_run(store: RunStore, make_comparison: MakeComparison) -> None:
+def test_the_data_is_that_of_the_run(reported: Reported) -> None:
     """Every data set is named, and its file."""
-    make_comparison({})
+    subject = reported({})
     texts = {}
     for dataset, entry in DATASETS.items():
         (name, *_) = (
             name for name, it in WORKLOADS.items() if it.samples in entry.samples and it.classes <= entry.classes
         )
         path = "/texts/my.file" if entry.of_files else None
-        texts[dataset] = data_said(store, {}, dataset=dataset, name=name, data_path=path)
+        texts[dataset] = data_said(subject, {}, dataset=dataset, name=name, data_path=path)
         assert ("`my.file`" in texts[dataset]) == entry.of_files
-    assert "`unheard_of`" in data_said(store, {}, dataset="unheard_of")
+    assert "`unheard_of`" in data_said(subject, {}, dataset="unheard_of")
     assert len({*texts.values()}) == len(texts)
 
 
@@ -74,12 +73,9 @@ def test_the_data_is_that_of_the_run(store: RunStore, make_comparison: MakeCompa
         ({"name": "my.py:Own", "code_digest": "abc"}, "`my.py:Own`"),
     ],
 )
-def test_the_model_is_that_of_the_run(
-    store: RunStore, make_comparison: MakeComparison, config: dict[str, object], named: str
-) -> None:
-    make_comparison({})
+def test_the_model_is_that_of_the_run(reported: Reported, config: dict[str, object], named: str) -> None:
     env = {"data": {"model": {"architecture": "gpt2", "layers": 17, "dim": 768}}}
-    text = data_said(store, env, **{"weights": "random", **config})
+    text = data_said(reported({}), env, **{"weights": "random", **config})
     every = ("`m`", "distilbert-base-uncased [8]", "DistilBERT [8]", "gpt2", "ResNet", "50", "`my.py:Own`")
     assert [name for name in every if name in text] == [named]
     assert ("17" in text and "768" in text) == (named != "`my.py:Own`")
@@ -173,7 +169,7 @@ ALL_FAILED = dict.fromkeys((32, 64, 256), BOTH)
 
 
 @pytest.fixture
-def guards(store: RunStore, make_comparison: MakeComparison) -> Guards:
+def guards(store: RunStore, reported: Reported) -> Guards:
     """How two arms are guarded, the second by this capacity, and the report that says so.
 
     `a-probe` is of two ranks; `failed` are those at which a larger batch failed, by length.
@@ -182,7 +178,6 @@ def guards(store: RunStore, make_comparison: MakeComparison) -> Guards:
     def make(
         capacity: object, failed: Mapping[int, Sequence[int]] = ALL_FAILED, soak: object = None
     ) -> tuple[Any, ReportInput]:
-        make_comparison({}, flags={"partition": {"schedule.mode": "dynamic", "schedule.capacity": capacity}})
         rows = [
             {
                 "rank": rank,
@@ -194,11 +189,11 @@ def guards(store: RunStore, make_comparison: MakeComparison) -> Guards:
             for length, most in ((32, 512), (64, 300), (256, 43))
         ]
         probe = store.root / "a-probe"
-        probe.mkdir()
+        probe.mkdir(parents=True)
         write_json(probe / "run.json", {})
         write_json(probe / "probe.json", {"memory_limit_mb": 2000.0, "capacity": rows, "soak": soak})
         (probe / "config.yaml").write_text(dump_config(load_config(flags={"probe.margin": 0.2})), encoding="utf-8")
-        subject = find_report_input(store, None)
+        subject = reported({}, flags={"partition": {"schedule.mode": "dynamic", "schedule.capacity": capacity}})
         assert all("{{" not in said(subject, "memory_safety", language) for language in LANGUAGES)
         return memory_facts(subject)["guards"], subject
 
