@@ -37,7 +37,6 @@ def dataset_trace_of(run: Run) -> Trace:
     return dataset_trace(run.config())
 
 
-
 def trained(store: RunStore, policy: str, **flags: object) -> Run:
     """A finished run with the resolved settings, as far as plans need them."""
     run = store.create("train", policy)

@@ -23,6 +23,7 @@ from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
 from dynbench.units import mib
 
+
 def predicted(subject: ReportInput, **costs: float) -> list[Any]:
     """What is predicted where plans of arms have these costs per token."""
     sizes = {"world_size": 2, "global_batch": 64, "exact": "both", "policy": "static", "cost_type": "tokens"}
