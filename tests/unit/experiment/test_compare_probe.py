@@ -34,6 +34,7 @@ ON = {
     "cpu": {},
     "cuda": {"device": "cuda", "device_name": "A", "precision": "bf16", "pad_to_multiple_of": 8},
 }
+HEAD = "description: arms\nquestion: levers\nlaunches: {mode: apart}\n"
 SETTINGS = "settings: {train: {steps: 6, global_batch: 8}, launch: {launcher: torchrun, nproc: 2, device: %s}}\n"
 
 
@@ -59,7 +60,7 @@ class Desk:
     def start(self, **arms: str) -> Run:
         """Of a recipe of these arms, each with its settings as YAML."""
         lines = [f"  - {{name: {name}, set: {{{settings}}}}}\n" for name, settings in arms.items()]
-        text = f"description: arms\nlaunches: {{mode: apart}}\n{SETTINGS % self.device}arms:\n{''.join(lines)}"
+        text = f"{HEAD}{SETTINGS % self.device}arms:\n{''.join(lines)}"
         path = self.folder / "demo.yaml"
         path.write_text(text, encoding="utf-8")
         return start_comparison(load_recipe(path), self.store)

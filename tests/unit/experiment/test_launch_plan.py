@@ -86,10 +86,18 @@ def test_many_arms_meet_the_baseline_in_pairs(monkeypatch: pytest.MonkeyPatch) -
     assert "3 arms are more than 2" in found.reason
 
 
+def test_what_works_across_steps_takes_longer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = StrategyEntry("ddp", "works on", "dynbench.sync.ddp:Ddp", across_steps=True)
+    monkeypatch.setattr(type(STRATEGIES), "find", lambda *_: entry)
+    two = arms(static=(), part=(PARTITION,))
+    found = decide_grouping(Launches(), two, "static")
+    assert found.mode == "apart" and "turns of 8 steps" in found.reason
+    assert decide_grouping(Launches(block=8), two, "static").mode == "interleaved"
+
+
 @pytest.mark.parametrize(
     ("settings", "steps"),
     [
-        (("works_on",), 8),
         (("local_sgd", "sync.inner_steps=1"), 1),
         (("local_sgd", "sync.inner_steps=5"), 5),
         (("local_sgd_torch", "sync.inner_steps=5"), 5),
@@ -98,11 +106,7 @@ def test_many_arms_meet_the_baseline_in_pairs(monkeypatch: pytest.MonkeyPatch) -
     ],
     ids=str,
 )
-def test_what_works_across_steps_takes_longer_turns(
-    monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], steps: int
-) -> None:
-    entry = StrategyEntry("works_on", "works on", "dynbench.sync.ddp:Ddp", across_steps=True)
-    monkeypatch.setitem(STRATEGIES.entries, entry.name, entry)
+def test_a_turn_ends_with_a_synchronisation(settings: tuple[str, ...], steps: int) -> None:
     name, *options = settings
     two = arms(static=(), local=(f"sync.name={name}", *options))
     assert decide_grouping(Launches(block=steps), two, "static").mode == "interleaved"
