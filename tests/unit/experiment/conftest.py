@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 from pixel import png
 
+from dynbench.analysis import analyze
 from dynbench.config.layers import load_config
 from dynbench.config.schema import dump_config
+from dynbench.experiment import compare, offline_plans
 from dynbench.experiment.launch_plan import apart, plan_state
 from dynbench.experiment.report_input import ReportInput, find_report_input
 from dynbench.runs.atomic import write_json, write_text
@@ -122,3 +125,11 @@ def reported(store: RunStore, make_comparison: MakeComparison) -> Reported:
 @pytest.fixture(autouse=True)
 def _figures(unrendered: None) -> None:
     """None is rendered: the figures' own tests do that."""
+
+
+@pytest.fixture
+def unreported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparisons end without figures and reports."""
+    monkeypatch.setattr(offline_plans, "draw_figures", lambda *_: [])
+    monkeypatch.setattr(analyze, "draw_figures", lambda *_: [])
+    monkeypatch.setattr(compare, "write_report", lambda *_, **__: tmp_path)

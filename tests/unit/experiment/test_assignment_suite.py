@@ -53,38 +53,64 @@ def planted(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> Planted:
     return found
 
 
+@pytest.fixture
+def begun(store: RunStore, planted: Planted, capsys: Output) -> Run:
+    """The list, interrupted in its second benchmark."""
+    planted[30] = Terminated(signal.SIGTERM)
+    assert main(["bench", "assignment", "--name", "a"]) == 143
+    planted.clear()
+    run = store.resolve("a")
+    said = capsys.readouterr()
+    assert run.status is Status.INTERRUPTED and "bench --resume a" in said.err and "4.9a" in said.out
+    return run
+
+
+def compared(*_: object, **__: object) -> None:
+    """Stands in for a comparison that is done at once."""
+
+
 def states(shown: str) -> dict[str, str]:
     return {each["number"]: each["state"] for each in json.loads(shown)["questions"]}
 
 
+def stages_of(run: Run) -> dict[str, str | None]:
+    return {stage.name: stage.run for stage in suite.read_state(run).stages}
+
+
 def test_the_list_goes_on_where_it_was_interrupted(
-    store: RunStore, planted: Planted, monkeypatch: pytest.MonkeyPatch, capsys: Output
+    store: RunStore, begun: Run, monkeypatch: pytest.MonkeyPatch, capsys: Output, tmp_path: Path
 ) -> None:
-    planted[30] = Terminated(signal.SIGTERM)
-    assert main(["bench", "assignment", "--name", "a"]) == 143
-    said = capsys.readouterr()
-    run = store.resolve("a")
-    assert run.status is Status.INTERRUPTED and "bench --resume a" in said.err and "4.9a" in said.out
-    text = (run.path / "report.en.md").read_text()
-    assert "/figures/bench_precision.png)" in text and "data:image/png" in (run.path / "report.zh.html").read_text()
+    """What is done is kept, what was removed is measured anew, and a path names its registry."""
+    text = (begun.path / "report.en.md").read_text()
+    assert "/figures/bench_precision.png)" in text and "data:image/png" in (begun.path / "report.zh.html").read_text()
     assert "3,517.58 GB" in text and "fp16 terms, fp32 sum" in text
-    begun = suite.read_state(run).stages
-    assert [stage.done for stage in begun] == [True, False, False, False, False]
+    assert [stage.done for stage in suite.read_state(begun).stages] == [True, False, False, False, False]
+    kept, gone, *_ = stages_of(begun).values()
+    assert kept is not None and gone is not None
 
-    planted.clear()
-    assert main(["bench", "--resume", "a"]) == 3
-    stages = {stage.name: stage for stage in suite.read_state(run).stages}
-    assert [name for name, stage in stages.items() if not stage.done] == ["sync", "buckets"]
-    assert [stages[name].run for name in FEW] == [
-        stage.run for stage in begun[:2]
-    ] and "planted: no ranks" in capsys.readouterr().err
+    assert main(["bench", "--resume", "a", "--json"]) == 3
+    out, err = capsys.readouterr()
+    shown = json.loads(out)
+    assert (shown["name"], shown["run"]["id"], shown["error"]["kind"]) == ("assignment", begun.id, "worker")
+    assert "planted: no ranks" in err
+    assert [stage.name for stage in suite.read_state(begun).stages if not stage.done] == ["sync", "buckets"]
+    assert [*stages_of(begun).values()][:2] == [kept, gone]
 
-    monkeypatch.setattr(suite, "run_comparison", lambda run, *_, **__: None)
+    monkeypatch.setattr(suite, "run_comparison", compared)
     made = len(store.list())
     assert main(["bench", "--resume", "a", "--json"]) == 0
     found = states(capsys.readouterr().out)
     assert len(store.list()) == made and list(found) == [question.number for question in QUESTIONS]
     assert {found[number] for number in ("1.3", "4.2", "4.9a", "5.1")} == {"answered"} and found["4.4"] == "needs_gpu"
+
+    store.remove(Run(store.root / gone))
+    monkeypatch.setenv("DYNBENCH_RESULTS", str(tmp_path / "other"))
+    assert main(["report", str(begun.path), "-o", "-"]) == 0 and kept in capsys.readouterr().out
+    assert main(["bench", "--resume", str(begun.path), "-q"]) == 0
+    first, second, *others = stages_of(begun).values()
+    assert first == kept and second not in (None, gone)
+    assert all((store.root / str(each)).exists() for each in (first, second, *others))
+    assert not (tmp_path / "other").exists()
 
 
 KILLED = """
@@ -114,7 +140,8 @@ def test_what_a_killed_list_has_measured_is_not_measured_again(
         [sys.executable, "-c", KILLED], env=os.environ | path, capture_output=True, text=True, timeout=100
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    begun = {stage.name: stage.run for stage in suite.read_state(store.resolve("a")).stages if stage.run}
+    run = store.resolve("a")
+    begun = {name: made for name, made in stages_of(run).items() if made}
     assert list(begun) == list(FEW)
 
     measured: list[str] = []
@@ -124,103 +151,61 @@ def test_what_a_killed_list_has_measured_is_not_measured_again(
         return rows_of(benchmark, case, context)
 
     monkeypatch.setattr(test_bench_run, "rows_of", measure)
-    monkeypatch.setattr(suite, "run_comparison", lambda run, *_, **__: None)
+    monkeypatch.setattr(suite, "run_comparison", compared)
     assert main(["bench", "--resume", "a", "-q"]) == 0
     assert measured == [case.name for case in suite._benchmark("accounting", False).cases()][30:]
-    assert begun.items() <= {stage.name: stage.run for stage in suite.read_state(store.resolve("a")).stages}.items()
+    assert begun.items() <= stages_of(run).items()
     measured.clear()
     assert main(["bench", "--resume", "a", "-q"]) == 0 and not measured
 
 
-def test_a_stage_that_was_removed_is_measured_anew_and_a_path_names_its_registry(
-    store: RunStore, planted: Planted, monkeypatch: pytest.MonkeyPatch, capsys: Output, tmp_path: Path
-) -> None:
-    assert main(["bench", "assignment", "--name", "a", "--json"]) == 3
-    shown = json.loads(capsys.readouterr().out)
-    run = store.resolve("a")
-    assert (shown["name"], shown["run"]["id"], shown["error"]["kind"]) == ("assignment", run.id, "worker")
-    assert {each["number"] for each in shown["questions"]} == {question.number for question in QUESTIONS}
-    kept, gone, *_ = (stage.run for stage in suite.read_state(run).stages)
-    assert kept is not None and gone is not None
-    store.remove(Run(store.root / gone))
-
-    monkeypatch.setenv("DYNBENCH_RESULTS", str(tmp_path / "other"))
-    monkeypatch.setattr(suite, "run_comparison", lambda run, *_, **__: None)
-    assert main(["report", str(run.path), "-o", "-"]) == 0 and kept in capsys.readouterr().out
-    assert main(["bench", "--resume", str(run.path), "-q"]) == 0
-    stages = [stage.run for stage in suite.read_state(run).stages]
-    assert (
-        stages[0] == kept
-        and stages[1] not in (None, gone)
-        and all((store.root / str(each)).exists() for each in stages)
-    )
-    assert not (tmp_path / "other").exists()
-
-
-def test_a_stage_leads_nowhere_else(store: RunStore, planted: Planted, capsys: Output, tmp_path: Path) -> None:
-    planted[0] = Terminated(signal.SIGTERM)
-    assert main(["bench", "assignment", "--name", "a"]) == 143
-    run = store.resolve("a")
-    (stage,) = (store.root / stage.run for stage in suite.read_state(run).stages if stage.run is not None)
-    precious = tmp_path / "rows.jsonl"
+def test_a_stage_leads_nowhere_else(store: RunStore, begun: Run, capsys: Output, tmp_path: Path) -> None:
+    state = json.loads((begun.path / suite.FILE).read_text())
+    stage = state["stages"][1]["run"]
+    precious, rows = tmp_path / "rows.jsonl", store.root / stage / "ranks" / "rows.jsonl"
     precious.touch()
-    (stage / "ranks" / "rows.jsonl").unlink(missing_ok=True)
-    (stage / "ranks" / "rows.jsonl").symlink_to(precious)
-    for words in (["report", "a"], ["bench", "--resume", "a"]):
-        assert main(words) == 2
-        assert "leads out of the folder" in capsys.readouterr().err
-    state = json.loads((run.path / suite.FILE).read_text())
-    state["stages"][0]["run"] = f"../{tmp_path.name}/{stage.name}"
-    (run.path / suite.FILE).write_text(json.dumps(state))
-    for words in (["report", "a"], ["bench", "--resume", "a"]):
-        assert main(words) == 2
-        assert "is no id of a run" in capsys.readouterr().err
+    rows.unlink()
+    rows.symlink_to(precious)
+    for said in ("leads out of the folder", "is no id of a run"):
+        for words in (["report", "a"], ["bench", "--resume", "a"]):
+            assert main(words) == 2
+            assert said in capsys.readouterr().err
+        state["stages"][1]["run"] = f"../{tmp_path.name}/{stage}"
+        (begun.path / suite.FILE).write_text(json.dumps(state))
     assert precious.read_text() == ""
 
 
 def test_a_stage_that_cannot_be_read_costs_its_own_answers_alone(
-    store: RunStore, planted: Planted, capsys: Output, caplog: pytest.LogCaptureFixture
+    store: RunStore, begun: Run, capsys: Output, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert main(["bench", "assignment", "--name", "a"]) == 3
-    run = store.resolve("a")
-    rows = next(store.root / str(stage.run) for stage in suite.read_state(run).stages) / "ranks" / "rows.jsonl"
+    rows = store.root / str(stages_of(begun)["precision"]) / "ranks" / "rows.jsonl"
     rows.write_text("{no row\n" + rows.read_text())
-    (run.path / "report.en.md").unlink()
-    capsys.readouterr()
+    (begun.path / "report.en.md").unlink()
     assert main(["bench", "--resume", "a", "--json"]) == 3
-    said = capsys.readouterr()
-    found = states(said.out)
+    found = states(capsys.readouterr().out)
     assert found["1.3"] != "answered" and found["5.1"] == "answered"
-    assert "3,517.58 GB" in (run.path / "report.en.md").read_text()
+    assert "3,517.58 GB" in (begun.path / "report.en.md").read_text()
     assert main(["report", "a", "-o", "-"]) == 0
     warned = [line for line in caplog.messages if "taken for not measured" in line]
     assert len(warned) == 1 and "rows.jsonl" in warned[0] and "runs rm" in warned[0]
 
 
-def test_another_process_is_at_it(store: RunStore, planted: Planted, capsys: Output) -> None:
-    planted[0] = Terminated(signal.SIGTERM)
-    assert main(["bench", "assignment", "--name", "a"]) == 143
-    capsys.readouterr()
-    run = store.resolve("a")
-    run.update(status="running")
-    run.update(host="elsewhere")
-    assert main(["bench", "--resume", "a"]) == 2
-    said = capsys.readouterr()
-    assert "is running in process" in said.err and not said.out and run.status is Status.RUNNING
-
-
-def test_its_reports_are_written_anew(store: RunStore, planted: Planted, capsys: Output, tmp_path: Path) -> None:
-    planted[0] = Terminated(signal.SIGTERM)
-    assert main(["bench", "assignment"]) == 143
-    (run,) = (each for each in store.list() if suite.holds_assignment(each))
-    pages = {path.name for path in run.path.glob("report.*")}
+def test_its_reports_are_written_anew_and_another_process_is_left_alone(
+    begun: Run, capsys: Output, tmp_path: Path
+) -> None:
+    pages = {path.name for path in begun.path.glob("report.*")}
     assert pages == {f"report.{language}.{form}" for language in ("en", "zh") for form in ("md", "html")}
     out = tmp_path / "mine.html"
-    assert main(["report", run.id, "--lang", "zh", "-o", str(out)]) == 0
+    assert main(["report", "a", "--lang", "zh", "-o", str(out)]) == 0
     assert '<html lang="zh-CN">' in out.read_text() and "系统作业" in out.read_text()
-    assert main(["report", run.id, "--solve"]) == 2
+    assert main(["report", "a", "--solve"]) == 2
     assert main(["bench", "assignment", "--set", "iterations=3"]) == 2
     assert "takes no --set" in capsys.readouterr().err
+    begun.update(status="running")
+    begun.update(host="elsewhere")
+    assert main(["bench", "--resume", "a"]) == 2
+    said = capsys.readouterr()
+    assert "is running in process" in said.err and not said.out and begun.status is Status.RUNNING
 
 
 def test_recipes_are_short_and_have_the_arms_that_questions_ask_for() -> None:

@@ -7,20 +7,18 @@ import io
 import json
 import shlex
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_rows import made_row
+from fake_training import RECIPE, FakeTraining
 from probes import make_probe
 
 from dynbench.cli.main import main
-from dynbench.config.recipes import RECIPE_FILE, Recipe, load_recipe
-from dynbench.config.schema import Config, dump_config
+from dynbench.config.recipes import RECIPE_FILE, load_recipe
 from dynbench.engine.launching import run_launch
-from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import (
     DataError,
     DynbenchError,
@@ -38,92 +36,11 @@ from dynbench.experiment.launch_plan import read_state
 from dynbench.experiment.launches import Clock, CompareProgress
 from dynbench.experiment.offline_plans import read_solved
 from dynbench.experiment.report_input import find_report_input
-from dynbench.experiment.training import LaunchedArm, TrainingResult
-from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.records import RowWriter, StepRow
 from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 
-MakeRecipe = Callable[..., Recipe]
+Start = Callable[..., Run]
 Output = pytest.CaptureFixture[str]
-RECIPE = """\
-description: two arms
-settings:
-  workload: {dropout: 0.0}
-  train: {steps: 6, warmup_steps: 1, global_batch: 8}
-  launch: {launcher: torchrun, nproc: 2, threads: 1, device: cpu}
-arms:
-  - name: static
-  - name: partition
-    set: {schedule.mode: dynamic, schedule.policy: partition}
-launches: {count: 4, mode: apart}
-"""
-
-
-@dataclass
-class FakeTraining:
-    """Stands in for `run_arms`: writes rows at once, and fails when it is told to.
-
-    Attributes:
-        fail_at: number of the call (from 0) that raises.
-        error: what it raises.
-        calls: (name, policy, seed) of every call.
-        data: what the provenance says about the data; data that is another now is not planned offline.
-    """
-
-    fail_at: int | None = None
-    error: type[WorkerFailed] | type[Interrupted] = WorkerFailed
-    calls: list[tuple[str, str, int]] = field(default_factory=list)
-    data: dict[str, object] = field(default_factory=lambda: {"fingerprint": "f"})
-
-    def __call__(
-        self,
-        arms: Sequence[LaunchedArm],
-        store: RunStore,
-        *,
-        on_made: Callable[[Sequence[Run]], None],
-        **_: object,
-    ) -> list[TrainingResult]:
-        made = [store.create("train", arm.config.schedule.policy_name, **arm.naming) for arm in arms]
-        on_made(made)
-        together = {"together": {"id": made[0].id}} if len(made) > 1 else {}
-        for arm, run in zip(arms, made, strict=True):
-            self.train(arm.config, run, str(arm.naming["name"]), together)
-        return [TrainingResult(run, {}) for run in made]
-
-    def step_ms(self, config: Config) -> float:
-        """Of the run that was begun last."""
-        slow = 200.0 if config.schedule.mode == "static" else 100.0
-        return slow + config.train.seed + 0.1 * len(self.calls)
-
-    def train(self, config: Config, run: Run, name: str, together: Mapping[str, object]) -> None:
-        """The run of one arm."""
-        self.calls.append((name, config.schedule.policy_name, config.train.seed))
-        write_text(run.config_file, dump_config(resolve(config, this_machine(), RunStore(run.path.parent)).config))
-        write_json(run.env_file, {"data": self.data, "cpu_cores": {"usable": 2}, **together})
-        run.update(status=Status.RUNNING)
-        if len(self.calls) - 1 == self.fail_at:
-            error = Interrupted("stopped", signum=15) if self.error is Interrupted else WorkerFailed("rank 1 died")
-            run.update(status=Status.INTERRUPTED if self.error is Interrupted else Status.FAILED)
-            error.run_path = run.path
-            raise error
-        for rank in range(2):
-            with RowWriter(run.rank_file(rank)) as writer:
-                for step in range(7):
-                    writer.write(row(step, rank, config, self.step_ms(config)))
-        run.update(status=Status.COMPLETED)
-
-
-def row(step: int, rank: int, config: Config, step_ms: float) -> StepRow:
-    """Its compute goes by its padded tokens."""
-    length, padded = 10 + step % 3, 40 + 4 * (step % 3)
-    compute_ms = 0.9 * step_ms * padded / 48
-    tokens = {"real_tokens": 15, "padded_tokens": padded, "real_tokens2": 60, "padded_tokens2": padded * length}
-    times = {"forward_ms": 0.5 * compute_ms, "backward_ms": 0.5 * compute_ms, "compute_ms": compute_ms}
-    policy = config.schedule.policy_name
-    return made_row(
-        step, rank, step_ms, policy=policy, max_seq_len_in_batch=length, sync_ms=0.05 * step_ms, **tokens, **times
-    )
 
 
 @pytest.fixture
@@ -134,78 +51,80 @@ def training(monkeypatch: pytest.MonkeyPatch) -> FakeTraining:
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Callable[..., Recipe]:
-    def load(old: str = "", new: str = "") -> Recipe:
-        path = tmp_path / "demo.yaml"
-        path.write_text(RECIPE.replace(old, new) if old else RECIPE, encoding="utf-8")
-        return load_recipe(path)
+def start(store: RunStore, tmp_path: Path) -> Start:
+    """Registers a comparison of the recipe, in which one text may stand for another."""
 
-    return load
+    def started(old: str = "", new: str = "") -> Run:
+        path = tmp_path / "demo.yaml"
+        path.write_text(RECIPE.replace(old, new), encoding="utf-8")
+        return start_comparison(load_recipe(path), store, name="demo")
+
+    return started
+
+
+@pytest.fixture
+def begun(store: RunStore, training: FakeTraining, start: Start) -> Run:
+    """A comparison of which two launches are done and the third has failed."""
+    comparison, training.fail_at = start(), 2
+    with pytest.raises(WorkerFailed):
+        run_comparison(comparison, store)
+    training.fail_at = None
+    return comparison
 
 
 @pytest.mark.slow
-def test_from_recipe_to_report(store: RunStore, training: FakeTraining, recipe: MakeRecipe) -> None:
+def test_from_recipe_to_report(store: RunStore, training: FakeTraining, start: Start) -> None:
     training.data = {}
-    comparison = start_comparison(recipe(), store, name="demo")
+    comparison, seen, stages = start(), list[CompareProgress](), list[str]()
 
-    outcome = run_comparison(comparison, store)
+    outcome = run_comparison(comparison, store, seen.append, stages.append)
 
     arms = [name.partition("-")[0] for name, _, _ in training.calls]
     assert arms == ["static", "partition", "partition", "static"] * 2
     assert [seed for _, _, seed in training.calls] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [progress.done for progress in seen] == list(range(8))
+    assert seen[0].eta_s is None
+    assert all(progress.eta_s is not None and progress.eta_s >= 0 for progress in seen[1:])
+    assert stages[-2:] == ["solving exact against greedy", "writing the report"]
     assert comparison.status is Status.COMPLETED
+    made = [record for run, record in store.entries() if run != comparison]
+    assert sorted(record.command for record in made) == ["solve", *["train"] * 8]
+    assert {record.group for record in made} == {comparison.id} and comparison.record().group is None
     result = outcome.as_dict()
     assert (result["command"], result["recipe"]) == ("compare", "demo")
     found = outcome.analysed.comparisons[0]
     assert (found.verdict, found.level, found.speedup.pairs) == ("FASTER", "step", 4)
     assert found.speedup.estimate == pytest.approx(2.0, rel=0.02)
     assert [path.name for path in outcome.reports] == ["report.en.md", "report.en.html"]
-    text = outcome.reports[0].read_text(encoding="utf-8")
-    assert "**Use `partition`.**" in text
-    assert (comparison.path / "solve.json").is_file()
+    assert "**Use `partition`.**" in outcome.reports[0].read_text(encoding="utf-8")
     solved = read_solved(comparison.path)
     assert solved is not None
     assert [(line["arm"], line["policy"]) for line in solved.results] == [
-        ("static", "static"),
-        ("partition", "partition"),
-        (None, "prefix"),
-        (None, "packed"),
-    ]
-    assert {(line["world_size"], line["global_batch"], line["trace"]) for line in solved.results} == {
-        (2, 8, "embedded")
-    }
+        ("static", "static"), ("partition", "partition"), (None, "prefix"), (None, "packed"),
+    ]  # fmt: skip
+    sizes = {(line["world_size"], line["global_batch"], line["trace"]) for line in solved.results}
+    assert sizes == {(2, 8, "embedded")}
     assert find_report_input(store, None).run == comparison
 
 
-@pytest.mark.slow
 def test_a_failed_launch_is_repeated_and_finished_ones_are_not(
-    store: RunStore, training: FakeTraining, recipe: MakeRecipe
+    store: RunStore, training: FakeTraining, begun: Run, unreported: None
 ) -> None:
-    training.data, training.fail_at = {}, 2
-    comparison = start_comparison(recipe(), store, name="demo")
-
-    with pytest.raises(WorkerFailed) as caught:
-        run_comparison(comparison, store)
-
-    assert caught.value.hint == f"Go on with: dynbench compare --resume demo --results {store.root}"
-    assert comparison.status is Status.FAILED
-    failed = read_state(comparison.path).launches[2]
+    assert begun.status is Status.FAILED
+    failed = read_state(begun.path).launches[2]
     assert (failed.done, failed.run is not None) == (False, True)
     with pytest.raises(RecordError, match="failed and was not analyzed"):
         find_report_input(store, "demo")
 
-    training.fail_at = None
-    outcome = run_comparison(comparison, store)
+    outcome = run_comparison(begun, store)
 
     assert len(training.calls) == 3 + 6
     assert training.calls[3] == training.calls[2]
-    assert comparison.status is Status.COMPLETED
-    assert comparison.record().failure is None
+    assert begun.status is Status.COMPLETED
+    assert begun.record().failure is None
     assert [len(runs) for runs in outcome.state.arms.values()] == [4, 4]
     assert failed.run not in outcome.state.arms["partition"]
-    made = [record for run, record in store.entries() if run != comparison]
-    assert sorted(record.command for record in made) == ["solve", *["train"] * 9]
-    assert {record.group for record in made} == {comparison.id} and comparison.record().group is None
+    assert [record.command for _, record in store.entries()].count("train") == 9
 
 
 OTHER_SETTINGS = "; with other settings, start anew (--replace takes the name over)."
@@ -216,16 +135,18 @@ OTHER_SETTINGS = "; with other settings, start anew (--replace takes the name ov
     [
         (DataError("gone", "Bring it back."), DataError, f"Bring it back. GO ON{OTHER_SETTINGS}"),
         (Terminated(signal.SIGTERM), Interrupted, "GO ON"),
+        (WorkerFailed("rank 1 died"), WorkerFailed, "GO ON"),
         (
             NotComparable("unlike", "Train both."),
             NotComparable,
             "Train both. Going on repeats no launch that is done: start anew (--replace takes the name over).",
         ),
     ],
+    ids=["data", "terminated", "worker", "not comparable"],
 )
 def test_whatever_ends_a_comparison_says_how_to_go_on(
     store: RunStore,
-    recipe: MakeRecipe,
+    start: Start,
     monkeypatch: pytest.MonkeyPatch,
     error: BaseException,
     raised: type[DynbenchError],
@@ -237,20 +158,10 @@ def test_whatever_ends_a_comparison_says_how_to_go_on(
         raise error
 
     monkeypatch.setattr(launches, "run_arms", ends)
-    comparison = start_comparison(recipe(), store, name="demo")
     with pytest.raises(raised) as caught:
-        run_comparison(comparison, store)
+        run_comparison(start(), store)
     going_on = f"Go on with: dynbench compare --resume demo --results {store.root}"
     assert caught.value.hint.endswith(hint.replace("GO ON", going_on))
-
-
-def begun(store: RunStore, training: FakeTraining, recipe: Recipe) -> Run:
-    """A comparison of which two launches are done and the third has failed."""
-    comparison, training.fail_at = start_comparison(recipe, store, name="demo"), 2
-    with pytest.raises(WorkerFailed):
-        run_comparison(comparison, store)
-    training.fail_at = None
-    return comparison
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -260,34 +171,33 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 def test_a_comparison_goes_on_with_the_recipe_that_it_was_started_with_and_no_other(
-    store: RunStore, training: FakeTraining, recipe: MakeRecipe
+    store: RunStore, training: FakeTraining, begun: Run
 ) -> None:
-    comparison = begun(store, training, recipe())
-    edit(comparison.path / RECIPE_FILE, "steps: 6", "steps: 4")
-
+    edit(begun.path / RECIPE_FILE, "steps: 6", "steps: 4")
     with pytest.raises(UsageError, match="was changed since the comparison was started"):
-        run_comparison(comparison, store)
+        run_comparison(begun, store)
     assert len(training.calls) == 3
 
-    edit(comparison.path / RECIPE_FILE, "steps: 4", "steps: 6")
-    assert not run_comparison(comparison, store).state.missing
+    edit(begun.path / RECIPE_FILE, "steps: 4", "steps: 6")
+    training.fail_at = 3
+    with pytest.raises(WorkerFailed):
+        run_comparison(begun, store)
 
 
 @pytest.mark.parametrize("changed", ["launch", "recipe"])
 def test_launches_of_one_arm_have_one_configuration(
-    store: RunStore, training: FakeTraining, recipe: MakeRecipe, changed: str
+    store: RunStore, training: FakeTraining, begun: Run, changed: str
 ) -> None:
     """Planted: a launch that was trained with other steps, and a recipe of a version that kept no digest."""
-    comparison = begun(store, training, recipe())
-    state = read_state(comparison.path)
+    state = read_state(begun.path)
     if changed == "launch":
         edit(store.resolve(state.arms["partition"][0]).config_file, "steps: 6", "steps: 4")
     else:
-        replace(state, recipe_digest=None).write(comparison.path)
-        edit(comparison.path / RECIPE_FILE, "steps: 6", "steps: 8")
+        replace(state, recipe_digest=None).write(begun.path)
+        edit(begun.path / RECIPE_FILE, "steps: 6", "steps: 8")
 
     with pytest.raises(NotComparable, match=r"train\.steps \((4 and 6|6 and 8)\)") as caught:
-        run_comparison(comparison, store)
+        run_comparison(begun, store)
     assert len(training.calls) == 3
     assert "start anew" in caught.value.hint
 
@@ -295,7 +205,7 @@ def test_launches_of_one_arm_have_one_configuration(
 def test_what_every_launch_warns_of_is_said_once(
     store: RunStore,
     training: FakeTraining,
-    recipe: MakeRecipe,
+    start: Start,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -306,81 +216,64 @@ def test_what_every_launch_warns_of_is_said_once(
     monkeypatch.setattr(launches, "run_arms", warning)
     training.fail_at = 2
     with pytest.raises(WorkerFailed):
-        run_comparison(start_comparison(recipe(), store), store)
+        run_comparison(start(), store)
     assert len(training.calls) == 3 and not run_launch._log.filters
     assert [record.getMessage() for record in caplog.records].count("lengths are cut") == 1
 
 
-@pytest.mark.slow
-def test_a_removed_run_is_launched_again(store: RunStore, training: FakeTraining, recipe: MakeRecipe) -> None:
-    comparison = start_comparison(recipe("count: 4", "count: 2"), store)
-    outcome = run_comparison(comparison, store)
-    store.remove(store.resolve(outcome.state.arms["static"][1]))
+def test_a_removed_run_is_launched_again(store: RunStore, training: FakeTraining, begun: Run) -> None:
+    store.remove(store.resolve(read_state(begun.path).arms["static"][0]))
+    training.fail_at = 4
 
-    run_comparison(comparison, store)
+    with pytest.raises(WorkerFailed):
+        run_comparison(begun, store)
 
-    assert len(training.calls) == 5
-    assert training.calls[4] == training.calls[3]
+    assert training.calls[3:] == [training.calls[0], training.calls[2]]
 
 
-def test_a_running_comparison_is_left_alone(store: RunStore, recipe: MakeRecipe) -> None:
-    comparison = start_comparison(recipe(), store)
+def test_a_running_comparison_is_left_alone(store: RunStore, start: Start) -> None:
+    comparison = start()
     comparison.update(status=Status.RUNNING)
 
     with pytest.raises(UsageError, match="is running in process"):
         run_comparison(comparison, store)
 
 
-def test_steps_that_do_not_fit_are_told_with_their_arm_and_launch(store: RunStore, recipe: MakeRecipe) -> None:
+@pytest.mark.parametrize(
+    ("setting", "error", "said"),
+    [
+        ("train.global_batch: 16", NotComparable, r"train\.global_batch \(8 and 16\)"),
+        ("train.learning_rate: 1.0e-3", NotComparable, r"train\.learning_rate \(0\.0005 and 0\.001\)"),
+        (
+            "schedule.policy: partition, schedule.capacity: probed",
+            NothingFits,
+            r"^arm partition: launch with train\.seed \d: step \d+: 8 samples",
+        ),
+    ],
+    ids=["other work", "other rate than auto", "too large"],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_runs(
+    store: RunStore, start: Start, setting: str, error: type[DynbenchError], said: str
+) -> None:
     probe = make_probe(store, "workload.dropout=0.0", tables=[[(12, 8), (256, 1)]] * 2)
-    limited = recipe("schedule.policy: partition}", "schedule.policy: partition, schedule.capacity: probed}")
-    with pytest.raises(NothingFits, match=r"^arm partition: launch with train\.seed \d: step \d+: 8 samples"):
-        start_comparison(limited, store)
+    with pytest.raises(error, match=said):
+        start("schedule.policy: partition", setting)
     assert store.list() == [probe]
 
 
-def test_what_cannot_be_compared_is_refused_before_anything_runs(
-    store: RunStore, training: FakeTraining, recipe: MakeRecipe
+def test_auto_and_the_value_that_it_means_can_be_compared(start: Start) -> None:
+    assert start("schedule.policy: partition", "train.learning_rate: 5.0e-4").status is Status.CREATED
+
+
+def test_arms_of_equal_configuration_stay_two_arms(
+    store: RunStore, training: FakeTraining, start: Start, unreported: None
 ) -> None:
-    with pytest.raises(NotComparable, match=r"train\.global_batch \(8 and 16\)"):
-        start_comparison(recipe("schedule.policy: partition", "train.global_batch: 16"), store)
-
-    assert training.calls == []
-    assert store.list() == []
-
-
-def test_auto_and_the_value_that_it_means_can_be_compared(store: RunStore, recipe: MakeRecipe) -> None:
-    def start(rate: str) -> None:
-        start_comparison(recipe("schedule.policy: partition", f"train.learning_rate: {rate}"), store)
-
-    start("5.0e-4")
-    with pytest.raises(NotComparable, match=r"train\.learning_rate \(0\.0005 and 0\.001\)"):
-        start("1.0e-3")
-
-
-@pytest.mark.slow
-def test_arms_of_equal_configuration_stay_two_arms(store: RunStore, training: FakeTraining, recipe: MakeRecipe) -> None:
-    loaded = recipe("partition\n    set: {schedule.mode: dynamic, schedule.policy: partition}", "again")
-
-    outcome = run_comparison(start_comparison(loaded, store), store)
+    outcome = run_comparison(
+        start("partition\n    set: {schedule.mode: dynamic, schedule.policy: partition}", "again"), store
+    )
 
     assert [arm.label for arm in outcome.analysed.arms] == ["static", "again"]
     assert outcome.analysed.comparisons[0].verdict == "SAME"
-
-
-@pytest.mark.slow
-def test_progress_counts_launches_and_estimates_what_is_left(
-    store: RunStore, training: FakeTraining, recipe: MakeRecipe
-) -> None:
-    seen: list[CompareProgress] = []
-    stages: list[str] = []
-
-    run_comparison(start_comparison(recipe(), store), store, seen.append, stages.append)
-
-    assert [progress.done for progress in seen] == list(range(8))
-    assert seen[0].eta_s is None
-    assert all(progress.eta_s is not None and progress.eta_s >= 0 for progress in seen[1:])
-    assert stages[-2:] == ["solving exact against greedy", "writing the report"]
 
 
 def test_the_estimate_counts_the_part_of_the_current_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,12 +282,16 @@ def test_the_estimate_counts_the_part_of_the_current_launch(monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_every_next_step_can_be_pasted(
-    store: RunStore, training: FakeTraining, recipe: MakeRecipe, tmp_path: Path, capsys: Output
+def test_a_condition_that_is_met_ends_compare_with_6_and_every_next_step_can_be_pasted(
+    training: FakeTraining, unreported: None, tmp_path: Path, capsys: Output
 ) -> None:
     """A registry whose name has a space; every command is the one that its predecessor suggests."""
-    recipe("count: 4", "count: 2")
-    results = tmp_path / "its results"
+    results, recipe = tmp_path / "its results", tmp_path / "demo.yaml"
+    recipe.write_text(RECIPE.replace("count: 4", "count: 2"), encoding="utf-8")
+    store = RunStore(results)
+
+    def compared(*words: str) -> int:
+        return main(["compare", *words, "--results", str(results)])
 
     def pasted() -> list[str]:
         label, program, *words = shlex.split(capsys.readouterr().out.splitlines()[-1])
@@ -402,23 +299,7 @@ def test_every_next_step_can_be_pasted(
         assert main(words) == 0
         return words
 
-    assert main(["compare", str(tmp_path / "demo.yaml"), "--name", "demo", "--results", str(results)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "next     open the HTML report in a browser"
-    runs = [run.id for run, record in RunStore(results).entries() if record.command == "train"]
-    assert main(["analyze", *runs, "--results", str(results)]) == 0
-    comparison = RunStore(results).resolve("@latest:analyze")
-    assert pasted()[:2] == ["report", comparison.id]
-    assert pasted()[:2] == ["report", comparison.id]
-    assert {path.name for path in comparison.path.glob("report.*")} == {"report.en.md", "report.en.html"}
-
-
-@pytest.mark.slow
-def test_a_condition_that_is_met_ends_compare_with_6_and_keeps_the_result(
-    store: RunStore, training: FakeTraining, recipe: MakeRecipe, tmp_path: Path, capsys: Output
-) -> None:
-    recipe()
-    results = ["--results", str(store.root)]
-    assert main(["compare", str(tmp_path / "demo.yaml"), "--fail-on", "faster", *results, "--json"]) == 6
+    assert compared(str(recipe), "--name", "demo", "--fail-on", "faster", "--json") == 6
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert (found["command"], found["recipe"], found["comparison"]["verdict"]) == ("compare", "demo", "FASTER")
@@ -426,41 +307,42 @@ def test_a_condition_that_is_met_ends_compare_with_6_and_keeps_the_result(
     assert store.resolve(found["run"]["id"]).status is Status.COMPLETED
 
     for condition, code in (("faster", 6), ("slower,different-loss", 0)):
-        assert main(["compare", "--resume", found["run"]["id"], "--fail-on", condition, *results]) == code
+        assert compared("--resume", found["run"]["id"], "--fail-on", condition) == code
         said = capsys.readouterr()
         assert "\nFASTER  partition " in said.out and ("is FASTER: " in said.err) == (code == 6)
+    assert shlex.split(said.out.splitlines()[-1])[:4] == ["next", "dynbench", "report", "demo"]
+
+    runs = [run.id for run, record in store.entries() if record.command == "train"]
+    assert main(["analyze", *runs, "--results", str(results)]) == 0
+    comparison = store.resolve("@latest:analyze")
+    assert pasted()[:2] == ["report", comparison.id]
+    assert pasted()[:2] == ["report", comparison.id]
+    assert {path.name for path in comparison.path.glob("report.*")} == {"report.en.md", "report.en.html"}
 
 
-ARMS = ["--arm", "static:mode=static", "--arm", "part:policy=partition,window=1"]
-SMALL = [
+SWEEP = [
+    *("compare", "--arm", "static:mode=static", "--arm", "part:policy=partition,window=1"),
     *("--device", "cpu", "--nproc", "2", "--threads", "1", "--launcher", "torchrun"),
-    *("--steps", "6", "--warmup-steps", "1", "--launches", "2"),
+    *("--steps", "6", "--warmup-steps", "1", "--launches", "2", "--over", "global_batch=8,16", "--name", "sweep"),
 ]
-
-
-def table_of(capsys: Output) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
 
 
 @pytest.mark.slow
 def test_a_sweep_from_the_command_line_is_gone_on_with_and_ends_in_its_table(
-    store: RunStore, training: FakeTraining, capsys: Output
+    store: RunStore, training: FakeTraining, unreported: None, capsys: Output
 ) -> None:
-    results = ["--results", str(store.root)]
-    over = ["--over", "global_batch=8,16", "--name", "sweep", "--format", "csv"]
+    shown = ["--format", "csv", "--results", str(store.root)]
     training.fail_at = 5
 
-    assert main(["compare", *ARMS, *SMALL, *over, *results]) == 3
+    assert main([*SWEEP, *shown]) == 3
     said = capsys.readouterr()
     assert (said.out, len(training.calls)) == ("", 6)
     assert f"Go on with: dynbench compare --resume sweep --results {store.root}" in said.err
 
-    assert main(["compare", "--resume", "sweep", "--format", "csv", *results]) == 0
-    found = table_of(capsys)
-    assert [(row["train.global_batch"], row["arm"], row["verdict"]) for row in found] == [
-        ("8", "part", "FASTER"),
-        ("16", "part", "FASTER"),
-    ]
+    assert main(["compare", "--resume", "sweep", *shown]) == 0
+    found = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    cells = [(row["train.global_batch"], row["arm"], row["verdict"]) for row in found]
+    assert cells == [("8", "part", "FASTER"), ("16", "part", "FASTER")]
     assert all(len(row["speedup"]) > 6 and row["interval_low"] < row["speedup"] for row in found)
     assert len(training.calls) == 10  # both arms of the launch that one ended
     assert {name.partition("-")[0] for name, _, _ in training.calls} == {"static", "part"}

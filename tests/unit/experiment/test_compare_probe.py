@@ -11,10 +11,10 @@ from probes import make_probe
 from recipe_files import load_cells
 
 from dynbench.config.layers import load_config
-from dynbench.config.recipes import Recipe, load_recipe
+from dynbench.config.recipes import load_recipe
 from dynbench.config.schema import Config, dump_config
 from dynbench.engine.launching.resolve import Machine
-from dynbench.errors import ConfigError, Interrupted, RunLookupError, WorkerFailed
+from dynbench.errors import ConfigError, DynbenchError, Interrupted, RunLookupError, WorkerFailed
 from dynbench.experiment import launches, preflight
 from dynbench.experiment import training as train_runs
 from dynbench.experiment.cells import start_cells
@@ -34,41 +34,58 @@ ON = {
     "cpu": {},
     "cuda": {"device": "cuda", "device_name": "A", "precision": "bf16", "pad_to_multiple_of": 8},
 }
+HEAD = "description: arms\nquestion: levers\nlaunches: {mode: apart}\n"
 SETTINGS = "settings: {train: {steps: 6, global_batch: 8}, launch: {launcher: torchrun, nproc: 2, device: %s}}\n"
 
 
-@pytest.fixture(params=MACHINES)
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """CPU or GPUs, as the whole comparison sees them."""
-    for module in (train_runs, preflight):
-        monkeypatch.setattr(module, "this_machine", lambda: MACHINES[request.param])
-    return str(request.param)
-
-
-@pytest.fixture
-def probed(device: str, monkeypatch: pytest.MonkeyPatch) -> list[Config]:
-    """The configurations that were probed; every probe is a run named p0, p1, …"""
-    seen: list[Config] = []
-
-    def probe(config: Config, store: RunStore, *, report: Callable[[str], None]) -> Run:
-        seen.append(config)
-        precision = {} if config.train.precision == "auto" else {"precision": config.train.precision}
-        made = {**ON[device], **precision, "slowdown": dict(config.launch.slowdown)}
-        return make_probe(store, name=f"p{len(seen) - 1}", **made)
-
-    monkeypatch.setattr(train_runs, "run_probe", probe)
-    return seen
-
-
 @dataclass
-class Training:
-    """Stands in for the launches of a comparison, and ends it after so many."""
+class Desk:
+    """Comparisons on CPU or GPUs, of which probes and launches are stood in for.
 
+    Attributes:
+        launches: how many of them are made before one fails.
+        interrupted: number of the probe, from 0, that is interrupted.
+        probed: the configurations that were probed; every probe is a run named p0, p1, …
+        probes: arm to the name of the probe that it was launched with last.
+    """
+
+    store: RunStore
+    folder: Path
+    device: str
     launches: int = 0
+    interrupted: int | None = None
+    probed: list[Config] = field(default_factory=list)
     probes: dict[str, str | None] = field(default_factory=dict)
-    """Arm to the name of the probe that it was launched with last."""
 
-    def __call__(self, arms: Sequence[LaunchedArm], store: RunStore, **_: object) -> list[TrainingResult]:
+    def start(self, **arms: str) -> Run:
+        """Of a recipe of these arms, each with its settings as YAML."""
+        lines = [f"  - {{name: {name}, set: {{{settings}}}}}\n" for name, settings in arms.items()]
+        text = f"{HEAD}{SETTINGS % self.device}arms:\n{''.join(lines)}"
+        path = self.folder / "demo.yaml"
+        path.write_text(text, encoding="utf-8")
+        return start_comparison(load_recipe(path), self.store)
+
+    def go_on(self, comparison: Run, launches: int) -> None:
+        self.launches = launches
+        with pytest.raises(WorkerFailed, match="that will do"):
+            run_comparison(comparison, self.store)
+
+    def run(self, **arms: str) -> Run:
+        """A comparison that ends after one launch of every arm."""
+        comparison = self.start(**arms)
+        self.go_on(comparison, len(arms))
+        return comparison
+
+    def probe(self, config: Config, store: RunStore, *, report: Callable[[str], None]) -> Run:
+        self.probed.append(config)
+        number = len(self.probed) - 1
+        if number == self.interrupted:
+            raise Interrupted("stopped", signum=15)
+        precision = {} if config.train.precision == "auto" else {"precision": config.train.precision}
+        made = {**ON[self.device], **precision, "slowdown": dict(config.launch.slowdown)}
+        return make_probe(store, name=f"p{number}", **made)
+
+    def train(self, arms: Sequence[LaunchedArm], store: RunStore, **_: object) -> list[TrainingResult]:
         (one,) = arms
         config, name = one.config, str(one.naming["name"])
         if self.launches == 0:
@@ -81,197 +98,118 @@ class Training:
         return [TrainingResult(run, {})]
 
 
-@pytest.fixture
-def training(monkeypatch: pytest.MonkeyPatch) -> Training:
-    stand_in = Training()
-    monkeypatch.setattr(launches, "run_arms", stand_in)
-    return stand_in
-
-
-def recipe(folder: Path, device: str, **arms: str) -> Recipe:
-    """A recipe of these arms, each with its settings as YAML."""
-    lines = [f"  - {{name: {name}, set: {{{settings}}}}}\n" for name, settings in arms.items()]
-    path = folder / "demo.yaml"
-    path.write_text(
-        f"description: arms\nlaunches: {{mode: apart}}\n{SETTINGS % device}arms:\n{''.join(lines)}", encoding="utf-8"
-    )
-    return load_recipe(path)
-
-
-def run(recipe: Recipe, store: RunStore, training: Training) -> Run:
-    """A comparison that ends after one launch of every arm."""
-    comparison = start_comparison(recipe, store)
-    training.launches = len(recipe.arms)
-    with pytest.raises(WorkerFailed, match="that will do"):
-        run_comparison(comparison, store)
-    return comparison
+@pytest.fixture(params=MACHINES)
+def desk(request: pytest.FixtureRequest, store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    made = Desk(store, tmp_path, request.param)
+    for module in (train_runs, preflight):
+        monkeypatch.setattr(module, "this_machine", lambda: MACHINES[request.param])
+    monkeypatch.setattr(train_runs, "run_probe", made.probe)
+    monkeypatch.setattr(launches, "run_arms", made.train)
+    return made
 
 
 MODES = ("static", "dynamic")
 ASKED = {"off": "probe.run: 'off'", "null": "probe.run: null", "auto": "probe.run: auto", "named": "probe.run: mine"}
+AUTO = "schedule.mode: dynamic, probe.run: auto"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("baseline", ["auto-static", "off-dynamic", "null-static"])
-def test_every_arm_gets_what_it_asks_for_and_no_other(
-    store: RunStore,
-    tmp_path: Path,
-    device: str,
-    probed: list[Config],
-    training: Training,
-    baseline: str,
-) -> None:
-    make_probe(store, name="mine", **ON[device])
+def test_every_arm_gets_what_it_asks_for_and_no_other(desk: Desk, baseline: str) -> None:
+    make_probe(desk.store, name="mine", **ON[desk.device])
     arms = {f"{asked}-{mode}": f"schedule.mode: {mode}, {ASKED[asked]}" for asked in ASKED for mode in MODES}
-    ordered = {baseline: arms.pop(baseline), **arms}
 
-    comparison = run(recipe(tmp_path, device, **ordered), store, training)
+    comparison = desk.run(**{baseline: arms.pop(baseline), **arms})
 
-    trained = training.probes
-    for mode in MODES:
-        assert trained[f"off-{mode}"] == "off"
-        assert trained[f"named-{mode}"] == "mine"
-        assert trained[f"auto-{mode}"] == "p0"
-    assert trained["null-static"] is None
-    assert trained["null-dynamic"] == ("p0" if device == "cuda" else None)
-    assert len(probed) == 1
-    probed_for = {"auto-static", "auto-dynamic"} | ({"null-dynamic"} if device == "cuda" else set())
-    assert read_state(comparison.path).probes == dict.fromkeys(probed_for, store.resolve("p0").id)
+    wanting = {"auto-static", "auto-dynamic"} | ({"null-dynamic"} if desk.device == "cuda" else set())
+    given = {"off": "off", "named": "mine"}
+    for name, probe in desk.probes.items():
+        assert probe == ("p0" if name in wanting else given.get(name.partition("-")[0])), name
+    assert len(desk.probed) == 1 and len(desk.probes) == 8
+    assert read_state(comparison.path).probes == dict.fromkeys(wanting, desk.store.resolve("p0").id)
 
 
-def test_resuming_probes_nothing_anew_and_changes_no_arm(
-    store: RunStore, tmp_path: Path, device: str, probed: list[Config], training: Training
-) -> None:
+def test_resuming_probes_nothing_anew_and_changes_no_arm(desk: Desk) -> None:
     arms = {f"{asked}-arm": f"schedule.mode: dynamic, {ASKED[asked]}" for asked in ("off", "null", "auto")}
-    comparison = run(recipe(tmp_path, device, **arms), store, training)
-    before, recipe_file = dict(training.probes), (comparison.path / RECIPE_FILE).read_text(encoding="utf-8")
-    training.launches = 2
-    with pytest.raises(WorkerFailed, match="that will do"):
-        run_comparison(comparison, store)
-    assert training.probes == before
-    assert len(probed) == 1
+    comparison = desk.run(**arms)
+    before, recipe_file = dict(desk.probes), (comparison.path / RECIPE_FILE).read_text(encoding="utf-8")
+    desk.go_on(comparison, 2)
+    assert desk.probes == before
+    assert len(desk.probed) == 1
     assert (comparison.path / RECIPE_FILE).read_text(encoding="utf-8") == recipe_file
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("setting", "number"),
+    ("same", "other"),
     [
-        ("launch.slowdown: {1: 2.0}", 2),
-        ("probe.margin: 0.3", 2),
-        ("train.precision: fp32", {"cpu": 1, "cuda": 2}),
-        ("schedule.window: 4", 1),
-        ("schedule.micro_batches: auto", 1),
-        ("analysis.noise_threshold: 0.1", 1),
-        ("train.eval_samples: 0", 1),
+        (
+            ["schedule.window: 4", "analysis.noise_threshold: 0.1", "train.eval_samples: 0", "sync.bucket_mb: 5.0"],
+            ["launch.slowdown: {1: 2.0}", "probe.margin: 0.3"],
+        ),
+        (["schedule.micro_batches: auto"], ["sync.bucket_mb: 5.0", "compress.error_feedback: false"]),
     ],
+    ids=["none splits", "one splits"],
 )
-def test_arms_share_a_probe_that_means_the_same_for_both(
-    store: RunStore,
-    tmp_path: Path,
-    device: str,
-    probed: list[Config],
-    training: Training,
-    setting: str,
-    number: int | dict[str, int],
-) -> None:
-    auto = "schedule.mode: dynamic, probe.run: auto"
-    run(recipe(tmp_path, device, a=auto, b=f"{auto}, {setting}", c=auto), store, training)
-    trained = training.probes
-    wanted = number if isinstance(number, int) else number[device]
-    assert len(probed) == wanted
-    assert trained["a"] == trained["c"]
-    assert (trained["b"] == trained["a"]) is (wanted == 1)
+def test_arms_share_a_probe_that_means_the_same_for_them(desk: Desk, same: list[str], other: list[str]) -> None:
+    """Where an arm splits, a further micro-batch is timed, and what is synchronised counts."""
+    fp32 = ["train.precision: fp32"]
+    same, other = (same + fp32, other) if desk.device == "cpu" else (same, other + fp32)
+    arms = {"first": AUTO}
+    for kind, settings in (("same", same), ("other", other)):
+        arms |= {f"{kind}{number}": f"{AUTO}, {setting}" for number, setting in enumerate(settings)}
+
+    desk.run(**arms)
+
+    own = {name for name in arms if desk.probes[name] != desk.probes["first"]}
+    assert own == {name for name in arms if name.startswith("other")}
+    assert len(desk.probed) == 1 + len(other)
 
 
-@pytest.mark.parametrize(
-    ("setting", "others", "number"),
-    [
-        ("sync.bucket_mb: 5.0", "", 1),
-        ("sync.bucket_mb: 5.0", "schedule.micro_batches: auto", 2),
-        ("compress.error_feedback: false", "schedule.micro_batches: auto", 2),
-    ],
-)
-def test_arms_of_unlike_synchronisation_share_a_probe_unless_an_arm_splits(
-    store: RunStore,
-    tmp_path: Path,
-    device: str,
-    probed: list[Config],
-    training: Training,
-    setting: str,
-    others: str,
-    number: int,
-) -> None:
-    auto = "schedule.mode: dynamic, probe.run: auto"
-    splitting = f"{auto}, {others}" if others else auto
-    run(recipe(tmp_path, device, a=splitting, b=f"{splitting}, {setting}", c=splitting), store, training)
-    assert len(probed) == number
-    assert training.probes["a"] == training.probes["c"]
-    assert (training.probes["b"] == training.probes["a"]) is (number == 1)
+def identity(store: RunStore, *settings: str) -> tuple[object, ...]:
+    config = load_config(None, ["launch.launcher=torchrun", "launch.device=cpu", *settings])
+    return train_runs.probe_identity(config, store, with_splits=False)
 
 
 def test_arms_with_unlike_numbers_of_workers_share_no_probe(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_runs, "this_machine", lambda: MACHINES["cpu"])
-    config = load_config(
-        None, ["launch.launcher=torchrun", "launch.nproc=3", "launch.device=cpu", "train.global_batch=66"]
-    )
-    alone = train_runs.probe_identity(config, store, with_splits=False)
+    alone = identity(store, "launch.nproc=3", "train.global_batch=66")
     monkeypatch.setitem(STRATEGIES.entries, "ddp", replace(STRATEGIES["ddp"], servers=1))
-    served = train_runs.probe_identity(config, store, with_splits=False)
+    served = identity(store, "launch.nproc=3", "train.global_batch=66")
     assert (alone[0], served[0]) == (3, 2) and alone != served
 
 
 def test_arms_whose_ranks_hold_otherwise_share_no_probe(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_runs, "this_machine", lambda: MACHINES["cpu"])
-    fixed = ["launch.launcher=torchrun", "launch.nproc=2", "launch.device=cpu"]
-    found = {
-        train_runs.probe_identity(load_config(None, [*fixed, *settings]), store, with_splits=False)
-        for settings in (
-            ["sync.name=zero1"],
-            ["sync.name=zero1", "sync.bucket_mb=5.0"],
-            ["sync.name=ddp"],
-            ["sync.name=fsdp"],
-            ["sync.name=fsdp", "sync.reshard=false"],
-        )
-    }
-    assert len(found) == 4
+    alike = [["sync.name=zero1"], ["sync.name=zero1", "sync.bucket_mb=5.0"]]
+    unlike = [["sync.name=ddp"], ["sync.name=fsdp"], ["sync.name=fsdp", "sync.reshard=false"]]
+    assert len({identity(store, "launch.nproc=2", *settings) for settings in (*alike, *unlike)}) == 1 + len(unlike)
 
 
-def test_a_probe_that_was_made_before_another_failed_is_kept(
-    store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: Training
-) -> None:
-    monkeypatch.setattr(train_runs, "this_machine", lambda: MACHINES["cpu"])
-    calls: list[str] = []
-
-    def probe(config: Config, store: RunStore, *, report: object) -> Run:
-        calls.append(config.train.precision)
-        if len(calls) == 2:
-            raise Interrupted("stopped", signum=15)
-        return make_probe(store, name=f"p{len(calls)}")
-
-    monkeypatch.setattr(train_runs, "run_probe", probe)
-    auto = "probe.run: auto"
-    comparison = start_comparison(recipe(tmp_path, "cpu", a=auto, b=f"{auto}, probe.margin: 0.3"), store)
+def test_a_probe_that_was_made_before_another_failed_is_kept(desk: Desk) -> None:
+    desk.interrupted = 1
+    comparison = desk.start(a=AUTO, b=f"{AUTO}, probe.margin: 0.3")
     with pytest.raises(Interrupted):
-        run_comparison(comparison, store)
-    training.launches = 2
-    with pytest.raises(WorkerFailed, match="that will do"):
-        run_comparison(comparison, store)
-    assert training.probes == {"a": "p1", "b": "p3"}
+        run_comparison(comparison, desk.store)
+    desk.go_on(comparison, 2)
+    assert desk.probes == {"a": "p0", "b": "p2"}
 
 
+@pytest.mark.parametrize(
+    ("setting", "error", "said"),
+    [
+        ("probe.run: mine", ConfigError, "workload.size: 'small', but probe.run .* was made with 'base'"),
+        ("schedule.capacity: mine", ConfigError, "workload.size: 'small', but schedule.capacity .* made with 'base'"),
+        ("probe.run: gone", RunLookupError, "gone"),
+    ],
+)
 def test_an_arm_that_may_not_use_its_probe_is_refused_before_anything_is_made(
-    store: RunStore, tmp_path: Path, device: str, probed: list[Config]
+    desk: Desk, setting: str, error: type[DynbenchError], said: str
 ) -> None:
-    make_probe(store, "workload.size=base", name="mine", **ON[device])
-    entries = len(store.list())
-    with pytest.raises(ConfigError, match=r"workload.size: 'small', but probe.run .* was made with 'base'"):
-        start_comparison(recipe(tmp_path, device, a="probe.run: auto", b="probe.run: mine"), store)
-    with pytest.raises(ConfigError, match=r"workload.size: 'small', but schedule.capacity .* was made with 'base'"):
-        start_comparison(recipe(tmp_path, device, a="probe.run: auto", b="schedule.capacity: mine"), store)
-    with pytest.raises(RunLookupError, match="gone"):
-        start_comparison(recipe(tmp_path, device, a="probe.run: auto", b="probe.run: gone"), store)
-    assert (len(store.list()), probed) == (entries, [])
+    mine = make_probe(desk.store, "workload.size=base", name="mine", **ON[desk.device])
+    with pytest.raises(error, match=said):
+        desk.start(a="probe.run: auto", b=setting)
+    assert (desk.store.list(), desk.probed) == ([mine], [])
 
 
 def test_no_cell_is_registered_when_a_later_one_may_not_use_its_probe(store: RunStore, tmp_path: Path) -> None:

@@ -97,11 +97,3 @@ def test_a_mistake_in_the_options_leaves_no_entry(
         assert main([*arguments, *mistake]) == 2, mistake
         assert capsys.readouterr().err.startswith("error: ")
         assert results.list() == [], mistake
-
-
-def test_solve_keeps_no_entry_of_a_policy_that_fails_at_one_size(
-    results: RunStore, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["solve", "lognormal", *MISTAKES["solve"][0], "--steps", "2"]) == 2
-    assert "not a multiple of the 4 ranks" in capsys.readouterr().err
-    assert results.list() == []

@@ -10,7 +10,6 @@ import pytest
 from probes import make_probe
 from recipe_files import load_cells
 
-from dynbench.cli import compare
 from dynbench.cli.main import main
 from dynbench.config.layers import load_config
 from dynbench.config.recipes import find_recipe
@@ -59,11 +58,6 @@ def test_what_all_launches_have_in_common_is_said_once(tmp_path: Path) -> None:
     assert plan.warnings == ()
     plan = plan_launch(arm, store, machine=Machine(cores=4, gpus=0, bf16=False), asked=arm)
     assert [line.partition(":")[0] for line in plan.warnings] == ["schedule.buffer", "schedule.speeds"]
-
-
-def test_nothing_is_registered_where_an_arm_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "_start", lambda *_: pytest.fail("registered"))
-    assert main(["compare", "quickstart", "--global-batch", "63", "--nproc", "2", "--results", str(tmp_path)]) == 2
 
 
 def test_a_failure_of_the_like_without_communication_is_that_of_its_arm(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from made_rows import made_row
-from own import NAME, imports_forgotten, write_own
+from own import imports_forgotten, write_own
 
 from dynbench.cli.main import main
 from dynbench.config.layers import load_config
@@ -17,7 +17,7 @@ from dynbench.config.schema import Config, dump_config
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import RecordError, UsageError
 from dynbench.experiment.compare import start_comparison
-from dynbench.experiment.offline_plans import plan_offline
+from dynbench.experiment.offline_plans import read_solved
 from dynbench.experiment.trace_sources import dataset_trace, run_trace, trained_trace, training_trace
 from dynbench.plugins import WORKLOADS
 from dynbench.runs.atomic import write_json, write_text
@@ -26,7 +26,6 @@ from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 from dynbench.workloads.registry import build_workload
 
-MakeComparison = Callable[..., Run]
 TINY = ("launch.nproc=2", "launch.device=cpu", "launch.launcher=torchrun", "train.global_batch=8", "train.steps=4")
 RECIPE = """\
 description: two arms
@@ -81,6 +80,7 @@ def plant(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_reading_a_run_never_runs_the_code_that_it_names(folder: Path) -> None:
+    """Its plans are made offline from the lengths that it kept."""
     store = RunStore(folder / "results")
     a, b = (finished(store, policy) for policy in ("static", "partition"))
     mark = plant(folder)
@@ -95,30 +95,21 @@ def test_reading_a_run_never_runs_the_code_that_it_names(folder: Path) -> None:
     ):
         assert main([*line.split(), "--results", str(store.root)]) == 0, line
         assert not mark.exists(), line
+    solved = read_solved(a.path)
+    assert solved is not None and {line["policy"] for line in solved.results} >= {"static", "partition"}
     with pytest.raises(UsageError, match="has changed"):  # whereas training would
         build_workload(a.config())
 
 
-@pytest.mark.slow
-def test_plans_are_made_offline_from_the_lengths_that_the_run_kept(
-    store: RunStore, make_comparison: MakeComparison
+@pytest.mark.parametrize("name", ["mine:Mine", "text_classification"])
+def test_the_lengths_of_the_users_own_workload_also_a_registered_one_are_those_that_the_run_kept(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    arms = {policy: finished(store, policy) for policy in ("static", "partition")}
-    solved = plan_offline(make_comparison({}), arms, 2, store)
-    assert {line["arm"] for line in solved.results} >= {"static", "partition"}
-    for trace in (trained_trace(arms["static"]), run_trace(arms["static"])):
-        assert (len(trace.lengths), trace.positions, trace.name in (NAME, "mine:Mine", arms["static"].label)) == (
-            300, None, True
-        )  # fmt: skip
-
-
-def test_the_lengths_of_a_registered_workload_of_the_users_own_are_those_that_the_run_kept(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = finished(store, "static", "workload.name=text_classification")
+    run = finished(store, "static", f"workload.name={name}")
     monkeypatch.setattr(WORKLOADS, "ours", frozenset())
-    trace = trained_trace(run)
-    assert (trace.name, len(trace.lengths), int(trace.lengths.max())) == ("text_classification", 300, 20)
+    for trace, called in ((trained_trace(run), name), (run_trace(run), run.label)):
+        assert (trace.name, trace.positions) == (called, None)
+        assert (len(trace.lengths), int(trace.lengths.max())) == (300, 20)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 torn", b"spoilt"])
@@ -143,7 +134,7 @@ def test_the_users_own_settings_are_run_to_plan_its_lengths() -> None:
 
 @pytest.mark.slow
 def test_runs_of_another_version_of_the_file_cannot_be_compared(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, unreported: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = RunStore(folder / "results")
     first = finished(store, "static")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from languages import facts
@@ -10,11 +11,94 @@ from unit.experiment.conftest import Reported
 
 from dynbench.analysis.checks.evidence import Seen, worded
 from dynbench.experiment.report_conclusions import conclude, doubts_of, training_of
-from dynbench.experiment.report_input import ReportInput, saved_hours
+from dynbench.experiment.report_input import saved_hours
 
 LOCAL = {"candidate": "local", "level": "tokens", "speedup": 1.353, "ci95": [1.3, 1.4]}
 BY_HAND = {"candidate": "by_hand", "speedup": 1.1, "ci95": [1.05, 1.15]}
-INT8 = {"candidate": "int8", "speedup": 1.2, "compared": {"compress.name": ["none", "int8"]}}
+INT8: dict[str, Any] = {"candidate": "int8", "speedup": 1.2, "compared": {"compress.name": ["none", "int8"]}}
+LATE = {"candidate": "late", "speedup": 1.5, "compared": {**INT8["compared"], "compress.start_step": [0, 1]}}
+GROUP = {"candidate": "group", "level": "stream", "speedup": 1.77, "ci95": [1.75, 1.79]}
+WINDOW = {"candidate": "window", "level": "window", "speedup": 1.6, "ci95": [1.5, 1.7]}
+LEAK = "in flattened samples see each other (gradient 2e-02)"
+LEAKING = {"candidate": "flattened", "speedup": 3.0, "ci95": [2.9, 3.1], "level": "tokens", "leak": LEAK}
+PACKED = {"candidate": "packed", "speedup": 2.0, "ci95": [1.9, 2.1]}
+SLOWER = {"candidate": "slow", "verdict": "SLOWER", "speedup": 0.6, "ci95": [0.5, 0.7]}
+SAME = {"candidate": "slow", "verdict": "SAME", "speedup": 1.003, "ci95": [0.99, 1.01]}
+UNSURE = {"verdict": "AMBIGUOUS", "speedup": 0.993, "ci95": [0.5, 2.0]}
+ESTIMATED = {"verdict": "ESTIMATE", "speedup": 0.993, "ci95": None}
+FLAT = {"candidate": "flat", "speedup": 0.99, "verdict": "AMBIGUOUS"}
+FLAT_SLOWER = {**FLAT, "verdict": "SLOWER"}
+ABOVE, BELOW = ({**LOCAL, "speedup": speedup, "verdict": "AMBIGUOUS"} for speedup in (1.2, 0.9))
+"""An arm that is another training, and comes out faster, or not, by no verdict."""
+AS_FAST = {**BY_HAND, "speedup": 0.98, "verdict": "SAME"}
+LOOKS_FAST = {"candidate": "prefix", "speedup": 1.9, "ci95": [0.9, 4.0]}
+
+
+def late(start: int) -> dict[str, Any]:
+    """An arm that compresses from this of 35 steps on, 5 of them warm-up."""
+    flags = {"late": {"compress.name": "int8", "compress.start_step": start}}
+    return {"flags": flags, "question": "compress"}
+
+
+def pair(faster: str | None) -> dict[str, Any]:
+    """What launches say of the best and of another that was found faster, and of the best and one as fast."""
+    pairs = [("other", "by_hand", faster), ("by_hand", "slow", None)]
+    return {"pairs": [{"baseline": one, "candidate": two, "faster": which} for one, two, which in pairs]}
+
+
+SYNC: dict[str, Any] = {"flags": {"local": {"sync.name": "local_sgd"}}, "question": "sync"}
+NEAR = [{**BY_HAND, "speedup": 1.2}, {"candidate": "other", "speedup": 1.19}, SAME]
+CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, object]]] = {
+    "faster by verdict": ([{**LOOKS_FAST, "verdict": "AMBIGUOUS"}, {}], {}, {"best": "partition", "advice": "FASTER"}),
+    "comparable": ([{**LOOKS_FAST, "verdict": "INCOMPARABLE"}, {}], {}, {"best": "partition", "advice": "FASTER"}),
+    "on the same samples": ([GROUP, WINDOW], {}, {"best": "window", "other": "group"}),
+    "on others": (
+        [GROUP, {**WINDOW, "verdict": "SLOWER"}],
+        {},
+        {"best": "group", "other": None, "advice": "open", "same": "window"},
+    ),
+    "never compressed": ([LATE, {**INT8, "speedup": 1.1}], late(35), {"best": "int8"}),
+    "compressed at last": ([LATE, {**INT8, "speedup": 1.1}], late(30), {"best": "late"}),
+    "samples see each other": ([LEAKING, PACKED], {}, {"best": "packed", "advice": "FASTER"}),
+    "nothing but these": ([LEAKING, SLOWER], {}, {"best": "flattened", "advice": "other"}),
+    "launches do not separate": (NEAR, pair(None), {"near": ["other"]}),
+    "launches separate": (NEAR, pair("by_hand"), {"near": []}),
+    "best of the same": ([FLAT, SLOWER, ABOVE], SYNC, {"among": "same", "local undecided": True}),
+    "best of all": ([FLAT, SLOWER, BELOW], SYNC, {"among": "all", "local undecided": True}),
+    "slower, of the same": ([FLAT_SLOWER, SLOWER, ABOVE], SYNC, {"among": "same", "local undecided": True}),
+    "slower, of all": ([FLAT_SLOWER, SLOWER, AS_FAST], SYNC, {"among": "all", "local undecided": False}),
+    "no hours if ambiguous": ([UNSURE], {}, {"hours": [None], "advice": "AMBIGUOUS"}),
+    "no hours by an estimate": ([ESTIMATED], {}, {"hours": [None], "advice": "ESTIMATE"}),
+    "no hours if the same": ([SAME], {}, {"hours": [None], "advice": "SAME"}),
+    "no hours if slower": ([SLOWER], {}, {"hours": [None], "advice": "SLOWER"}),
+    "no hours by other steps over as many tokens": ([{}, {**GROUP, "level": "tokens"}], {}, {"hours": ["200", None]}),
+    "hours of as many ranks": ([{}], {"question": "sync"}, {"hours": ["200"], "advice": "FASTER"}),
+    "no hours of more ranks": (
+        [{}],
+        {"question": "sync", "summaries": {"partition": {"world_size": 4}}},
+        {"hours": [None], "advice": "ranks"},
+    ),
+}
+"""What a report is of, and what is concluded from it."""
+
+
+@pytest.mark.parametrize(("changes", "given", "expected"), CASES.values(), ids=CASES)
+def test_what_is_concluded(
+    reported: Reported, changes: list[dict[str, Any]], given: dict[str, Any], expected: dict[str, object]
+) -> None:
+    subject = reported(*changes, **given)
+    found = conclude(subject)
+    told = {
+        "best": found.best and found.best.candidate,
+        "other": found.other and found.other[0].candidate,
+        "same": found.same and found.same.candidate,
+        "advice": found.advice,
+        "near": found.near,
+        "among": found.among,
+        "local undecided": "local" in found.undecided,
+        "hours": [saved_hours(item, subject) for item in subject.comparisons],
+    }
+    assert {key: told[key] for key in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -34,10 +118,6 @@ def test_another_training_is_never_recommended_for_its_speed(reported: Reported,
     assert found.advice == "FASTER" and saved_hours(found.best, subject) == "91", "of 1,000 GPU-hours"
 
 
-def evaluated(losses: tuple[float, float]) -> list[dict[str, object]]:
-    return [{"eval": {"loss": loss}} for loss in losses]
-
-
 @pytest.mark.parametrize(
     ("loss", "drift", "training"),
     [(0.9, 0.0, "same"), (1.2, 0.0, "worse"), (None, 0.2, "drift"), (None, 0.01, "unproven")],
@@ -53,23 +133,11 @@ def test_what_is_lossy_is_the_same_training_only_where_evaluations_show_it(
     assert conclude(subject).advice == keys.get(training, "other")
 
 
-def test_an_arm_that_is_faster_and_the_same_comes_before_one_on_other_samples(reported: Reported) -> None:
-    group = {"candidate": "group", "level": "stream", "speedup": 1.77, "ci95": [1.75, 1.79]}
-    window = {"candidate": "window", "level": "window", "speedup": 1.6, "ci95": [1.5, 1.7]}
-    subject = reported(group, window)
-    group_one, window_one = subject.comparisons
-    found = conclude(subject)
-    assert found.best == window_one and found.other is not None and found.other[0] == group_one
-    subject = reported(group, {**window, "verdict": "SLOWER"})
-    found = conclude(subject)
-    assert (found.best, found.other) == (subject.comparisons[0], None)
-    assert (found.advice, found.same) == ("open", subject.comparisons[1])
-
-
 def found(check: str, case: str | dict[str, str] = "", **values: object) -> dict[str, object]:
     return worded(check, Seen("warn", values, case)).as_dict()
 
 
+FEW_LAUNCHES = {"seen": "few", "limit": "few", "hint": "more"}
 FEW = {"baseline": "static", "pairs": 2, "fewest": 4, "recipe": "demo.yaml", "launches": 4}
 WARM = {"first_ms": 9.0, "pace": 2.0, "deviations": 20.0, "limit": 3.5, "warmup_steps": 10}
 DRIFTS = {"drift": 0.2, "limit": 0.1, "chance": 0.015, "p": 0.001}
@@ -78,7 +146,7 @@ DRIFTS = {"drift": 0.2, "limit": 0.1, "chance": 0.015, "p": 0.001}
 @pytest.mark.parametrize("verdict", ["FASTER", "SLOWER", "SAME"])
 def test_two_launches_with_warnings_end_in_what_to_do_next(reported: Reported, verdict: str) -> None:
     checks = [
-        found("few_launches", {"seen": "few", "limit": "few", "hint": "more"}, candidate="part", **FEW),
+        found("few_launches", FEW_LAUNCHES, candidate="part", **FEW),
         found("short_warmup", run="part-1", **WARM),
     ]
     subject = reported({"candidate": "part", "verdict": verdict, "launches": 2}, checks=checks)
@@ -99,109 +167,29 @@ def test_what_is_not_comparable_has_no_level(reported: Reported) -> None:
         assert facts(reported({"candidate": "part", "verdict": verdict, "level": "stream"}))["levels_used"] == levels
 
 
-def test_only_what_is_said_of_the_best_arm_or_the_baseline_is_in_its_way(reported: Reported) -> None:
-    checks = [
-        found("few_launches", {"seen": "few", "limit": "few", "hint": "more"}, candidate="other", **FEW),
-        found("short_warmup", run="other-1", **WARM),
-        found("planning_cost", "other", arm="part", share=0.02, limit=0.01),
-        {**found("drift", "slower", run="part-1", **DRIFTS), "severity": "info"},
-    ]
-    subject = reported({"candidate": "part"}, {"candidate": "other", "speedup": 1.1}, checks=checks)
-    assert conclude(subject).advice == "FASTER"
-
-    overturned = found("short_warmup", run="static-1", **WARM, in_doubt=["other"])
-    subject = reported({"candidate": "part"}, {"candidate": "other", "speedup": 1.1}, checks=[overturned])
-    assert conclude(subject).advice == "FASTER", "the verdict on another arm depends on it"
-
-    def doubted(subject: ReportInput) -> list[str]:
-        best = conclude(subject).best
-        assert best is not None
-        return [check.id for check in doubts_of(subject, best)]
-
-    for run in ("static-1", "part-1"):
-        drifting = [found("drift", "slower", run=run, **DRIFTS)]
-        assert doubted(reported({"candidate": "part"}, checks=drifting)) == ["drift"]
-    wrong = {
-        **found(
-            "loss_parity", {"limit": "given", "hint": "gradients"}, candidate="part", difference=1.0, tolerance=0.1
-        ),
-        "severity": "fail",
-    }
-    doubts = doubted(reported({"candidate": "part"}, checks=[wrong]))
-    assert doubts == ["loss_parity"], "what fails makes numbers wrong, whatever it is"
-
-
-@pytest.mark.parametrize(("start", "named"), [(30, "late"), (35, None)])
-def test_an_arm_that_never_compressed_is_not_judged(reported: Reported, start: int, named: str | None) -> None:
-    """Of 35 steps, 5 of them warm-up."""
-    late = {**INT8, "candidate": "late", "compared": {"compress.name": ["none", "int8"], "compress.start_step": [0, 1]}}
-    flags = {"late": {"compress.name": "int8", "compress.start_step": start}}
-    subject = reported({**late, "speedup": 1.5}, {**INT8, "speedup": 1.1}, flags=flags, question="compress")
-    best = conclude(subject).best
-    assert best is not None and best.candidate == (named or "int8")
+PARITY = found("loss_parity", {"limit": "given", "hint": "gradients"}, candidate="part", difference=1.0, tolerance=0.1)
 
 
 @pytest.mark.parametrize(
-    ("verdict", "speedup", "ci95"),
+    ("check", "doubts"),
     [
-        ("AMBIGUOUS", 0.993, [0.5, 2.0]),
-        ("ESTIMATE", 0.993, None),
-        ("SAME", 1.003, [0.99, 1.01]),
-        ("SLOWER", 0.8, [0.7, 0.9]),
+        (found("few_launches", FEW_LAUNCHES, candidate="other", **FEW), []),
+        (found("short_warmup", run="other-1", **WARM), []),
+        (found("short_warmup", run="static-1", **WARM, in_doubt=["other"]), []),
+        (found("planning_cost", "other", arm="part", share=0.02, limit=0.01), []),
+        ({**found("drift", "slower", run="part-1", **DRIFTS), "severity": "info"}, []),
+        (found("drift", "slower", run="part-1", **DRIFTS), ["drift"]),
+        (found("drift", "slower", run="static-1", **DRIFTS), ["drift"]),
+        ({**PARITY, "severity": "fail"}, ["loss_parity"]),
     ],
+    ids=["other arm", "its run", "verdict on another", "planning", "info", "best", "baseline", "failed"],
 )
-def test_hours_are_saved_only_by_what_is_faster(
-    reported: Reported, verdict: str, speedup: float, ci95: list[float] | None
+def test_only_what_is_said_of_the_best_arm_or_the_baseline_is_in_its_way(
+    reported: Reported, check: dict[str, object], doubts: list[str]
 ) -> None:
-    subject = reported({"verdict": verdict, "speedup": speedup, "ci95": ci95})
-    assert saved_hours(subject.comparisons[0], subject) is None and conclude(subject).advice == verdict
-
-
-def test_hours_are_not_saved_by_other_steps_over_as_many_tokens(reported: Reported) -> None:
-    """Which may need more of them: half of all hours were said to be saved by a quarter of the steps."""
-    subject = reported({"candidate": "alike"}, {"candidate": "fewer", "level": "tokens"})
-    assert [saved_hours(item, subject) is None for item in subject.comparisons] == [False, True]
-
-
-@pytest.mark.parametrize(("faster", "near"), [(None, ["other"]), ("by_hand", [])])
-def test_an_arm_found_faster_that_launches_do_not_separate_from_the_best_is_named(
-    reported: Reported, faster: str | None, near: list[str]
-) -> None:
-    pair = {"baseline": "other", "candidate": "by_hand", "faster": faster}
-    subject = reported(
-        {**BY_HAND, "speedup": 1.2}, {"candidate": "other", "speedup": 1.19}, {"candidate": "slow", "verdict": "SAME"},
-        pairs=[pair, {"baseline": "by_hand", "candidate": "slow", "faster": None}],
-    )  # fmt: skip
-    assert conclude(subject).near == near
-
-
-@pytest.mark.parametrize(
-    ("verdict", "local", "case"),
-    [("AMBIGUOUS", 1.2, "same"), ("AMBIGUOUS", 0.9, "all"), ("SLOWER", 1.2, "same"), ("SLOWER", None, "all")],
-)
-def test_the_best_is_called_so_of_what_it_is_the_best_of(
-    reported: Reported, verdict: str, local: float | None, case: str
-) -> None:
-    """A strategy that is another training comes out faster, by no verdict."""
-    as_fast = {**BY_HAND, "speedup": 0.98, "verdict": "SAME"}
-    further = as_fast if local is None else {**LOCAL, "speedup": local, "verdict": "AMBIGUOUS"}
-    subject = reported(
-        {"candidate": "flat", "speedup": 0.99, "verdict": verdict},
-        {"candidate": "slow", "speedup": 0.6, "verdict": "SLOWER"},
-        further,
-        flags={"local": {"sync.name": "local_sgd"}},
-        question="sync",
-    )
-    found = conclude(subject)
-    assert found.among == case and ("local" in found.undecided) == (local is not None)
-
-
-LEAK = "in flattened samples see each other (gradient 2e-02)"
-LEAKING = {"candidate": "flattened", "speedup": 3.0, "ci95": [2.9, 3.1], "level": "tokens", "leak": LEAK}
-
-
-def test_an_arm_whose_samples_see_each_other_is_not_recommended(reported: Reported) -> None:
-    found = conclude(reported(LEAKING, {"candidate": "packed", "speedup": 2.0, "ci95": [1.9, 2.1]}))
-    assert found.best is not None and (found.best.candidate, found.advice) == ("packed", "FASTER")
-    found = conclude(reported(LEAKING, {"candidate": "slow", "verdict": "SLOWER", "speedup": 0.5, "ci95": [0.4, 0.6]}))
-    assert found.best is not None and (found.best.candidate, found.advice) == ("flattened", "other")
+    """Also where the verdict on another arm depends on it; what fails makes numbers wrong, whatever it is."""
+    subject = reported({"candidate": "part"}, {"candidate": "other", "speedup": 1.1}, checks=[check])
+    concluded = conclude(subject)
+    assert concluded.best is not None and concluded.best.candidate == "part"
+    assert [each.id for each in doubts_of(subject, concluded.best)] == doubts
+    assert (concluded.advice == "FASTER") == (doubts == [])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from languages import facts
@@ -23,20 +23,20 @@ from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
 from dynbench.units import mib
 
-SIZES = {"world_size": 2, "global_batch": 64, "exact": "both"}
+
+def predicted(subject: ReportInput, **costs: float) -> list[Any]:
+    """What is predicted where plans of arms have these costs per token."""
+    sizes = {"world_size": 2, "global_batch": 64, "exact": "both", "policy": "static", "cost_type": "tokens"}
+    lines = [{"arm": name, "cost_per_token": cost, **sizes} for name, cost in costs.items()]
+    write_json(subject.run.path / "solve.json", {"run": "s", "results": lines})
+    return list(facts(subject)["predictions"])
 
 
 def test_predicted_against_achieved_takes_probe_and_plans(reported: Reported) -> None:
     probed = {"candidate": "probed", "speedup": 1.2, "predicted_speedup": 1.5, "bound_speedup": 2.25}
     subject = reported(probed, {"candidate": "planned", "speedup": 1.5}, {"candidate": "neither"})
-    sizes = {**SIZES, "cost_type": "tokens"}
-    lines = [
-        {"arm": "static", "policy": "static", "cost_per_token": 3.0, **sizes},
-        {"arm": "planned", "policy": "prefix", "cost_per_token": 1.5, **sizes},
-    ]
-    write_json(subject.run.path / "solve.json", {"run": "s", "results": lines})
 
-    found = facts(subject)["predictions"]
+    found = predicted(subject, static=3.0, planned=1.5)
     assert [each.by for each in found] == ["probe", "plan", None]
     assert [each.predicted for each in found] == [1.5, 2.0, None]
     assert [each.reached for each in found[:2]] == pytest.approx([0.8, 0.75])
@@ -46,13 +46,8 @@ def test_plans_predict_nothing_where_arms_have_other_samples_in_a_step(reported:
     """Warm-up is planned too, of samples of its own: a plan promised 2.133 where 1.488 was achieved."""
     levels = ("step", "window", "stream", "tokens")
     subject = reported(*({"candidate": level, "level": level} for level in levels))
-    lines = [
-        {"arm": name, "policy": "static", "cost_type": "tokens", "cost_per_token": cost, **SIZES}
-        for name, cost in (("static", 3.0), *((level, 1.5) for level in levels))
-    ]
-    write_json(subject.run.path / "solve.json", {"run": "s", "results": lines})
 
-    found = facts(subject)["predictions"]
+    found = predicted(subject, static=3.0, **dict.fromkeys(levels, 1.5))
     assert [each.predicted for each in found] == [2.0, 2.0, None, None]
 
 
@@ -83,23 +78,13 @@ def test_costs_in_another_unit_predict_no_time(
     assert planned_speedup(None, "a", "b") is None
 
 
-KNOWN = {
-    "waste": {
-        "s": 2.0,
-        **dict.fromkeys(PARTS, 0.05),
-        "compute": 0.0,
-        "waiting": 0.25,
-        "reason": None,
-        "reason_said": None,
-    },
-    "step_time_ms": {"total": 400.0},
-    "real_tokens": 2000,
-    "slowest_ranks": {"distinct": 2, "shares": [0.75, 0.25], "equal": 0.5},
-}
+def waste(s: float, waiting: float, **more: float) -> dict[str, object]:
+    return {"s": s, **dict.fromkeys(PARTS, 0.05), "compute": 0.0, "waiting": waiting, **more}
 
 
-BETTER = {"s": 1.6, **dict.fromkeys(PARTS, 0.05), "compute": 0.0, "waiting": 0.125}, 320.0
-WORSE = {"s": 3.0, **dict.fromkeys(PARTS, 0.05), "compute": 0.0, "waiting": 0.1, "exposed_comm": 22 / 60}, 600.0
+KNOWN = {"waste": waste(2.0, 0.25), "step_time_ms": {"total": 400.0}, "real_tokens": 2000}
+BETTER = waste(1.6, 0.125), 320.0
+WORSE = waste(3.0, 0.1, exposed_comm=22 / 60), 600.0
 """Waste of a candidate and its time, ms; the worse one waits for 10 ms less, and exposes more communication."""
 
 
@@ -115,15 +100,11 @@ WORSE = {"s": 3.0, **dict.fromkeys(PARTS, 0.05), "compute": 0.0, "waiting": 0.1,
     ],
 )
 def test_what_the_best_candidate_gave_back_or_took_is_told_where_verdict_and_parts_agree(
-    reported: Reported,
-    verdict: str,
-    candidate: tuple[dict[str, float], float],
-    told: tuple[object, ...] | None,
+    reported: Reported, verdict: str, candidate: tuple[dict[str, object], float], told: tuple[object, ...] | None
 ) -> None:
-    subject = reported({"candidate": "partition", "verdict": verdict}, summary=KNOWN)
-    waste, total = candidate
-    for member in subject.arms["partition"]:
-        member.summary.update(waste=waste, step_time_ms={"total": total})  # type: ignore[attr-defined]  # a dict
+    of_arm, total = candidate
+    own = {"partition": {"waste": of_arm, "step_time_ms": {"total": total}}}
+    subject = reported({"candidate": "partition", "verdict": verdict}, summary=KNOWN, summaries=own)
     fall = waterfall(subject, conclude(subject).best)
     if told is None or fall is None:
         assert fall is told
@@ -132,71 +113,39 @@ def test_what_the_best_candidate_gave_back_or_took_is_told_where_verdict_and_par
     assert (fall.before, fall.after, fall.change, fall.left) == pytest.approx(told[2:])
 
 
-RATES = {"ddp": 900.0, "by_hand": 600.0, "ps": 300.0, "ps_1w": 200.0}
-RANKS = {"ddp": (2, 2), "by_hand": (2, 2), "ps": (2, 3), "ps_1w": (1, 2)}
-
-
 def profile(comm: float, compute: float) -> dict[str, object]:
+    shares = {"all_reduce": comm, "communication": comm, "compute": compute}
     rows = [
-        {"phase": "backward", "operation": "all_reduce", "calls": 1.0, "ms": 100 * comm, "share": comm},
-        {"phase": "backward", "operation": "communication", "calls": 1.0, "ms": 100 * comm, "share": comm},
-        {"phase": "backward", "operation": "compute", "calls": 9.0, "ms": 100 * compute, "share": compute},
+        {"phase": "backward", "operation": name, "calls": 1.0, "ms": 100 * share, "share": share}
+        for name, share in shares.items()
     ]
     phases = {"backward": 80.0}
     return {"step_ms": 100.0, "comm_share": comm, "wire_comm_share": comm, "phase_ms": phases, "rows": rows}
 
 
-def member(name: str, rate: float, **more: object) -> Member:
-    workers, world_size = RANKS[name]
-    timed = {
-        "workers": {"push_ms": 10.0, "pull_ms": 20.0},
-        "servers": {"receive_ms": 11.0, "average_ms": 3.0, "optimizer_ms": 4.0, "send_ms": 12.0},
-    }
-    summary = {
-        "workers": workers,
-        "world_size": world_size,
-        "launcher": "torchrun",
-        "throughput_samples_per_s": {"mean": rate},
-        "step_time_ms": {"mean": 48000 / rate},
-        "comm_ms": {"mean": 20.0},
-        "bytes_wire": {"mean": 4e6},
-        "exposed_comm_ms": {"mean": 15.0},
-        "time_ms": {"compute": 30.0},
-        "timed_ms": timed if world_size != workers else {"workers": {}, "servers": {}},
-        "epochs": {"each": [{"train_s": 2.0, "eval_loss": 0.9, "eval_accuracy": 0.4}] * 2},
-        "profile": profile(0.3, 0.6),
-        **more,
-    }
-    return Member(name, name, summary, None)
+def subject(folder: Path, **arms: dict[str, object]) -> ReportInput:
+    """Arms of a launch of two workers, with what their summaries say besides."""
+    known = {"workers": 2, "world_size": 2, "launcher": "torchrun", "step_time_ms": {"mean": 80.0}}
+    members = {name: [Member(name, name, {**known, **more}, None)] for name, more in arms.items()}
+    return ReportInput(Run(folder), members)
 
 
-def subject(tmp_path: Path, arms: Sequence[str] = tuple(RATES), **more: dict[str, object]) -> ReportInput:
-    members = {name: [member(name, RATES[name], **more.get(name, {}))] for name in arms}
-    return ReportInput(Run(tmp_path), members)
-
-
-@pytest.mark.parametrize(("comm", "compute", "is_communication"), [(0.3, 0.6, False), (0.7, 0.2, True)])
-def test_a_bottleneck_is_what_takes_more_of_the_step(
-    tmp_path: Path, comm: float, compute: float, is_communication: bool
+@pytest.mark.parametrize(("comm", "compute", "bound"), [(0.3, 0.6, "computing"), (0.7, 0.2, "communication")])
+def test_a_bottleneck_is_what_takes_more_of_the_step_and_has_a_chapter_where_it_is_known(
+    tmp_path: Path, comm: float, compute: float, bound: str
 ) -> None:
-    found = subject(tmp_path, ("ddp",), ddp={"profile": profile(comm, compute)})
+    found = subject(tmp_path, ddp={"profile": profile(comm, compute)})
     (one,) = bottlenecks(found.launches)
-    assert (one.share, one.is_communication) == (comm, is_communication)
-    profiled = communication_facts(found)["profiled"]
-    bound = {"communication": ["ddp"], "computing": []}
-    assert profiled == (bound if is_communication else dict(zip(bound, reversed(bound.values()), strict=True)))
-
-
-def test_a_chapter_stands_only_where_there_is_something_to_say(tmp_path: Path) -> None:
-    assert NEEDED["profile"](subject(tmp_path))
-    assert not NEEDED["profile"](subject(tmp_path, ("ddp",), ddp={"profile": None}))
+    assert (one.share, one.is_communication) == (comm, bound == "communication")
+    nobody = {"communication": [], "computing": []}
+    assert communication_facts(found)["profiled"] == nobody | {bound: ["ddp"]}
+    assert NEEDED["profile"](found) and not NEEDED["profile"](subject(tmp_path, ddp={"profile": None}))
 
 
 def test_a_step_is_held_against_one_without_communication_where_that_was_measured(tmp_path: Path) -> None:
     parts = {"exposed_ms": 5.0, "sync_ms": 3.0, "compute_ms": 2.0, "optimizer_ms": 0.5, "other_ms": -0.5}
-    found = subject(tmp_path, ("ddp", "ps"), ddp={"against_null": parts})
-    assert exposures(found) == {"ddp": {"null": 5.0, "more": 3.0, "compute": 2.0, "optimizer": 0.5, "other": -0.5}}
-    assert exposures(subject(tmp_path)) == {}
+    told = {"null": 5.0, "more": 3.0, "compute": 2.0, "optimizer": 0.5, "other": -0.5}
+    assert exposures(subject(tmp_path, ddp={"against_null": parts}, ps={})) == {"ddp": told}
 
 
 TOTAL, CALLS = 100e6, (1, 4, 10, 50, 160)

@@ -50,24 +50,20 @@ def judged(given: ReportInput) -> Compressors:
     return compressors(given, load_template("en").label)
 
 
-def test_arms_are_judged_by_the_upper_end_of_their_interval(tmp_path: Path) -> None:
-    _, found = qualities(subject(tmp_path))
-    judged = {name: arm.judgement for name, arm in found.items()}
-    assert judged == {"none": None, "fp8": "within", "qsgd": "within", "topk": "beyond", "int8": "open"}
+@pytest.mark.parametrize("order", [1, -1], ids=["in order", "reversed"])
+def test_arms_are_judged_by_the_upper_end_of_their_interval_and_of_those_within_the_one_that_sends_least_is_chosen(
+    tmp_path: Path, order: int
+) -> None:
+    """Launches are paired by seed, whatever their order: unpaired, seeds differ by more than what is allowed."""
+    given = subject(tmp_path, fp8=members("fp8")[::order])
+    _, found = qualities(given)
+    judgements = {name: arm.judgement for name, arm in found.items()}
+    assert judgements == {"none": None, "fp8": "within", "qsgd": "within", "topk": "beyond", "int8": "open"}
     assert found["topk"].change is not None and found["topk"].change[0] == pytest.approx(1.5, abs=1e-3)
-
-
-def test_launches_are_paired_by_seed_whatever_their_order(tmp_path: Path) -> None:
-    """Unpaired, seeds would differ by more than what is allowed."""
-    shuffled, ordered = judged(subject(tmp_path, fp8=members("fp8")[::-1])), judged(subject(tmp_path))
-    assert (shuffled.within, shuffled.beyond, shuffled.open) == (ordered.within, ordered.beyond, ordered.open)
-
-
-def test_it_is_known_who_is_near_and_who_sends_least(tmp_path: Path) -> None:
-    found = judged(subject(tmp_path))
-    assert found.chosen is not None and found.quality is not None and found.measure == "perplexity"
-    assert (found.within, found.beyond, found.open) == (["fp8", "qsgd"], ["topk"], ["int8"])
-    assert found.chosen.candidate == "qsgd" and found.quality.compression == 7.5
+    told = judged(given)
+    assert (told.within, told.beyond, told.open) == (["fp8", "qsgd"], ["topk"], ["int8"])
+    assert told.chosen is not None and told.quality is not None and told.measure == "perplexity"
+    assert told.chosen.candidate == "qsgd" and told.quality.compression == 7.5
 
 
 def test_what_is_not_known_is_said(tmp_path: Path) -> None:
@@ -78,16 +74,10 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
 
 def test_what_never_compressed_is_judged_no_more_than_the_baseline(tmp_path: Path) -> None:
     """It kept the baseline's quality, as it sent the baseline's gradients: the last step comes before its first."""
-    late = [
-        Member(one.id, "", {**one.summary, "steps": 12, "warmup_steps": 8}, None, {**(one.config or {}), **LATE})
-        for one in members("fp8")
-    ]
-    given = subject(tmp_path, fp8=late)
-    _, found = qualities(given)
+    steps, late = {"steps": 12, "warmup_steps": 8}, {"compress.start_step": 20}
+    arm = [Member(one.id, "", {**one.summary, **steps}, None, {**(one.config or {}), **late}) for one in members("fp8")]
+    _, found = qualities(subject(tmp_path, fp8=arm))
     assert found["fp8"].judgement is None and found["qsgd"].judgement == "within"
-
-
-LATE = {"compress.start_step": 20}
 
 
 LOSS_NOISE = (0.001, -0.002, 0.0015, -0.0005)
@@ -112,8 +102,8 @@ def arms(fewer: float, rows: float, spread: float = 1.0, few_steps: int = 64) ->
     return found
 
 
-def told(members: dict[str, Sequence[Member]], tmp_path) -> Effects | str:
-    return steps_effects(ReportInput(Run(tmp_path), members))
+def told(members: dict[str, Sequence[Member]], folder: Path) -> Effects | str:
+    return steps_effects(ReportInput(Run(folder), members))
 
 
 @pytest.mark.parametrize(
@@ -128,8 +118,9 @@ def told(members: dict[str, Sequence[Member]], tmp_path) -> Effects | str:
 def test_each_effect_is_judged_by_its_own_interval(
     fewer: float, rows: float, spread: float, expected: list[str], tmp_path: Path
 ) -> None:
-    """Of a loss of 0.65, up to 0.00065 counts as none."""
-    found = told(arms(fewer, rows, spread), tmp_path)
+    """Of a loss of 0.65, up to 0.00065 counts as none; launches are paired by seed, whatever their order."""
+    made = arms(fewer, rows, spread)
+    found = told({**made, "few": made["few"][::-1]}, tmp_path)
     assert isinstance(found, Effects)
     assert [effect.judgement for effect in (found.fewer, found.rows)] == expected
     assert (found.fewer.mean, found.rows.mean) == pytest.approx((fewer, rows), abs=1e-9)
@@ -152,7 +143,7 @@ def test_an_interval_is_held_against_zero_and_a_margin(low: float, high: float, 
     assert Effect((low + high) / 2, low, high, 0.001).judgement == expected
 
 
-def test_what_cannot_be_told_is_said(tmp_path) -> None:
+def test_what_cannot_be_told_is_said(tmp_path: Path) -> None:
     assert told(arms(0.1, 0.0, few_steps=65), tmp_path) == "unequal"
     without = {name: found for name, found in arms(0.1, 0.0).items() if "packed" not in name}
     assert told(without, tmp_path) == "unknown"
@@ -160,9 +151,3 @@ def test_what_cannot_be_told_is_said(tmp_path) -> None:
     assert told(unevaluated, tmp_path) == "unknown"
     single = {name: found[:1] for name, found in arms(0.1, 0.0).items()}
     assert told(single, tmp_path) == "unknown"
-
-
-def test_losses_are_paired_by_seed_whatever_their_order(tmp_path) -> None:
-    ordered, shuffled = arms(0.05, 0.0), arms(0.05, 0.0)
-    shuffled["few"] = shuffled["few"][::-1]
-    assert told(shuffled, tmp_path) == told(ordered, tmp_path)

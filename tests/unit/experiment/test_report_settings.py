@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from dynbench.analysis.selection import RUNS_FILE
 from dynbench.config.layers import load_config
 from dynbench.config.schema import dump_config, flatten
 from dynbench.config.values import all_keys
-from dynbench.experiment.report_input import find_report_input, read_report_input
+from dynbench.experiment.report_input import ReportInput, find_report_input, read_report_input
 from dynbench.experiment.report_settings import cost_of, data_facts, memory_facts
 from dynbench.experiment.reporting import render_report
 from dynbench.plugins import DATASETS, WORKLOADS
@@ -24,6 +24,8 @@ from dynbench.report import LANGUAGES, load_template, substitute
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
+
+Guards = Callable[..., tuple[Any, ReportInput]]
 
 
 def report(store: RunStore, subject: Run | None = None) -> str:
@@ -33,27 +35,26 @@ def report(store: RunStore, subject: Run | None = None) -> str:
     return text.replace("\N{NO-BREAK SPACE}", " ")
 
 
-def data_said(store: RunStore, env: Mapping[str, object], **config: object) -> str:
-    """`{{ say.data }}` of the latest comparison with other records."""
-    subject = find_report_input(store, None)
+def data_said(subject: ReportInput, env: Mapping[str, object], **config: object) -> str:
+    """`{{ say.data }}` with other records."""
     known = {**(subject.first.config or {}), **{f"workload.{key}": value for key, value in config.items()}}
     member = replace(subject.first, config=known, env=env)
     facts = data_facts(replace(subject, arms={subject.baseline: [member]}))
     return substitute(load_template("en"), "{{ say.data }}", facts)
 
 
-def test_the_data_is_that_of_the_run(store: RunStore, make_comparison: MakeComparison) -> None:
+def test_the_data_is_that_of_the_run(reported: Reported) -> None:
     """Every data set is named, and its file."""
-    make_comparison({})
+    subject = reported({})
     texts = {}
     for dataset, entry in DATASETS.items():
         (name, *_) = (
             name for name, it in WORKLOADS.items() if it.samples in entry.samples and it.classes <= entry.classes
         )
         path = "/texts/my.file" if entry.of_files else None
-        texts[dataset] = data_said(store, {}, dataset=dataset, name=name, data_path=path)
+        texts[dataset] = data_said(subject, {}, dataset=dataset, name=name, data_path=path)
         assert ("`my.file`" in texts[dataset]) == entry.of_files
-    assert "`unheard_of`" in data_said(store, {}, dataset="unheard_of")
+    assert "`unheard_of`" in data_said(subject, {}, dataset="unheard_of")
     assert len({*texts.values()}) == len(texts)
 
 
@@ -72,12 +73,9 @@ def test_the_data_is_that_of_the_run(store: RunStore, make_comparison: MakeCompa
         ({"name": "my.py:Own", "code_digest": "abc"}, "`my.py:Own`"),
     ],
 )
-def test_the_model_is_that_of_the_run(
-    store: RunStore, make_comparison: MakeComparison, config: dict[str, object], named: str
-) -> None:
-    make_comparison({})
+def test_the_model_is_that_of_the_run(reported: Reported, config: dict[str, object], named: str) -> None:
     env = {"data": {"model": {"architecture": "gpt2", "layers": 17, "dim": 768}}}
-    text = data_said(store, env, **{"weights": "random", **config})
+    text = data_said(reported({}), env, **{"weights": "random", **config})
     every = ("`m`", "distilbert-base-uncased [8]", "DistilBERT [8]", "gpt2", "ResNet", "50", "`my.py:Own`")
     assert [name for name in every if name in text] == [named]
     assert ("17" in text and "768" in text) == (named != "`my.py:Own`")
@@ -121,13 +119,18 @@ def test_what_became_of_the_samples_is_told(
     assert all(count in text for count in counts for text in texts)
 
 
-def test_every_setting_stands_once_with_its_value(store: RunStore, make_comparison: MakeComparison) -> None:
+def test_every_setting_stands_once_with_its_value_and_automatic_choices_with_their_reasons(
+    store: RunStore, make_comparison: MakeComparison
+) -> None:
     """Where the arms differ in the table of arms, else in the appendix; per launch, all values."""
-    own = {
-        "schedule.policy": "window", "schedule.mode": "dynamic", "schedule.window": 8, "schedule.capacity": 31,
-        "schedule.cost_type": "attention", "schedule.attention_a": 0.25,
-    }  # fmt: skip
+    own = {"schedule.mode": "dynamic", "schedule.buffer": 57, "schedule.window": 8, "schedule.capacity": 31}
     make_comparison({}, flags={"partition": own})
+    decided = {"schedule.buffer": {"value": 57, "reason": "because | so"}}
+    shared = {"train.precision": {"value": "fp32", "reason": "on a toaster"}}
+    for run in store.list():
+        if run.record().command == "train":
+            own_choice = decided if run.config().schedule.buffer == 57 else {}
+            write_json(run.env_file, {"decisions": {**shared, **own_choice}})
 
     text = report(store)
 
@@ -138,23 +141,8 @@ def test_every_setting_stands_once_with_its_value(store: RunStore, make_comparis
     unset = load_template("en").labels["words.unset"]
     assert re.search(r"`schedule.window`\) \| 1 \| 8 \|", arms)
     assert re.search(rf"`schedule.capacity`\) \| {unset} \| 31 \|", arms)
-    assert "`attention`: *n·L + 0.25·n·L^2*" in arms
-    assert "`train.weight_decay` | 0.01 |" in appendix
-
-
-def test_automatic_choices_stand_with_their_reasons(store: RunStore, make_comparison: MakeComparison) -> None:
-    make_comparison({}, flags={"partition": {"schedule.mode": "dynamic", "schedule.buffer": 57}})
-    decided = {"schedule.buffer": {"value": 57, "reason": "because | so"}}
-    shared = {"train.precision": {"value": "fp32", "reason": "on a toaster"}}
-    for run in store.list():
-        if run.record().command == "train":
-            buffer = run.config().schedule.buffer
-            write_json(run.env_file, {"decisions": {**shared, **(decided if buffer == 57 else {})}})
-
-    text = report(store)
-
-    assert "57 (because \\| so) |" in text
-    assert "| `train.precision` | auto | on a toaster |" in text
+    assert "57 (because \\| so) |" in arms
+    assert "`train.weight_decay` | 0.01 |" in appendix and "| `train.precision` | auto | on a toaster |" in appendix
 
 
 def test_what_is_gone_is_called_missing(store: RunStore, make_comparison: MakeComparison) -> None:
@@ -176,82 +164,74 @@ def ends(shortest: int, most: int, longest: int, least: int) -> dict[str, int]:
     return {"shortest": shortest, "most": most, "longest": longest, "least": least}
 
 
-def probed(store: RunStore, record: dict[str, object]) -> None:
-    """A probe `a-probe` with this record."""
-    probe = store.root / "a-probe"
-    probe.mkdir()
-    write_json(probe / "run.json", {})
-    write_json(probe / "probe.json", {"memory_limit_mb": 2000.0, **record})
-    (probe / "config.yaml").write_text(dump_config(load_config(flags={"probe.margin": 0.2})), encoding="utf-8")
+BOTH = (0, 1)
+ALL_FAILED = dict.fromkeys((32, 64, 256), BOTH)
+
+
+@pytest.fixture
+def guards(store: RunStore, reported: Reported) -> Guards:
+    """How two arms are guarded, the second by this capacity, and the report that says so.
+
+    `a-probe` is of two ranks; `failed` are those at which a larger batch failed, by length.
+    """
+
+    def make(
+        capacity: object, failed: Mapping[int, Sequence[int]] = ALL_FAILED, soak: object = None
+    ) -> tuple[Any, ReportInput]:
+        rows = [
+            {
+                "rank": rank,
+                "length": length,
+                "max_batch": most - rank,
+                "tested_fail": most + 100 if rank in failed.get(length, ()) else None,
+            }
+            for rank in (0, 1)
+            for length, most in ((32, 512), (64, 300), (256, 43))
+        ]
+        probe = store.root / "a-probe"
+        probe.mkdir(parents=True)
+        write_json(probe / "run.json", {})
+        write_json(probe / "probe.json", {"memory_limit_mb": 2000.0, "capacity": rows, "soak": soak})
+        (probe / "config.yaml").write_text(dump_config(load_config(flags={"probe.margin": 0.2})), encoding="utf-8")
+        subject = reported({}, flags={"partition": {"schedule.mode": "dynamic", "schedule.capacity": capacity}})
+        assert all("{{" not in said(subject, "memory_safety", language) for language in LANGUAGES)
+        return memory_facts(subject)["guards"], subject
+
+    return make
 
 
 @pytest.mark.parametrize(
     ("capacity", "kind"), [(None, "none"), (12, "given"), ((12, 9), "given"), ("a-probe", "probe"), ("gone", "lost")]
 )
-@pytest.mark.parametrize(
-    ("soak", "outcome"),
-    [
-        (None, None),
-        ({"steps": 50, "ok": True, "shrunk": 1}, {"steps": 50, "ok": True, "shrunk": 1}),
-        ({"steps": 50, "ok": False}, {"steps": 50, "ok": False, "shrunk": None}),
-    ],
-)
-def test_how_memory_was_guarded_is_told_as_it_was(
-    store: RunStore, make_comparison: MakeComparison, capacity: object, kind: str, soak: object, outcome: object
-) -> None:
-    rows = [
-        {"rank": rank, "length": length, "max_batch": most - rank, "tested_fail": most + 100}
-        for rank in (0, 1)
-        for length, most in ((32, 400), (256, 41))
-    ]
-    make_comparison({}, flags={"partition": {"schedule.mode": "dynamic", "schedule.capacity": capacity}})
-    probed(store, {"capacity": rows, "soak": soak})
+def test_how_memory_was_guarded_is_told_as_it_was(guards: Guards, capacity: object, kind: str) -> None:
+    of_arms = [(["static", "partition"], "none")] if kind == "none" else [(["static"], "none"), (["partition"], kind)]
+    assert [(guard["arms"], guard["kind"]) for guard in guards(capacity)[0]] == of_arms
 
-    subject = find_report_input(store, None)
-    guards: Any = memory_facts(subject)["guards"]
-    assert [(guard["arms"], guard["kind"]) for guard in guards] == (
-        [(["static", "partition"], "none")] if kind == "none" else [(["static"], "none"), (["partition"], kind)]
-    )
-    if kind == "probe":
-        guard = guards[-1]
-        assert guard["soak"] == outcome
-        assert (guard["found"], guard["tested"]) == (ends(32, 399, 256, 40), None)
-        assert (guard["margin"], guard["limit_mb"]) == (0.2, 2000)
-    assert all("{{" not in said(subject, "memory_safety", language) for language in LANGUAGES)
+
+@pytest.mark.parametrize("soak", [None, {"steps": 50, "ok": True, "shrunk": 1}, {"steps": 50, "ok": False}])
+def test_a_soak_is_told_with_its_outcome_and_the_margin_with_its_limit(guards: Guards, soak: Any) -> None:
+    found = guards("a-probe", soak=soak)[0][-1]
+    assert found["soak"] == (soak and {"shrunk": None, **soak})
+    assert (found["margin"], found["limit_mb"]) == (0.2, 2000)
 
 
 @pytest.mark.parametrize(
     ("failed", "found", "tested"),
     [
         ({}, None, ends(32, 511, 256, 42)),
-        ({64: (0, 1), 256: (0, 1)}, ends(64, 299, 256, 42), ends(32, 511, 32, 511)),
-        ({64: (0,), 256: (0, 1)}, ends(64, 300, 256, 42), ends(32, 511, 32, 511)),
-        ({32: (0, 1), 64: (0, 1), 256: (0, 1)}, ends(32, 511, 256, 42), None),
+        ({64: BOTH, 256: BOTH}, ends(64, 299, 256, 42), ends(32, 511, 32, 511)),
+        ({64: (0,), 256: BOTH}, ends(64, 300, 256, 42), ends(32, 511, 32, 511)),
+        (ALL_FAILED, ends(32, 511, 256, 42), None),
     ],
 )
 def test_what_was_tested_without_failure_is_no_capacity(
-    store: RunStore,
-    make_comparison: MakeComparison,
+    guards: Guards,
     failed: dict[int, tuple[int, ...]],
     found: dict[str, int] | None,
     tested: dict[str, int] | None,
 ) -> None:
-    rows = [
-        {
-            "rank": rank,
-            "length": length,
-            "max_batch": most - rank,
-            "tested_fail": most + 100 if rank in failed.get(length, ()) else None,
-        }
-        for rank in (0, 1)
-        for length, most in ((32, 512), (64, 300), (256, 43))
-    ]
-    make_comparison({}, flags={"partition": {"schedule.mode": "dynamic", "schedule.capacity": "a-probe"}})
-    probed(store, {"capacity": rows, "soak": None})
-
-    subject = find_report_input(store, None)
-    guards: Any = memory_facts(subject)["guards"]
-    assert (guards[-1]["kind"], guards[-1]["found"], guards[-1]["tested"]) == ("probe", found, tested)
+    known, subject = guards("a-probe", failed)
+    assert (known[-1]["kind"], known[-1]["found"], known[-1]["tested"]) == ("probe", found, tested)
     for language in LANGUAGES:
         text = said(subject, "memory_safety", language)
         assert ("20.0" in text) == (found is not None), "a margin only where something failed"
@@ -282,10 +262,12 @@ def test_what_rows_were_planned_with_is_told_of_each_arm(reported: Reported) -> 
         "packed": {"workload.layout": "packed", **measured},
         "flattened": {"workload.layout": "flattened", "schedule.cost_type": "attention"},
         "padded": measured,
+        "plain": {"schedule.cost_type": "attention", "schedule.attention_a": 0.25},
     }
     subject = reported(*({"candidate": name} for name in flags), flags=flags)
     assert {name: cost_of(subject.arms[name][0], subject) for name in flags} == {
         "packed": "`measured`: *2 + 0.5·Σ_i l_i + 0.01·Σ_i l_i^2* ms",
         "flattened": "`attention`: *Σ_i l_i + 0.001·Σ_i l_i^2*",
         "padded": "`measured`: *2 + 0.5·n·L + 0.01·n·L^2* ms",
+        "plain": "`attention`: *n·L + 0.25·n·L^2*",
     }

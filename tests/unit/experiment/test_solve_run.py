@@ -20,12 +20,16 @@ from dynbench.schedule.traces import Trace
 SHORT = Trace("short", np.random.default_rng(0).integers(2, 60, size=400), "made up")
 LONG = Trace("long", np.random.default_rng(1).integers(2, 400, size=400), "made up")
 SPEEDS = [1.0, 0.5]
-TIGHT = {"tables": [[(64, 9), (256, 2)]] * 2, "speeds": SPEEDS}
+TABLES = [[(64, 9), (256, 2)]] * 2
 
 
 def solved(store: RunStore, *overrides: str, traces: tuple[Trace, ...] = (SHORT,), **options: object) -> Solution:
     asked = SolveOptions(**{"traces": traces, "world_sizes": (2,), "policies": ("partition",), "steps": 3, **options})
-    return run_solve(load_config(None, ["probe.run=probed", *overrides]), asked, store)
+    return run_solve(load_config(None, overrides or ["probe.run=probed"]), asked, store)
+
+
+def ranks_of(store: RunStore, *settings: str) -> OfflineRanks:
+    return OfflineRanks.of(load_config(None, settings), store.root)
 
 
 def warnings(solution: Solution) -> list[str]:
@@ -37,7 +41,7 @@ PADDED = [name for name, entry in POLICIES.items() if "padded" in entry.layouts 
 
 @pytest.mark.parametrize("policy", PADDED)
 def test_every_policy_plans_within_the_capacities_that_were_probed(store: RunStore, policy: str) -> None:
-    make_probe(store, **{**TIGHT, "speeds": [1.0, 1.0]})
+    make_probe(store, tables=TABLES)
     (line,) = solved(store, policies=(policy,), batch_per_rank=8, windows=(2,)).lines
     assert line.result["cost_type"] == "measured"
     if POLICIES[policy].capped and policy != "static":
@@ -45,22 +49,22 @@ def test_every_policy_plans_within_the_capacities_that_were_probed(store: RunSto
         assert line.result["capacity_violations"] == 0
 
 
-def test_speeds_are_taken_unless_given(store: RunStore) -> None:
-    make_probe(store, **TIGHT)
-    ranks = OfflineRanks.of(load_config(None, ["probe.run=probed"]), store.root)
-    assert ranks.speeds(2).tolist() == SPEEDS
-    given = load_config(None, ["probe.run=probed", "schedule.speeds=[1.0, 1.0]", "schedule.capacity=20"])
-    ranks = OfflineRanks.of(given, store.root)
-    assert ranks.speeds(2).tolist() == [1.0, 1.0]
-    assert ranks.capacity(60, 2).limit(0, 60) == 20
-    assert ranks.left_out([LONG], [2, 4]) == []
+def test_speeds_are_taken_unless_given_and_nothing_without_a_probe(store: RunStore) -> None:
+    make_probe(store, tables=TABLES, speeds=SPEEDS)
+    assert ranks_of(store, "probe.run=probed").speeds(2).tolist() == SPEEDS
+    given = ranks_of(store, "probe.run=probed", "schedule.speeds=[1.0, 1.0]", "schedule.capacity=20")
+    assert given.speeds(2).tolist() == [1.0, 1.0]
+    assert given.capacity(60, 2).limit(0, 60) == 20
+    without = ranks_of(store)
+    assert (without.pad_to_multiple_of, without.speeds(4), without.capacity(10**6, 4).unlimited) == (1, None, True)
+    assert given.left_out([LONG], [2, 4]) == without.left_out([LONG], [2]) == []
     (line,) = solved(store).lines
     fast, slow = line.rank_counts.tolist()
     assert fast > slow
 
 
 def test_what_other_ranks_measured_is_left_out_and_told(store: RunStore, caplog: pytest.LogCaptureFixture) -> None:
-    make_probe(store, **TIGHT)
+    make_probe(store, tables=TABLES, speeds=SPEEDS)
     with caplog.at_level(logging.WARNING, "dynbench"):
         solution = solved(store, world_sizes=(2, 4, 8), batch_per_rank=16, policies=("static",))
     assert [line.result["world_size"] for line in solution.lines] == [2, 4, 8]
@@ -68,12 +72,11 @@ def test_what_other_ranks_measured_is_left_out_and_told(store: RunStore, caplog:
         f"probe.run probed measured 2 ranks: its {part} are left out at G=4, 8; --world-size 2 takes them"
         for part in ("capacities", "speeds")
     ]
-    assert warnings(solution) == expected
-    assert [record.getMessage() for record in caplog.records] == expected
+    assert warnings(solution) == [record.getMessage() for record in caplog.records] == expected
 
 
 def test_samples_longer_than_were_tried_leave_the_capacities_out_and_say_so(store: RunStore) -> None:
-    make_probe(store, **TIGHT)
+    make_probe(store, tables=TABLES, speeds=SPEEDS)
     solution = solved(store, traces=(SHORT, LONG))
     assert [line.result["trace"] for line in solution.lines] == ["short", "long"]
     assert warnings(solution) == [
@@ -87,12 +90,12 @@ def test_samples_are_padded_to_the_models_positions_at_most(
     store: RunStore, positions: int | None, taken: bool
 ) -> None:
     make_probe(store, tables=[[(250, 3)]] * 2, pad_to_multiple_of=8, positions=positions)
-    ranks = OfflineRanks.of(load_config(None, ["probe.run=probed"]), store.root)
+    ranks = ranks_of(store, "probe.run=probed")
     assert ranks.capacity(249, 2).unlimited is not taken
-    longest = Trace("full", np.array([250] * 8), "made up")
-    assert (ranks.left_out([longest], [2]) == []) is taken
+    full = Trace("full", np.full(64, 250), "made up")
+    assert (ranks.left_out([full], [2]) == []) is taken
     assert ranks.capacity(251, 2).unlimited
-    (line,) = solved(store, traces=(Trace("full", np.full(64, 250), "made up"),), batch_per_rank=3).lines
+    (line,) = solved(store, traces=(full,), batch_per_rank=3).lines
     assert line.result["local_batch"]["max"] == 3
 
 
@@ -106,10 +109,9 @@ def test_one_device_that_played_all_ranks_speaks_for_any_number(store: RunStore)
 @pytest.mark.parametrize("key", ["probe.run", "schedule.capacity"])
 def test_lengths_are_padded_as_the_probe_did(store: RunStore, key: str) -> None:
     make_probe(store, pad_to_multiple_of=8)
-    ranks = OfflineRanks.of(load_config(None, [f"{key}=probed"]), store.root)
-    assert ranks.pad_to_multiple_of == 8
+    assert ranks_of(store, f"{key}=probed").pad_to_multiple_of == 8
     with pytest.raises(ConfigError, match=f"workload.pad_to_multiple_of: 4, but {key} was made with 8"):
-        OfflineRanks.of(load_config(None, [f"{key}=probed", "workload.pad_to_multiple_of=4"]), store.root)
+        ranks_of(store, f"{key}=probed", "workload.pad_to_multiple_of=4")
 
 
 @pytest.mark.parametrize("key", ["probe.run", "schedule.capacity"])
@@ -118,28 +120,30 @@ def test_with_micro_batches_the_least_of_the_ranks_capacities_holds(
     store: RunStore, key: str, micro_batches: object
 ) -> None:
     make_probe(store, tables=[[(256, 5)], [(256, 4)]])
-    asked = [f"{key}=probed", f"schedule.micro_batches={micro_batches}"]
-    options = SolveOptions(traces=(SHORT,), world_sizes=(2,), policies=("static", "partition"), steps=3)
-    solution = run_solve(load_config(None, [*asked, "train.global_batch=16"]), options, store)
+    asked = (f"{key}=probed", f"schedule.micro_batches={micro_batches}", "train.global_batch=16")
+    solution = solved(store, *asked, policies=("static", "partition"))
     assert [line.result["capacity_violations"] for line in solution.lines] == [0, 0]
     (line,) = warnings(solution)
     assert line.endswith("the least at each length holds for all; schedule.micro_batches=1 plans with each rank's own")
 
 
-def test_without_a_probe_nothing_changes(store: RunStore) -> None:
-    ranks = OfflineRanks.of(load_config(None), store.root)
-    assert (ranks.pad_to_multiple_of, ranks.speeds(4), ranks.capacity(10**6, 4).unlimited) == (1, None, True)
-    assert ranks.left_out([LONG], [2]) == []
+CAPPED = "schedule.capacity=500"
+PRICED = "packed ones are priced as these; probe with --layout packed instead"
 
 
-@pytest.mark.parametrize(("more", "said"), [
-    ((), ["its capacities are left out", "packed ones are priced as these; probe with --layout packed instead"]),
-    (("schedule.capacity=500", "schedule.cost_type=tokens"), []),
-    (("schedule.capacity=500",), ["packed ones are priced as these; probe with --layout packed instead"]),
-])  # fmt: skip
-def test_what_a_probe_of_the_other_layout_is_taken_for_is_said(store: RunStore, more: tuple[str, ...], said) -> None:
-    make_probe(store, tables=[[(64, 9), (256, 2)]] * 2)
-    solution = solved(store, "workload.layout=packed", *more, batch_per_rank=8)
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ((), ["its capacities are left out", PRICED]),
+        ((CAPPED, "schedule.cost_type=tokens"), []),
+        ((CAPPED,), [PRICED]),
+    ],
+)
+def test_what_a_probe_of_the_other_layout_is_taken_for_is_said(
+    store: RunStore, more: tuple[str, ...], said: list[str]
+) -> None:
+    make_probe(store, tables=TABLES)
+    solution = solved(store, "probe.run=probed", "workload.layout=packed", *more, batch_per_rank=8)
     assert warnings(solution) == [f"probe.run probed measured padded micro-batches: {line}" for line in said]
 
 
@@ -156,5 +160,6 @@ def test_every_line_says_by_which_layout_s_fit_it_was_priced(
     print_solution(solution, (), ())
     shown = {line.split()[3]: line for line in capsys.readouterr().out.splitlines() if line.startswith("short  ")}
     assert {name for name, line in shown.items() if "~" in line} == ({"packed"} if probed == "padded" else {*results})
-    (line,) = solved(store, "schedule.cost_type=tokens", policies=("packed",), batch_per_rank=8).lines
+    counted = ("probe.run=probed", "schedule.cost_type=tokens")
+    (line,) = solved(store, *counted, policies=("packed",), batch_per_rank=8).lines
     assert line.result["fitted_on"] is None and not speedup_is_estimated(line.result)
