@@ -56,7 +56,7 @@ def refused(solve: Cli) -> Callable[..., str]:
 
 
 @pytest.mark.slow
-def test_a_solve_is_an_entry_of_the_registry(store: RunStore, trace: Path, solve: Cli) -> None:
+def test_a_solve_is_an_entry_of_the_registry(store, trace, solve):
     found = solve(trace, *QUICK, "--name", "first", "--json").json
     made = store.resolve("first")
     record = made.record()
@@ -68,9 +68,7 @@ def test_a_solve_is_an_entry_of_the_registry(store: RunStore, trace: Path, solve
     assert main(["runs", "show", "first"]) == 0
 
 
-def test_one_step_in_file_order_is_that_of_the_file_whose_name_may_stand_twice(
-    solved: Callable[..., Results], tmp_path: Path
-) -> None:
+def test_one_step_in_file_order_is_that_of_the_file_whose_name_may_stand_twice(solved, tmp_path):
     file = tmp_path / "t.npy"
     np.save(file, [5, 1, 1, 1, 50, 50])
     few = ("--world-size", "2", "--global-batch", "4", "--steps", "1", "--order", "file", "--policy")
@@ -89,9 +87,7 @@ def test_one_step_in_file_order_is_that_of_the_file_whose_name_may_stand_twice(
         ("--set schedule.window=3 --window 2,4", [2, 4]),
     ],
 )
-def test_a_window_that_is_set_is_planned(
-    solved: Callable[..., Results], trace: Path, arguments: str, windows: list[int]
-) -> None:
+def test_a_window_that_is_set_is_planned(solved, trace, arguments, windows):
     given = arguments.split()
     found = solved(trace, "--world-size", "2", "--policy", "window", "--steps", "4", *given)
     assert [r["window"] for r in found] == windows
@@ -99,7 +95,7 @@ def test_a_window_that_is_set_is_planned(
     assert ("window" in added) == (bool(given) and max(windows) > 1)
 
 
-def test_what_is_not_read_is_said_and_kept(store: RunStore, trace: Path, solve: Cli) -> None:
+def test_what_is_not_read_is_said_and_kept(store, trace, solve):
     unread = ("train.steps=7", "launch.nproc=2", "schedule.policy=prefix")
     sets = [word for text in unread for word in ("--set", text)]
     said = solve(trace, *TWO, "--policy", "static", "--solver", "greedy", *sets, "--json", "--name", "a")
@@ -112,9 +108,7 @@ def test_what_is_not_read_is_said_and_kept(store: RunStore, trace: Path, solve: 
     assert len(said.json["results"]) == 1
 
 
-def test_the_number_of_steps_is_shown_with_the_lines_that_were_cut(
-    solve: Cli, solved: Callable[..., Results], trace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_number_of_steps_is_shown_with_the_lines_that_were_cut(solve, solved, trace, monkeypatch):
     few = (trace, "--world-size", "2", "--policy", "static,window", "--window", "3")
     assert "means over 6 steps\n" in solve(*few, "--steps", "6").out
     monkeypatch.setattr(solve_module, "LINE_LIMIT_S", 0.0)
@@ -123,7 +117,7 @@ def test_the_number_of_steps_is_shown_with_the_lines_that_were_cut(
     assert [r["steps"] for r in solved(*few)] == [1, 3]
 
 
-def test_settings_reach_the_problem(solved: Callable[..., Results], trace: Path) -> None:
+def test_settings_reach_the_problem(solved, trace):
     given = "--cost_type attention --speeds 1,0.5 --capacity 7,6 --seed 3 --max-length 40 --solver greedy"
     found = {r["policy"]: r for r in solved(trace, *QUICK, *given.split())}
     assert {(r["cost_type"], r["seed"], r["max_length"]) for r in found.values()} == {("attention", 3, 40)}
@@ -132,7 +126,7 @@ def test_settings_reach_the_problem(solved: Callable[..., Results], trace: Path)
     assert found["partition"]["local_batch"]["min"] < 4
 
 
-def test_where_nothing_is_given_back_nothing_is_recommended(solve: Cli, tmp_path: Path) -> None:
+def test_where_nothing_is_given_back_nothing_is_recommended(solve, tmp_path):
     """Equal lengths: every policy plans what static plans."""
     constant = tmp_path / "constant.csv"
     constant.write_text("length\n" + "12\n" * 400)
@@ -151,7 +145,7 @@ def advised(*results: dict) -> dict[int, str | None]:
     return {ranks: None if found is None else f"{found['trace']} {found['policy']}" for ranks, found in best.items()}
 
 
-def test_the_best_is_told_of_every_number_of_ranks_of_the_first_trace_that_gains() -> None:
+def test_the_best_is_told_of_every_number_of_ranks_of_the_first_trace_that_gains():
     static = [line(ranks, "static", 1.0, trace) for trace in ("flat", "some") for ranks in (8, 2, 4)]
     flat = [line(ranks, "partition", 1.004, "flat") for ranks in (8, 2, 4)]
     some = [line(8, "partition", 1.5), line(8, "packed", 1.6), line(2, "prefix", 0.9), line(4, "prefix", 1.2)]
@@ -161,7 +155,7 @@ def test_the_best_is_told_of_every_number_of_ranks_of_the_first_trace_that_gains
     assert advised(line(3, "partition", None)) == {3: "some partition"}, "with no static to be held against"
 
 
-def test_the_lines_also_go_into_a_file(solve: Cli, trace: Path, tmp_path: Path) -> None:
+def test_the_lines_also_go_into_a_file(solve, trace, tmp_path):
     solve(trace, *QUICK, "--csv", tmp_path / "lines.csv")
     with (tmp_path / "lines.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -170,7 +164,7 @@ def test_the_lines_also_go_into_a_file(solve: Cli, trace: Path, tmp_path: Path) 
     assert rows[2]["greedy_gap_max_cost_max"] == "0.0"
 
 
-def test_a_trace_is_written_and_read_again(solve: Cli, solved: Callable[..., Results], tmp_path: Path) -> None:
+def test_a_trace_is_written_and_read_again(solve, solved, tmp_path):
     solve("gsm8k", *QUICK, "--max-length", "100", "--write-trace", tmp_path / "cut.csv")
     assert solved(tmp_path / "cut.csv", *QUICK)[0]["samples"] == 7_473
     assert pl.read_csv(tmp_path / "cut.csv")["length"].max() == 100
@@ -186,9 +180,8 @@ def test_a_trace_is_written_and_read_again(solve: Cli, solved: Callable[..., Res
     ],
 )
 def test_what_train_would_cut_stands_beside_the_numbers(
-    store: RunStore, solve: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    arguments: str, max_length: int | None, cut: int, train_cuts_at: int, longer: int, said: str,
-) -> None:  # fmt: skip
+    store, solve, tmp_path, monkeypatch, arguments, max_length, cut, train_cuts_at, longer, said
+):
     monkeypatch.chdir(tmp_path)
     np.save("t.npy", [10] * 40 + [290] * 4 + [600] * 3)
     Path("max.yaml").write_text("workload: {max_length: 300}\n")
@@ -217,24 +210,20 @@ def test_what_train_would_cut_stands_beside_the_numbers(
         ("--from-run nothing", "run 'nothing'"),
     ],
 )
-def test_a_mistake_is_one_line_and_makes_no_run(
-    store: RunStore, refused: Callable[..., str], arguments: str, message: str
-) -> None:
+def test_a_mistake_is_one_line_and_makes_no_run(store, refused, arguments, message):
     assert message in refused(*arguments.split())
     assert store.list() == []
 
 
-def test_a_batch_that_does_not_fit_is_recorded_as_failed(
-    store: RunStore, trace: Path, refused: Callable[..., str]
-) -> None:
+def test_a_batch_that_does_not_fit_is_recorded_as_failed(store, trace, refused):
     assert "8 samples do not fit" in refused(trace, *QUICK, "--capacity", "3", code=4)
     (failed,) = store.list()
     record = failed.record()
-    assert (record.status, record.exit_code, record.failure.kind) == ("failed", 4, "memory")  # type: ignore[union-attr]
+    assert (record.status, record.exit_code, record.failure.kind) == ("failed", 4, "memory")
 
 
 @pytest.mark.slow
-def test_it_runs_without_torch(tmp_path: Path) -> None:
+def test_it_runs_without_torch(tmp_path):
     program = (
         "import sys\n"
         "sys.modules['torch'] = sys.modules['transformers'] = None\n"
@@ -247,9 +236,7 @@ def test_it_runs_without_torch(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*/figures/*.png"))) == 1
 
 
-def test_packed_rows_alone_are_planned_under_capacities_in_tokens(
-    solve: Cli, refused: Callable[..., str], trace: Path
-) -> None:
+def test_packed_rows_alone_are_planned_under_capacities_in_tokens(solve, refused, trace):
     packed = (trace, *TWO, "--policy", "packed")
     for given in (packed, (trace, *TWO, "--policy", "partition", "--layout", "packed")):
         assert "capacity allows (at most 40 tokens)" in refused(*given, "--capacity", "40", code=4)
@@ -262,18 +249,14 @@ def test_packed_rows_alone_are_planned_under_capacities_in_tokens(
 @pytest.mark.parametrize(
     ("given", "objective"), [("", "sum"), ("--set sync.name=fsdp", "slots"), ("--objective slots", "slots")]
 )
-def test_several_micro_batches_are_judged_by_when_ranks_meet(
-    solve: Cli, trace: Path, given: str, objective: str
-) -> None:
+def test_several_micro_batches_are_judged_by_when_ranks_meet(solve, trace, given, objective):
     said = solve(trace, *TWO, "--policy", "static,partition", "--micro-batches", "2", *given.split(), "--json")
     assert [line["objective"] for line in said.json["results"]] == [objective] * 2
     assert "has no effect" not in said.err
 
 
 @pytest.mark.slow
-def test_a_second_column_adds_to_the_costs(
-    store: RunStore, trace: Path, tmp_path: Path, solve: Cli, refused: Callable[..., str]
-) -> None:
+def test_a_second_column_adds_to_the_costs(store, trace, tmp_path, solve, refused):
     def costs(said: Said) -> dict[str, float]:
         return {r["policy"]: r["mean_max_cost"] for r in said.json["results"]}
 
@@ -296,9 +279,7 @@ def test_a_second_column_adds_to_the_costs(
 @pytest.mark.parametrize(
     "text", ["12\n40\n7\n", "length,kind\n12,a\n40,b\n7,c\n", '{"length": 12}\n{"length": 40}\n7\n']
 )
-def test_lengths_are_read_from_standard_input(
-    solved: Callable[..., Results], refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
+def test_lengths_are_read_from_standard_input(solved, refused, monkeypatch, text):
     def type_in(content: str) -> None:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
 
