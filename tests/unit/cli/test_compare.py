@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from compared import compared
 from recipe_files import load_cells
+from unit.cli.conftest import Cli
 
 from dynbench.analysis.record import Cell
 from dynbench.cli import common
 from dynbench.cli.compare_plan import show_cells
 from dynbench.cli.console import LAUNCHES, display
-from dynbench.cli.main import main
 from dynbench.config.layers import load_config
 from dynbench.config.recipes import RECIPE_FILE
 from dynbench.config.schema import dump_config
@@ -29,18 +29,19 @@ from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
-Output = pytest.CaptureFixture[str]
 ARMS = ("--arm", "static:schedule.mode=static", "--arm", "part:policy=partition,window=1")
-SMALL = ("--device", "cpu", "--nproc", "2", "--set", "train.steps=4", "--set", "train.warmup_steps=0")
+TWO = ("--device", "cpu", "--nproc", "2")
+SMALL = (*TWO, "--set", "train.steps=4", "--set", "train.warmup_steps=0")
 SWEEP = (*ARMS, *SMALL, "--over", "train.global_batch=8,16", "--over", "seed=1,2")
 
-Compare = Callable[..., dict]
+Started = list[tuple[Run, RunStore]]
+Compare = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Run, RunStore]]:
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """The comparisons that would be run, and among which runs, in place of running them."""
-    runs: list[tuple[Run, RunStore]] = []
+    runs: Started = []
 
     def stop(run: Run, store: RunStore, _: object) -> None:
         runs.append((run, store))
@@ -51,13 +52,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Run, RunStore]]:
 
 
 @pytest.fixture
-def compare(store: RunStore, capsys: Output, started: list[tuple[Run, RunStore]]) -> Compare:
-    def run(*words: str, code: int = 0) -> dict:
-        capsys.readouterr()
-        assert main(["compare", *words, "--json", "--results", str(store.root)]) == code
-        return json.loads(capsys.readouterr().out)
-
-    return run
+def compare(store: RunStore, cli: Cli, started: Started) -> Compare:
+    return lambda *words, code=0: cli("compare", *words, "--json", code=code).json
 
 
 def test_a_dry_run_shows_cells_and_launches_and_touches_nothing(compare: Compare, store: RunStore) -> None:
@@ -73,15 +69,14 @@ def test_a_dry_run_shows_cells_and_launches_and_touches_nothing(compare: Compare
 
 @pytest.mark.parametrize("words", [(*ARMS, *SMALL), SWEEP, ("quickstart", *ARMS[2:], *SMALL)], ids=len)
 def test_what_a_dry_run_prints_is_the_recipe_that_is_saved_and_that_runs_alike(
-    compare: Compare, capsys: Output, tmp_path: Path, words: tuple[str, ...]
+    compare: Compare, cli: Cli, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     file, printed = tmp_path / "mine.yaml", tmp_path / "printed.yaml"
     words = tuple(word.replace("part:", "mine:") for word in words)
-    shown = compare(*words, "--dry-run", "--save-recipe", str(file))
-    assert main(["compare", *words, "--dry-run"]) == 0
-    printed.write_text(capsys.readouterr().out)
+    shown = compare(*words, "--dry-run", "--save-recipe", file)
+    printed.write_text(cli("compare", *words, "--dry-run").out)
     assert load_cells(printed)[0].arms == load_cells(file)[0].arms
-    again = compare(str(file), "--dry-run")
+    again = compare(file, "--dry-run")
     for facts in (shown, again):
         for plan in facts.get("cells", [facts]):
             plan.pop("recipe")
@@ -92,8 +87,8 @@ def test_the_file_is_never_overwritten_and_not_left_by_what_is_refused(compare: 
     file = tmp_path / "mine.yaml"
 
     def save(path: Path, *more: str, code: int = 2) -> str:
-        error = compare(*ARMS, *more, *SMALL, "--save-recipe", str(path), "--dry-run", code=code).get("error", {})
-        return str(error.get("message"))
+        shown = compare(*ARMS, *more, *SMALL, "--save-recipe", path, "--dry-run", code=code)
+        return str(shown.get("error", {}).get("message"))
 
     save(file, "--arm", "bad:policy=prefix,buffer=3")
     assert not file.exists()
@@ -103,7 +98,7 @@ def test_the_file_is_never_overwritten_and_not_left_by_what_is_refused(compare: 
 
 
 def test_a_started_comparison_is_the_recipe_of_its_arms_and_goes_on_among_its_own_launches(
-    compare: Compare, store: RunStore, started: list[tuple[Run, RunStore]], tmp_path: Path
+    compare: Compare, store: RunStore, started: Started, tmp_path: Path
 ) -> None:
     compare(*ARMS, *SMALL, "--name", "mine", code=130)
     ((run, _),) = started
@@ -112,10 +107,9 @@ def test_a_started_comparison_is_the_recipe_of_its_arms_and_goes_on_among_its_ow
     assert "-static-part-" in run.id
     compare("--resume", "mine", code=130)
     there = RunStore(tmp_path / "there").create("compare", "x")
-    compare("--resume", str(there.path), code=130)
-    assert [(each.id, among.root) for each, among in started[1:]] == [
-        *((run.id, store.root), (there.id, there.path.parent)),
-    ]
+    compare("--resume", there.path, code=130)
+    found = [(each.id, among.root) for each, among in started[1:]]
+    assert found == [(run.id, store.root), (there.id, there.path.parent)]
 
 
 @pytest.mark.parametrize("dry", [True, False])
@@ -123,7 +117,7 @@ def test_a_name_in_use_is_refused_before_anything_is_written_unless_it_is_replac
     compare: Compare, store: RunStore, tmp_path: Path, dry: bool
 ) -> None:
     store.create("compare", "older", name="mine")
-    words = (*SWEEP, "--name", "mine", "--save-recipe", str(tmp_path / "r.yaml"), *(["--dry-run"] if dry else []))
+    words = (*SWEEP, "--name", "mine", "--save-recipe", tmp_path / "r.yaml", *["--dry-run"] * dry)
     assert "in use" in compare(*words, code=2)["error"]["message"]
     assert (len(store.list()), (tmp_path / "r.yaml").exists()) == (1, False)
     compare(*words, "--replace", code=0 if dry else 130)
@@ -134,27 +128,27 @@ def test_a_name_in_use_is_refused_before_anything_is_written_unless_it_is_replac
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("--arm", "a:polcy=lpt", "--arm", "b:train.steps=x", "--over", "seed"), 2, ["polcy", "train.steps", "seed"]),
-        (("--arm", "a", "--arm", "b:global_batch=32"), 5, ["train.global_batch (64 and 32)"]),
-        (("--arm", "a", "--arm", "b:window=2", "--window", "4"), 2, ["--window sets schedule.window"]),
-        (("--arm", "a", "--arm", "b:window=2", "--set", "schedule.window=4"), 2, ["--set schedule.window sets"]),
-        (("sst2", "--arm", "static"), 2, ["'static' is the name of an earlier arm"]),
-        (("--arm", "a", "--arm", "b:capacity=[3,3]"), 4, ["64 samples do not fit into the ranks' capacities"]),
-        (("quickstart", "--launches", "3", "--launch-mode", "apart"), 2, ["--launches: 3 launches per arm"]),
-        (("quickstart", "-c", "other.yaml"), 2, ["two recipes given"]),
-        (("--resume", "nothing"), 2, ["takes no others"]),
+        ("--arm a:polcy=lpt --arm b:train.steps=x --over seed", 2, ["polcy", "train.steps", "seed"]),
+        ("--arm a --arm b:global_batch=32", 5, ["train.global_batch (64 and 32)"]),
+        ("--arm a --arm b:window=2 --window 4", 2, ["--window sets schedule.window"]),
+        ("--arm a --arm b:window=2 --set schedule.window=4", 2, ["--set schedule.window sets"]),
+        ("sst2 --arm static", 2, ["'static' is the name of an earlier arm"]),
+        ("--arm a --arm b:capacity=[3,3]", 4, ["64 samples do not fit into the ranks' capacities"]),
+        ("quickstart --launches 3 --launch-mode apart", 2, ["--launches: 3 launches per arm"]),
+        ("quickstart -c other.yaml", 2, ["two recipes given"]),
+        ("--resume nothing", 2, ["takes no others"]),
     ],
 )
-@pytest.mark.parametrize("dry", [True, False])
 def test_mistakes_are_reported_before_anything_is_made(
-    compare: Compare, store: RunStore, words: tuple[str, ...], code: int, said: list[str], dry: bool
+    compare: Compare, store: RunStore, words: str, code: int, said: list[str]
 ) -> None:
-    error = compare(*words, "--device", "cpu", "--nproc", "2", *(["--dry-run"] if dry else []), code=code)["error"]
-    assert [word for word in said if word not in error["message"]] == []
-    assert not store.root.exists()
+    for dry in ([], ["--dry-run"]):
+        error = compare(*words.split(), *TWO, *dry, code=code)["error"]
+        assert [word for word in said if word not in error["message"]] == []
+        assert not store.root.exists()
 
 
-def test_what_no_arm_reads_is_said_once(compare: Compare, capsys: Output) -> None:
+def test_what_no_arm_reads_is_said_once(compare: Compare) -> None:
     for_some = ["--set", "schedule.solver=greedy", "--set", "schedule.cost_type=attention"]
     for_none = ["--set", "schedule.replan_steps=16", "--set", "compress.ratio=0.5", "--set", "analysis.confidence=0.9"]
     assert compare("--dry-run", *for_some)["warnings"] == []
@@ -171,28 +165,23 @@ def test_what_no_arm_reads_is_said_once(compare: Compare, capsys: Output) -> Non
     ],
 )
 def test_arms_that_are_configured_alike_are_named(
-    compare: Compare, capsys: Output, arms: tuple[str, ...], alike: list[list[str]]
+    compare: Compare, cli: Cli, arms: tuple[str, ...], alike: list[list[str]]
 ) -> None:
-    words = [word for arm in arms for word in ("--arm", arm)]
-    words += ["--device", "cpu", "--nproc", "2", "--set", "launch.launcher=torchrun"]
-    words += [] if "b:threads=1" in arms else ["--threads", "1"]
-    assert compare(*words, "--dry-run")["alike"] == alike
-    assert main(["compare", *words, "--dry-run"]) == 0
-    said = capsys.readouterr().err
-    assert all(f"arms {' and '.join(names)} are configured alike (A/A)" in said for names in alike)
-    assert said.count("A/A") == len(alike)
+    words = [*(word for arm in arms for word in ("--arm", arm)), *TWO, "--set", "launch.launcher=torchrun"]
+    words += ["--dry-run", *(["--threads", "1"] if "b:threads=1" not in arms else [])]
+    assert compare(*words)["alike"] == alike
+    assert cli("compare", *words).err.count("A/A") == len(alike)
 
 
 @pytest.mark.parametrize("words", [(*ARMS, *SMALL), SWEEP], ids=["one", "cells"])
 def test_of_several_nodes_the_first_has_the_name_and_writes_the_file(
-    compare: Compare, started: list[tuple[Run, RunStore]], tmp_path: Path, words: tuple[str, ...]
+    compare: Compare, started: Started, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    nodes = ("--launcher", "torchrun", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--rdzv-id", "i")
-    for rank in ("0", "1"):
-        file = tmp_path / f"{rank}.yaml"
-        compare(*words, *nodes, "--node-rank", rank, "--name", "both", "--save-recipe", str(file), code=130)
+    nodes = ("--launcher", "torchrun", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--rdzv-id", "i", "--name", "both")
+    for rank in (0, 1):
+        compare(*words, *nodes, "--node-rank", rank, "--save-recipe", tmp_path / f"{rank}.yaml", code=130)
     assert [run.name for run, _ in started] == ["both", None]
-    assert [(tmp_path / f"{rank}.yaml").exists() for rank in "01"] == [True, False]
+    assert [(tmp_path / f"{rank}.yaml").exists() for rank in (0, 1)] == [True, False]
 
 
 def test_time_is_that_of_earlier_runs_of_the_same_settings(compare: Compare, store: RunStore) -> None:
