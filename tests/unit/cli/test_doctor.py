@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import resource
 import threading
@@ -14,15 +13,14 @@ from unittest.mock import Mock
 
 import pytest
 import torch.distributed
+from unit.cli.conftest import Cli
 
 from dynbench.cli import health, health_recipe
 from dynbench.cli.common import Settings
 from dynbench.cli.health import CHECKS, Trouble, expect
-from dynbench.cli.main import main
 from dynbench.errors import HubError
 from dynbench.runs import provenance
 
-Output = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 
 
@@ -31,35 +29,29 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(results=tmp_path / "results")
 
 
-def test_doctor_leaves_nothing_behind(tmp_path: Path, capsys: Output) -> None:
-    assert main(["doctor", "--results", str(tmp_path / "results"), "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+def test_doctor_leaves_nothing_behind(tmp_path: Path, cli: Cli) -> None:
+    shown = cli("doctor", "--results", tmp_path / "results", "--json").json
     assert [check["id"] for check in shown["checks"]] == list(CHECKS)
     assert shown["environment"]["packages"]["torch"]
     assert all(check["ok"] or check["hint"] for check in shown["checks"])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_check_that_warns_or_is_denied_ends_no_other_and_strict_makes_it_exit_6(
-    capsys: Output, monkeypatch: Patch
-) -> None:
+def test_a_check_that_warns_or_is_denied_ends_no_other_and_strict_makes_it_exit_6(cli: Cli, monkeypatch: Patch) -> None:
     def denied(_: Settings) -> str:
         raise PermissionError(errno.EACCES, "Permission denied", "/srv/hub")
 
     fine = {"fine": (lambda _: "seen", "")}
     poor = {"cache": (denied, ""), "poor": (lambda _: expect(False, "seen"), "do it"), **fine}
     monkeypatch.setattr(health, "CHECKS", poor)
-    assert main(["doctor", "--strict", "--json"]) == 6
-    out, err = capsys.readouterr()
-    shown = json.loads(out)
-    assert shown["error"]["exit_code"] == 6
-    assert [(check["ok"], check["seen"]) for check in shown["checks"]] == [
-        *((False, "/srv/hub: Permission denied"), (False, "seen"), (True, "seen")),
-    ]
-    assert [bool(check["hint"]) for check in shown["checks"]] == [True, True, False]
-    assert err == "error: checks that warn: cache, poor\nhint: The next steps are in the checks.\n"
+    said = cli("doctor", "--strict", "--json", code=6)
+    assert said.json["error"]["exit_code"] == 6
+    seen = [(check["ok"], check["seen"], bool(check["hint"])) for check in said.json["checks"]]
+    denied_first = [(False, "/srv/hub: Permission denied", True), (False, "seen", True)]
+    assert seen == [*denied_first, (True, "seen", False)]
+    assert said.err.startswith("error: checks that warn: cache, poor\n")
     monkeypatch.setattr(health, "CHECKS", fine)
-    assert main(["doctor", "--strict"]) == 0
+    cli("doctor", "--strict")
 
 
 MEMORY = {"total": 9e3, "available": 8e3, "limit": None}
@@ -91,11 +83,8 @@ def test_a_full_disk_and_a_hub_that_answers_or_must_not_be_asked(settings: Setti
     monkeypatch.setattr(health, "LEAST_DISK_BYTES", 10**18)
     with pytest.raises(Trouble, match="wanted"):
         health.disk(settings)
-    for offline, reason, said in (
-        (False, "", "answers"),
-        (True, "", "forbids"),
-        (False, "timed out", "not answer: timed out"),
-    ):
+    hubs = ((False, "", "answers"), (True, "", "forbids"), (False, "timed out", "not answer: timed out"))
+    for offline, reason, said in hubs:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
         monkeypatch.setattr("dynbench.workloads.hub.why_unreachable", lambda *_, reason=reason: reason)
         assert said in health.run_checks({"hub": CHECKS["hub"]}, settings)["hub"].seen
@@ -172,7 +161,7 @@ Checks = Callable[..., dict[str, dict[str, Any]]]
 
 
 @pytest.fixture
-def checks(tmp_path: Path, monkeypatch: Patch, capsys: Output) -> Checks:
+def checks(tmp_path: Path, monkeypatch: Patch, cli: Cli) -> Checks:
     """Id to check of a recipe, in a working folder; of machine and network only what a test is about."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DYNBENCH_RESULTS", str(tmp_path / "results"))
@@ -182,10 +171,9 @@ def checks(tmp_path: Path, monkeypatch: Patch, capsys: Output) -> Checks:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
     (tmp_path / "train.tsv").write_text("sentence\tlabel\n" + "a b\t0\nc\t1\n" * 20)
 
-    def run(*words: str, **settings: object) -> dict[str, dict[str, Any]]:
+    def run(*words: str, code: int = 0, **settings: object) -> dict[str, dict[str, Any]]:
         Path("own.yaml").write_text(RECIPE.format(**DEFAULTS | settings))
-        assert main(["doctor", "own.yaml", "--json", *words]) in (0, 6)
-        shown = json.loads(capsys.readouterr().out)["recipe"]
+        shown = cli("doctor", "own.yaml", "--json", *words, code=code).json["recipe"]
         assert shown["name"] == "own.yaml" and all(check["ok"] or check["hint"] for check in shown["checks"])
         return {check["id"]: check for check in shown["checks"]}
 
@@ -246,9 +234,7 @@ def test_weights_and_data_that_only_the_hub_has(checks: Checks, monkeypatch: Pat
     needs = {"workload": f"dataset: sst2, {PRETRAINED} some/model"}
     every = checks(**needs)
     assert failing(every) == ["weights", "start"]
-    assert every["weights"]["seen"] == (
-        "some/model, nyu-mll/glue: neither a folder nor in the hub's cache, and HF_HUB_OFFLINE forbids the network"
-    )
+    assert every["weights"]["seen"].startswith("some/model, nyu-mll/glue: neither a folder nor in the hub's cache")
     monkeypatch.setattr("dynbench.workloads.hub.cached_revision", lambda *_: "abc")
     (tmp_path / "hub" / "datasets--nyu-mll--glue").mkdir(parents=True)
     assert checks(**needs)["weights"]["seen"] == "here: some/model, nyu-mll/glue"
@@ -259,8 +245,7 @@ def test_weights_and_data_that_only_the_hub_has(checks: Checks, monkeypatch: Pat
     assert "will be fetched from" in checks(workload=f"{PRETRAINED} some/model")["weights"]["seen"]
 
 
-def test_settings_over_a_recipe_and_without_one(checks: Checks, capsys: Output) -> None:
-    assert failing(checks("--set", "launch.nproc=4", "--strict")) == ["ranks"]
-    assert main(["doctor", "--set", "launch.nproc=4"]) == 2
-    assert main(["doctor", "quikstart"]) == 2
-    assert "Did you mean 'quickstart'?" in capsys.readouterr().err
+def test_settings_over_a_recipe_and_without_one(checks: Checks, cli: Cli) -> None:
+    assert failing(checks("--set", "launch.nproc=4", "--strict", code=6)) == ["ranks"]
+    cli("doctor", "--set", "launch.nproc=4", code=2)
+    assert "Did you mean 'quickstart'?" in cli("doctor", "quikstart", code=2).err
