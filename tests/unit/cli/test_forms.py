@@ -7,7 +7,6 @@ import io
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import click
 import pytest
