@@ -32,8 +32,7 @@ from dynbench.errors import ConfigError
 )
 def test_scalars_follow_yaml_1_2(text: str, value: object) -> None:
     seen = parse_scalar(text, "here")
-    assert seen == value
-    assert type(seen) is type(value)
+    assert (seen, type(seen)) == (value, type(value))
 
 
 def test_duplicate_keys_at_all_depths_are_all_reported() -> None:
@@ -65,10 +64,8 @@ def test_duplicate_keys_at_all_depths_are_all_reported() -> None:
     ],
 )
 def test_mistakes_carry_file_and_line(text: str, expected: str) -> None:
-    problems = read_yaml(text, "f.yaml").problems
-    assert len(problems) == 1
-    assert problems[0].startswith(expected)
-    assert "\n" not in problems[0]
+    (problem,) = read_yaml(text, "f.yaml").problems
+    assert problem.startswith(expected) and "\n" not in problem
 
 
 plain = st.recursive(
@@ -100,17 +97,11 @@ def test_any_text_gives_a_document_or_problems(text: str) -> None:
     assert all(problem.startswith("f.yaml") and "\n" not in problem for problem in document.problems)
 
 
-@pytest.mark.parametrize("text", ["a: " + "[" * 5000, "- " * 5000 + "a", "a: " + "{b: " * 5000 + "}" * 5000])
-def test_nesting_without_end_is_a_mistake_and_ends_nothing(text: str) -> None:
-    assert read_yaml(text, "f.yaml").problems == ["f.yaml:1: nested too deeply to be read"]
-    with pytest.raises(ConfigError, match="key: nested too deeply to be read"):
-        parse_scalar(text, "key")
-
-
-def test_aliases_that_multiply_are_refused_before_they_are_written_out() -> None:
-    lines = ["a0: &a0 [1]", *(f"a{n}: &a{n} [{', '.join(f'*a{n - 1}' for _ in range(10))}]" for n in range(1, 12))]
-    (problem,) = read_yaml("\n".join(lines), "f.yaml").problems
-    assert "more than 100,000 values, its aliases written out" in problem
+def test_nesting_without_end_is_a_mistake_and_ends_nothing() -> None:
+    for text in ("a: " + "[" * 5000, "- " * 5000 + "a", "a: " + "{b: " * 5000 + "}" * 5000):
+        assert read_yaml(text, "f.yaml").problems == ["f.yaml:1: nested too deeply to be read"]
+        with pytest.raises(ConfigError, match="key: nested too deeply to be read"):
+            parse_scalar(text, "key")
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=4)))
