@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -8,8 +7,8 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from dynbench.cli.common import FLAGS, Flag, Settings
-from dynbench.cli.main import group, load_command
-from dynbench.cli.options import GROUPS, command
+from dynbench.cli.main import group
+from dynbench.cli.options import command
 from dynbench.config import values
 from dynbench.errors import ConfigError
 
@@ -74,17 +73,6 @@ def test_compression_is_set_by_one_object_too(option: str, name: str) -> None:
 def test_a_wrong_object_is_refused(text: str, said: str) -> None:
     with pytest.raises((AssertionError, ConfigError), match=said):
         settings_of("--compress-config", text).config()
-
-
-@pytest.mark.parametrize("name", ["train", "compare", "solve", "probe", "analyze"])
-def test_help_lists_common_options_by_group_and_help_all_every_one(name: str) -> None:
-    command = load_command(name)
-    common = CliRunner().invoke(command, ["--help"]).output
-    whole = CliRunner().invoke(command, ["--help-all"] if "--help-all" in common else ["--help"]).output
-    options = {spelling for parameter in command.params for spelling in parameter.opts if spelling.startswith("--")}
-    assert [spelling for spelling in options if not re.search(rf"{spelling}\b", whole)] == []
-    assert {flag.group for flag in FLAGS} <= {*GROUPS}
-    assert name != "train" or len(common.splitlines()) <= 45
 
 
 def test_commands_options_and_values_complete() -> None:

@@ -77,29 +77,8 @@ def test_nobody_reading_stderr_ends_nothing() -> None:
     assert (done.returncode, done.stdout) == (0, "went on\n")
 
 
-@pytest.mark.parametrize("turn", [1, 2])
-def test_what_a_quiet_command_set_ends_with_its_test(turn: int, caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("dynbench.of_a_test").warning("heard")
-    assert "heard" in caplog.text, turn
-    common.set_up_logging(-1)
-    logging.getLogger("dynbench.of_a_test").warning("quiet")
-    assert "quiet" not in caplog.text
-
-
 EVIL = "\x1b[31m[/red]\u202e\r\x07"
 SHOWN = r"\x1b[31m[/red]\u202e\r\x07"
-
-
-def test_names_set_no_colour_and_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
-    common.print_lines(EVIL)
-    common.print_pairs(EVIL, {EVIL: EVIL})
-    common.print_table((EVIL,), [(EVIL,)], EVIL)
-    common.set_up_logging(0)
-    common.show_warnings([EVIL])
-    console.stderr.print(EVIL)
-    out, err = capsys.readouterr()
-    assert out.count(SHOWN) == 7 and err.count(SHOWN) == 2
-    assert not {*EVIL} & {*out, *err} - {*SHOWN}
 
 
 def test_a_spinner_and_a_bar_show_names_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,11 +201,8 @@ def test_what_train_would_cut_stands_beside_the_numbers(
     ("arguments", "message"),
     [
         ("sst2 --world-size 8 --global-batch 4", "train.global_batch: 4 is less than the 8 ranks"),
-        ("sst2 --world-size 2 --capacity 4,0", "schedule.capacity"),
-        ("sst2 --world-size 2 --speeds 1,1,1", "schedule.speeds"),
         ("sst2 --world-size 4,x", "'x' is not a whole number"),
         ("gsm8k --world-size 1024", "8192 is more than the 7473 samples"),
-        ("sst2 --cost-type measured", "schedule.cost_type: 'measured' has no coefficients"),
         ("sst2 gsm8k --write-trace x.csv", "2 traces for one file"),
         ("--from-run nothing", "run 'nothing'"),
     ],

@@ -135,13 +135,9 @@ def test_rules_are_checked_and_located(tmp_path: Path) -> None:
     assert found[1].startswith("c.yaml:2: train.global_batch: 50 cannot be dealt equally to 4 ranks")
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
-def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "c.yaml"
-    if content is not None:
-        path.write_bytes(content)
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"c\.yaml: cannot be read"):
-        load_config(path)
+        load_config(tmp_path / "c.yaml")
 
 
 @pytest.mark.parametrize(

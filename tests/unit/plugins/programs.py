@@ -43,15 +43,6 @@ def unread_settings(unread: Sequence[str], chosen: Sequence[str]) -> Any:
     return *found, [name for name in ("torch", "numpy", "transformers", "toy_classes") if name in sys.modules]
 
 
-def toys() -> Any:
-    """The last member of every registry, and an option of a benchmark that is called with it."""
-    from dynbench.plugins import BENCHMARKS, KINDS
-
-    entry = BENCHMARKS.find("nothing")
-    bench = entry.load()(entry.options(rounds=5))  # type: ignore[call-arg]
-    return [list(registry)[-1] for _, registry in KINDS.values()], bench.options.rounds  # type: ignore[attr-defined]
-
-
 def classes_beside(*modules: str) -> Any:
     """What is listed where classes stand in the file that registers them, with modules imported before it is read."""
     for name in modules:
