@@ -50,7 +50,7 @@ def arms(store: RunStore, count: int) -> list[str]:
 
 
 @pytest.mark.slow
-def test_quiet_says_what_the_whole_says_of_each_verdict(store: RunStore, show: Show) -> None:
+def test_quiet_says_what_the_whole_says_of_each_verdict(store, show):
     named = arms(store, 4)
     lines, whole = show(*named, "-q"), show(*named)
     assert lines == [line for line in whole if re.match(r"[A-Z]{4,} +\S", line)]
@@ -62,7 +62,7 @@ def test_quiet_says_what_the_whole_says_of_each_verdict(store: RunStore, show: S
 
 
 @pytest.mark.slow
-def test_a_line_says_what_its_number_rests_on(store: RunStore, show: Show) -> None:
+def test_a_line_says_what_its_number_rests_on(store, show):
     def one(*words: str) -> str:
         (line,) = show(*words, "-q")
         return line
@@ -81,7 +81,7 @@ def test_a_line_says_what_its_number_rests_on(store: RunStore, show: Show) -> No
 
 
 @pytest.mark.slow
-def test_the_forms_of_many_arms(store: RunStore, show: Show) -> None:
+def test_the_forms_of_many_arms(store, show):
     named = arms(store, 5)
     shown = "\n".join(show(*named, "--format", "md"))
     assert shown.startswith("| arm | verdict | level | speed-up | 95 % interval, joint |")
@@ -94,7 +94,7 @@ def test_the_forms_of_many_arms(store: RunStore, show: Show) -> None:
     assert len(labels) == 5 and rows[0]["metric"] == "step_time_ms.mean"
 
 
-def test_tables_in_which_no_arm_differs_are_left_out() -> None:
+def test_tables_in_which_no_arm_differs_are_left_out():
     def shown(*rows: list[str]) -> bool:
         return _tells_apart(Table(["arm", "ms", "MB"], rows))
 

@@ -142,16 +142,14 @@ COMMANDS = (
 
 @cases(0.2)
 @given(words=st.sampled_from(COMMANDS), values=st.lists(field_values(), min_size=1, max_size=3))
-def test_any_value_of_any_setting(place: Path, words: tuple[str, ...], values: list[tuple[str, str]]) -> None:
+def test_any_value_of_any_setting(place, words, values):
     sets = [word for key, value in values for word in ("--set", f"{key}={value}")]
     clean(answer([*words, *REAL, *sets], place / "results"))
 
 
 @cases(0.16)
 @given(data=st.data(), words=st.sampled_from(COMMANDS), values=st.lists(field_values(), max_size=4))
-def test_any_configuration_file(
-    place: Path, data: st.DataObject, words: tuple[str, ...], values: list[tuple[str, str]]
-) -> None:
+def test_any_configuration_file(place, data, words, values):
     sections: dict[str, dict[str, object]] = {"launch": {"launcher": "torchrun", "nproc": 2}, "train": {"steps": 4}}
     for key, value in values:
         section, _, name = key.partition(".")
@@ -168,7 +166,7 @@ def test_any_configuration_file(
 
 @cases(0.14)
 @given(data=st.data(), words=st.sampled_from([("--dry-run",), ("--dry-run", "--json"), ()]))
-def test_any_recipe(place: Path, data: st.DataObject, words: tuple[str, ...]) -> None:
+def test_any_recipe(place, data, words):
     name = data.draw(st.sampled_from(["", "", "quickstart", "regimes"]))
     content = find_recipe(name).read_bytes() if name else RECIPE.encode()
     (place / "own.yaml").write_bytes(data.draw(spoilt(content)))
@@ -178,7 +176,7 @@ def test_any_recipe(place: Path, data: st.DataObject, words: tuple[str, ...]) ->
 
 @cases(0.16)
 @given(data=st.data(), suffix=st.sampled_from(sorted(READERS)))
-def test_any_trace(place: Path, data: st.DataObject, suffix: str) -> None:
+def test_any_trace(place, data, suffix):
     content = encode_trace(np.array([5, 9, 30, 12] * 8), Path(f"x{suffix}"))
     (place / f"trace{suffix}").write_bytes(data.draw(spoilt(content)))
     words = ("--steps", "2", "--world-size", "2", "--policy", "static,partition", "--no-figures")
@@ -187,7 +185,7 @@ def test_any_trace(place: Path, data: st.DataObject, suffix: str) -> None:
 
 @cases(0.1)
 @given(data=st.data(), kind=st.sampled_from(sorted(DATA)))
-def test_any_data_file(place: Path, data: st.DataObject, kind: str) -> None:
+def test_any_data_file(place, data, kind):
     path = place / f"data.{'csv' if kind == 'lengths' else kind}"
     path.write_bytes(data.draw(spoilt(DATA[kind].encode())))
     words = ("--dataset", kind, "--data-path", str(path), "--tokenizer", "vocab.txt", "--global-batch", "2")
@@ -196,7 +194,7 @@ def test_any_data_file(place: Path, data: st.DataObject, kind: str) -> None:
 
 @cases(0.04)
 @given(name=st.sampled_from(sorted(BENCHMARKS)), values=st.dictionaries(junk(), junk() | number(), max_size=2))
-def test_any_option_of_a_benchmark(place: Path, name: str, values: dict[str, str]) -> None:
+def test_any_option_of_a_benchmark(place, name, values):
     options = list(BENCHMARKS.find(name).options.model_fields)
     keys = [*options, *values]
     sets = [f"{keys[index % len(keys)]}={value}" for index, value in enumerate(values.values())]
@@ -230,7 +228,7 @@ READING = (
 
 @cases(0.2)
 @given(data=st.data(), words=st.sampled_from(READING))
-def test_any_run_folder(place: Path, runs: Path, data: st.DataObject, words: tuple[str, ...]) -> None:
+def test_any_run_folder(place, runs, data, words):
     work = copied(runs, place / "results")
     files = sorted(path for path in work.rglob("*") if path.is_file() and not path.name.startswith("."))
     for path in data.draw(st.lists(st.sampled_from(files), min_size=1, max_size=2, unique=True)):

@@ -56,7 +56,7 @@ def compare(store: RunStore, cli: Cli, started: Started) -> Compare:
     return lambda *words, code=0: cli("compare", *words, "--json", code=code).json
 
 
-def test_a_dry_run_shows_cells_and_launches_and_touches_nothing(compare: Compare, store: RunStore) -> None:
+def test_a_dry_run_shows_cells_and_launches_and_touches_nothing(compare, store):
     shown = compare(*SWEEP, "--dry-run")
     assert [cell["settings"] for cell in shown["cells"]] == [
         {"train.global_batch": batch, "train.seed": seed} for batch in (8, 16) for seed in (1, 2)
@@ -68,9 +68,7 @@ def test_a_dry_run_shows_cells_and_launches_and_touches_nothing(compare: Compare
 
 
 @pytest.mark.parametrize("words", [(*ARMS, *SMALL), SWEEP, ("quickstart", *ARMS[2:], *SMALL)], ids=len)
-def test_what_a_dry_run_prints_is_the_recipe_that_is_saved_and_that_runs_alike(
-    compare: Compare, cli: Cli, tmp_path: Path, words: tuple[str, ...]
-) -> None:
+def test_what_a_dry_run_prints_is_the_recipe_that_is_saved_and_that_runs_alike(compare, cli, tmp_path, words):
     file, printed = tmp_path / "mine.yaml", tmp_path / "printed.yaml"
     words = tuple(word.replace("part:", "mine:") for word in words)
     shown = compare(*words, "--dry-run", "--save-recipe", file)
@@ -83,7 +81,7 @@ def test_what_a_dry_run_prints_is_the_recipe_that_is_saved_and_that_runs_alike(
     assert again == shown
 
 
-def test_the_file_is_never_overwritten_and_not_left_by_what_is_refused(compare: Compare, tmp_path: Path) -> None:
+def test_the_file_is_never_overwritten_and_not_left_by_what_is_refused(compare, tmp_path):
     file = tmp_path / "mine.yaml"
 
     def save(path: Path, *more: str, code: int = 2) -> str:
@@ -98,8 +96,8 @@ def test_the_file_is_never_overwritten_and_not_left_by_what_is_refused(compare: 
 
 
 def test_a_started_comparison_is_the_recipe_of_its_arms_and_goes_on_among_its_own_launches(
-    compare: Compare, store: RunStore, started: Started, tmp_path: Path
-) -> None:
+    compare, store, started, tmp_path
+):
     compare(*ARMS, *SMALL, "--name", "mine", code=130)
     ((run, _),) = started
     (recipe,) = load_cells(run.path / RECIPE_FILE)
@@ -113,9 +111,7 @@ def test_a_started_comparison_is_the_recipe_of_its_arms_and_goes_on_among_its_ow
 
 
 @pytest.mark.parametrize("dry", [True, False])
-def test_a_name_in_use_is_refused_before_anything_is_written_unless_it_is_replaced(
-    compare: Compare, store: RunStore, tmp_path: Path, dry: bool
-) -> None:
+def test_a_name_in_use_is_refused_before_anything_is_written_unless_it_is_replaced(compare, store, tmp_path, dry):
     store.create("compare", "older", name="mine")
     words = (*SWEEP, "--name", "mine", "--save-recipe", tmp_path / "r.yaml", *["--dry-run"] * dry)
     assert "in use" in compare(*words, code=2)["error"]["message"]
@@ -139,16 +135,14 @@ def test_a_name_in_use_is_refused_before_anything_is_written_unless_it_is_replac
         ("--resume nothing", 2, ["takes no others"]),
     ],
 )
-def test_mistakes_are_reported_before_anything_is_made(
-    compare: Compare, store: RunStore, words: str, code: int, said: list[str]
-) -> None:
+def test_mistakes_are_reported_before_anything_is_made(compare, store, words, code, said):
     for dry in ([], ["--dry-run"]):
         error = compare(*words.split(), *TWO, *dry, code=code)["error"]
         assert [word for word in said if word not in error["message"]] == []
         assert not store.root.exists()
 
 
-def test_what_no_arm_reads_is_said_once(compare: Compare) -> None:
+def test_what_no_arm_reads_is_said_once(compare):
     for_some = ["--set", "schedule.solver=greedy", "--set", "schedule.cost_type=attention"]
     for_none = ["--set", "schedule.replan_steps=16", "--set", "compress.ratio=0.5", "--set", "analysis.confidence=0.9"]
     assert compare("--dry-run", *for_some)["warnings"] == []
@@ -164,9 +158,7 @@ def test_what_no_arm_reads_is_said_once(compare: Compare) -> None:
         (("a", "b:threads=1"), [["a", "b"]]),
     ],
 )
-def test_arms_that_are_configured_alike_are_named(
-    compare: Compare, cli: Cli, arms: tuple[str, ...], alike: list[list[str]]
-) -> None:
+def test_arms_that_are_configured_alike_are_named(compare, cli, arms, alike):
     words = [*(word for arm in arms for word in ("--arm", arm)), *TWO, "--set", "launch.launcher=torchrun"]
     words += ["--dry-run", *(["--threads", "1"] if "b:threads=1" not in arms else [])]
     assert compare(*words)["alike"] == alike
@@ -174,9 +166,7 @@ def test_arms_that_are_configured_alike_are_named(
 
 
 @pytest.mark.parametrize("words", [(*ARMS, *SMALL), SWEEP], ids=["one", "cells"])
-def test_of_several_nodes_the_first_has_the_name_and_writes_the_file(
-    compare: Compare, started: Started, tmp_path: Path, words: tuple[str, ...]
-) -> None:
+def test_of_several_nodes_the_first_has_the_name_and_writes_the_file(compare, started, tmp_path, words):
     nodes = ("--launcher", "torchrun", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--rdzv-id", "i", "--name", "both")
     for rank in (0, 1):
         compare(*words, *nodes, "--node-rank", rank, "--save-recipe", tmp_path / f"{rank}.yaml", code=130)
@@ -184,7 +174,7 @@ def test_of_several_nodes_the_first_has_the_name_and_writes_the_file(
     assert [(tmp_path / f"{rank}.yaml").exists() for rank in (0, 1)] == [True, False]
 
 
-def test_time_is_that_of_earlier_runs_of_the_same_settings(compare: Compare, store: RunStore) -> None:
+def test_time_is_that_of_earlier_runs_of_the_same_settings(compare, store):
     def ran(minutes: int, **flags: object) -> None:
         shared = {"launch.device": "cpu", "launch.nproc": 2, "train.warmup_steps": 0}
         run = store.create("train", "x")
@@ -207,7 +197,7 @@ def test_time_is_that_of_earlier_runs_of_the_same_settings(compare: Compare, sto
     assert estimated("--over", "global_batch=64,10") is None
 
 
-def test_without_a_terminal_every_launch_stage_and_epoch_is_one_line(capsys: Output) -> None:
+def test_without_a_terminal_every_launch_stage_and_epoch_is_one_line(capsys):
     first = [LaunchState("static", 0, 0)]
     both = [*first, LaunchState("partition", 0, 0)]
     with display(True, "starting", LAUNCHES) as shown:
@@ -243,7 +233,7 @@ def cells(folder: Path, *facts: dict[str, object], form: common.Form = "table") 
         show_cells(outcome)
 
 
-def test_cells_are_a_table_for_people_and_for_programs(tmp_path: Path, capsys: Output) -> None:
+def test_cells_are_a_table_for_people_and_for_programs(tmp_path, capsys):
     cells(tmp_path, {}, {})
     header, real, virtual, *_, last = capsys.readouterr().out.splitlines()
     *command, _, option, results = shlex.split(last)
@@ -272,9 +262,7 @@ OF_SCHEDULES = {"predicted_speedup": 1.2, "overhead_share": 0.5, "recovered_shar
         (OF_SCHEDULES, {}, "speed-up predicted launch overhead recovered"),
     ],
 )
-def test_only_columns_that_a_comparison_fills_are_shown(
-    tmp_path: Path, capsys: Output, first: dict[str, object], second: dict[str, object], titles: str
-) -> None:
+def test_only_columns_that_a_comparison_fills_are_shown(tmp_path, capsys, first, second, titles):
     cells(tmp_path, first, second)
     header, *lines = capsys.readouterr().out.splitlines()
     assert " ".join(header.split()) == f"settings ranks arm verdict {titles}"

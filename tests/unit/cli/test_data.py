@@ -39,7 +39,7 @@ def refused(cli: Cli, *words: str) -> str:
 
 
 @pytest.mark.parametrize("suffix", READERS)
-def test_a_run_gives_the_lengths_that_it_trained_on(store: RunStore, cli: Cli, suffix: str) -> None:
+def test_a_run_gives_the_lengths_that_it_trained_on(store, cli, suffix):
     config = trained(store).config()
     lines = cli("data", "lengths", "runA", "-o", f"x{suffix}").lines
     assert read_trace(Path(f"x{suffix}")).tolist() == training_trace(config).lengths.tolist()
@@ -47,7 +47,7 @@ def test_a_run_gives_the_lengths_that_it_trained_on(store: RunStore, cli: Cli, s
     assert lines[2] == f"next  dynbench train --dataset lengths --data-path x{suffix} --max-length 12"
 
 
-def test_a_data_set_gives_the_lengths_that_would_be_trained_on(store: RunStore, cli: Cli) -> None:
+def test_a_data_set_gives_the_lengths_that_would_be_trained_on(store, cli):
     printed = cli("data", "lengths", "--subset", "90", "--max-length", "12", "--seed", "4", "--json").json
     written = pl.read_parquet("lengths.parquet")
     assert written.columns == ["length"] and printed["max_length"] == printed["lengths"]["max"] == 12
@@ -57,7 +57,7 @@ def test_a_data_set_gives_the_lengths_that_would_be_trained_on(store: RunStore, 
 @pytest.mark.parametrize(
     ("file", "command"), [("x.csv", "data lengths -o x.csv"), ("mine.yaml", "recipes cp quickstart mine.yaml")]
 )
-def test_a_file_is_overwritten_only_when_forced(store: RunStore, cli: Cli, file: str, command: str) -> None:
+def test_a_file_is_overwritten_only_when_forced(store, cli, file, command):
     Path(file).write_text("mine")
     assert f"{file}: exists already" in cli(*command.split(), code=2).err
     assert Path(file).read_text() == "mine"
@@ -68,13 +68,13 @@ def test_a_file_is_overwritten_only_when_forced(store: RunStore, cli: Cli, file:
         assert Path(file).read_bytes() == find_recipe("quickstart").read_bytes()
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing(store: RunStore, cli: Cli) -> None:
+def test_a_file_that_cannot_be_written_leaves_nothing(store, cli):
     assert "unknown trace format '.xls'" in refused(cli, "-o", "x.xls", "--dataset", "tsv", "--data-path", "absent")
     assert "absent/x.csv: cannot be written" in refused(cli, "-o", "absent/x.csv")
     assert list(Path().iterdir()) == []
 
 
-def test_a_run_of_other_data_is_refused(store: RunStore, cli: Cli) -> None:
+def test_a_run_of_other_data_is_refused(store, cli):
     trained(store, fingerprint="another")
     assert "is no longer the data that it trained on" in refused(cli, "runA")
     store.create("solve", "solve", name="offline")
@@ -93,5 +93,5 @@ def test_a_run_of_other_data_is_refused(store: RunStore, cli: Cli) -> None:
         "solve embedded --policy static --steps 1 --no-figures --world-size 2 --global-batch 8",
     ],
 )
-def test_lengths_need_no_batch_that_ranks_could_train_on(store: RunStore, cli: Cli, command: str, given: str) -> None:
+def test_lengths_need_no_batch_that_ranks_could_train_on(store, cli, command, given):
     cli(*command.split(), "--subset", "50", "--set", *given.split())

@@ -29,7 +29,7 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(results=tmp_path / "results")
 
 
-def test_doctor_leaves_nothing_behind(tmp_path: Path, cli: Cli) -> None:
+def test_doctor_leaves_nothing_behind(tmp_path, cli):
     shown = cli("doctor", "--results", tmp_path / "results", "--json").json
     assert [check["id"] for check in shown["checks"]] == list(CHECKS)
     assert shown["environment"]["packages"]["torch"]
@@ -37,7 +37,7 @@ def test_doctor_leaves_nothing_behind(tmp_path: Path, cli: Cli) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_check_that_warns_or_is_denied_ends_no_other_and_strict_makes_it_exit_6(cli: Cli, monkeypatch: Patch) -> None:
+def test_a_check_that_warns_or_is_denied_ends_no_other_and_strict_makes_it_exit_6(cli, monkeypatch):
     def denied(_: Settings) -> str:
         raise PermissionError(errno.EACCES, "Permission denied", "/srv/hub")
 
@@ -71,15 +71,13 @@ PLANTED: list[tuple[str, object, str, object, bool, str]] = [
 
 
 @pytest.mark.parametrize(("check", "place", "name", "answer", "ok", "said"), PLANTED)
-def test_what_the_system_lacks_is_seen(
-    settings: Settings, monkeypatch: Patch, check: str, place: object, name: str, answer: object, ok: bool, said: str
-) -> None:
+def test_what_the_system_lacks_is_seen(settings, monkeypatch, check, place, name, answer, ok, said):
     monkeypatch.setattr(place, name, lambda *_: answer)
     found = health.run_checks({check: CHECKS[check]}, settings)[check]
     assert (found.ok, bool(found.hint)) == (ok, not ok) and said in found.seen
 
 
-def test_a_full_disk_and_a_hub_that_answers_or_must_not_be_asked(settings: Settings, monkeypatch: Patch) -> None:
+def test_a_full_disk_and_a_hub_that_answers_or_must_not_be_asked(settings, monkeypatch):
     monkeypatch.setattr(health, "LEAST_DISK_BYTES", 10**18)
     with pytest.raises(Trouble, match="wanted"):
         health.disk(settings)
@@ -100,9 +98,7 @@ def test_a_full_disk_and_a_hub_that_answers_or_must_not_be_asked(settings: Setti
         (None, "2.14.0", "13.0", 8, "NVIDIA driver of unknown version"),
     ],
 )
-def test_driver_and_build_are_named_where_they_do_not_fit(
-    driver: str | None, build: str, cuda: str | None, listed: int, said: str, monkeypatch: Patch
-) -> None:
+def test_driver_and_build_are_named_where_they_do_not_fit(driver, build, cuda, listed, said, monkeypatch):
     known = Mock(return_value=driver, side_effect=None if driver else provenance.UnknownFactError("no driver"))
     monkeypatch.setattr(provenance, "nvidia_driver", known)
     if driver is None and not listed:
@@ -118,7 +114,7 @@ def test_driver_and_build_are_named_where_they_do_not_fit(
     ("fault", "said"),
     [("cannot connect", "connectFullMesh failed"), ("wrong sum", r"1 \+ 1 gives 1"), ("never answers", "no answer")],
 )
-def test_ranks_that_cannot_communicate(settings: Settings, monkeypatch: Patch, fault: str, said: str) -> None:
+def test_ranks_that_cannot_communicate(settings, monkeypatch, fault, said):
     assert "two ranks added up a tensor over gloo in" in health.communication(settings)
     over = threading.Event()
 
@@ -184,7 +180,7 @@ def failing(found: dict[str, dict[str, Any]]) -> list[str]:
     return [name for name, check in found.items() if not check["ok"]]
 
 
-def test_a_recipe_that_can_begin(checks: Checks) -> None:
+def test_a_recipe_that_can_begin(checks):
     found = checks()
     assert failing(found) == [] and not Path("results").exists()
     assert {name: check["seen"] for name, check in found.items() if name != "packages"} == {
@@ -211,16 +207,14 @@ PRETRAINED = "weights: pretrained, model:"
         ({"device": "cuda"}, ["ranks", "start"], "torch sees no GPU"),
     ],
 )
-def test_what_a_recipe_lacks_is_named(
-    checks: Checks, tmp_path: Path, settings: dict[str, object], ids: list[str], said: str
-) -> None:
+def test_what_a_recipe_lacks_is_named(checks, tmp_path, settings, ids, said):
     (tmp_path / "other.tsv").write_text("text,label\na,0\n")
     found = checks(**settings)
     assert failing(found) == ids and said in found[ids[0]]["seen"]
     assert list(found) == ["recipe"] or ids != ["recipe"], "what cannot be read is not checked further"
 
 
-def test_a_missing_package(checks: Checks, monkeypatch: Patch) -> None:
+def test_a_missing_package(checks, monkeypatch):
     monkeypatch.setattr("dynbench.plugins.registry.find_spec", lambda name: None)
     monkeypatch.setattr(health_recipe, "find_spec", lambda name: None)
     found = checks(train="tensorboard: true", policy="karmarkar_karp")["packages"]
@@ -228,7 +222,7 @@ def test_a_missing_package(checks: Checks, monkeypatch: Patch) -> None:
     assert found["hint"] == "pip install 'dynbench[tensorboard]' 'dynbench[peers]'"
 
 
-def test_weights_and_data_that_only_the_hub_has(checks: Checks, monkeypatch: Patch, tmp_path: Path) -> None:
+def test_weights_and_data_that_only_the_hub_has(checks, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("dynbench.workloads.hub.cached_revision", lambda *_: None)
     needs = {"workload": f"dataset: sst2, {PRETRAINED} some/model"}
@@ -245,7 +239,7 @@ def test_weights_and_data_that_only_the_hub_has(checks: Checks, monkeypatch: Pat
     assert "will be fetched from" in checks(workload=f"{PRETRAINED} some/model")["weights"]["seen"]
 
 
-def test_settings_over_a_recipe_and_without_one(checks: Checks, cli: Cli) -> None:
+def test_settings_over_a_recipe_and_without_one(checks, cli):
     assert failing(checks("--set", "launch.nproc=4", "--strict", code=6)) == ["ranks"]
     cli("doctor", "--set", "launch.nproc=4", code=2)
     assert "Did you mean 'quickstart'?" in cli("doctor", "quikstart", code=2).err

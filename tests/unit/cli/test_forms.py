@@ -102,7 +102,7 @@ NOT_TABLES = {"analyze", "compare", "runs"}
 """Over made-up rows, in unit/experiment/test_compare.py; a sweep in test_compare.py; runs in test_runs.py."""
 
 
-def test_every_command_is_tried() -> None:
+def test_every_command_is_tried():
     def takes_format(name: str) -> bool:
         found = load_command(name)
         leaves = found.commands.values() if isinstance(found, click.Group) else [found]
@@ -113,7 +113,7 @@ def test_every_command_is_tried() -> None:
 
 
 @pytest.mark.parametrize("words", QUIET)
-def test_quiet_prints_the_result_only(words: str, run: Run, tmp_path: Path, cli: Cli) -> None:
+def test_quiet_prints_the_result_only(words, run, tmp_path, cli):
     said = cli(*words.format(tmp=tmp_path).split(), "-q", "--results", run.path.parent)
     assert (said.lines, said.err) == (QUIET[words](run), "")
 
@@ -123,7 +123,7 @@ def cells_of(line: str) -> list[str]:
 
 
 @pytest.mark.parametrize("words", TABLES)
-def test_stdout_is_the_table_alone(words: str, run: Run, tmp_path: Path, cli: Cli) -> None:
+def test_stdout_is_the_table_alone(words, run, tmp_path, cli):
     names, key = TABLES[words]
     said = {}
     for how in ("table", "csv", "md", "csv -q"):
@@ -140,11 +140,11 @@ def test_stdout_is_the_table_alone(words: str, run: Run, tmp_path: Path, cli: Cl
         assert shown & {"folder", "capacity", "run"} <= beside
 
 
-def test_json_and_a_table_are_not_both_on_stdout(cli: Cli) -> None:
+def test_json_and_a_table_are_not_both_on_stdout(cli):
     assert "--json and --format md" in cli("solve", "--list", "--json", "--format", "md", code=2).err
 
 
-def test_a_command_says_the_rest_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_says_the_rest_on_stderr(capsys):
     @command(table=True)
     def anything(settings: Settings) -> None:
         common.print_lines("before")
@@ -165,12 +165,12 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
 
 
 @given(st.lists(st.fixed_dictionaries({"a, b": texts, "n": numbers, '"q"': st.integers()}), min_size=1))
-def test_csv_keeps_every_text_and_every_digit(rows: list[dict[str, object]]) -> None:
+def test_csv_keeps_every_text_and_every_digit(rows):
     found = list(csv.DictReader(io.StringIO(csv_text(rows), newline="")))
     assert [{"a, b": row["a, b"], "n": float(row["n"]), '"q"': int(row['"q"'])} for row in found] == rows
 
 
 @given(st.lists(st.lists(st.text(st.characters(exclude_characters="\\")), min_size=3, max_size=3), min_size=1))
-def test_markdown_keeps_a_line_per_row_and_a_cell_per_column(rows: list[list[str]]) -> None:
+def test_markdown_keeps_a_line_per_row_and_a_cell_per_column(rows):
     lines = pipes(rows).split("\n")
     assert [len(cells_of(line)) for line in lines] == [3] * len(rows)

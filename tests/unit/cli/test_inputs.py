@@ -56,16 +56,14 @@ def sets(**changes: str) -> list[str]:
         ({"eval_path": "bad.tsv"}, "bad.tsv:3:"),
     ],
 )
-def test_it_is_refused_before_anything_is_made(
-    results: Path, cli: Cli, command: str, change: dict[str, str], said: str
-) -> None:
+def test_it_is_refused_before_anything_is_made(results, cli, command, change, said):
     error = cli(*command.split(), "--json", *sets(**change), code=2).json["error"]
     assert said in error["message"] and "--resume" not in error["hint"]
     assert not results.exists()
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if "probe" not in command])
-def test_a_batch_beyond_what_is_left_to_train_on_tells_what_is_held_out(results: Path, cli: Cli, command: str) -> None:
+def test_a_batch_beyond_what_is_left_to_train_on_tells_what_is_held_out(results, cli, command):
     Path("train.tsv").write_text("sentence\tlabel\n" + "a b\t0\n" * 5 + "c\t1\n" * 5)
     ten = ("--set", "train.global_batch=10")
     mistake = cli(*command.split(), "--json", *sets(), *ten, code=2).mistake
@@ -76,7 +74,7 @@ def test_a_batch_beyond_what_is_left_to_train_on_tells_what_is_held_out(results:
 
 
 @pytest.mark.parametrize("command", ["train", "probe", "solve", "data lengths"])
-def test_a_recipe_given_as_configuration_is_told_from_one(command: str, tmp_path: Path, cli: Cli) -> None:
+def test_a_recipe_given_as_configuration_is_told_from_one(command, tmp_path, cli):
     recipe = tmp_path / "my recipe.yaml"
     recipe.write_text(RECIPE)
     error = cli(*command.split(), "-c", recipe, "--json", code=2).json["error"]

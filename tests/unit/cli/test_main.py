@@ -31,7 +31,7 @@ def dynbench_to(stdout: object, *arguments: str, **options: object) -> subproces
 dynbench = partial(dynbench_to, subprocess.PIPE)
 
 
-def test_help_needs_click_and_little_of_ours() -> None:
+def test_help_needs_click_and_little_of_ours():
     code = (
         "import sys; before = set(sys.modules); from dynbench.cli.main import main; main(['--help'])\n"
         "print(*set(sys.modules) - before, file=sys.stderr)"
@@ -42,7 +42,7 @@ def test_help_needs_click_and_little_of_ours() -> None:
 
 
 @pytest.mark.clock
-def test_help_is_fast() -> None:
+def test_help_is_fast():
     """The budget is 150 ms of wall time; the best of several runs leaves out what else the machine does."""
     best = 1.0
     for _ in range(10):
@@ -54,7 +54,7 @@ def test_help_is_fast() -> None:
     assert best < 0.15, f"--help took {best * 1000:.0f} ms at best"
 
 
-def test_a_mistyped_command_and_loading_one_import_nothing_heavy() -> None:
+def test_a_mistyped_command_and_loading_one_import_nothing_heavy():
     modules = sorted({place.partition(":")[0] for place, _ in COMMANDS.values()})
     code = (
         "import importlib, sys; from dynbench.cli.main import main; main(['trian'])\n"
@@ -66,7 +66,7 @@ def test_a_mistyped_command_and_loading_one_import_nothing_heavy() -> None:
     assert done.stdout.split() == []
 
 
-def test_usage_mistakes_under_json(cli: Cli) -> None:
+def test_usage_mistakes_under_json(cli):
     shown = cli("runs", "ls", "--json", "--nope", code=2).json
     assert (shown["command"], shown["error"]["kind"], shown["error"]["exit_code"]) == ("runs ls", "usage", 2)
     assert cli("--json", "nothing", code=2).json["command"] is None
@@ -81,9 +81,7 @@ def test_usage_mistakes_under_json(cli: Cli) -> None:
         (OSError("No space left on device (os error 28)"), 2, "storage", "output: No space left on device"),
     ],
 )
-def test_neither_ctrl_c_nor_a_disk_is_a_bug(
-    error: BaseException, code: int, kind: str, message: str, monkeypatch: pytest.MonkeyPatch, cli: Cli
-) -> None:
+def test_neither_ctrl_c_nor_a_disk_is_a_bug(error, code, kind, message, monkeypatch, cli):
     @click.command()
     @click.option("--json", is_flag=True)
     def command(json: bool) -> None:
@@ -95,7 +93,7 @@ def test_neither_ctrl_c_nor_a_disk_is_a_bug(
 
 
 @pytest.mark.slow
-def test_a_closed_pipe_is_quiet(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_quiet(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     done = dynbench_to(writer, "runs", "ls", "--results", str(tmp_path))
@@ -103,13 +101,13 @@ def test_a_closed_pipe_is_quiet(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_underscores_are_dashes_in_option_names(cli: Cli) -> None:
+def test_underscores_are_dashes_in_option_names(cli):
     said = cli("train", "--global_batch", "0", "--warmup_steps", "x", "--dry_run", code=2).err
     assert "train.global_batch: 0 is not allowed" in said and "train.warmup_steps: 'x' is not allowed" in said
 
 
 @pytest.mark.slow
-def test_closed_streams_are_no_failure(tmp_path: Path) -> None:
+def test_closed_streams_are_no_failure(tmp_path):
     for stream in (1, 2):
         ended = dynbench("runs", "ls", "--results", str(tmp_path), preexec_fn=partial(os.close, stream))
         assert ended.returncode == 0
@@ -117,14 +115,14 @@ def test_closed_streams_are_no_failure(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--json"]])
-def test_output_that_cannot_be_written_is_one_line(more: list[str], tmp_path: Path) -> None:
+def test_output_that_cannot_be_written_is_one_line(more, tmp_path):
     with Path("/dev/full").open("w") as full:
         done = dynbench_to(full, "runs", "ls", *more, "--results", str(tmp_path))
     assert done.returncode == 2 and "Traceback" not in done.stderr and done.stderr.startswith("error: ")
 
 
 @pytest.mark.slow
-def test_undecodable_arguments_give_json_in_any_locale(tmp_path: Path) -> None:
+def test_undecodable_arguments_give_json_in_any_locale(tmp_path):
     command = [sys.executable, "-m", "dynbench", "runs", "ls", "--json", "--results", os.fsencode(tmp_path) + b"/\xff"]
     plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run(command, env=plain, capture_output=True, check=True)
@@ -133,7 +131,7 @@ def test_undecodable_arguments_give_json_in_any_locale(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [None, "0"])
-def test_only_a_rank_skips_the_interpreters_shutdown(rank: str | None) -> None:
+def test_only_a_rank_skips_the_interpreters_shutdown(rank):
     code = (
         "import atexit, sys, torch\n"
         "from dynbench.cli.main import run_process\n"

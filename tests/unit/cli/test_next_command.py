@@ -96,7 +96,7 @@ def another(key: str) -> object:
     raise AssertionError(f"no value of {key} was found")
 
 
-def test_every_setting_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_comes_back(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = run_of(load_config(None, ["schedule.policy=prefix", "train.steps=33"]), tmp_path / "some results")
     for key in set(all_keys()) - {"train.epochs", "train.batch_per_worker"}:
@@ -115,14 +115,14 @@ PATHS = (
 )
 
 
-def test_any_file_name_comes_back(tmp_path: Path) -> None:
+def test_any_file_name_comes_back(tmp_path):
     run = run_of(Config(), tmp_path)
     for path in PATHS:
         wanted = {"workload.data_path": path, "workload.cache_dir": path}
         assert pasted("train", run, wanted) == changed(Config(), wanted), path
 
 
-def test_the_registry_is_named_where_it_is_another(results: Path) -> None:
+def test_the_registry_is_named_where_it_is_another(results):
     assert next_command("report", "a b", root=Path("results")) == "dynbench report 'a b'"
     assert parsed(next_command("report", "a b", root=results)).store().root == results
 
@@ -154,14 +154,7 @@ TEXTS = {**MINE, "workload.dataset": "tsv", "workload.tokenizer": "vocab.txt"}
         ("sst2 --capacity 9,9,8", {"schedule.capacity": (9, 9, 8)}),
     ],
 )
-def test_solve_suggests_training_on_the_same_data(
-    results: Path,
-    cli: Cli,
-    solve: Callable[..., tuple[str, str]],
-    monkeypatch: pytest.MonkeyPatch,
-    words: str,
-    expected: dict[str, object],
-) -> None:
+def test_solve_suggests_training_on_the_same_data(results, cli, solve, monkeypatch, words, expected):
     monkeypatch.setattr(solve_view, "_places", lambda _: 64)
     earlier = changed(Config(), {**TEXTS, "workload.max_length": 60, "train.learning_rate": 0.25})
     write_text(Path("settings.yaml"), dump_config(earlier))
@@ -196,7 +189,7 @@ def test_solve_suggests_training_on_the_same_data(
     "own",
     ["launcher=auto", "launcher=virtual", "launcher=torchrun", "nproc=3", "nproc=2", "world_size=3", "world_size=8"],
 )
-def test_solve_suggests_as_many_ranks(results: Path, monkeypatch: pytest.MonkeyPatch, own: str, cores: int) -> None:
+def test_solve_suggests_as_many_ranks(results, monkeypatch, own, cores):
     """Real ones where the machine can hold them or they were asked for, else virtual ones."""
     monkeypatch.setattr(solve_view, "_places", lambda _: cores)
     config = load_config(None, [f"launch.{own}", "train.global_batch=12"])
@@ -207,7 +200,7 @@ def test_solve_suggests_as_many_ranks(results: Path, monkeypatch: pytest.MonkeyP
     assert (resolved.world_size, resolved.config.launch.launcher) == (3, "torchrun" if real else "virtual")
 
 
-def test_what_does_not_fit_is_probed_again_as_configured(results: Path) -> None:
+def test_what_does_not_fit_is_probed_again_as_configured(results):
     config = load_config(None, ["train.epochs=3", "train.lr_warmup_steps=5", "schedule.policy=window"])
     run = run_of(resolve(prober._to_be_probed(config), LAPTOP, RunStore(results)).config, results, "p")
 
@@ -218,9 +211,7 @@ def test_what_does_not_fit_is_probed_again_as_configured(results: Path) -> None:
 
 
 @pytest.mark.parametrize("own", [[], ["--set", "workload.dropout=0.1"]])
-def test_solve_suggests_what_its_probe_was_made_with(
-    results: Path, solve: Callable[..., tuple[str, str]], own: list[str]
-) -> None:
+def test_solve_suggests_what_its_probe_was_made_with(results, solve, own):
     """Longer samples, another model or slower ranks than were probed are refused by `train`."""
     store = RunStore(results)
     made = make_probe(store, tables=[[(64, 16), (256, 16)]] * 2, workload={"size": "base", "max_length": 256})
@@ -236,9 +227,7 @@ def test_solve_suggests_what_its_probe_was_made_with(
     assert (config.workload.max_length, config.train.precision, config.probe.run) == (256, "auto", made.label)
 
 
-def test_solve_suggests_no_training_on_other_lengths_than_it_planned(
-    results: Path, solve: Callable[..., tuple[str, str]]
-) -> None:
+def test_solve_suggests_no_training_on_other_lengths_than_it_planned(results, solve):
     """The small model takes 512 tokens, and the samples have up to 1,024."""
     words = ["lognormal", "--policy", "static,partition", "--steps", "4", "--world-size", "2", "--max-length"]
     out, instead = solve(*words, "700")
@@ -249,7 +238,7 @@ def test_solve_suggests_no_training_on_other_lengths_than_it_planned(
     assert planned["max_length"] == 512 and planned["cut_samples"]
 
 
-def test_solve_suggests_whole_windows(solve: Callable[..., tuple[str, str]]) -> None:
+def test_solve_suggests_whole_windows(solve):
     _, line = solve("sst2", "--policy", "window", "--window", "7", "--steps", "70", "--world-size", "2")
     config = parsed(line).config()
     assert (config.schedule.policy_name, config.schedule.window_size) == ("window", 7)
@@ -264,8 +253,6 @@ def test_solve_suggests_whole_windows(solve: Callable[..., tuple[str, str]]) -> 
         ("train.batch_per_worker=8", {"train.global_batch": 64}),
     ],
 )
-def test_settings_that_say_the_same_in_two_ways_are_said_once(
-    had: str, wanted: dict[str, object], tmp_path: Path
-) -> None:
+def test_settings_that_say_the_same_in_two_ways_are_said_once(had, wanted, tmp_path):
     config = pasted("train", run_of(load_config(None, [had]), tmp_path), wanted)
     assert config == load_config(None, (), wanted)

@@ -26,7 +26,7 @@ def settings_of(*arguments: str) -> Settings:
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.names[0])
-def test_every_flag_sets_a_field_and_lists_its_choices(flag: Flag) -> None:
+def test_every_flag_sets_a_field_and_lists_its_choices(flag):
     found = values.field_of(flag.key)
     assert found is not None
     assert found[1] == ()
@@ -39,7 +39,7 @@ def test_every_flag_sets_a_field_and_lists_its_choices(flag: Flag) -> None:
     assert "_" not in flag.names[0]
 
 
-def test_everything_is_collected() -> None:
+def test_everything_is_collected():
     settings = settings_of(
         "-c", "a.yaml", "--set", "a.b=1", "--set", "c.d=2", "--steps", "5", "--capacity", "8,4", "--results", "r",
         "--json", "-v", "--debug", "--name", "n",
@@ -59,7 +59,7 @@ def test_everything_is_collected() -> None:
 
 @pytest.mark.parametrize("option", ["--compress-config", "--comm-config-json"])
 @pytest.mark.parametrize("name", ["--compress", "--comm-compress"])
-def test_compression_is_set_by_one_object_too(option: str, name: str) -> None:
+def test_compression_is_set_by_one_object_too(option, name):
     settings = settings_of(name, "topk", option, '{"ratio": 0.3, "error_feedback": false, "name": "randomk"}')
     found = settings.config().compress
     assert (found.name, found.ratio, found.error_feedback) == ("topk", 0.3, False)  # type: ignore[attr-defined]
@@ -70,12 +70,12 @@ def test_compression_is_set_by_one_object_too(option: str, name: str) -> None:
     ("text", "said"),
     [("{ratio: 1}", "no JSON"), ("[1]", "expected a JSON object"), ('{"ratio": 2}', "compress.ratio: 2")],
 )
-def test_a_wrong_object_is_refused(text: str, said: str) -> None:
+def test_a_wrong_object_is_refused(text, said):
     with pytest.raises((AssertionError, ConfigError), match=said):
         settings_of("--compress-config", text).config()
 
 
-def test_commands_options_and_values_complete() -> None:
+def test_commands_options_and_values_complete():
     def completed(*words: str) -> list[str]:
         *before, begun = words
         return [item.value for item in ShellComplete(group, {}, "dynbench", "_").get_completions(before, begun)]

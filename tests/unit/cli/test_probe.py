@@ -18,7 +18,7 @@ from dynbench.runs.probe_record import CapacityRow, Soak
 from dynbench.runs.store import RunStore
 
 
-def test_what_a_peak_and_a_lowered_capacity_are_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_peak_and_a_lowered_capacity_are_is_said(capsys):
     row = CapacityRow(rank=0, length=64, max_batch=22, tested_ok=32, tested_fail=33, peak_mem_mb=560.0)
     passed = Soak(steps=50, ok=True, peak_mem_mb=550.0, reserved_mem_mb=550.0, allocator_retries=None, shrunk=0)
     show_probe(probe_record(memory_limit_mb=566.0, capacity=[row], soak=passed))
@@ -42,9 +42,7 @@ def test_what_a_peak_and_a_lowered_capacity_are_is_said(capsys: pytest.CaptureFi
         (NextTraining(72, 110, "step 4: too much", None, split_fits=False), "a larger --memory-limit", "train --mode"),
     ],
 )
-def test_the_next_command_is_one_that_ends_well(
-    tmp_path: Path, coming: NextTraining, option: str, left_out: str
-) -> None:
+def test_the_next_command_is_one_that_ends_well(tmp_path, coming, option, left_out):
     config, run = load_config(None, ["train.global_batch=72"]), make_probe(RunStore(tmp_path))
     write_text(run.config_file, dump_config(config))
     lines = list(_next_lines(coming, config, run))
@@ -62,9 +60,7 @@ def test_the_next_command_is_one_that_ends_well(
         ([(40, 64)], 64, None),
     ],
 )
-def test_what_is_advised_after_a_probe_is_what_training_takes(
-    tmp_path: Path, table: list[tuple[int, int]], batch: int, instead: set[str] | None
-) -> None:
+def test_what_is_advised_after_a_probe_is_what_training_takes(tmp_path, table, batch, instead):
     store = RunStore(tmp_path)
     probe = make_probe(store, "workload.max_length=64", tables=[table] * 2)
     fixed = ("launch.device=cpu", "launch.nproc=2", "workload.max_length=64", f"train.global_batch={batch}")

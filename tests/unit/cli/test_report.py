@@ -52,7 +52,7 @@ def report(store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli
         ("demo --open --format md", "--open shows an HTML page"),
     ],
 )
-def test_what_does_not_fit_is_refused(report: Cli, words: str, said: str) -> None:
+def test_what_does_not_fit_is_refused(report, words, said):
     assert said in report(*words.split(), code=2).err and list(Path().iterdir()) == []
 
 
@@ -60,13 +60,13 @@ def test_what_does_not_fit_is_refused(report: Cli, words: str, said: str) -> Non
     ("name", "start"),
     [("x.md", "# "), ("x.txt", "# "), ("x", "# "), ("new/x.HTM", '<!doctype html>\n<html lang="zh-CN">')],
 )
-def test_the_suffix_decides_the_format_and_folders_are_made(report: Cli, name: str, start: str) -> None:
+def test_the_suffix_decides_the_format_and_folders_are_made(report, name, start):
     report("demo", "--lang", "zh", "-o", name)
     assert Path(name).read_text(encoding="utf-8").startswith(start)
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
-def test_the_next_step_names_what_was_named(report: Cli, store: RunStore, cli: Cli, lang: str) -> None:
+def test_the_next_step_names_what_was_named(report, store, cli, lang):
     """A copy beside a registry that has another comparison of that name: the command makes the copy's page."""
     shutil.copytree(store.resolve("demo").path, "my copy")
     command = shlex.split(report("./my copy", "--lang", lang).lines[-1])
@@ -75,7 +75,7 @@ def test_the_next_step_names_what_was_named(report: Cli, store: RunStore, cli: C
     assert Path("my copy", f"report.{lang}.html").is_file()
 
 
-def test_the_next_step_has_the_options_of_this_one(report: Cli, store: RunStore, cli: Cli) -> None:
+def test_the_next_step_has_the_options_of_this_one(report, store, cli):
     """The comparison that was the latest, a template of one's own, and the folder that was named."""
     shipped = Path(__file__).resolve().parents[3] / "report" / "template.en.md"
     shutil.copy(shipped, "my template.md")
@@ -88,7 +88,7 @@ def test_the_next_step_has_the_options_of_this_one(report: Cli, store: RunStore,
     assert Path("there is/x.html").is_file()
 
 
-def test_the_first_page_is_printed_or_written(report: Cli, store: RunStore) -> None:
+def test_the_first_page_is_printed_or_written(report, store):
     page = report("demo", "--short").out
     assert page.startswith("# ") and "| other |" in page and "## " not in page
     report("demo", "--short", "-o", "x.md")
@@ -98,9 +98,7 @@ def test_the_first_page_is_printed_or_written(report: Cli, store: RunStore) -> N
 
 
 @pytest.mark.parametrize("opens", [True, False])
-def test_a_page_is_opened_in_the_browser(
-    report: Cli, store: RunStore, monkeypatch: pytest.MonkeyPatch, opens: bool
-) -> None:
+def test_a_page_is_opened_in_the_browser(report, store, monkeypatch, opens):
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or opens)
     assert ("no browser" in report("demo", "--open").err) == (not opens)
@@ -108,14 +106,14 @@ def test_a_page_is_opened_in_the_browser(
     assert page.is_file() and opened == [page.resolve().as_uri()]
 
 
-def test_planning_needs_the_runs(report: Cli, store: RunStore) -> None:
+def test_planning_needs_the_runs(report, store):
     for run in store.list():
         if run.record().command == "train":
             shutil.rmtree(run.path)
     assert "--solve: the run folders of static are not here" in report("demo", "--solve", code=2).err
 
 
-def test_what_did_not_train_has_no_report(report: Cli, store: RunStore) -> None:
+def test_what_did_not_train_has_no_report(report, store):
     run = store.create("bench", "collectives")
     run.ranks_dir.mkdir(exist_ok=True)
     (run.ranks_dir / "rank_0.log").write_text("measured\n")

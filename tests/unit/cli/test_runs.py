@@ -51,7 +51,7 @@ def ids(runs: list[Run]) -> list[str]:
     return [run.id for run in runs]
 
 
-def test_a_comparison_is_a_line_that_counts_what_was_made_for_it(store: RunStore, cli: Cli) -> None:
+def test_a_comparison_is_a_line_that_counts_what_was_made_for_it(store, cli):
     comparison, runs = compare(store, "cmp", status="failed")
     alone = make(store, "train", "alone")
     assert listed(cli) == ids([comparison, alone])
@@ -59,7 +59,7 @@ def test_a_comparison_is_a_line_that_counts_what_was_made_for_it(store: RunStore
     assert listed(cli, "--launches") == ids([comparison, *runs, alone])
 
 
-def test_launches_recorded_before_groups_were_are_those_of_the_plan(store: RunStore, cli: Cli) -> None:
+def test_launches_recorded_before_groups_were_are_those_of_the_plan(store, cli):
     comparison, launch = make(store, "compare", "cmp"), make(store, "train")
     write_json(comparison.path / "compare.json", {"launches": [{"arm": "static", "run": launch.id}]})
     assert cli("runs", "ls", "--json").json["runs"][1]["group"] == comparison.id
@@ -81,7 +81,7 @@ FILTERS = (
 )
 
 
-def test_filters(store: RunStore, cli: Cli) -> None:
+def test_filters(store, cli):
     comparison = make(store, "compare", "cmp")
     made = {"cmp": comparison, "solve": make(store.within(comparison), "solve")}
     made["b-alone"] = make(store, "train", "b-alone", **{"schedule.policy": "prefix"})
@@ -95,13 +95,13 @@ def test_filters(store: RunStore, cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("words", ["--status faild", "--since yesterday", "--since 99999999999w", "--limit 0"])
-def test_what_no_filter_means(store: RunStore, cli: Cli, words: str) -> None:
+def test_what_no_filter_means(store, cli, words):
     option, value = words.split()
     said = cli("runs", "ls", option, value, code=2).err
     assert option in said and value in said
 
 
-def test_a_comparison_goes_with_all_that_was_made_for_it(store: RunStore, cli: Cli) -> None:
+def test_a_comparison_goes_with_all_that_was_made_for_it(store, cli):
     comparison, runs = compare(store, "cmp")
     alone = make(store, "train", "alone")
     sizes = sum(file.stat().st_size for run in (comparison, *runs) for file in run.path.rglob("*") if file.is_file())
@@ -115,7 +115,7 @@ def test_a_comparison_goes_with_all_that_was_made_for_it(store: RunStore, cli: C
         store.check_name(name)
 
 
-def test_launches_stay_while_it_is_not_said_or_one_is_running_unless_forced(store: RunStore, cli: Cli) -> None:
+def test_launches_stay_while_it_is_not_said_or_one_is_running_unless_forced(store, cli):
     compare(store, "cmp", status="running")
     for option in ("--yes", "--dry-run"):
         hint = rm(cli, "cmp", option, code=2)["error"]["hint"]
@@ -129,9 +129,7 @@ def test_launches_stay_while_it_is_not_said_or_one_is_running_unless_forced(stor
 @pytest.mark.parametrize(
     ("answers", "left"), [((False, False), 4), ((True, False), 4), ((False, True), 3), ((True, True), 0)]
 )
-def test_a_terminal_is_asked_about_the_launches(
-    store: RunStore, cli: Cli, monkeypatch: pytest.MonkeyPatch, answers: tuple[bool, bool], left: int
-) -> None:
+def test_a_terminal_is_asked_about_the_launches(store, cli, monkeypatch, answers, left):
     compare(store, "cmp")
     given = iter(answers)
 
@@ -151,7 +149,7 @@ READERS = ("comparison.json", "compare.json", "runs.json", "solve.json", "config
 
 
 @pytest.mark.parametrize("readable", [True, False])
-def test_what_another_entry_reads_stays(store: RunStore, cli: Cli, readable: bool) -> None:
+def test_what_another_entry_reads_stays(store, cli, readable):
     comparison, (*runs, last, solve) = compare(store, "cmp", len(READERS) + 1)
     wanted = []
     for reader, run in zip(READERS, runs, strict=True):
@@ -167,7 +165,7 @@ def test_what_another_entry_reads_stays(store: RunStore, cli: Cli, readable: boo
     assert all(run.path.is_dir() for run in (*runs, solve))
 
 
-def test_the_launches_of_an_unreadable_comparison_are_listed_and_stay(store: RunStore, cli: Cli) -> None:
+def test_the_launches_of_an_unreadable_comparison_are_listed_and_stay(store, cli):
     comparison, runs = compare(store, "cmp")
     comparison.record_file.write_text("{")
     assert listed(cli) == ids(runs)
@@ -176,9 +174,7 @@ def test_the_launches_of_an_unreadable_comparison_are_listed_and_stay(store: Run
 
 
 @pytest.mark.parametrize("word", [(), ("--keep-launches",), ("--with-launches",)])
-def test_failed_leaves_the_completed_launches_of_a_failed_comparison(
-    store: RunStore, cli: Cli, word: tuple[str, ...]
-) -> None:
+def test_failed_leaves_the_completed_launches_of_a_failed_comparison(store, cli, word):
     comparison, runs = compare(store, "cmp", 2, "failed")
     comparison.update(status="running")
     comparison.update(status="interrupted")
@@ -186,7 +182,7 @@ def test_failed_leaves_the_completed_launches_of_a_failed_comparison(
     assert store.list() == ([] if word == ("--with-launches",) else [runs[0], runs[2]])
 
 
-def test_cells_go_with_their_comparisons_and_launches(store: RunStore, cli: Cli) -> None:
+def test_cells_go_with_their_comparisons_and_launches(store, cli):
     together = make(store, "compare", "together")
     for number in range(2):
         assert compare(store.within(together), f"cell{number}")[0].record().group == together.id
@@ -197,9 +193,7 @@ def test_cells_go_with_their_comparisons_and_launches(store: RunStore, cli: Cli)
 
 
 @pytest.mark.parametrize("content", [None, "copy", "torn"])
-def test_runs_that_an_analysis_has_a_copy_of_do_not_stay_for_it(
-    store: RunStore, cli: Cli, content: str | None
-) -> None:
+def test_runs_that_an_analysis_has_a_copy_of_do_not_stay_for_it(store, cli, content):
     comparison, runs = compare(store, "cmp")
     analysis = make(store, "analyze")
     write_json(analysis.path / "comparison.json", {"arms": [{"name": "base", "runs": ids(runs[:2]), "stored": True}]})
@@ -214,7 +208,7 @@ def test_runs_that_an_analysis_has_a_copy_of_do_not_stay_for_it(
     assert set(found["removed"]) == {comparison.id, *ids(runs)} - set(kept)
 
 
-def test_ls_survives_malformed_runs(store: RunStore, cli: Cli) -> None:
+def test_ls_survives_malformed_runs(store, cli):
     good, torn, no_config = make(store, "train", "a"), make(store, "train", "b"), make(store, "train", "c")
     torn.record_file.write_text("{")
     no_config.config_file.write_text("nonsense: [")
@@ -223,7 +217,7 @@ def test_ls_survives_malformed_runs(store: RunStore, cli: Cli) -> None:
     assert said.err.startswith("warning: ") and str(torn.record_file) in said.err
 
 
-def test_show_of_a_bare_run_whose_process_is_gone_says_what_is_missing(store: RunStore, cli: Cli) -> None:
+def test_show_of_a_bare_run_whose_process_is_gone_says_what_is_missing(store, cli):
     run = store.create("train", "static", name="bare")
     write_json(run.record_file, json.loads(run.record_file.read_text()) | {"pid_start": "00000000:1"})
     shown = cli("runs", "show", "bare", "--json").json
@@ -231,7 +225,7 @@ def test_show_of_a_bare_run_whose_process_is_gone_says_what_is_missing(store: Ru
     assert shown["env_error"] and shown["config_error"]
 
 
-def test_rm_removes_all_that_is_named_and_the_failed_or_nothing(store: RunStore, cli: Cli) -> None:
+def test_rm_removes_all_that_is_named_and_the_failed_or_nothing(store, cli):
     statuses = {"a": "completed", "b": "completed", "c": "failed", "d": "running"}
     a, b, c, d = (make(store, "train", name, status) for name, status in statuses.items())
     for refs in (("a", "d"), ("a", "nothing")):
@@ -243,7 +237,7 @@ def test_rm_removes_all_that_is_named_and_the_failed_or_nothing(store: RunStore,
     assert rm(cli, "d", "--yes", "--force")["removed"] == [d.id]
 
 
-def test_rm_takes_no_path(store: RunStore, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rm_takes_no_path(store, cli, monkeypatch):
     run = make(store, "train", "a")
     monkeypatch.chdir(store.root)
     for folder in (store.root / "foreign", store.root.parent / "foreign", store.root.parent, store.root):
@@ -256,7 +250,7 @@ def test_rm_takes_no_path(store: RunStore, cli: Cli, monkeypatch: pytest.MonkeyP
         assert sorted(store.root.parent.rglob("*")) == before, path
 
 
-def test_rm_of_the_failed_leaves_what_is_no_run_of_the_registry(store: RunStore, cli: Cli) -> None:
+def test_rm_of_the_failed_leaves_what_is_no_run_of_the_registry(store, cli):
     failed = make(store, "train", "a", "failed")
     shutil.copytree(failed.path, store.root / "copy")
     (store.root / "linked").symlink_to(failed.path, target_is_directory=True)

@@ -41,7 +41,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_a_launch_is_planned_without_the_code_of_models(results: Path) -> None:
+def test_a_launch_is_planned_without_the_code_of_models(results):
     """Its import takes as long as that of torch, and only the ranks build a model."""
     code = (
         "import sys; from dynbench.cli.main import main; assert main(['train', '--dry-run']) == 0\n"
@@ -55,9 +55,7 @@ def test_a_launch_is_planned_without_the_code_of_models(results: Path) -> None:
 
 @pytest.mark.parametrize("place", ["file/below", "link", "locked"])
 @pytest.mark.parametrize("command", ["train", "compare"])
-def test_dry_run_refuses_results_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli, command: str, place: str
-) -> None:
+def test_dry_run_refuses_results_that_cannot_be_written(tmp_path, monkeypatch, cli, command, place):
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     (tmp_path / "locked").mkdir()
@@ -93,28 +91,26 @@ REFUSED: list[tuple[Sequence[str], int, str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "exit_code", "said"), REFUSED)
-def test_mistakes_are_found_before_anything_is_made(
-    results: Path, cli: Cli, arguments: Sequence[str], exit_code: int, said: str
-) -> None:
+def test_mistakes_are_found_before_anything_is_made(results, cli, arguments, exit_code, said):
     Path("comm.json").write_text(OTHER_SCHEMA, encoding="utf-8")
     found = cli("train", "--json", *arguments, code=exit_code)
     assert found.json["error"]["exit_code"] == exit_code and said in found.mistake
     assert not results.exists()
 
 
-def test_ranks_that_run_already_find_them_too(results: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_run_already_find_them_too(results, cli, monkeypatch):
     for key, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}.items():
         monkeypatch.setenv(key, value)
     assert "unequal capacity" in cli("train", "--json", *UNEQUAL[2:], code=2).mistake
     assert not results.exists()
 
 
-def test_what_takes_turns_with_no_communication_can_start(results: Path, cli: Cli) -> None:
+def test_what_takes_turns_with_no_communication_can_start(results, cli):
     assert "communicate: true" in cli("train", "--dry-run", "--exposed", *TWO, "--name", "b").out
     assert list(results.parent.iterdir()) == []
 
 
-def test_a_name_in_use_is_found_before_a_probe(results: Path, cli: Cli) -> None:
+def test_a_name_in_use_is_found_before_a_probe(results, cli):
     RunStore(results).create("train", "static", name="runA")
     assert "in use" in cli("train", "--nproc", "2", "--name", "runA", "--probe", "auto", code=2).err
     assert len(RunStore(results).list()) == 1
@@ -127,7 +123,7 @@ def finished(store: RunStore, mode: str, *overrides: str, name: str | None = Non
     return run
 
 
-def test_the_next_step_pairs_what_differs_in_scheduling_only(tmp_path: Path) -> None:
+def test_the_next_step_pairs_what_differs_in_scheduling_only(tmp_path):
     store = RunStore(tmp_path)
 
     def named(run: Run) -> list[str]:
@@ -143,7 +139,7 @@ def test_the_next_step_pairs_what_differs_in_scheduling_only(tmp_path: Path) -> 
     assert named(longer) == [longer.id]
 
 
-def test_epochs_are_printed_as_they_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_epochs_are_printed_as_they_end(capsys):
     with display(True, "starting ranks", TRAINING) as shown:
         for lines in ((), ("epoch 1",), ("epoch 1",), ("epoch 1", "epoch 2")):
             shown.on_training(Progress(1, 20, 1.0, epochs=(lines,)))
@@ -152,7 +148,7 @@ def test_epochs_are_printed_as_they_end(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
-def test_what_there_is_to_gain_comes_with_a_comparison_that_can_start(tmp_path: Path, cli: Cli, mode: str) -> None:
+def test_what_there_is_to_gain_comes_with_a_comparison_that_can_start(tmp_path, cli, mode):
     store = RunStore(tmp_path)
     run = finished(store, mode, "launch.device=cpu", "launch.nproc=2")
     unknown = {"wait_fraction": 0.188, "padding_ratio": 3.0, "waste": {"waiting": None, "padding": None}}
@@ -193,7 +189,7 @@ TINY = (*TWO, "--global-batch", "8", "--steps", "5", "--warmup-steps", "1")
 
 
 @pytest.mark.slow
-def test_a_run_is_drawn_at_its_end(store: RunStore, cli: Cli) -> None:
+def test_a_run_is_drawn_at_its_end(store, cli):
     shown = cli("train", *TINY, "--json").json
     drawn = [Path(path) for path in shown["figures"]]
     assert {path.stem for path in drawn} >= {"timeline", "step_time", "time_breakdown"}
@@ -203,9 +199,7 @@ def test_a_run_is_drawn_at_its_end(store: RunStore, cli: Cli) -> None:
     assert sorted(again) == sorted(shown["figures"])
 
 
-def test_figures_that_cannot_be_drawn_do_not_fail_the_run(
-    store: RunStore, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_that_cannot_be_drawn_do_not_fail_the_run(store, cli, monkeypatch):
     def fail(*_: object) -> None:
         raise RuntimeError("no font")
 
@@ -216,7 +210,7 @@ def test_figures_that_cannot_be_drawn_do_not_fail_the_run(
     assert store.resolve("a").status is Status.COMPLETED
 
 
-def test_a_setting_without_effect_is_said_once_and_recorded(store: RunStore, cli: Cli) -> None:
+def test_a_setting_without_effect_is_said_once_and_recorded(store, cli):
     said = cli("train", *TINY, "--name", "a", "--no-figures", "--set", "launch.comm_model=none")
     (warning,) = store.resolve("a").record().warnings
     assert warning.startswith("launch.comm_model: 'none' has no effect")
@@ -226,9 +220,7 @@ def test_a_setting_without_effect_is_said_once_and_recorded(store: RunStore, cli
     assert [line.partition(":")[0] for line in warnings] == ["schedule.cost_type", "schedule.replan_steps"]
 
 
-def test_launches_of_a_comparison_and_what_a_probe_has_read_are_not_warned_of(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launches_of_a_comparison_and_what_a_probe_has_read_are_not_warned_of(store, monkeypatch):
     monkeypatch.setattr(figures, "draw_figures", lambda *_: pytest.fail("drawn"))
     monkeypatch.setattr(training, "make_probe", lambda *_: "auto")
     settings = ["train.global_batch=8", "launch.nproc=2", "launch.device=cpu"]
@@ -239,7 +231,7 @@ def test_launches_of_a_comparison_and_what_a_probe_has_read_are_not_warned_of(
 
 
 @pytest.mark.parametrize("save", [True, False])
-def test_it_ends_with_five_lines(store: RunStore, cli: Cli, save: bool) -> None:
+def test_it_ends_with_five_lines(store, cli, save):
     lines = cli("train", *TINY, "--name", "a", "--no-figures", *["--save-model"] * save).lines
     assert [line[:10].strip() for line in lines] == ["trained", "to gain", "loss", "warnings", "where"]
     assert "static on 2 ranks" in lines[0] and "25 % of token positions are padding" in lines[1]

@@ -50,7 +50,7 @@ def trained(store: RunStore, name: str, *, writes: bool = True, group: str | Non
     return run
 
 
-def test_it_shows_the_runs_named_or_all_that_have_scalars(store: RunStore, argv: list[str], cli: Cli) -> None:
+def test_it_shows_the_runs_named_or_all_that_have_scalars(store, argv, cli):
     runs = trained(store, "a"), trained(store, "b")
     trained(store, "c", writes=False)
     first, second = (f"{run.label}:{run.path.resolve() / SCALARS_FOLDER}" for run in runs)
@@ -61,7 +61,7 @@ def test_it_shows_the_runs_named_or_all_that_have_scalars(store: RunStore, argv:
     assert cli("tensorboard", "-q").out == f"{ADDRESS}\n"
 
 
-def test_a_comparison_means_what_was_launched_for_it(store: RunStore, argv: list[str], cli: Cli) -> None:
+def test_a_comparison_means_what_was_launched_for_it(store, argv, cli):
     comparison = store.create("compare", "two", name="cmp")
     arm = trained(store, "arm", group=comparison.id)
     trained(store, "another")
@@ -73,25 +73,19 @@ def test_a_comparison_means_what_was_launched_for_it(store: RunStore, argv: list
     ("arguments", "said"),
     [(["plain"], "plain: no scalars"), ([], "no run has scalars"), (["nobody"], "nobody")],
 )
-def test_without_scalars_it_says_how_to_get_them(
-    store: RunStore, argv: list[str], cli: Cli, arguments: list[str], said: str
-) -> None:
+def test_without_scalars_it_says_how_to_get_them(store, argv, cli, arguments, said):
     trained(store, "plain", writes=False)
     assert said in cli("tensorboard", *arguments, code=2).err and not argv
 
 
-def test_a_signal_that_asks_to_stop_is_no_ctrl_c(
-    store: RunStore, argv: list[str], cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_that_asks_to_stop_is_no_ctrl_c(store, argv, cli, monkeypatch):
     trained(store, "a")
     monkeypatch.setattr(module, "wait_for_ctrl_c", Mock(side_effect=Terminated(15)))
     cli("tensorboard", code=143)
 
 
 @pytest.mark.parametrize("needed", [None, "a_module_of_old"])
-def test_without_the_package_or_what_it_needs_it_is_one_line(
-    store: RunStore, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, needed: str | None
-) -> None:
+def test_without_the_package_or_what_it_needs_it_is_one_line(store, tmp_path, cli, monkeypatch, needed):
     trained(store, "a")
     package = ModuleType("tensorboard")
     package.__path__ = [str(tmp_path)]

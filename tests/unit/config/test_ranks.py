@@ -37,14 +37,14 @@ def two_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.usefixtures("two_servers")
-def test_rules_count_workers(settings: list[str], says: str | None) -> None:
+def test_rules_count_workers(settings, says):
     problems = check_rules(load_config(None, settings), 5)
     assert len(problems) == (says is not None)
     assert all(str(says) in problem for problem in problems)
 
 
 @pytest.mark.usefixtures("two_servers")
-def test_somebody_has_to_train() -> None:
+def test_somebody_has_to_train():
     config = load_config(None, ["train.global_batch=1"])
     (problem,) = check_rules(config, 2)
     assert problem.startswith("sync.name: 'ddp' has 2 of 2 ranks serve")
@@ -53,7 +53,7 @@ def test_somebody_has_to_train() -> None:
 
 
 @pytest.mark.usefixtures("two_servers")
-def test_buffers_are_those_of_the_workers() -> None:
+def test_buffers_are_those_of_the_workers():
     settings = ["train.global_batch=9", "schedule.policy=prefix", "schedule.buffer=4"]
     (warning,) = rule_warnings(load_config(None, settings), 5, ())
     assert "3 workers (of 5 ranks) hold 12 samples for a global batch of 9" in warning
@@ -78,7 +78,7 @@ ADAMW, SGD, PLAIN = [], ["train.optimizer=sgd"], ["train.optimizer=sgd", "train.
         ("diloco", ADAMW, 4, 6),
     ],
 )
-def test_copies_between_steps(sync: str, optimizer: list[str], workers: int, copies: float) -> None:
+def test_copies_between_steps(sync, optimizer, workers, copies):
     config = load_config(None, [f"sync.name={sync}", *optimizer])
     ranks = ranks_under(sync, workers + STRATEGIES[sync].servers)
     assert parameter_copies(config, ranks) == copies
@@ -86,7 +86,7 @@ def test_copies_between_steps(sync: str, optimizer: list[str], workers: int, cop
 
 
 @pytest.mark.parametrize("sync", STRATEGIES)
-def test_more_ranks_never_store_more_each(sync: str) -> None:
+def test_more_ranks_never_store_more_each(sync):
     config, servers = load_config(None, [f"sync.name={sync}"]), STRATEGIES[sync].servers
     stored = [parameter_copies(config, Ranks(workers + servers, servers), in_step=True) for workers in (1, 2, 4)]
     assert stored == sorted(stored, reverse=True)

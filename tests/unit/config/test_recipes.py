@@ -38,14 +38,14 @@ def problems(tmp_path: Path, text: str, **options: object) -> list[str]:
     return [problem.removeprefix(f"{tmp_path}/mine.yaml:") for problem in caught.value.problems]
 
 
-def test_every_file_of_the_folder_is_a_recipe_and_none_is_forgotten() -> None:
+def test_every_file_of_the_folder_is_a_recipe_and_none_is_forgotten():
     files = {path.name for path in recipes_dir().glob("*") if path.is_file()}
     assert len(SHIPPED) > 15
     assert files == {*(f"{name}.yaml" for name in SHIPPED), "multinode.slurm", "length_regression.py"}
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_recipes_load_and_open_with_goal_command_time_and_expectation(name: str) -> None:
+def test_shipped_recipes_load_and_open_with_goal_command_time_and_expectation(name):
     path = find_recipe(name)
 
     recipe = load_recipe(path)
@@ -61,7 +61,7 @@ def test_shipped_recipes_load_and_open_with_goal_command_time_and_expectation(na
         assert whole_window_steps(config) == {}
 
 
-def test_cells_lie_between_settings_and_arms_and_keep_their_lines(tmp_path: Path) -> None:
+def test_cells_lie_between_settings_and_arms_and_keep_their_lines(tmp_path):
     cells = "cells:\n  - {train.steps: 6, train.seed: 1}\n  - {launch.slowdown: {0: 3.0}, train.steps: 8}\n"
     first, second = load_cells(written(tmp_path, GOOD + cells), flags={"train.seed": 9})
     assert [recipe.arms["static"].train.steps for recipe in (first, second)] == [6, 8]
@@ -74,7 +74,7 @@ def test_cells_lie_between_settings_and_arms_and_keep_their_lines(tmp_path: Path
     assert problems(tmp_path, GOOD + "cells:\n  - {train.stepz: 6}\n")[0].startswith("10: train.stepz: unknown key.")
 
 
-def test_command_line_over_arm_over_settings_over_defaults(tmp_path: Path) -> None:
+def test_command_line_over_arm_over_settings_over_defaults(tmp_path):
     path = written(tmp_path, GOOD)
 
     recipe = load_cells(
@@ -88,7 +88,7 @@ def test_command_line_over_arm_over_settings_over_defaults(tmp_path: Path) -> No
     assert recipe.arms["static"].schedule.mode == "static"
 
 
-def test_all_mistakes_are_reported_at_once_with_their_lines(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once_with_their_lines(tmp_path):
     text = GOOD.replace("steps", "stepz").replace("schedule.mode", "schedule.mood")
     text = text.replace("launches: 4", "launches: {count: 3, mode: apart}")
 
@@ -119,13 +119,13 @@ def test_all_mistakes_are_reported_at_once_with_their_lines(tmp_path: Path) -> N
         ("settings:", "settings: 3\nsettingz:", r"^2: settings: 3 is not allowed: input should be a valid dictionary"),
     ],
 )
-def test_one_mistake(tmp_path: Path, old: str, new: str, pattern: str) -> None:
+def test_one_mistake(tmp_path, old, new, pattern):
     found = problems(tmp_path, GOOD.replace(old, new))
 
     assert any(re.search(pattern, line) for line in found), found
 
 
-def test_recipes_are_found_by_path_and_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_are_found_by_path_and_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path, GOOD)
 

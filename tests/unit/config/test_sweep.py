@@ -68,7 +68,7 @@ arm_settings = st.lists(st.sampled_from(sorted(VALUES)), unique=True).flatmap(
 
 
 @given(arm_settings)
-def test_settings_that_are_written_are_read_back(chosen: dict[str, object]) -> None:
+def test_settings_that_are_written_are_read_back(chosen):
     found: list[str] = []
     text = ",".join(f"{key}={json.dumps(value)}" for key, value in chosen.items())
 
@@ -76,7 +76,7 @@ def test_settings_that_are_written_are_read_back(chosen: dict[str, object]) -> N
 
 
 @given(st.sampled_from(sorted(VALUES)), st.data())
-def test_values_to_vary_are_read_back_in_order(key: str, data: st.DataObject) -> None:
+def test_values_to_vary_are_read_back_in_order(key, data):
     wanted = data.draw(st.lists(VALUES[key], min_size=1, max_size=4, unique_by=json.dumps))
     found: list[str] = []
 
@@ -103,7 +103,7 @@ def test_values_to_vary_are_read_back_in_order(key: str, data: st.DataObject) ->
         ("rdzv-endpoint=host:29500", {"launch.rdzv_endpoint": "host:29500"}),
     ],
 )
-def test_settings_as_people_type_them(text: str, meant: dict[str, object]) -> None:
+def test_settings_as_people_type_them(text, meant):
     found: list[str] = []
     assert (read_settings(text, "--arm a", SHORT, found), found) == (meant, [])
 
@@ -123,7 +123,7 @@ def test_settings_as_people_type_them(text: str, meant: dict[str, object]) -> No
         ("window=@x", "--arm a: schedule.window: '@x' is not a YAML value"),
     ],
 )
-def test_what_cannot_be_read_is_named(text: str, said: str) -> None:
+def test_what_cannot_be_read_is_named(text, said):
     found: list[str] = []
     read_settings(text, "--arm a", SHORT, found)
     assert [line[: len(said)] for line in found] == [said]
@@ -132,7 +132,7 @@ def test_what_cannot_be_read_is_named(text: str, said: str) -> None:
 # ---- what it means ----------------------------------------------------------------------------------------------
 
 
-def test_every_combination_is_a_cell_and_the_last_key_varies_fastest() -> None:
+def test_every_combination_is_a_cell_and_the_last_key_varies_fastest():
     _, recipes = sweep(*TWO, over=("train.global_batch=32,64", "seed=1,2"), launches={"count": 4})
 
     found = [tuple(recipe.cell.values()) for recipe in recipes]
@@ -144,14 +144,14 @@ def test_every_combination_is_a_cell_and_the_last_key_varies_fastest() -> None:
         assert recipe.launches.count == 4
 
 
-def test_arms_join_a_recipe_whose_baseline_stays() -> None:
+def test_arms_join_a_recipe_whose_baseline_stays():
     _, (recipe,) = sweep("w4:policy=window,window=4", reference="quickstart")
     shipped = load_cells(find_recipe("quickstart"))[0]
     assert replace(recipe, arms=shipped.arms) == shipped
     assert list(recipe.arms) == [*shipped.arms, "w4"] and recipe.arms["w4"].schedule.window == 4
 
 
-def test_cells_of_a_recipe_are_multiplied_and_keep_their_lines(tmp_path: Path) -> None:
+def test_cells_of_a_recipe_are_multiplied_and_keep_their_lines(tmp_path):
     path = tmp_path / "r.yaml"
     arms = "arms: [{name: a}, {name: b, set: {schedule.policy: partition}}]\n"
     path.write_text(f"description: d\n{arms}cells:\n  - {{train.steps: 4}}\n  - {{train.steps: no}}\n")
@@ -168,7 +168,7 @@ def test_cells_of_a_recipe_are_multiplied_and_keep_their_lines(tmp_path: Path) -
     ]
 
 
-def test_a_configuration_file_is_what_arms_stand_on_and_a_recipe_is_joined(tmp_path: Path) -> None:
+def test_a_configuration_file_is_what_arms_stand_on_and_a_recipe_is_joined(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("train: {steps: 7}\nlaunch: {slowdown: {0: 2}}\n")
     _, (recipe,) = sweep("a", "b:slowdown.1=3", config=str(path))
@@ -212,9 +212,7 @@ WINDOW = ("schedule.window=1",)
         (TWO, {"launches": {"count": 3, "mode": "apart"}}, "--launches: 3 launches per arm"),
     ],
 )
-def test_what_is_wrong_or_says_two_things_is_refused_by_name(
-    arms: tuple[str, ...], options: dict[str, object], said: str
-) -> None:
+def test_what_is_wrong_or_says_two_things_is_refused_by_name(arms, options, said):
     assert [line[: len(said)] for line in problems(*arms, **options)] == [said]
 
 
@@ -227,9 +225,7 @@ def test_what_is_wrong_or_says_two_things_is_refused_by_name(
         (("a",), {"config": "c.yaml", "reference": "sst2"}, "two recipes given: sst2 and -c c.yaml"),
     ],
 )
-def test_a_comparison_needs_two_arms_and_one_base(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arms: tuple[str, ...], options: dict[str, str], said: str
-) -> None:
+def test_a_comparison_needs_two_arms_and_one_base(tmp_path, monkeypatch, arms, options, said):
     monkeypatch.chdir(tmp_path)
     Path("c.yaml").write_text("train: {steps: 3}\n")
     with pytest.raises(UsageError) as caught:
@@ -263,9 +259,7 @@ def same(document: Document, recipes: list[Recipe], folder: Path, **laid: object
     ],
     ids=["alone", "set", "flags"],
 )
-def test_a_recipe_with_options_is_written_as_one_that_needs_none(
-    tmp_path: Path, name: str, laid: dict[str, object]
-) -> None:
+def test_a_recipe_with_options_is_written_as_one_that_needs_none(tmp_path, name, laid):
     document, recipes = sweep("more:window=16,policy=window", reference=name, **laid)  # type: ignore[arg-type]
 
     assert same(document, recipes, tmp_path, **laid)
@@ -274,9 +268,7 @@ def test_a_recipe_with_options_is_written_as_one_that_needs_none(
 @pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(arm_settings, min_size=2, max_size=4), st.booleans())
-def test_a_command_line_and_its_file_are_the_same_recipe(
-    tmp_path: Path, chosen: list[dict[str, object]], varied: bool
-) -> None:
+def test_a_command_line_and_its_file_are_the_same_recipe(tmp_path, chosen, varied):
     texts = [f"arm{n}:" + ",".join(f"{k}={json.dumps(v)}" for k, v in each.items()) for n, each in enumerate(chosen)]
     over = ("train.seed=1,2", "launch.threads=auto,1") if varied else ()
     try:

@@ -123,7 +123,7 @@ def answers(folder: Path, *asked: tuple[str, list[Any], dict[str, str]]) -> list
     return found
 
 
-def test_a_section_has_common_settings_with_the_options_behind_the_choice() -> None:
+def test_a_section_has_common_settings_with_the_options_behind_the_choice():
     fields = list(Schedule.model_fields)
     assert fields[:3] == ["mode", "policy", "window"]
     assert list(POLICIES.options()) == fields[2 : fields.index("cost_type")]
@@ -132,7 +132,7 @@ def test_a_section_has_common_settings_with_the_options_behind_the_choice() -> N
     assert Config().schedule.window_size == 1
 
 
-def test_plugins_share_an_option_that_they_inherit(registry: Registry[PolicyEntry]) -> None:
+def test_plugins_share_an_option_that_they_inherit(registry):
     registry.add(PolicyEntry("wider", "", "there:Wider", More))
     assert registry.readers("window") == ["window", "wider"]
     assert list(registry.options()) == ["window", "more"]
@@ -147,12 +147,12 @@ def test_plugins_share_an_option_that_they_inherit(registry: Registry[PolicyEntr
         (PolicyEntry("other", "", "there:Other", Bare), "policy 'other': option turns has no default"),
     ],
 )
-def test_what_is_refused(registry: Registry[PolicyEntry], entry: PolicyEntry, says: str) -> None:
+def test_what_is_refused(registry, entry, says):
     with pytest.raises(UsageError, match=says):
         registry.add(entry)
 
 
-def test_an_option_is_no_setting_of_the_section(registry: Registry[PolicyEntry]) -> None:
+def test_an_option_is_no_setting_of_the_section(registry):
     with pytest.raises(UsageError, match="option window is a setting of schedule already"):
 
         @with_options(policy=registry)
@@ -161,13 +161,13 @@ def test_an_option_is_no_setting_of_the_section(registry: Registry[PolicyEntry])
             window: int = 1
 
 
-def test_what_comes_too_late_is_refused() -> None:
+def test_what_comes_too_late_is_refused():
     with pytest.raises(UsageError, match="registered after the configuration was first read"):
         plugins.register(PolicyEntry("late", "", "there:Late"))
 
 
 @pytest.mark.parametrize("key", ["schedule.policy", "sync.name", "compress.name", "workload.name", "workload.dataset"])
-def test_an_unknown_name_is_reported_with_what_may_be_meant(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_name_is_reported_with_what_may_be_meant(key, monkeypatch):
     registry = next(registry for _, registry in KINDS.values() if registry.key == key)
     near = max(registry, key=len)
 
@@ -185,7 +185,7 @@ def test_an_unknown_name_is_reported_with_what_may_be_meant(key: str, monkeypatc
 
 
 @pytest.mark.slow
-def test_mistakes_are_one_error(tmp_path: Path) -> None:
+def test_mistakes_are_one_error(tmp_path):
     says = {
         "import nothing_there": ["DYNBENCH_PLUGINS: 0.py:1: ModuleNotFoundError"],
         "x = (": ["DYNBENCH_PLUGINS: 1.py:1: SyntaxError"],
@@ -201,7 +201,7 @@ def test_mistakes_are_one_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_chosen_plugins_do_not_read_is_named_and_nothing_heavy_is_imported(tmp_path: Path) -> None:
+def test_what_the_chosen_plugins_do_not_read_is_named_and_nothing_heavy_is_imported(tmp_path):
     toys = {"DYNBENCH_PLUGINS": str(TOYS)}
     ((without, with_them, heavy),) = answers(tmp_path, ("unread_settings", [UNREAD, CHOSEN], toys))
     assert sorted(without) == sorted(text.partition("=")[0] for text in UNREAD)
@@ -209,7 +209,7 @@ def test_what_the_chosen_plugins_do_not_read_is_named_and_nothing_heavy_is_impor
 
 
 @pytest.mark.slow
-def test_a_class_stands_in_the_file_that_registers_it(tmp_path: Path) -> None:
+def test_a_class_stands_in_the_file_that_registers_it(tmp_path):
     (tmp_path / "mine.py").write_text(ONE_FILE, encoding="utf-8")
     mine = {"DYNBENCH_PLUGINS": "mine.py"}
     for found in answers(tmp_path, ("classes_beside", [], mine), ("classes_beside", list(BASES), mine)):
@@ -229,7 +229,7 @@ def own(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_digests_of_runs_that_use_no_plugin_are_those_without_it(tmp_path: Path, own: dict[str, str]) -> None:
+def test_digests_of_runs_that_use_no_plugin_are_those_without_it(tmp_path, own):
     window = ["schedule.policy=window", "schedule.window=8"]
     asked = [("configured", given, there) for there in ({}, own) for given in ([], window)]
     chosen = [("configured", [given], own) for given in ("schedule.policy=own", "schedule.extra=3")]
@@ -254,7 +254,7 @@ MISTAKES = {
 
 
 @pytest.mark.slow
-def test_mistakes_in_a_plugins_class_are_no_bug_of_dynbench(tmp_path: Path, own: dict[str, str]) -> None:
+def test_mistakes_in_a_plugins_class_are_no_bug_of_dynbench(tmp_path, own):
     few = ["--steps", "1", "--world-size", "2", "--no-figures"]
     solves = [("command", ["solve", "--policy", policy, *few], own) for policy in MISTAKES]
     workloads = [("refusal", [name], own) for name in ("means", "empty")]
@@ -267,7 +267,7 @@ def test_mistakes_in_a_plugins_class_are_no_bug_of_dynbench(tmp_path: Path, own:
 
 
 @pytest.mark.slow
-def test_the_policy_of_the_guide_runs_from_a_file_and_from_an_entry_point_of_a_package(tmp_path: Path) -> None:
+def test_the_policy_of_the_guide_runs_from_a_file_and_from_an_entry_point_of_a_package(tmp_path):
     code, toml = re.findall(r"```(?:python|toml)\n(.*?)```", read("dynbench/guides/own_code.md"), re.S)[-2:]
     (tmp_path / "round_robin.py").write_text(code, encoding="utf-8")
     words = ["solve", "sst2", "--policy", "round_robin", "--steps", "3", "--no-figures"]
