@@ -106,14 +106,8 @@ def test_all_mistakes_are_reported_at_once_with_their_lines(tmp_path):
     [
         ("description: two arms\n", "", r"description: must be given"),
         ("launches: 4", "launchez: 4", r"^8: launchez: unknown key. Did you mean 'launches'\? Allowed: description"),
-        ("name: partition", "name: Partition!", r"^6: arms.1.name: 'Partition!' is not allowed; use lower-case"),
         ("name: partition", "nmae: partition", r"^6: arms.1.nmae: unknown key. Did you mean 'name'\?"),
         ("name: partition", "name: static", r"^6: arms.1.name: 'static' is the name of an earlier arm"),
-        (
-            "launches: 4",
-            "launches: two",
-            r"^8: launches: 'two' is not allowed: .*give launches per arm, or count, ",
-        ),
         ("launches: 4", "launches: 4\norder: abab", r"^9: order: 'abab' is not allowed"),
         ("  - name: static\n", "", r"^4: arms: 1 given; a comparison needs two or more"),
         ("settings:", "settings: 3\nsettingz:", r"^2: settings: 3 is not allowed: input should be a valid dictionary"),

@@ -188,7 +188,6 @@ WINDOW = ("schedule.window=1",)
 @pytest.mark.parametrize(
     ("arms", "options", "said"),
     [
-        ((*TWO, "part:window=3"), {}, "--arm part: arms.2.name: 'part' is the name of an earlier arm"),
         (("static",), {"reference": "quickstart"}, "--arm static: arms.5.name: 'static' is the name of an earlier arm"),
         (("A:mode=static", "b"), {}, "--arm A: arms.0.name: 'A' is not allowed; use lower-case letters"),
         (("policy=partition", "b"), {}, "--arm policy=partition: no name; write it as name:key=value"),
@@ -209,7 +208,6 @@ WINDOW = ("schedule.window=1",)
         (TWO, {"over": ("capacity=[1,2",)}, "--over schedule.capacity: [1,2: [ is not closed"),
         (TWO, {"over": ("seed=1,-2",)}, "--over: train.seed: -2 is not allowed. Allowed: a whole number >= 0"),
         ((), {"reference": "regimes", "over": ("global_batch=8,9",)}, "--over train.global_batch: the recipe's cells"),
-        (TWO, {"launches": {"count": 3, "mode": "apart"}}, "--launches: 3 launches per arm"),
     ],
 )
 def test_what_is_wrong_or_says_two_things_is_refused_by_name(arms, options, said):
