@@ -78,21 +78,29 @@ def test_one_step_in_file_order_is_that_of_the_file_whose_name_may_stand_twice(s
     assert padded["mean_max_cost"] == 128
 
 
-@pytest.mark.parametrize(
-    ("arguments", "windows"),
-    [
-        ("", [8]),
-        ("--set schedule.window=3", [3]),
-        ("--set schedule.window=1", [1]),
-        ("--set schedule.window=3 --window 2,4", [2, 4]),
-    ],
-)
-def test_a_window_that_is_set_is_planned(solved, trace, arguments, windows):
-    given = arguments.split()
-    found = solved(trace, "--world-size", "2", "--policy", "window", "--steps", "4", *given)
-    assert [r["window"] for r in found] == windows
-    added = {r["policy"] for r in solved(trace, *QUICK, *given)}
-    assert ("window" in added) == (bool(given) and max(windows) > 1)
+LINES: list[tuple[str, dict[str, list[object]]]] = [
+    ("--policy window", {"window": [8]}),
+    ("--policy window --set schedule.window=1", {"window": [1]}),
+    ("--policy window --set schedule.window=3", {"window": [3]}),
+    ("--policy window --set schedule.window=3 --window 2,4", {"window": [2, 4]}),
+    ("--policy static", {"policy": ["static"]}),
+    ("--policy static --set schedule.window=1", {"policy": ["static"]}),
+    ("--policy static --set schedule.window=3", {"policy": ["static", "window"]}),
+    ("--policy static --cost_type attention --max-length 40", {"cost_type": ["attention"], "max_length": [40]}),
+    ("--policy prefix --solver greedy --seed 3", {"solver": ["greedy"], "seed": [3]}),
+    ("--policy partition --speeds 1,0.5 --capacity 7,6", {"local_batch": [{"min": 1, "max": 7}]}),
+    ("--policy packed --capacity 400", {"layout": ["packed"], "capacity_violations": [0]}),
+    ("--policy static,partition --micro-batches 2", {"objective": ["sum"] * 2}),
+    ("--policy static,partition --micro-batches 2 --set sync.name=fsdp", {"objective": ["slots"] * 2}),
+    ("--policy static,partition --micro-batches 2 --objective slots", {"objective": ["slots"] * 2}),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), LINES)
+def test_what_is_set_is_planned(solve, trace, given, expected):
+    said = solve(trace, *TWO, *given.split(), "--json")
+    assert {key: [line[key] for line in said.json["results"]] for key in expected} == expected
+    assert "no effect" not in said.err
 
 
 def test_what_is_not_read_is_said_and_kept(store, trace, solve):
@@ -115,15 +123,6 @@ def test_the_number_of_steps_is_shown_with_the_lines_that_were_cut(solve, solved
     (note,) = [line for line in solve(*few).lines if line.startswith("means over 102 steps")]
     assert note.endswith("some G=2: static 1, window W=3 3")
     assert [r["steps"] for r in solved(*few)] == [1, 3]
-
-
-def test_settings_reach_the_problem(solved, trace):
-    given = "--cost_type attention --speeds 1,0.5 --capacity 7,6 --seed 3 --max-length 40 --solver greedy"
-    found = {r["policy"]: r for r in solved(trace, *QUICK, *given.split())}
-    assert {(r["cost_type"], r["seed"], r["max_length"]) for r in found.values()} == {("attention", 3, 40)}
-    assert found["prefix"]["solver"] == "greedy"
-    assert found["partition"]["local_batch"]["max"] <= 7
-    assert found["partition"]["local_batch"]["min"] < 4
 
 
 def test_where_nothing_is_given_back_nothing_is_recommended(solve, tmp_path):
@@ -233,23 +232,11 @@ def test_it_runs_without_torch(tmp_path):
     assert len(list(tmp_path.glob("*/figures/*.png"))) == 1
 
 
-def test_packed_rows_alone_are_planned_under_capacities_in_tokens(solve, refused, trace):
+def test_packed_rows_alone_are_planned_under_capacities_in_tokens(refused, trace):
     packed = (trace, *TWO, "--policy", "packed")
     for given in (packed, (trace, *TWO, "--policy", "partition", "--layout", "packed")):
         assert "capacity allows (at most 40 tokens)" in refused(*given, "--capacity", "40", code=4)
-    said = solve(*packed, "--capacity", "400", "--json")
-    (line,) = said.json["results"]
-    assert line["layout"] == "packed" and line["capacity_violations"] == 0 and "capacity" not in said.err
     assert "workload.layout: 'padded' with policy 'packed'" in refused(*packed, "--layout", "padded")
-
-
-@pytest.mark.parametrize(
-    ("given", "objective"), [("", "sum"), ("--set sync.name=fsdp", "slots"), ("--objective slots", "slots")]
-)
-def test_several_micro_batches_are_judged_by_when_ranks_meet(solve, trace, given, objective):
-    said = solve(trace, *TWO, "--policy", "static,partition", "--micro-batches", "2", *given.split(), "--json")
-    assert [line["objective"] for line in said.json["results"]] == [objective] * 2
-    assert "has no effect" not in said.err
 
 
 @pytest.mark.slow
