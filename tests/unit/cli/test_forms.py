@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from probes import capacity_row, probe_record
 from unit.bench.test_bench_run import launched_at_once
-from unit.cli.conftest import Cli
 from unit.engine.rank.test_toy_check import checked_at_once
 
 from dynbench.bench import bench_run

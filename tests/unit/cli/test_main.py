@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import click
 import pytest
-from unit.cli.conftest import Cli
 
 from dynbench.cli import main as main_module
 from dynbench.cli.main import COMMANDS

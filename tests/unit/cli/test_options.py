@@ -6,7 +6,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from dynbench.cli.common import FLAGS, Flag, Settings
+from dynbench.cli.common import FLAGS, Settings
 from dynbench.cli.main import group
 from dynbench.cli.options import command
 from dynbench.config import values

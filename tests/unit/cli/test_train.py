@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from made_rows import made_row
-from unit.cli.conftest import Cli
 
 from dynbench.analysis import figures
 from dynbench.cli.console import TRAINING, display

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 from unittest.mock import Mock
 
 import pytest
-from unit.cli.conftest import Cli
 
 from dynbench.cli import trained as module
 from dynbench.engine.rank.evaluation import SCALARS_FOLDER

@@ -11,7 +11,7 @@ from dynbench.config.rules import makes_probe
 from dynbench.config.schema import Config, changed
 from dynbench.config.unread import INSTEAD, Command, Use, readings, unread
 from dynbench.config.values import all_keys
-from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS, Registry
+from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS
 
 OWN, TEXTS = "workload.name=mine:Workload", "workload.dataset=sst2"
 DYNAMIC, PREFIX = "schedule.mode=dynamic", "schedule.policy=prefix"
