@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -42,11 +43,11 @@ Cli = Callable[..., Said]
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    """`cli(*words, code=0)`: what a command says, which ends with that code."""
+    """`cli(line, *words, code=0)`: what a command says, typed as a line with further words; it ends with that code."""
 
-    def run(*words: object, code: int = 0) -> Said:
+    def run(line: str, *words: object, code: int = 0) -> Said:
         capsys.readouterr()
-        ended = main([str(word) for word in words])
+        ended = main([*shlex.split(line), *map(str, words)])
         said = Said(*capsys.readouterr())
         assert ended == code, said
         return said
