@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from unit.cli.conftest import Cli, Said
+from unit.cli.conftest import Cli
 
 from dynbench.cli import solve_view
 from dynbench.cli.main import main
 from dynbench.runs.store import RunStore
 from dynbench.schedule import solve as solve_module
 
-TWO = ("--world-size", "2", "--batch-per-rank", "4", "--steps", "6")
-QUICK = (*TWO, "--policy", "static,partition,prefix")
+TWO = "--world-size 2 --batch-per-rank 4 --steps 6"
+QUICK = f"{TWO} --policy static,partition,prefix"
 Results = list[dict]
 
 
@@ -34,20 +34,20 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def solve(store: RunStore, cli: Cli) -> Cli:
-    return lambda *words, code=0: cli("solve", *words, "--no-figures", code=code)
+    return lambda line, code=0: cli(f"solve {line} --no-figures", code=code)
 
 
 @pytest.fixture
 def solved(solve: Cli) -> Callable[..., Results]:
-    return lambda *words: solve(*words, "--json").json["results"]
+    return lambda line: solve(f"{line} --json").json["results"]
 
 
 @pytest.fixture
 def refused(solve: Cli) -> Callable[..., str]:
     """The message of a mistake, which is one line, under --json and for people."""
 
-    def run(*words: object, code: int = 2) -> str:
-        said = solve(*words, "--json", code=code)
+    def run(line: str, code: int = 2) -> str:
+        said = solve(f"{line} --json", code=code)
         message = str(said.json["error"]["message"])
         assert said.err.startswith(f"error: {message}\n") and "\n" not in message
         return message
@@ -57,7 +57,7 @@ def refused(solve: Cli) -> Callable[..., str]:
 
 @pytest.mark.slow
 def test_a_solve_is_an_entry_of_the_registry(store, trace, solve):
-    found = solve(trace, *QUICK, "--name", "first", "--json").json
+    found = solve(f"{trace} {QUICK} --name first --json").json
     made = store.resolve("first")
     record = made.record()
     assert (record.command, record.status, record.exit_code) == ("solve", "completed", 0)
@@ -71,10 +71,10 @@ def test_a_solve_is_an_entry_of_the_registry(store, trace, solve):
 def test_one_step_in_file_order_is_that_of_the_file_whose_name_may_stand_twice(solved, tmp_path):
     file = tmp_path / "t.npy"
     np.save(file, [5, 1, 1, 1, 50, 50])
-    few = ("--world-size", "2", "--global-batch", "4", "--steps", "1", "--order", "file", "--policy")
-    found = solved(file, file, *few, "static,partition")
+    few = "--world-size 2 --global-batch 4 --steps 1 --order file --policy"
+    found = solved(f"{file} {file} {few} static,partition")
     assert [(r["trace"], r["mean_max_cost"]) for r in found] == [("t", 10), ("t", 5), ("t#2", 10), ("t#2", 5)]
-    (padded,) = solved(file, *few, "static", "--set", "workload.pad_to_multiple_of=64")
+    (padded,) = solved(f"{file} {few} static --set workload.pad_to_multiple_of=64")
     assert padded["mean_max_cost"] == 128
 
 
@@ -98,15 +98,14 @@ LINES: list[tuple[str, dict[str, list[object]]]] = [
 
 @pytest.mark.parametrize(("given", "expected"), LINES)
 def test_what_is_set_is_planned(solve, trace, given, expected):
-    said = solve(trace, *TWO, *given.split(), "--json")
+    said = solve(f"{trace} {TWO} {given} --json")
     assert {key: [line[key] for line in said.json["results"]] for key in expected} == expected
     assert "no effect" not in said.err
 
 
 def test_what_is_not_read_is_said_and_kept(store, trace, solve):
-    unread = ("train.steps=7", "launch.nproc=2", "schedule.policy=prefix")
-    sets = [word for text in unread for word in ("--set", text)]
-    said = solve(trace, *TWO, "--policy", "static", "--solver", "greedy", *sets, "--json", "--name", "a")
+    unread = "--solver greedy --set train.steps=7 --set launch.nproc=2 --set schedule.policy=prefix"
+    said = solve(f"{trace} {TWO} --policy static {unread} --json --name a")
     warnings = store.resolve("a").record().warnings
     assert said.err.splitlines() == [f"warning: {line}" for line in warnings]
     assert [line.partition(":")[0] for line in warnings] == [
@@ -117,19 +116,19 @@ def test_what_is_not_read_is_said_and_kept(store, trace, solve):
 
 
 def test_the_number_of_steps_is_shown_with_the_lines_that_were_cut(solve, solved, trace, monkeypatch):
-    few = (trace, "--world-size", "2", "--policy", "static,window", "--window", "3")
-    assert "means over 6 steps\n" in solve(*few, "--steps", "6").out
+    few = f"{trace} --world-size 2 --policy static,window --window 3"
+    assert "means over 6 steps\n" in solve(f"{few} --steps 6").out
     monkeypatch.setattr(solve_module, "LINE_LIMIT_S", 0.0)
-    (note,) = [line for line in solve(*few).lines if line.startswith("means over 102 steps")]
+    (note,) = [line for line in solve(few).lines if line.startswith("means over 102 steps")]
     assert note.endswith("some G=2: static 1, window W=3 3")
-    assert [r["steps"] for r in solved(*few)] == [1, 3]
+    assert [r["steps"] for r in solved(few)] == [1, 3]
 
 
 def test_where_nothing_is_given_back_nothing_is_recommended(solve, tmp_path):
     """Equal lengths: every policy plans what static plans."""
     constant = tmp_path / "constant.csv"
     constant.write_text("length\n" + "12\n" * 400)
-    said = solve(constant, *QUICK)
+    said = solve(f"{constant} {QUICK}")
     assert said.lines[-1].startswith("next     stay with static")
     assert " * " not in said.out, "1.00x is starred"
 
@@ -155,7 +154,7 @@ def test_the_best_is_told_of_every_number_of_ranks_of_the_first_trace_that_gains
 
 
 def test_the_lines_also_go_into_a_file(solve, trace, tmp_path):
-    solve(trace, *QUICK, "--csv", tmp_path / "lines.csv")
+    solve(f"{trace} {QUICK} --csv {tmp_path}/lines.csv")
     with (tmp_path / "lines.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["policy"] for row in rows] == ["static", "partition", "prefix"]
@@ -164,8 +163,8 @@ def test_the_lines_also_go_into_a_file(solve, trace, tmp_path):
 
 
 def test_a_trace_is_written_and_read_again(solve, solved, tmp_path):
-    solve("gsm8k", *QUICK, "--max-length", "100", "--write-trace", tmp_path / "cut.csv")
-    assert solved(tmp_path / "cut.csv", *QUICK)[0]["samples"] == 7_473
+    solve(f"gsm8k {QUICK} --max-length 100 --write-trace {tmp_path}/cut.csv")
+    assert solved(f"{tmp_path}/cut.csv {QUICK}")[0]["samples"] == 7_473
     assert pl.read_csv(tmp_path / "cut.csv")["length"].max() == 100
 
 
@@ -184,7 +183,7 @@ def test_what_train_would_cut_stands_beside_the_numbers(
     monkeypatch.chdir(tmp_path)
     np.save("t.npy", [10] * 40 + [290] * 4 + [600] * 3)
     Path("max.yaml").write_text("workload: {max_length: 300}\n")
-    printed = solve("t.npy", *QUICK, *arguments.split())
+    printed = solve(f"t.npy {QUICK} {arguments}")
     notes = [line.strip() for line in printed.lines if "cut here" in line]
     assert printed.err == "" and [note.startswith(said) for note in notes] == [True] * bool(said)
     expected = {"cut_samples": cut, "train_max_length": train_cuts_at, "longer_than_train": longer}
@@ -207,12 +206,12 @@ def test_what_train_would_cut_stands_beside_the_numbers(
     ],
 )
 def test_a_mistake_is_one_line_and_makes_no_run(store, refused, arguments, message):
-    assert message in refused(*arguments.split())
+    assert message in refused(arguments)
     assert store.list() == []
 
 
 def test_a_batch_that_does_not_fit_is_recorded_as_failed(store, trace, refused):
-    assert "8 samples do not fit" in refused(trace, *QUICK, "--capacity", "3", code=4)
+    assert "8 samples do not fit" in refused(f"{trace} {QUICK} --capacity 3", code=4)
     (failed,) = store.list()
     record = failed.record()
     assert (record.status, record.exit_code, record.failure.kind) == ("failed", 4, "memory")
@@ -233,31 +232,30 @@ def test_it_runs_without_torch(tmp_path):
 
 
 def test_packed_rows_alone_are_planned_under_capacities_in_tokens(refused, trace):
-    packed = (trace, *TWO, "--policy", "packed")
-    for given in (packed, (trace, *TWO, "--policy", "partition", "--layout", "packed")):
-        assert "capacity allows (at most 40 tokens)" in refused(*given, "--capacity", "40", code=4)
-    assert "workload.layout: 'padded' with policy 'packed'" in refused(*packed, "--layout", "padded")
+    for given in ("--policy packed", "--policy partition --layout packed"):
+        assert "capacity allows (at most 40 tokens)" in refused(f"{trace} {TWO} {given} --capacity 40", code=4)
+    assert "workload.layout: 'padded' with policy 'packed'" in refused(f"{trace} {TWO} --policy packed --layout padded")
 
 
 @pytest.mark.slow
-def test_a_second_column_adds_to_the_costs(store, trace, tmp_path, solve, refused):
-    def costs(said: Said) -> dict[str, float]:
-        return {r["policy"]: r["mean_max_cost"] for r in said.json["results"]}
+def test_a_second_column_adds_to_the_costs(store, trace, tmp_path, solve, solved, refused):
+    def costs(line: str) -> dict[str, float]:
+        return {r["policy"]: r["mean_max_cost"] for r in solved(line)}
 
-    two, second = tmp_path / "two.csv", (*QUICK, "--second-column", "patches")
+    two, second = tmp_path / "two.csv", f"{QUICK} --second-column patches"
     patches = pl.Series("patches", np.random.default_rng(1).choice([0, 0, 196], 200))
     pl.read_parquet(trace).with_columns(patches).write_csv(two)
-    plain, both = costs(solve(two, *QUICK, "--json")), costs(solve(two, *second, "--json"))
+    plain, both = costs(f"{two} {QUICK}"), costs(f"{two} {second}")
     assert all(both[policy] > cost for policy, cost in plain.items())
-    assert costs(solve(two, *second, "--second-weight", "0", "--json")) == plain
-    assert costs(solve("--dataset", "lengths", "--data-path", two, *second, "--json")) == both
-    printed = solve(two, *second, "--second-weight", "2").out
+    assert costs(f"{two} {second} --second-weight 0") == plain
+    assert costs(f"--dataset lengths --data-path {two} {second}") == both
+    printed = solve(f"{two} {second} --second-weight 2").out
     assert "--second-column patches" in " ".join(printed[printed.index("next") :].split())
     assert store.resolve("@latest").config().schedule.second_weight == 2
-    assert "no column 'patch'" in refused(two, *QUICK, "--second-column", "patch")
-    assert "'patches'" in refused(trace, *second)
-    assert "not read by dataset 'embedded'" in refused("embedded", *second)
-    assert "distribution" in refused(*second)
+    assert "no column 'patch'" in refused(f"{two} {QUICK} --second-column patch")
+    assert "'patches'" in refused(f"{trace} {second}")
+    assert "not read by dataset 'embedded'" in refused(f"embedded {second}")
+    assert "distribution" in refused(second)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +266,7 @@ def test_lengths_are_read_from_standard_input(solved, refused, monkeypatch, text
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
 
     type_in(text)
-    one = ("--world-size", "1", "--batch-per-rank", "3", "--steps", "1", "--policy", "static", "--order", "file")
-    assert [(r["trace"], r["mean_max_cost"]) for r in solved("-", *one)] == [("stdin", 120)]
+    one = "--world-size 1 --batch-per-rank 3 --steps 1 --policy static --order file"
+    assert [(r["trace"], r["mean_max_cost"]) for r in solved(f"- {one}")] == [("stdin", 120)]
     type_in("length\n3\n-4\n")
     assert refused("-").startswith("standard input: row 2: length -4,")
