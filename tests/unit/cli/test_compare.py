@@ -29,10 +29,11 @@ from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
-ARMS = ("--arm", "static:schedule.mode=static", "--arm", "part:policy=partition,window=1")
-TWO = ("--device", "cpu", "--nproc", "2")
-SMALL = (*TWO, "--set", "train.steps=4", "--set", "train.warmup_steps=0")
-SWEEP = (*ARMS, *SMALL, "--over", "train.global_batch=8,16", "--over", "seed=1,2")
+PART = "--arm part:policy=partition,window=1"
+ARMS = f"--arm static:schedule.mode=static {PART}"
+TWO = "--device cpu --nproc 2"
+SMALL = f"{TWO} --set train.steps=4 --set train.warmup_steps=0"
+SWEEP = f"{ARMS} {SMALL} --over train.global_batch=8,16 --over seed=1,2"
 
 Started = list[tuple[Run, RunStore]]
 Compare = Callable[..., dict[str, Any]]
@@ -53,11 +54,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
 @pytest.fixture
 def compare(store: RunStore, cli: Cli, started: Started) -> Compare:
-    return lambda *words, code=0: cli("compare", *words, "--json", code=code).json
+    return lambda line, code=0: cli(f"compare --json {line}", code=code).json
 
 
 def test_a_dry_run_shows_cells_and_launches_and_touches_nothing(compare, store):
-    shown = compare(*SWEEP, "--dry-run")
+    shown = compare(f"{SWEEP} --dry-run")
     assert [cell["settings"] for cell in shown["cells"]] == [
         {"train.global_batch": batch, "train.seed": seed} for batch in (8, 16) for seed in (1, 2)
     ]
@@ -67,14 +68,14 @@ def test_a_dry_run_shows_cells_and_launches_and_touches_nothing(compare, store):
     assert (shown["estimated_s"], shown["alike"], store.root.exists()) == (None, [], False)
 
 
-@pytest.mark.parametrize("words", [(*ARMS, *SMALL), SWEEP, ("quickstart", *ARMS[2:], *SMALL)], ids=len)
-def test_what_a_dry_run_prints_is_the_recipe_that_is_saved_and_that_runs_alike(compare, cli, tmp_path, words):
+@pytest.mark.parametrize("line", [f"{ARMS} {SMALL}", SWEEP, f"quickstart {PART} {SMALL}"], ids=["one", "cells", "recipe"])
+def test_what_a_dry_run_prints_is_the_recipe_that_is_saved_and_that_runs_alike(compare, cli, tmp_path, line):
     file, printed = tmp_path / "mine.yaml", tmp_path / "printed.yaml"
-    words = tuple(word.replace("part:", "mine:") for word in words)
-    shown = compare(*words, "--dry-run", "--save-recipe", file)
-    printed.write_text(cli("compare", *words, "--dry-run").out)
+    line = line.replace("part:", "mine:") + " --dry-run"
+    shown = compare(f"{line} --save-recipe {file}")
+    printed.write_text(cli(f"compare {line}").out)
     assert load_cells(printed)[0].arms == load_cells(file)[0].arms
-    again = compare(file, "--dry-run")
+    again = compare(f"{file} --dry-run")
     for facts in (shown, again):
         for plan in facts.get("cells", [facts]):
             plan.pop("recipe")
@@ -84,11 +85,11 @@ def test_what_a_dry_run_prints_is_the_recipe_that_is_saved_and_that_runs_alike(c
 def test_the_file_is_never_overwritten_and_not_left_by_what_is_refused(compare, tmp_path):
     file = tmp_path / "mine.yaml"
 
-    def save(path: Path, *more: str, code: int = 2) -> str:
-        shown = compare(*ARMS, *more, *SMALL, "--save-recipe", path, "--dry-run", code=code)
+    def save(path: Path, more: str = "", code: int = 2) -> str:
+        shown = compare(f"{ARMS} {more} {SMALL} --save-recipe {path} --dry-run", code=code)
         return str(shown.get("error", {}).get("message"))
 
-    save(file, "--arm", "bad:policy=prefix,buffer=3")
+    save(file, "--arm bad:policy=prefix,buffer=3")
     assert not file.exists()
     save(file, code=0)
     assert save(file) == f"--save-recipe {file}: exists already"
@@ -98,14 +99,14 @@ def test_the_file_is_never_overwritten_and_not_left_by_what_is_refused(compare, 
 def test_a_started_comparison_is_the_recipe_of_its_arms_and_goes_on_among_its_own_launches(
     compare, store, started, tmp_path
 ):
-    compare(*ARMS, *SMALL, "--name", "mine", code=130)
+    compare(f"{ARMS} {SMALL} --name mine", code=130)
     ((run, _),) = started
     (recipe,) = load_cells(run.path / RECIPE_FILE)
     assert (store.resolve("mine").id, list(recipe.arms), recipe.baseline) == (run.id, ["static", "part"], "static")
     assert "-static-part-" in run.id
-    compare("--resume", "mine", code=130)
+    compare("--resume mine", code=130)
     there = RunStore(tmp_path / "there").create("compare", "x")
-    compare("--resume", there.path, code=130)
+    compare(f"--resume {there.path}", code=130)
     found = [(each.id, among.root) for each, among in started[1:]]
     assert found == [(run.id, store.root), (there.id, there.path.parent)]
 
@@ -113,10 +114,10 @@ def test_a_started_comparison_is_the_recipe_of_its_arms_and_goes_on_among_its_ow
 @pytest.mark.parametrize("dry", [True, False])
 def test_a_name_in_use_is_refused_before_anything_is_written_unless_it_is_replaced(compare, store, tmp_path, dry):
     store.create("compare", "older", name="mine")
-    words = (*SWEEP, "--name", "mine", "--save-recipe", tmp_path / "r.yaml", *["--dry-run"] * dry)
-    assert "in use" in compare(*words, code=2)["error"]["message"]
+    line = f"{SWEEP} --name mine --save-recipe {tmp_path}/r.yaml" + " --dry-run" * dry
+    assert "in use" in compare(line, code=2)["error"]["message"]
     assert (len(store.list()), (tmp_path / "r.yaml").exists()) == (1, False)
-    compare(*words, "--replace", code=0 if dry else 130)
+    compare(f"{line} --replace", code=0 if dry else 130)
     assert (len(store.list()), (tmp_path / "r.yaml").exists()) == (1 if dry else 6, True)
     assert (store.resolve("mine") == store.list()[0]) == dry
 
@@ -133,40 +134,40 @@ def test_a_name_in_use_is_refused_before_anything_is_written_unless_it_is_replac
     ],
 )
 def test_mistakes_are_reported_before_anything_is_made(compare, store, words, code, said):
-    for dry in ([], ["--dry-run"]):
-        error = compare(*words.split(), *TWO, *dry, code=code)["error"]
+    for dry in ("", "--dry-run"):
+        error = compare(f"{words} {TWO} {dry}", code=code)["error"]
         assert [word for word in said if word not in error["message"]] == []
         assert not store.root.exists()
 
 
 def test_what_no_arm_reads_is_said_once(compare):
-    for_some = ["--set", "schedule.solver=greedy", "--set", "schedule.cost_type=attention"]
-    for_none = ["--set", "schedule.replan_steps=16", "--set", "compress.ratio=0.5", "--set", "analysis.confidence=0.9"]
-    assert compare("--dry-run", *for_some)["warnings"] == []
-    warnings = compare("--dry-run", *for_some, *for_none)["warnings"]
+    for_some = "--dry-run --set schedule.solver=greedy --set schedule.cost_type=attention"
+    for_none = "--set schedule.replan_steps=16 --set compress.ratio=0.5 --set analysis.confidence=0.9"
+    assert compare(for_some)["warnings"] == []
+    warnings = compare(f"{for_some} {for_none}")["warnings"]
     assert [line.partition(":")[0] for line in warnings] == ["compress.ratio", "schedule.replan_steps"]
 
 
 @pytest.mark.parametrize(
     ("arms", "alike"),
     [
-        (("a:mode=static", "b:policy=static", "c:policy=partition", "d:mode=dynamic"), [["a", "b"], ["c", "d"]]),
-        (("a:capacity=32", "b:probe=off"), []),
-        (("a", "b:threads=1"), [["a", "b"]]),
+        ("a:mode=static b:policy=static c:policy=partition d:mode=dynamic", [["a", "b"], ["c", "d"]]),
+        ("a:capacity=32 b:probe=off", []),
+        ("a b:threads=1", [["a", "b"]]),
     ],
 )
 def test_arms_that_are_configured_alike_are_named(compare, cli, arms, alike):
-    words = [*(word for arm in arms for word in ("--arm", arm)), *TWO, "--set", "launch.launcher=torchrun"]
-    words += ["--dry-run", *(["--threads", "1"] if "b:threads=1" not in arms else [])]
-    assert compare(*words)["alike"] == alike
-    assert cli("compare", *words).err.count("A/A") == len(alike)
+    line = " ".join(f"--arm {arm}" for arm in arms.split()) + f" {TWO} --set launch.launcher=torchrun --dry-run"
+    line += "" if "threads" in arms else " --threads 1"
+    assert compare(line)["alike"] == alike
+    assert cli(f"compare {line}").err.count("A/A") == len(alike)
 
 
-@pytest.mark.parametrize("words", [(*ARMS, *SMALL), SWEEP], ids=["one", "cells"])
-def test_of_several_nodes_the_first_has_the_name_and_writes_the_file(compare, started, tmp_path, words):
-    nodes = ("--launcher", "torchrun", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--rdzv-id", "i", "--name", "both")
+@pytest.mark.parametrize("line", [f"{ARMS} {SMALL}", SWEEP], ids=["one", "cells"])
+def test_of_several_nodes_the_first_has_the_name_and_writes_the_file(compare, started, tmp_path, line):
+    nodes = "--launcher torchrun --nnodes 2 --rdzv-endpoint h:1 --rdzv-id i --name both"
     for rank in (0, 1):
-        compare(*words, *nodes, "--node-rank", rank, "--save-recipe", tmp_path / f"{rank}.yaml", code=130)
+        compare(f"{line} {nodes} --node-rank {rank} --save-recipe {tmp_path}/{rank}.yaml", code=130)
     assert [run.name for run, _ in started] == ["both", None]
     assert [(tmp_path / f"{rank}.yaml").exists() for rank in (0, 1)] == [True, False]
 
@@ -181,8 +182,8 @@ def test_time_is_that_of_earlier_runs_of_the_same_settings(compare, store):
         times = {"started": "2026-01-01T00:00:00+00:00", "ended": f"2026-01-01T00:{minutes:02}:00+00:00"}
         run.update(status="completed", exit_code=0, **times)
 
-    def estimated(*over: str) -> object:
-        return compare(*ARMS, *SMALL, "--launches", "2", "--dry-run", *over)["estimated_s"]
+    def estimated(over: str = "") -> object:
+        return compare(f"{ARMS} {SMALL} --launches 2 --dry-run {over}")["estimated_s"]
 
     ran(50, **{"train.steps": 4, "train.global_batch": 8})
     assert estimated() is None
@@ -190,8 +191,8 @@ def test_time_is_that_of_earlier_runs_of_the_same_settings(compare, store):
     assert estimated() == pytest.approx(4 * 60)
     ran(10, **{"train.steps": 4, "schedule.policy": "partition"})
     assert estimated() == pytest.approx(2 * 60 + 2 * 600)
-    assert estimated("--over", "global_batch=64,8") == pytest.approx(2 * 660 + 4 * 3000)
-    assert estimated("--over", "global_batch=64,10") is None
+    assert estimated("--over global_batch=64,8") == pytest.approx(2 * 660 + 4 * 3000)
+    assert estimated("--over global_batch=64,10") is None
 
 
 def test_without_a_terminal_every_launch_stage_and_epoch_is_one_line(capsys):

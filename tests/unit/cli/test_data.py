@@ -17,6 +17,7 @@ from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
+PLAN = "--policy static --steps 1 --world-size 2 --global-batch 8"
 SUBSET = ("workload.subset=90", "workload.max_length=12")
 
 
@@ -34,21 +35,21 @@ def trained(store: RunStore, fingerprint: str | None = None) -> Run:
     return run
 
 
-def refused(cli: Cli, *words: str) -> str:
-    return cli("data", "lengths", *words, "--json", code=2).mistake
+def refused(cli: Cli, line: str) -> str:
+    return cli(f"data lengths {line} --json", code=2).mistake
 
 
 @pytest.mark.parametrize("suffix", READERS)
 def test_a_run_gives_the_lengths_that_it_trained_on(store, cli, suffix):
     config = trained(store).config()
-    lines = cli("data", "lengths", "runA", "-o", f"x{suffix}").lines
+    lines = cli(f"data lengths runA -o x{suffix}").lines
     assert read_trace(Path(f"x{suffix}")).tolist() == training_trace(config).lengths.tolist()
     assert lines[0] == f"x{suffix}" and lines[1].startswith("90 lengths")
     assert lines[2] == f"next  dynbench train --dataset lengths --data-path x{suffix} --max-length 12"
 
 
 def test_a_data_set_gives_the_lengths_that_would_be_trained_on(store, cli):
-    printed = cli("data", "lengths", "--subset", "90", "--max-length", "12", "--seed", "4", "--json").json
+    printed = cli("data lengths --subset 90 --max-length 12 --seed 4 --json").json
     written = pl.read_parquet("lengths.parquet")
     assert written.columns == ["length"] and printed["max_length"] == printed["lengths"]["max"] == 12
     assert written["length"].to_list() == training_trace(trained(store).config()).lengths.tolist()
@@ -59,9 +60,9 @@ def test_a_data_set_gives_the_lengths_that_would_be_trained_on(store, cli):
 )
 def test_a_file_is_overwritten_only_when_forced(store, cli, file, command):
     Path(file).write_text("mine")
-    assert f"{file}: exists already" in cli(*command.split(), code=2).err
+    assert f"{file}: exists already" in cli(command, code=2).err
     assert Path(file).read_text() == "mine"
-    cli(*command.split(), "--force")
+    cli(f"{command} --force")
     if file == "x.csv":
         assert len(read_trace(Path(file))) == 8192
     else:
@@ -69,8 +70,8 @@ def test_a_file_is_overwritten_only_when_forced(store, cli, file, command):
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing(store, cli):
-    assert "unknown trace format '.xls'" in refused(cli, "-o", "x.xls", "--dataset", "tsv", "--data-path", "absent")
-    assert "absent/x.csv: cannot be written" in refused(cli, "-o", "absent/x.csv")
+    assert "unknown trace format '.xls'" in refused(cli, "-o x.xls --dataset tsv --data-path absent")
+    assert "absent/x.csv: cannot be written" in refused(cli, "-o absent/x.csv")
     assert list(Path().iterdir()) == []
 
 
@@ -87,11 +88,7 @@ def test_a_run_of_other_data_is_refused(store, cli):
     ["train.global_batch=64", "train.global_batch=13 --set launch.launcher=virtual --set launch.world_size=3"],
 )
 @pytest.mark.parametrize(
-    "command",
-    [
-        "data lengths -o x.csv",
-        "solve embedded --policy static --steps 1 --no-figures --world-size 2 --global-batch 8",
-    ],
+    "command", ["data lengths -o x.csv", f"solve embedded --no-figures {PLAN}"]
 )
 def test_lengths_need_no_batch_that_ranks_could_train_on(store, cli, command, given):
-    cli(*command.split(), "--subset", "50", "--set", *given.split())
+    cli(f"{command} --subset 50 --set {given}")

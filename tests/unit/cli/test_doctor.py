@@ -30,7 +30,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def test_doctor_leaves_nothing_behind(tmp_path, cli):
-    shown = cli("doctor", "--results", tmp_path / "results", "--json").json
+    shown = cli(f"doctor --results {tmp_path}/results --json").json
     assert [check["id"] for check in shown["checks"]] == list(CHECKS)
     assert shown["environment"]["packages"]["torch"]
     assert all(check["ok"] or check["hint"] for check in shown["checks"])
@@ -44,14 +44,14 @@ def test_a_check_that_warns_or_is_denied_ends_no_other_and_strict_makes_it_exit_
     fine = {"fine": (lambda _: "seen", "")}
     poor = {"cache": (denied, ""), "poor": (lambda _: expect(False, "seen"), "do it"), **fine}
     monkeypatch.setattr(health, "CHECKS", poor)
-    said = cli("doctor", "--strict", "--json", code=6)
+    said = cli("doctor --strict --json", code=6)
     assert said.json["error"]["exit_code"] == 6
     seen = [(check["ok"], check["seen"], bool(check["hint"])) for check in said.json["checks"]]
     denied_first = [(False, "/srv/hub: Permission denied", True), (False, "seen", True)]
     assert seen == [*denied_first, (True, "seen", False)]
     assert said.err.startswith("error: checks that warn: cache, poor\n")
     monkeypatch.setattr(health, "CHECKS", fine)
-    cli("doctor", "--strict")
+    cli("doctor --strict")
 
 
 MEMORY = {"total": 9e3, "available": 8e3, "limit": None}
@@ -167,9 +167,9 @@ def checks(tmp_path: Path, monkeypatch: Patch, cli: Cli) -> Checks:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
     (tmp_path / "train.tsv").write_text("sentence\tlabel\n" + "a b\t0\nc\t1\n" * 20)
 
-    def run(*words: str, code: int = 0, **settings: object) -> dict[str, dict[str, Any]]:
+    def run(line: str = "", code: int = 0, **settings: object) -> dict[str, dict[str, Any]]:
         Path("own.yaml").write_text(RECIPE.format(**DEFAULTS | settings))
-        shown = cli("doctor", "own.yaml", "--json", *words, code=code).json["recipe"]
+        shown = cli(f"doctor own.yaml --json {line}", code=code).json["recipe"]
         assert shown["name"] == "own.yaml" and all(check["ok"] or check["hint"] for check in shown["checks"])
         return {check["id"]: check for check in shown["checks"]}
 
@@ -240,6 +240,6 @@ def test_weights_and_data_that_only_the_hub_has(checks, monkeypatch, tmp_path):
 
 
 def test_settings_over_a_recipe_and_without_one(checks, cli):
-    assert failing(checks("--set", "launch.nproc=4", "--strict", code=6)) == ["ranks"]
-    cli("doctor", "--set", "launch.nproc=4", code=2)
-    assert "Did you mean 'quickstart'?" in cli("doctor", "quikstart", code=2).err
+    assert failing(checks("--set launch.nproc=4 --strict", code=6)) == ["ranks"]
+    cli("doctor --set launch.nproc=4", code=2)
+    assert "Did you mean 'quickstart'?" in cli("doctor quikstart", code=2).err

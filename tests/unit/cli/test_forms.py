@@ -113,7 +113,7 @@ def test_every_command_is_tried():
 
 @pytest.mark.parametrize("words", QUIET)
 def test_quiet_prints_the_result_only(words, run, tmp_path, cli):
-    said = cli(*words.format(tmp=tmp_path).split(), "-q", "--results", run.path.parent)
+    said = cli(f"{words.format(tmp=tmp_path)} -q --results {run.path.parent}")
     assert (said.lines, said.err) == (QUIET[words](run), "")
 
 
@@ -126,8 +126,7 @@ def test_stdout_is_the_table_alone(words, run, tmp_path, cli):
     names, key = TABLES[words]
     said = {}
     for how in ("table", "csv", "md", "csv -q"):
-        form, *quietly = how.split()
-        said[how] = cli(*words.split(), "--format", form, "--results", tmp_path / form, *quietly)
+        said[how] = cli(f"{words} --format {how} --results {tmp_path}/{how.split()[0]}")
     rows = list(csv.DictReader(io.StringIO(said["csv"].out)))
     assert [row[key] for row in rows] == names
     assert said["csv -q"].err == "" and said["csv -q"].out.count("\n") == said["csv"].out.count("\n")
@@ -140,7 +139,7 @@ def test_stdout_is_the_table_alone(words, run, tmp_path, cli):
 
 
 def test_json_and_a_table_are_not_both_on_stdout(cli):
-    assert "--json and --format md" in cli("solve", "--list", "--json", "--format", "md", code=2).err
+    assert "--json and --format md" in cli("solve --list --json --format md", code=2).err
 
 
 def test_a_command_says_the_rest_on_stderr(capsys):

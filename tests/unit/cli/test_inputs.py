@@ -54,7 +54,7 @@ def sets(**changes: str) -> list[str]:
     ],
 )
 def test_it_is_refused_before_anything_is_made(results, cli, command, change, said):
-    error = cli(*command.split(), "--json", *sets(**change), code=2).json["error"]
+    error = cli(command, "--json", *sets(**change), code=2).json["error"]
     assert all(text in error["message"] for text in said) and "--resume" not in error["hint"]
     assert not results.exists()
 
@@ -63,17 +63,17 @@ def test_it_is_refused_before_anything_is_made(results, cli, command, change, sa
 def test_a_batch_beyond_what_is_left_to_train_on_tells_what_is_held_out(results, cli, command):
     Path("train.tsv").write_text("sentence\tlabel\n" + "a b\t0\n" * 5 + "c\t1\n" * 5)
     ten = ("--set", "train.global_batch=10")
-    mistake = cli(*command.split(), "--json", *sets(), *ten, code=2).mistake
+    mistake = cli(command, "--json", *sets(), *ten, code=2).mistake
     assert "train.tsv has 10 samples, 1 of which are held out for evaluation" in mistake
     assert "at most 9 over all workers or name an evaluation file" in mistake
     assert not results.exists()
-    cli(*command.split(), "--dry-run", *sets(eval_path="train.tsv"), *ten)
+    cli(command, "--dry-run", *sets(eval_path="train.tsv"), *ten)
 
 
 @pytest.mark.parametrize("command", ["train", "probe", "solve", "data lengths"])
 def test_a_recipe_given_as_configuration_is_told_from_one(command, tmp_path, cli):
     recipe = tmp_path / "my recipe.yaml"
     recipe.write_text(RECIPE)
-    error = cli(*command.split(), "-c", recipe, "--json", code=2).json["error"]
+    error = cli(command, "-c", recipe, "--json", code=2).json["error"]
     assert error["message"].startswith(f"{recipe}:2: arms: a recipe") and "unknown key" not in error["message"]
     assert f"dynbench compare '{recipe}'" in error["hint"] and "--set" in error["hint"]

@@ -66,9 +66,9 @@ def test_a_mistyped_command_and_loading_one_import_nothing_heavy():
 
 
 def test_usage_mistakes_under_json(cli):
-    shown = cli("runs", "ls", "--json", "--nope", code=2).json
+    shown = cli("runs ls --json --nope", code=2).json
     assert (shown["command"], shown["error"]["kind"], shown["error"]["exit_code"]) == ("runs ls", "usage", 2)
-    assert cli("--json", "nothing", code=2).json["command"] is None
+    assert cli("--json nothing", code=2).json["command"] is None
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_neither_ctrl_c_nor_a_disk_is_a_bug(error, code, kind, message, monkeypa
         raise error
 
     monkeypatch.setattr(main_module, "import_module", lambda name: SimpleNamespace(train=command))
-    shown = cli("train", "--json", code=code).json["error"]
+    shown = cli("train --json", code=code).json["error"]
     assert (shown["kind"], shown["message"]) == (kind, message)
 
 
@@ -101,7 +101,7 @@ def test_a_closed_pipe_is_quiet(tmp_path):
 
 
 def test_underscores_are_dashes_in_option_names(cli):
-    said = cli("train", "--global_batch", "0", "--warmup_steps", "x", "--dry_run", code=2).err
+    said = cli("train --global_batch 0 --warmup_steps x --dry_run", code=2).err
     assert "train.global_batch: 0 is not allowed" in said and "train.warmup_steps: 'x' is not allowed" in said
 
 

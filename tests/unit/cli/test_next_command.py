@@ -52,8 +52,8 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def solve(results: Path, cli: Cli) -> Callable[..., tuple[str, str]]:
     """What `solve` prints, and the command that it suggests."""
 
-    def run(*words: str) -> tuple[str, str]:
-        said = cli("solve", *words, "--no-figures", "--results", results)
+    def run(line: str) -> tuple[str, str]:
+        said = cli(f"solve {line} --no-figures --results", results)
         label, _, command = said.lines[-1].partition(" ")
         assert label == "next"
         return said.out, command.strip()
@@ -162,14 +162,14 @@ def test_solve_suggests_training_on_the_same_data(results, cli, solve, monkeypat
     RunStore(results).give_name(run, "earlier")
     write_json(run.env_file, {"decisions": {"workload.pad_to_multiple_of": {"value": 1, "reason": "on a CPU"}}})
     plan = "--policy static,partition,window --window 2 --steps 4 --global-batch 12 --world-size 3"
-    out, line = solve(*shlex.split(words), *plan.split())
+    out, line = solve(f"{words} {plan}")
     assert ("FILE below stands" in out) == ("FILE" in line)
     asked = line
     if "FILE" in line:
         shutil.copy("it's my data.tsv", "FILE")
         asked += " --tokenizer vocab.txt"  # in place of the model's own, which would be fetched
 
-    shown = cli(*shlex.split(asked)[1:], "--dry-run", "--json").json
+    shown = cli(asked.removeprefix("dynbench "), "--dry-run", "--json").json
 
     config = parsed(line).config()
     (best,) = [line for line in out.splitlines() if " * " in line]
@@ -210,7 +210,7 @@ def test_what_does_not_fit_is_probed_again_as_configured(results):
     assert (again.train.epochs, again.train.lr_warmup_steps, again.schedule) == (3, 5, config.schedule)
 
 
-@pytest.mark.parametrize("own", [[], ["--set", "workload.dropout=0.1"]])
+@pytest.mark.parametrize("own", ["", "--set workload.dropout=0.1"])
 def test_solve_suggests_what_its_probe_was_made_with(results, solve, own):
     """Longer samples, another model or slower ranks than were probed are refused by `train`."""
     store = RunStore(results)
@@ -218,10 +218,10 @@ def test_solve_suggests_what_its_probe_was_made_with(results, solve, own):
     settings = ["workload.size=base", "workload.dropout=0.1", "launch.slowdown={1: 2.0}", "train.precision=fp32"]
     write_text(made.config_file, dump_config(load_config(None, settings)))
     write_json(made.env_file, {"decisions": {"train.precision": {"value": "fp32", "reason": "on a CPU"}}})
-    words = ["lognormal", "--probe", made.label, "--world-size", "2", *own, "--policy", "partition", "--steps", "2"]
-    assert solve(*words)[1] == "the same with --max-length 256"
+    line = f"lognormal --probe {made.label} --world-size 2 {own} --policy partition --steps 2"
+    assert solve(line)[1] == "the same with --max-length 256"
 
-    config = parsed(solve(*words, "--max-length", "256")[1]).config()
+    config = parsed(solve(f"{line} --max-length 256")[1]).config()
 
     assert (config.workload.size, config.workload.dropout, config.launch.slowdown) == ("base", 0.1, {1: 2.0})
     assert (config.workload.max_length, config.train.precision, config.probe.run) == (256, "auto", made.label)
@@ -229,17 +229,17 @@ def test_solve_suggests_what_its_probe_was_made_with(results, solve, own):
 
 def test_solve_suggests_no_training_on_other_lengths_than_it_planned(results, solve):
     """The small model takes 512 tokens, and the samples have up to 1,024."""
-    words = ["lognormal", "--policy", "static,partition", "--steps", "4", "--world-size", "2", "--max-length"]
-    out, instead = solve(*words, "700")
+    line = "lognormal --policy static,partition --steps 4 --world-size 2 --max-length"
+    out, instead = solve(f"{line} 700")
     assert "dynbench train" not in out and instead == "the same with --max-length 512"
 
-    assert parsed(solve(*words, "512")[1]).config().workload.max_length == 512
+    assert parsed(solve(f"{line} 512")[1]).config().workload.max_length == 512
     (planned, *_) = json.loads((RunStore(results).resolve("@latest").path / "results.json").read_text())["results"]
     assert planned["max_length"] == 512 and planned["cut_samples"]
 
 
 def test_solve_suggests_whole_windows(solve):
-    _, line = solve("sst2", "--policy", "window", "--window", "7", "--steps", "70", "--world-size", "2")
+    _, line = solve("sst2 --policy window --window 7 --steps 70 --world-size 2")
     config = parsed(line).config()
     assert (config.schedule.policy_name, config.schedule.window_size) == ("window", 7)
     assert config.train.warmup_steps % 7 == config.train.steps % 7 == 0

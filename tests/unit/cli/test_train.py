@@ -26,7 +26,7 @@ from dynbench.runs.records import RowWriter
 from dynbench.runs.run import Run, Status
 from dynbench.runs.store import Naming, RunStore
 
-TWO = ("--nproc", "2", "--device", "cpu")
+TWO = "--nproc 2 --device cpu"
 
 
 @pytest.fixture
@@ -61,30 +61,30 @@ def test_dry_run_refuses_results_that_cannot_be_written(tmp_path, monkeypatch, c
     if place == "locked":  # for root too
         monkeypatch.setattr("dynbench.runs.store.os.access", lambda path, _: path != tmp_path / "locked")
     before = sorted(tmp_path.rglob("*"))
-    said = cli(command, "--dry-run", "--nproc", "2", "--results", tmp_path / place, code=2)
+    said = cli(f"{command} --dry-run --nproc 2 --results {tmp_path / place}", code=2)
     assert f"{tmp_path / place}: the results folder cannot be written: " in said.err
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def of_eight(*schedule: str) -> list[str]:
+def of_eight(*schedule: str) -> str:
     """Eight ranks with settings of the schedule."""
-    return ["--nproc", "8", "--device", "cpu", *(word for each in schedule for word in ("--set", f"schedule.{each}"))]
+    return " ".join(["--nproc 8 --device cpu", *(f"--set schedule.{each}" for each in schedule)])
 
 
 OTHER_SCHEMA = '{"schema_version": 9, "world_size": 2, "allreduce": [{"megabytes": 1, "ms": 1}]}'
-UNEQUAL = of_eight("policy=partition", "micro_batches=auto", f"capacity={[20] * 7 + [9]}")
-VIRTUAL = ("--set", "launch.launcher=virtual")
-REFUSED: list[tuple[Sequence[str], int, str]] = [
-    ((*TWO, "--global-batch", "63"), 2, "62 or 64"),
-    ((*TWO, "--mode", "dynamic", "--capacity", "20,11"), 4, "--global-batch 31, the largest below 64 that fits in all"),
-    ((*TWO, "--capacity", "no-such-probe"), 2, "no-such-probe"),
+UNEQUAL = of_eight("policy=partition", "micro_batches=auto", "capacity=20,20,20,20,20,20,20,9")
+VIRTUAL = "--set launch.launcher=virtual"
+REFUSED = [
+    (f"{TWO} --global-batch 63", 2, "62 or 64"),
+    (f"{TWO} --mode dynamic --capacity 20,11", 4, "--global-batch 31, the largest below 64 that fits in all"),
+    (f"{TWO} --capacity no-such-probe", 2, "no-such-probe"),
     (UNEQUAL, 2, "unequal capacity"),
-    ((*UNEQUAL, *VIRTUAL, "--set", "launch.nproc=auto", "--world-size", "8", "--dry-run"), 2, "unequal capacity"),
+    (f"{UNEQUAL} {VIRTUAL} --set launch.nproc=auto --world-size 8 --dry-run", 2, "unequal capacity"),
     (of_eight("policy=group_by_length", "micro_batches=3"), 2, "not a multiple of the 8 ranks times 3"),
-    (of_eight("policy=partition", "cost_coefficients=[3.0, 0.0, 0.0]"), 2, "schedule.cost_coefficients"),
-    ((*VIRTUAL, "--set", "launch.comm_model=comm.json"), 2, "schema version 9, this version reads 1"),
-    ((*TWO, "--exposed", *VIRTUAL, "--set", "launch.world_size=2", "--dry-run"), 2, "true, but virtual ranks send"),
-    ((*TWO, "--exposed", "--sync", "ps", "--dry-run"), 2, "a server steps by what workers send"),
+    (of_eight("policy=partition", "cost_coefficients=3.0,0.0,0.0"), 2, "schedule.cost_coefficients"),
+    (f"{VIRTUAL} --set launch.comm_model=comm.json", 2, "schema version 9, this version reads 1"),
+    (f"{TWO} --exposed {VIRTUAL} --set launch.world_size=2 --dry-run", 2, "true, but virtual ranks send"),
+    (f"{TWO} --exposed --sync ps --dry-run", 2, "a server steps by what workers send"),
 ]
 """One of each stage that finds mistakes; the rules have tests of their own."""
 
@@ -92,7 +92,7 @@ REFUSED: list[tuple[Sequence[str], int, str]] = [
 @pytest.mark.parametrize(("arguments", "exit_code", "said"), REFUSED)
 def test_mistakes_are_found_before_anything_is_made(results, cli, arguments, exit_code, said):
     Path("comm.json").write_text(OTHER_SCHEMA, encoding="utf-8")
-    found = cli("train", "--json", *arguments, code=exit_code)
+    found = cli(f"train --json {arguments}", code=exit_code)
     assert found.json["error"]["exit_code"] == exit_code and said in found.mistake
     assert not results.exists()
 
@@ -100,18 +100,18 @@ def test_mistakes_are_found_before_anything_is_made(results, cli, arguments, exi
 def test_ranks_that_run_already_find_them_too(results, cli, monkeypatch):
     for key, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}.items():
         monkeypatch.setenv(key, value)
-    assert "unequal capacity" in cli("train", "--json", *UNEQUAL[2:], code=2).mistake
+    assert "unequal capacity" in cli(f"train --json {UNEQUAL.removeprefix('--nproc 8')}", code=2).mistake
     assert not results.exists()
 
 
 def test_what_takes_turns_with_no_communication_can_start(results, cli):
-    assert "communicate: true" in cli("train", "--dry-run", "--exposed", *TWO, "--name", "b").out
+    assert "communicate: true" in cli(f"train --dry-run --exposed {TWO} --name b").out
     assert list(results.parent.iterdir()) == []
 
 
 def test_a_name_in_use_is_found_before_a_probe(results, cli):
     RunStore(results).create("train", "static", name="runA")
-    assert "in use" in cli("train", "--nproc", "2", "--name", "runA", "--probe", "auto", code=2).err
+    assert "in use" in cli("train --nproc 2 --name runA --probe auto", code=2).err
     assert len(RunStore(results).list()) == 1
 
 
@@ -159,7 +159,7 @@ def test_what_there_is_to_gain_comes_with_a_comparison_that_can_start(tmp_path, 
     assert said == f"{text}: up to 2.4 times as fast"
     assert bool(suggested) == (mode == "static")
     if suggested:
-        cli(*shlex.split(suggested.strip("`"))[1:], "--dry-run")
+        cli(suggested.strip("`").removeprefix("dynbench "), "--dry-run")
 
 
 def launched(arms: Sequence[tuple[Config, Naming]], store: RunStore, *, asked: Config | None, **_: object) -> list[Run]:
@@ -184,17 +184,17 @@ def store(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> RunStore:
     return store
 
 
-TINY = (*TWO, "--global-batch", "8", "--steps", "5", "--warmup-steps", "1")
+TINY = (*TWO.split(), "--global-batch", "8", "--steps", "5", "--warmup-steps", "1")
 
 
 @pytest.mark.slow
 def test_a_run_is_drawn_at_its_end(store, cli):
-    shown = cli("train", *TINY, "--json").json
+    shown = cli("train --json", *TINY).json
     drawn = [Path(path) for path in shown["figures"]]
     assert {path.stem for path in drawn} >= {"timeline", "step_time", "time_breakdown"}
     assert all(path.suffix == ".png" and path.stat().st_size > 0 for path in drawn)
     assert {path.parent for path in drawn} == {Path(shown["run"]["path"]) / "figures"}
-    again = cli("analyze", shown["run"]["id"], "--json").json["figures"]
+    again = cli("analyze --json", shown["run"]["id"]).json["figures"]
     assert sorted(again) == sorted(shown["figures"])
 
 
@@ -203,19 +203,19 @@ def test_figures_that_cannot_be_drawn_do_not_fail_the_run(store, cli, monkeypatc
         raise RuntimeError("no font")
 
     monkeypatch.setattr(figures, "draw_figures", fail)
-    said = cli("train", *TINY, "--name", "a", "--json")
+    said = cli("train --name a --json", *TINY)
     assert (said.json["figures"], said.json["summary"]["steps"]) == ([], 5)
     assert "RuntimeError: no font; dynbench analyze a " in said.err
     assert store.resolve("a").status is Status.COMPLETED
 
 
 def test_a_setting_without_effect_is_said_once_and_recorded(store, cli):
-    said = cli("train", *TINY, "--name", "a", "--no-figures", "--set", "launch.comm_model=none")
+    said = cli("train --name a --no-figures --set launch.comm_model=none", *TINY)
     (warning,) = store.resolve("a").record().warnings
     assert warning.startswith("launch.comm_model: 'none' has no effect")
     assert said.err.count("launch.comm_model") == 1
-    unread = ("--cost-type", "attention", "--set", "schedule.replan_steps=3")
-    warnings = cli("train", *TINY, *unread, "--dry-run", "--json").json["warnings"]
+    unread = "--cost-type attention --set schedule.replan_steps=3"
+    warnings = cli(f"train {unread} --dry-run --json", *TINY).json["warnings"]
     assert [line.partition(":")[0] for line in warnings] == ["schedule.cost_type", "schedule.replan_steps"]
 
 
@@ -231,7 +231,7 @@ def test_launches_of_a_comparison_and_what_a_probe_has_read_are_not_warned_of(st
 
 @pytest.mark.parametrize("save", [True, False])
 def test_it_ends_with_five_lines(store, cli, save):
-    lines = cli("train", *TINY, "--name", "a", "--no-figures", *["--save-model"] * save).lines
+    lines = cli("train --name a --no-figures", *TINY, *["--save-model"] * save).lines
     assert [line[:10].strip() for line in lines] == ["trained", "to gain", "loss", "warnings", "where"]
     assert "static on 2 ranks" in lines[0] and "25 % of token positions are padding" in lines[1]
     assert lines[-1].endswith(f"next: dynbench {'eval' if save else 'analyze'} a")
