@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config
 from dynbench.errors import ConfigError, UsageError
 
 WORKLOADS = (
@@ -28,44 +27,55 @@ def problems(path: Path | None = None, overrides: tuple[str, ...] = (), flags: M
     return [problem.replace(f"{path}:", "c.yaml:") for problem in caught.value.problems]
 
 
-def test_flags_win_over_set_over_file_over_defaults(tmp_path):
-    path = write(tmp_path, "train: {steps: 1, seed: 1, global_batch: 8, warmup_steps: 1}\n")
-    config = load_config(path, ["train.seed=2", "train.global_batch=16"], {"train.global_batch": "32"})
-    assert (config.train.steps, config.train.seed, config.train.global_batch) == (1, 2, 32)
-    assert config.train.learning_rate == Config().train.learning_rate
-
-
-def test_set_reads_yaml_scalars():
-    train = load_config(None, ["train.learning_rate=1", "train.weight_decay=1e-4", "train.steps = 7 "]).train
-    assert (train.learning_rate, train.weight_decay, train.steps) == (1.0, 1e-4, 7)
-    assert type(train.learning_rate) is float
-
-
-def test_text_fields_keep_what_was_typed():
-    config = load_config(
-        None,
+PACKED = {"schedule.policy": "partition", "schedule.mode": "dynamic", "workload.layout": "packed"}
+CAPACITIES = {"8": 8, "8,4": (8, 4), "[8, 4]": (8, 4), "[]": (), "@latest": "@latest", "null": None}
+TAKEN: list[tuple[str, Sequence[str], dict[str, object], dict[str, object]]] = [
+    (
+        "train: {steps: 1, seed: 1, global_batch: 8}",
+        ["train.seed=2", "train.global_batch=16"],
+        {"train.global_batch": "32"},
+        {"train.steps": 1, "train.seed": 2, "train.global_batch": 32},
+    ),
+    (
+        "",
+        ["train.learning_rate=1", "train.weight_decay=1e-4", "train.steps = 7 "],
+        {},
+        {"train.learning_rate": 1.0, "train.weight_decay": 1e-4, "train.steps": 7},
+    ),
+    (
+        "",
         ["workload.dataset=tsv", "workload.data_path=1e-4", "workload.tokenizer=no", "workload.text_column=007"],
-        {"launch.rdzv_id": "123"},
-    )
-    workload = config.workload
-    assert (workload.data_path, workload.tokenizer, workload.text_column) == ("1e-4", "no", "007")
-    assert config.launch.rdzv_id == "123"
+        {},
+        {"workload.data_path": "1e-4", "workload.tokenizer": "no", "workload.text_column": "007"},
+    ),
+    ("", [], {"launch.rdzv_id": "123"}, {"launch.rdzv_id": "123"}),
+    (
+        "train: {steps: many}\nlaunch: {slowdown: {0: 2}, nproc: 3}",
+        ["train.steps=3", "launch.slowdown.1=3", "launch={nproc: 2}"],
+        {},
+        {"train.steps": 3, "launch.slowdown": {0: 2.0, 1: 3.0}, "launch.nproc": 2},
+    ),
+    ("", [], {"schedule.policy": "prefix"}, {"schedule.mode": "dynamic"}),
+    ("", [], {"schedule.policy": "static"}, {"schedule.mode": "static"}),
+    ("", [], {"schedule.mode": "dynamic"}, {"schedule.policy_name": "partition"}),
+    ("", [], {}, {"schedule.policy_name": "static", "workload.layout": "padded"}),
+    ("", ["schedule.policy=partition"], {}, {"schedule.policy": "partition", "workload.layout": "padded"}),
+    ("", ["schedule.policy=packed"], {}, PACKED),
+    ("", [], {"schedule.policy": "packed", "workload.layout": "packed"}, PACKED),
+    ("schedule: {policy: packed}\nworkload:", [], {}, PACKED),
+    ("", ["schedule.policy=static packed"], {}, {"schedule.policy_name": "static", "workload.layout": "packed"}),
+    *(("", [f"schedule.capacity={text}"], {}, {"schedule.capacity": value}) for text, value in CAPACITIES.items()),
+    *(("", [], {"schedule.capacity": text}, {"schedule.capacity": value}) for text, value in CAPACITIES.items()),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("8", 8), ("8,4", (8, 4)), ("[8, 4]", (8, 4)), ("[]", ()), ("@latest", "@latest"), ("null", None)],
-)
-def test_capacity_takes_a_number_a_list_or_a_run(text, value):
-    assert load_config(None, [f"schedule.capacity={text}"]).schedule.capacity == value
-    assert load_config(None, [], {"schedule.capacity": text}).schedule.capacity == value
-
-
-def test_a_policy_alone_means_dynamic(tmp_path):
-    assert load_config(None, [], {"schedule.policy": "prefix"}).schedule.mode == "dynamic"
-    assert load_config(None, [], {"schedule.policy": "static"}).schedule.mode == "static"
-    assert load_config(None, [], {"schedule.mode": "dynamic"}).schedule.policy_name == "partition"
-    assert load_config().schedule.policy_name == "static"
+@pytest.mark.parametrize(("text", "overrides", "flags", "expected"), TAKEN)
+def test_what_is_given_is_taken(tmp_path, text, overrides, flags, expected):
+    config = load_config(write(tmp_path, text), overrides, flags)
+    for key, value in expected.items():
+        section, _, name = key.partition(".")
+        found = getattr(getattr(config, section), name)
+        assert (found, type(found)) == (value, type(value)), key
 
 
 def test_all_mistakes_of_all_layers_come_at_once(tmp_path):
@@ -99,12 +109,6 @@ def test_all_mistakes_of_all_layers_come_at_once(tmp_path):
     missing = [text for text in expected if not any(problem.startswith(text) for problem in found)]
     assert missing == []
     assert len(found) == len(expected)
-
-
-def test_a_repaired_value_is_no_mistake(tmp_path):
-    path = write(tmp_path, "train:\n  steps: many\nlaunch: {slowdown: {0: 2}, nproc: 3}\n")
-    config = load_config(path, ["train.steps=3", "launch.slowdown.1=3", "launch={nproc: 2}"])
-    assert (config.train.steps, config.launch.slowdown, config.launch.nproc) == (3, {0: 2.0, 1: 3.0}, 2)
 
 
 @pytest.mark.parametrize(
@@ -157,16 +161,3 @@ def test_a_file_that_cannot_be_read(tmp_path):
 def test_a_mistake_is_named_once_with_its_place(tmp_path, text, given, places):
     found = problems(write(tmp_path, text), given)
     assert [line[: len(place)] for line, place in zip(found, places, strict=True)] == places
-
-
-def test_a_policy_that_says_a_layout_is_put_as_both(tmp_path):
-    for config in (
-        load_config(None, ["schedule.policy=packed"]),
-        load_config(None, [], {"schedule.policy": "packed", "workload.layout": "packed"}),
-        load_config(write(tmp_path, "schedule: {policy: packed}\nworkload:\n")),
-    ):
-        schedule, layout = config.schedule, config.workload.layout
-        assert (schedule.policy, schedule.mode, layout) == ("partition", "dynamic", "packed")
-    static = load_config(None, ["schedule.policy=static packed"])
-    assert (static.schedule.policy_name, static.schedule.mode, static.workload.layout) == ("static", "static", "packed")
-    assert load_config(None, ["schedule.policy=partition"]).workload.layout == "padded"
