@@ -25,21 +25,23 @@ def wrong(folder: Path, launches: str, **flags: object) -> list[str]:
     return list(found.value.problems)
 
 
-def test_a_number_is_launches_per_arm(tmp_path):
-    assert recipe(tmp_path, "4") == Launches(count=4)
-    assert recipe(tmp_path, "3") == Launches(count=3), "arms may take turns"
-    assert recipe(tmp_path, "{mode: interleaved, count: 3}") == Launches(count=3, mode="interleaved")
+OVER = {"half_width": "5%", "first": 4, "block": None, "max_time_s": 90.0}
 
 
-@pytest.mark.parametrize("text", ["3%", "0.03", "'3 %'"])
-def test_a_half_width_is_a_part_or_a_percentage(tmp_path, text):
-    found = recipe(tmp_path, f"{{half_width: {text}}}")
-    assert found.half_width == pytest.approx(0.03) and found.planned == 8
-
-
-def test_the_command_line_goes_over_the_recipe(tmp_path):
-    found = recipe(tmp_path, "{count: 4, block: 8}", half_width="5%", first=4, block=None, max_time_s=90.0)
-    assert found == Launches(count=4, block=8, half_width=0.05, first=4, max_time_s=90.0)
+@pytest.mark.parametrize(
+    ("text", "flags", "expected"),
+    [
+        ("4", {}, Launches(count=4)),
+        ("3", {}, Launches(count=3)),  # arms may take turns
+        ("{mode: interleaved, count: 3}", {}, Launches(count=3, mode="interleaved")),
+        *((f"{{half_width: {text}}}", {}, Launches(half_width=0.03)) for text in ("3%", "0.03", "'3 %'")),
+        ("{count: 4, block: 8}", OVER, Launches(count=4, block=8, half_width=0.05, first=4, max_time_s=90.0)),
+    ],
+)
+def test_launches_are_a_number_or_a_section_under_the_command_line(tmp_path, text, flags, expected):
+    found = recipe(tmp_path, text, **flags)
+    assert found == expected
+    assert expected.half_width != 0.03 or found.planned == 8
 
 
 @pytest.mark.parametrize("text", ["4", "{count: 4, mode: apart}", "{half_width: 3%, first: 6, max_launches: 20}"])

@@ -50,11 +50,9 @@ def test_shipped_recipes_load_and_open_with_goal_command_time_and_expectation(na
 
     recipe = load_recipe(path)
 
-    header = "".join(line for line in path.read_text(encoding="utf-8").splitlines(True) if line.startswith("#"))
-    assert header.startswith("# Goal: ")
-    assert f"#     dynbench compare recipes/{name}.yaml" in header
-    assert "\n# Time: " in header
-    assert "\n# Expect: " in header
+    header = path.read_text(encoding="utf-8").partition("\ndescription:")[0]
+    told = ("\n# Time: ", "\n# Expect: ", f"#     dynbench compare recipes/{name}.yaml")
+    assert header.startswith("# Goal: ") and all(part in header for part in told)
     assert recipe.launches.count % 2 == 0
     assert recipe.baseline in recipe.arms
     for config in recipe.arms.values():
@@ -75,12 +73,8 @@ def test_cells_lie_between_settings_and_arms_and_keep_their_lines(tmp_path):
 
 
 def test_command_line_over_arm_over_settings_over_defaults(tmp_path):
-    path = written(tmp_path, GOOD)
-
-    recipe = load_cells(
-        path, ["train.seed=5"], {"train.global_batch": "32", "train.steps": None}, launches={"count": 2}
-    )[0]
-
+    flags = {"train.global_batch": "32", "train.steps": None}
+    (recipe,) = load_cells(written(tmp_path, GOOD), ["train.seed=5"], flags, launches={"count": 2})
     config = recipe.arms["partition"]
     assert (config.train.steps, config.train.seed, config.train.global_batch) == (4, 5, 32)
     assert (config.schedule.mode, config.launch.slowdown) == ("dynamic", {1: 2.0})
@@ -94,11 +88,9 @@ def test_all_mistakes_are_reported_at_once_with_their_lines(tmp_path):
 
     found = problems(tmp_path, text + "baseline: statik\n")
 
-    assert [line.partition(":")[0] for line in found] == ["9", "8", "3", "7"]
-    assert "Did you mean 'static'?" in found[0]
-    assert "even" in found[1]
-    assert "Did you mean 'steps'?" in found[2]
-    assert "Did you mean 'mode'?" in found[3]
+    said = {"9": "Did you mean 'static'?", "8": "even", "3": "Did you mean 'steps'?", "7": "Did you mean 'mode'?"}
+    assert [line.partition(":")[0] for line in found] == list(said)
+    assert all(word in line for word, line in zip(said.values(), found, strict=True))
 
 
 @pytest.mark.parametrize(
