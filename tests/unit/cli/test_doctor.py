@@ -109,28 +109,11 @@ def test_driver_and_build_are_named_where_they_do_not_fit(driver, build, cuda, l
 
 def test_ranks_that_cannot_communicate(settings, monkeypatch):
     assert "two ranks added up a tensor over gloo in" in health.communication(settings)
-    over = threading.Event()
-
-    class Connected:
-        def __init__(self, *_: object) -> None:
-            pass
-
-        def allreduce(self, tensors: object) -> Connected:
-            return self
-
-        def wait(self) -> None:
-            """The sum is that of one rank."""
-
-    class Unconnected(Connected):
-        def __init__(self, *_: object) -> None:
-            raise RuntimeError("connectFullMesh failed\nmore")
-
-    class Silent(Connected):
-        def wait(self) -> None:
-            over.wait(5)
-
+    over, silent = threading.Event(), Mock()
+    silent.return_value.allreduce.return_value.wait.side_effect = lambda: over.wait(5)
+    unconnected = Mock(side_effect=RuntimeError("connectFullMesh failed\nmore"))
     monkeypatch.setattr(health, "PATIENCE_S", 0.01)
-    faults = {"1 \\+ 1 gives 1": Connected, "connectFullMesh failed": Unconnected, "no answer": Silent}
+    faults = {r"1 \+ 1 gives 1": Mock(), "connectFullMesh failed": unconnected, "no answer": silent}
     for said, group in faults.items():
         monkeypatch.setattr(torch.distributed, "ProcessGroupGloo", group)
         with pytest.raises(Trouble, match=said):

@@ -38,12 +38,11 @@ UNREAD_AND_READ: dict[str, tuple[object, tuple[str, ...], tuple[str, ...]]] = {
     "probe.soak_steps": (3, (), (PROBE,)),
 }  # fmt: skip
 """A value of each setting that misleads, a configuration in which no training reads it, and one in which it does."""
-KINDS = (WORKLOADS, DATASETS, POLICIES, STRATEGIES, COMPRESSORS)
-OPTIONS = [
-    pytest.param(registry, option, id=f"{registry.section}.{option}")
-    for registry in KINDS
+OPTIONS = {
+    f"{registry.section}.{option}": registry
+    for registry in (WORKLOADS, DATASETS, POLICIES, STRATEGIES, COMPRESSORS)
     for option in registry.options()
-]
+}
 
 
 def use(config: Config, **facts: Any) -> Use:
@@ -75,9 +74,10 @@ def test_a_value_is_named_where_it_is_not_read_and_only_there(key):
     assert named(changed(load_config(None, in_use), {key: value})) == []
 
 
-@pytest.mark.parametrize(("registry", "option"), OPTIONS)
-def test_an_option_is_named_where_no_chosen_plugin_has_it(registry, option):
-    key, chosen = f"{registry.section}.{option}", changed(load_config(None, [REAL, DYNAMIC]), {})
+@pytest.mark.parametrize("key", OPTIONS)
+def test_an_option_is_named_where_no_chosen_plugin_has_it(key):
+    registry, option = OPTIONS[key], key.partition(".")[2]
+    chosen = load_config(None, [REAL, DYNAMIC])
     assert registry.readers(option) or option in registry.shared.model_fields
     for name, entry in registry.items():
         config = changed(chosen, {registry.key: name, key: "another"})
@@ -86,9 +86,9 @@ def test_an_option_is_named_where_no_chosen_plugin_has_it(registry, option):
         assert all(f"{registry.kind} '{name}' does not read it" in line for line in lines)
 
 
-@pytest.mark.parametrize("option", [each.values[1] for each in OPTIONS if each.values[0] is STRATEGIES])
-def test_virtual_ranks_read_no_option_of_a_strategy(option):
-    (line,) = unread("train", [use(changed(load_config(None, [VIRTUAL]), {f"sync.{option}": "another"}))])
+@pytest.mark.parametrize("key", [key for key in OPTIONS if key.startswith("sync.")])
+def test_virtual_ranks_read_no_option_of_a_strategy(key):
+    (line,) = unread("train", [use(changed(load_config(None, [VIRTUAL]), {key: "another"}))])
     assert "strategy 'ddp' of virtual ranks, which send no gradients, does not read it" in line
 
 
