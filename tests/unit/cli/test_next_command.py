@@ -145,8 +145,8 @@ TEXTS = {**MINE, "workload.dataset": "tsv", "workload.tokenizer": "vocab.txt"}
         ("--from-run earlier", {**MINE, "workload.max_length": 50, "workload.pad_to_multiple_of": "auto"}),
         ("lengths.npy", {"workload.dataset": "lengths", "workload.data_path": "lengths.npy"}),
         ("gsm8k", {"workload.dataset": "tsv", "workload.data_path": "FILE"}),
-        ("lengths.npy -c settings.yaml", {**MINE, "train.learning_rate": 0.25, "workload.max_length": 60}),
-        ("sst2 -c settings.yaml", {"workload.dataset": "embedded", "workload.tokenizer": None}),
+        ("lengths.npy -c 'my settings.yaml'", {**MINE, "train.learning_rate": 0.25, "workload.max_length": 60}),
+        ("sst2 -c 'my settings.yaml'", {"workload.dataset": "embedded", "workload.tokenizer": None}),
         (
             "sst2 --cost-type attention --set schedule.attention_a=0.25 --speeds 1,1,0.5",
             {"schedule.cost_type": "attention", "schedule.attention_a": 0.25, "schedule.speeds": (1.0, 1.0, 0.5)},
@@ -157,7 +157,7 @@ TEXTS = {**MINE, "workload.dataset": "tsv", "workload.tokenizer": "vocab.txt"}
 def test_solve_suggests_training_on_the_same_data(results, cli, solve, monkeypatch, words, expected):
     monkeypatch.setattr(solve_view, "_places", lambda _: 64)
     earlier = changed(Config(), {**TEXTS, "workload.max_length": 60, "train.learning_rate": 0.25})
-    write_text(Path("settings.yaml"), dump_config(earlier))
+    write_text(Path("my settings.yaml"), dump_config(earlier))
     run = run_of(changed(Config(), {**TEXTS, "workload.max_length": 50, "workload.pad_to_multiple_of": 1}), results)
     RunStore(results).give_name(run, "earlier")
     write_json(run.env_file, {"decisions": {"workload.pad_to_multiple_of": {"value": 1, "reason": "on a CPU"}}})
