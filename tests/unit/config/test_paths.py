@@ -74,13 +74,9 @@ def test_the_first_wrong_part_of_a_path_is_mended(here):
     ],
 )
 def test_what_cannot_be_used_is_said_with_its_key(key, value, said):
-    (problem,) = problems(f"workload.{key}={value}", "workload.weights=pretrained", *_own_model(key))
-    assert problem.startswith(f"--set workload.{key}: {value!r} ")
-    assert said in problem
-
-
-def _own_model(key: str) -> list[str]:
-    return [] if key == "model" else ["workload.model=model"]
+    given = ("workload.weights=pretrained", "workload.model=model", f"workload.{key}={value}")
+    (problem,) = problems(*given)
+    assert problem.startswith(f"--set workload.{key}: {value!r} ") and said in problem
 
 
 @pytest.mark.parametrize("name", [*HUB_NAMES, "model", "./model", "model/"])
