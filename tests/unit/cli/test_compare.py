@@ -68,7 +68,10 @@ def test_a_dry_run_shows_cells_and_launches_and_touches_nothing(compare, store):
     assert (shown["estimated_s"], shown["alike"], store.root.exists()) == (None, [], False)
 
 
-@pytest.mark.parametrize("line", [f"{ARMS} {SMALL}", SWEEP, f"quickstart {PART} {SMALL}"], ids=["one", "cells", "recipe"])
+LINES = {"one": f"{ARMS} {SMALL}", "cells": SWEEP, "recipe": f"quickstart {PART} {SMALL}"}
+
+
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
 def test_what_a_dry_run_prints_is_the_recipe_that_is_saved_and_that_runs_alike(compare, cli, tmp_path, line):
     file, printed = tmp_path / "mine.yaml", tmp_path / "printed.yaml"
     line = line.replace("part:", "mine:") + " --dry-run"

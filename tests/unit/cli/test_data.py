@@ -87,8 +87,6 @@ def test_a_run_of_other_data_is_refused(store, cli):
     "given",
     ["train.global_batch=64", "train.global_batch=13 --set launch.launcher=virtual --set launch.world_size=3"],
 )
-@pytest.mark.parametrize(
-    "command", ["data lengths -o x.csv", f"solve embedded --no-figures {PLAN}"]
-)
+@pytest.mark.parametrize("command", ["data lengths -o x.csv", f"solve embedded --no-figures {PLAN}"])
 def test_lengths_need_no_batch_that_ranks_could_train_on(store, cli, command, given):
     cli(f"{command} --subset 50 --set {given}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 from probes import make_probe, probe_record
 

@@ -119,7 +119,6 @@ def test_what_cannot_be_read_is_named(text, said):
     assert [line[: len(said)] for line in found] == [said]
 
 
-
 def test_every_combination_is_a_cell_and_the_last_key_varies_fastest():
     _, recipes = sweep(*TWO, over=("train.global_batch=32,64", "seed=1,2"), launches={"count": 4})
 
@@ -210,7 +209,6 @@ def test_a_comparison_needs_two_arms_and_one_base(tmp_path, monkeypatch, arms, o
     with pytest.raises(UsageError) as caught:
         sweep(*arms, **options)
     assert said in caught.value.message
-
 
 
 OTHERS = ("first_steps", "buckets", "sync", "ps_allreduce_ddp", "fsdp_bottleneck", "scaling")
