@@ -129,20 +129,23 @@ def test_undecodable_arguments_give_json_in_any_locale(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [None, "0"])
-def test_only_a_rank_skips_the_interpreters_shutdown(rank):
+def test_only_a_rank_skips_the_interpreters_shutdown():
     code = (
-        "import atexit, sys, torch\n"
+        "import atexit, os, sys, torch\n"
         "from dynbench.cli.main import run_process\n"
         "atexit.register(print, 'shut down', flush=True)\n"
-        "run_process()\n"
+        "for rank in ({}, {'RANK': '0'}, {'RANK': '1'}):\n"
+        "    if os.fork() == 0:\n"
+        "        os.environ.update(rank)\n"
+        "        run_process()\n"
+        "    print(rank, os.waitstatus_to_exitcode(os.wait()[1]), flush=True)\n"
+        "os._exit(0)\n"
     )
     environment = {key: value for key, value in os.environ.items() if key != "RANK"}
-    if rank is not None:
-        environment["RANK"] = rank
-    ended = subprocess.run(
-        [sys.executable, "-c", code, "recipes", "ls", "--nonsense"], env=environment, capture_output=True, text=True
-    )
-    assert ended.returncode == EXIT_USAGE
-    assert "No such option '--nonsense'" in ended.stderr
-    assert ("shut down" in ended.stdout) == (rank is None)
+    command = [sys.executable, "-c", code, "recipes", "ls", "--nonsense"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines() == [
+        *("shut down", f"{{}} {EXIT_USAGE}"),
+        *(f"{{'RANK': '{rank}'}} {EXIT_USAGE}" for rank in (0, 1)),
+    ]
+    assert ended.stderr.count("No such option '--nonsense'") == 3

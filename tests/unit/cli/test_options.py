@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from dynbench.cli.common import FLAGS, Settings
-from dynbench.cli.main import group
+from dynbench.cli.main import group, load_command
 from dynbench.cli.options import command
 from dynbench.config import values
 from dynbench.errors import ConfigError
@@ -73,6 +74,15 @@ def test_compression_is_set_by_one_object_too(option, name):
 def test_a_wrong_object_is_refused(text, said):
     with pytest.raises((AssertionError, ConfigError), match=said):
         settings_of("--compress-config", text).config()
+
+
+@pytest.mark.parametrize("name", ["train", "compare", "solve", "probe", "analyze"])
+def test_help_all_lists_every_option(name):
+    command = load_command(name)
+    shown = CliRunner().invoke(command, ["--help"]).output
+    whole = CliRunner().invoke(command, ["--help-all"]).output if "--help-all" in shown else shown
+    options = {spelling for parameter in command.params for spelling in parameter.opts if spelling.startswith("--")}
+    assert [spelling for spelling in sorted(options) if not re.search(rf"{spelling}\b", whole)] == []
 
 
 def test_commands_options_and_values_complete():

@@ -77,6 +77,18 @@ EVIL = "\x1b[31m[/red]\u202e\r\x07"
 SHOWN = r"\x1b[31m[/red]\u202e\r\x07"
 
 
+def test_names_set_no_colour_and_move_no_cursor(capsys):
+    common.print_lines(EVIL)
+    common.print_pairs(EVIL, {EVIL: EVIL})
+    common.print_table((EVIL,), [(EVIL,)], EVIL)
+    common.set_up_logging(0)
+    common.show_warnings([EVIL])
+    console.stderr.print(EVIL)
+    out, err = capsys.readouterr()
+    assert out.count(SHOWN) == 7 and err.count(SHOWN) == 2
+    assert not {*EVIL} & {*out, *err} - {*SHOWN}
+
+
 def test_a_spinner_and_a_bar_show_names_as_they_are(monkeypatch):
     terminal = console._Console(file=io.StringIO(), force_terminal=True, width=200, markup=False)
     monkeypatch.setattr(console, "stderr", terminal)

@@ -53,6 +53,7 @@ def test_duplicate_keys_at_all_depths_are_all_reported():
         ("a: @latest", "f.yaml:1: not valid YAML: while scanning for the next token, found character '@' that cannot"),
         ("a: 1\n---\nb: 2", "f.yaml:2: not valid YAML: expected a single document in the stream"),
         ("a: *nobody", "f.yaml:1: not valid YAML: found undefined alias 'nobody'"),
+        ("a: !!python/name:os.system x", "f.yaml:1: a: the tag !!python/name:os.system is not supported"),
         ("a: !!set {b: null}", "f.yaml:1: a: the tag !!set is not supported"),
         ("a: [!!pairs [b: 1]]", "f.yaml:1: a.0: the tag !!pairs is not supported"),
         ("a: 1\n? [1, 2]\n: 3", "f.yaml:2: top level: a key must be text or a whole number, not a list or mapping"),

@@ -85,12 +85,17 @@ class Halved(Compressor):
     def mean(self, channel, flat, segments): pass
 class Task(Workload):
     def __init__(self, config: Config): pass
+class Timed(Benchmark):
+    headers: ClassVar = {}
+    def cases(self): return []
+    def measure(self, case, context): pass
 def no_samples(settings): return Splits(None)
 register(PolicyEntry("mine", "", Turned, Turns))
 register(StrategyEntry("mine", "", Late))
 register(CompressorEntry("mine", "", Halved))
 register(WorkloadEntry("mine", "", Task))
 register(DatasetEntry("mine", "", no_samples))
+register(BenchmarkEntry("mine", "", Timed, Turns))
 """
 BASES = ("sync.base", "compress.base", "schedule.policy", "workloads.base", "workloads.datasets.base", "bench.base")
 """Modules with what plug-ins are made of."""
@@ -214,8 +219,8 @@ def test_a_class_stands_in_the_file_that_registers_it(tmp_path):
     mine = {"DYNBENCH_PLUGINS": "mine.py"}
     for found in answers(tmp_path, ("classes_beside", [], mine), ("classes_beside", list(BASES), mine)):
         options = {line["kind"]: line["options"] for line in found}
-        assert list(options) == ["policies", "strategies", "compressors", "workloads", "datasets"]
-        assert [option["default"] for option in options["policies"]] == [[1, 2]]
+        assert list(options) == ["policies", "strategies", "compressors", "workloads", "datasets", "benchmarks"]
+        assert [each["default"] for kind in ("policies", "benchmarks") for each in options[kind]] == [[1, 2]] * 2
 
 
 @pytest.fixture
