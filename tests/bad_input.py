@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,15 +33,8 @@ JUNK = (
     *("[]", "{}", "[1]", "[[1, [2]]]", "{a: 1}", "[" * 3_000, "{a: " * 40 + "1" + "}" * 40, '"', "'", "a: b: c", "\t"),
     *("!!python/object/apply:os.system ['touch pwned']", "!!binary aGk=", "&a [*a, *a]", "<<: *nothing", "--- ---"),
     *("../../outside", "/etc/passwd", "/dev/zero", "~/x", "a" * 300, "a/b", ".", "..", "https://example.org/x", "*"),
-    *(
-        "\x1b[31mred\x1b[0m",
-        "[red]bold[/bold]",
-        "<script>alert(1)</script>",
-        "](javascript:alert(1))",
-        "a|b",
-        "$\\frac$",
-    ),
-    *("\u202eabc", "é\u0301", "\U0001f600", '"\\ud800"', '"\\u0000"', "{{ x }}", "{0}", "%s"),
+    *("\x1b[31mred\x1b[0m", "[red]bold[/bold]", "<script>alert(1)</script>", "](javascript:alert(1))", "a|b"),
+    *("$\\frac$", "\u202eabc", "é\u0301", "\U0001f600", '"\\ud800"', '"\\u0000"', "{{ x }}", "{0}", "%s"),
 )
 """What stands in place of a value."""
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
@@ -115,8 +108,8 @@ _MISTAKES: tuple[_Mistake, ...] = (_cut, _flip, _drop, _twice, _insert, *[_OTHER
 PLACES = ("content", "content", "content", "content", "gone", "empty", "foreign", "folder", "pipe", "loop", "link out")
 
 
-def spoil_file(draw: st.DrawFn, path: Path, others: Sequence[Path], outside: Path) -> str:
-    """Do something to a file of a run folder; what was done."""
+def spoil_file(draw: st.DrawFn, path: Path, others: Sequence[Path], outside: Path) -> None:
+    """Do something to a file of a run folder."""
     done = draw(st.sampled_from(PLACES))
     content, foreign = path.read_bytes(), draw(st.sampled_from(others)).read_bytes()
     path.unlink()
@@ -134,7 +127,6 @@ def spoil_file(draw: st.DrawFn, path: Path, others: Sequence[Path], outside: Pat
         path.symlink_to(path.parent.parent)
     elif done == "link out":
         path.symlink_to(draw(st.sampled_from([outside / "precious", Path("/dev/zero"), outside / "nothing"])))
-    return done
 
 
 @dataclass(frozen=True)
@@ -167,11 +159,7 @@ def _watch(event: str, arguments: tuple[object, ...]) -> None:
         path, mode, flags = arguments
         if isinstance(path, int) or path is None:
             return
-        if isinstance(mode, str):
-            writes = any(sign in mode for sign in "wax+")
-        else:
-            writes = isinstance(flags, int) and bool(flags & _WRITES)
-        if writes:
+        if any(sign in mode for sign in "wax+") if isinstance(mode, str) else int(str(flags)) & _WRITES:
             _note(event, path)
     elif event in _CHANGES:
         for path in arguments[: 2 if event in ("os.rename", "os.link") else 1]:
@@ -234,24 +222,6 @@ def answer(words: Sequence[str], *allowed: Path) -> Answer:
     return said
 
 
-def no_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no error of the user's is raised again, and what would launch ranks ends there as a mistake does."""
-
-    def reraise(*_: object) -> None:
-        raise
-
-    def launched(*_: object, **__: object) -> None:
-        raise UsageError(LAUNCHED)
-
-    monkeypatch.setattr(main_module, "_keep_traceback", reraise)
-    for place in (
-        "dynbench.engine.launching.torchrun.run_torchrun",
-        "dynbench.engine.rank.toy_check.check_strategies",
-        "dynbench.probe.prober.probe",
-    ):
-        monkeypatch.setattr(place, launched)
-
-
 def copied(template: Path, work: Path) -> Path:
     """A fresh copy of a results folder, in place of the one before."""
     shutil.rmtree(work, ignore_errors=True)
@@ -259,24 +229,23 @@ def copied(template: Path, work: Path) -> Path:
     return work
 
 
-def texts(value: object) -> Iterator[str]:
-    """Every text in a nested value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from texts(key)
-            yield from texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from texts(item)
-
-
 def settled(patch: pytest.MonkeyPatch, here: Path) -> None:
-    """The working folder, and no way out of it."""
-    no_bugs(patch)
+    """The working folder, and no way out of it.
+
+    What is no error of the user's is raised again, and what would launch ranks ends there as a mistake does.
+    """
+
+    def reraise(*_: object) -> None:
+        raise
+
+    def launched(*_: object, **__: object) -> None:
+        raise UsageError(LAUNCHED)
+
+    patch.setattr(main_module, "_keep_traceback", reraise)
+    starts = "engine.launching.torchrun.run_torchrun engine.rank.toy_check.check_strategies probe.prober.probe"
+    for place in starts.split():
+        patch.setattr(f"dynbench.{place}", launched)
     patch.chdir(here)
-    patch.setenv("DYNBENCH_RESULTS", str(here / "results"))
-    patch.setenv("DYNBENCH_CACHE", str(here / "results" / "cache"))
+    for name, folder in {"DYNBENCH_RESULTS": "", "DYNBENCH_CACHE": "cache", "MPLCONFIGDIR": "matplotlib"}.items():
+        patch.setenv(name, str(here / "results" / folder))
     patch.setenv("HF_HUB_OFFLINE", "1")
-    patch.setenv("MPLCONFIGDIR", str(here / "results" / "matplotlib"))

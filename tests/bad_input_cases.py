@@ -65,16 +65,16 @@ def link(name: str, target: str) -> Callable[[Path], object]:
     return lambda here: (mine(here).path / name).symlink_to(target)
 
 
-def zipped(members: dict[str, bytes]) -> Callable[[Path], object]:
-    """Plants an exported file."""
+def exported(what: str, name: str, content: bytes) -> Bad:
+    """An exported file with a member of this name."""
 
     def plant(here: Path) -> None:
         manifest = {"kind": "dynbench export", "schema_version": 1, "runs": ["a"], "arms": None, "stored": None}
         with zipfile.ZipFile(here / "base.zip", "w", zipfile.ZIP_DEFLATED) as file:
-            for name, content in {"export.json": json.dumps(manifest).encode(), **members}.items():
-                file.writestr(name, content)
+            file.writestr("export.json", json.dumps(manifest))
+            file.writestr(name, content)
 
-    return plant
+    return Bad(what, ("analyze", "./base.zip"), plant)
 
 
 def pickled(here: Path) -> None:
@@ -91,44 +91,58 @@ def huge(here: Path) -> None:
 
 TRAIN = ("train", "--dry-run")
 SOLVE = ("solve", "lengths.csv", "--world-size", "2")
-FILE = (*TRAIN, "-c", "own.yaml")
+COMPARE = ("compare", "own.yaml", "--dry-run")
 TSV = (*TRAIN, "--dataset", "tsv", "--data-path", "own.tsv", "--tokenizer", "vocab.txt", "--nproc", "2")
 LAUGHS = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefg", "bcdefgh", strict=True)
 )
 ARMS = "description: d\narms:\n  - {name: a}\n  - {name: "
+ELSEWHERE = {"runs": [{"id": "../x"}], "arms": [{"name": "a", "runs": ["../x"]}], "comparisons": []}
+
+
+def setting(what: str, given: str, shown: str = "") -> Bad:
+    """A setting of `train`."""
+    return Bad(what, (*TRAIN, "--set", given), shown=shown)
+
+
+def configured(what: str, content: str | bytes) -> Bad:
+    """A configuration of `train`."""
+    return Bad(what, (*TRAIN, "-c", "own.yaml"), text("own.yaml", content))
+
+
+def lengths(what: str, suffix: str, content: str | bytes) -> Bad:
+    """A file of lengths for `solve`."""
+    return Bad(what, ("solve", f"lengths{suffix}"), text(f"lengths{suffix}", content))
+
+
 CASES = (
-    Bad(
-        "a whole number of 5,000 digits",
-        (*TRAIN, "--set", f"train.steps={DIGITS}"),
-        shown="train --set train.steps=99…",
-    ),
-    Bad("more steps than 32 bits count", (*TRAIN, "--set", "train.steps=9999999999")),
-    Bad("a batch that is infinite", (*TRAIN, "--set", "train.global_batch=.inf")),
-    Bad("a learning rate that is no number", (*TRAIN, "--set", "train.learning_rate=.nan")),
-    Bad("more ranks than there are anywhere", (*TRAIN, "--set", "launch.nproc=99999999")),
-    Bad("a byte that is no UTF-8", (*TRAIN, "--set", "train.steps=\udcff")),
+    setting("a whole number of 5,000 digits", f"train.steps={DIGITS}", "train --set train.steps=99…"),
+    setting("more steps than 32 bits count", "train.steps=9999999999"),
+    setting("a batch that is infinite", "train.global_batch=.inf"),
+    setting("a learning rate that is no number", "train.learning_rate=.nan"),
+    setting("more ranks than there are anywhere", "launch.nproc=99999999"),
+    setting("a byte that is no UTF-8", "train.steps=\udcff"),
     Bad("a name that leads elsewhere", ("train", "--name", "../x")),
     Bad("a name that sets a colour", ("train", "--name", "\x1b[31mred")),
-    Bad("a tag that runs code", FILE, text("own.yaml", "train: !!python/object/apply:os.system ['touch pwned']\n")),
-    Bad("aliases that multiply", FILE, text("own.yaml", LAUGHS)),
-    Bad("an alias to itself", FILE, text("own.yaml", "train: &a {steps: *a}\n")),
-    Bad("brackets without an end", FILE, text("own.yaml", "train: " + "[" * 100_000)),
-    Bad("a key twice", FILE, text("own.yaml", "train:\n  steps: 1\n  steps: 2\n")),
-    Bad("a null character", FILE, text("own.yaml", 'workload:\n  tokenizer: "a\\0b"\n')),
-    Bad("half a character", FILE, text("own.yaml", 'workload:\n  tokenizer: "\\ud800"\n')),
-    Bad("a configuration that is no text", FILE, text("own.yaml", b"\xff\xfe")),
+    configured("a tag that runs code", "train: !!python/object/apply:os.system ['touch pwned']\n"),
+    configured("aliases that multiply", LAUGHS),
+    configured("an alias to itself", "train: &a {steps: *a}\n"),
+    configured("brackets without an end", "train: " + "[" * 100_000),
+    configured("a key twice", "train:\n  steps: 1\n  steps: 2\n"),
+    configured("a null character", 'workload:\n  tokenizer: "a\\0b"\n'),
+    configured("half a character", 'workload:\n  tokenizer: "\\ud800"\n'),
+    configured("a configuration that is no text", b"\xff\xfe"),
     Bad("a recipe that is no text", ("recipes", "show", "own.yaml"), text("own.yaml", b"\xe4")),
-    Bad("an arm whose name leads elsewhere", ("compare", "own.yaml", "--dry-run"), text("own.yaml", f"{ARMS}../x}}\n")),
-    Bad("an arm whose name is markup", ("compare", "own.yaml", "--dry-run"), text("own.yaml", f"{ARMS}'[red]'}}\n")),
+    Bad("an arm whose name leads elsewhere", COMPARE, text("own.yaml", f"{ARMS}../x}}\n")),
+    Bad("an arm whose name is markup", COMPARE, text("own.yaml", f"{ARMS}'[red]'}}\n")),
     Bad("lengths that are pickled", ("solve", "lengths.npy"), pickled),
     Bad("an array larger than memory", ("solve", "lengths.npy"), huge),
-    Bad("an array whose header is torn", ("solve", "lengths.npy"), text("lengths.npy", b"\x93NUMPY\x01\x00v\x00{'a'")),
-    Bad("lengths nested deeply", ("solve", "lengths.jsonl"), text("lengths.jsonl", "[" * 100_000)),
-    Bad("a length of 5,000 digits", ("solve", "lengths.jsonl"), text("lengths.jsonl", DIGITS)),
+    lengths("an array whose header is torn", ".npy", b"\x93NUMPY\x01\x00v\x00{'a'"),
+    lengths("lengths nested deeply", ".jsonl", "[" * 100_000),
+    lengths("a length of 5,000 digits", ".jsonl", DIGITS),
     Bad("a length that is no number", SOLVE, text("lengths.csv", "length\n5\nnan\n")),
     Bad("a length below one", SOLVE, text("lengths.csv", "length\n5\n-1\n")),
-    Bad("a parquet file that is none", ("solve", "lengths.parquet"), text("lengths.parquet", b"PAR1" * 9)),
+    lengths("a parquet file that is none", ".parquet", b"PAR1" * 9),
     Bad("a pipe as a file of lengths", SOLVE, lambda here: os.mkfifo(here / "lengths.csv")),
     Bad("a path too long for any file", ("solve", "a" * 300 + ".csv"), shown="solve aaa….csv"),
     Bad("a line without a label", TSV, text("own.tsv", "sentence\tlabel\na b\t0\nc\n")),
@@ -141,37 +155,18 @@ CASES = (
     Bad("a run whose data nobody kept", ("data", "lengths", "mine")),
     Bad("a run without scalars", ("tensorboard", "mine")),
     Bad("a reference too long for any folder", ("runs", "show", "a" * 300), shown="runs show aaa…"),
-    Bad(
-        "a record that is torn",
-        ("analyze", "mine"),
-        lambda here: os.truncate(mine(here).record_file, 40),
-    ),
+    Bad("a record that is torn", ("analyze", "mine"), lambda here: os.truncate(mine(here).record_file, 40)),
     Bad("a record nested deeply", ("runs", "show", "mine"), within("env.json", "[" * 100_000)),
-    Bad(
-        "a record of a later version",
-        ("runs", "show", "@latest"),
-        record(schema_version=99, version="9.9"),
-    ),
+    Bad("a record of a later version", ("runs", "show", "@latest"), record(schema_version=99, version="9.9")),
     Bad("a run whose name is HTML", ("runs", "ls"), record(name="<script>")),
     Bad("a run whose time has no zone", ("runs", "ls", "--since", "2d"), record(created="2026-01-01T00:00:00")),
     Bad("a warning that sets a colour", ("runs", "show", "mine"), record(warnings=["\x1b[31mred"])),
     Bad("settings that are a pipe", ("analyze", "mine"), lambda here: os.mkfifo(mine(here).config_file)),
     Bad("a link out of the run folder", ("report", "mine"), link("figures", "/etc")),
     Bad("a link to itself", ("analyze", "mine"), link("config.yaml", "config.yaml")),
-    Bad(
-        "a comparison of runs elsewhere",
-        ("report", "mine"),
-        within(
-            "comparison.json",
-            json.dumps({"runs": [{"id": "../x"}], "arms": [{"name": "a", "runs": ["../x"]}], "comparisons": []}),
-        ),
-    ),
-    Bad("an export with a path in it", ("analyze", "./base.zip"), zipped({"runs/../../evil/run.json": b"{}"})),
-    Bad(
-        "an export that unpacks without an end",
-        ("analyze", "./base.zip"),
-        zipped({"runs/a/ranks/rank_0.csv": b"\0" * 10**7}),
-    ),
+    Bad("a comparison of runs elsewhere", ("report", "mine"), within("comparison.json", json.dumps(ELSEWHERE))),
+    exported("an export with a path in it", "runs/../../evil/run.json", b"{}"),
+    exported("an export that unpacks without an end", "runs/a/ranks/rank_0.csv", b"\0" * 10**7),
 )
 
 

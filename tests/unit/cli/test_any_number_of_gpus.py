@@ -50,16 +50,14 @@ def dry(command: str, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[i
     return code, capsys.readouterr().err
 
 
-def test_the_commands_are_found() -> None:
+def test_the_commands_are_found():
     found = commands()
     assert "train --sync bucketed --set sync.bucket_mb=10" in found and "compare sync" in found
     assert len(found) > 35
 
 
-@pytest.mark.parametrize("gpus", [0, 1, *(pytest.param(gpus, marks=pytest.mark.matrix) for gpus in (2, 4)), 8])
-def test_every_command_can_start_or_says_what_to_type(
-    gpus: int, machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("gpus", [1, *(pytest.param(gpus, marks=pytest.mark.matrix) for gpus in (0, 2, 4, 8))])
+def test_every_command_can_start_or_says_what_to_type(gpus, machine, capsys):
     """What GPUs refuse names --device cpu, with which it starts; files that are not here do not count."""
     refused = []
     for command in commands():
@@ -80,7 +78,7 @@ def test_every_command_can_start_or_says_what_to_type(
     assert gpus < 4 or all("--nproc 8" in command for command in refused)
 
 
-def test_the_first_run_on_gpus_can_start(machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_run_on_gpus_can_start(machine, capsys):
     """Each part with as few GPUs as it says, and with more; and without any where it says so."""
     assert len({part.name for part in PARTS}) == len(PARTS)
     for part, gpus in product(PARTS, (1, 2, 4, 8, None)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import resource
 import threading
@@ -14,15 +13,14 @@ from unittest.mock import Mock
 
 import pytest
 import torch.distributed
+from unit.cli.conftest import Cli
 
 from dynbench.cli import health, health_recipe
 from dynbench.cli.common import Settings
 from dynbench.cli.health import CHECKS, Trouble, expect
-from dynbench.cli.main import main
 from dynbench.errors import HubError
 from dynbench.runs import provenance
 
-Output = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 
 
@@ -31,35 +29,29 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(results=tmp_path / "results")
 
 
-def test_doctor_leaves_nothing_behind(tmp_path: Path, capsys: Output) -> None:
-    assert main(["doctor", "--results", str(tmp_path / "results"), "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+def test_doctor_leaves_nothing_behind(tmp_path, cli):
+    shown = cli(f"doctor --results {tmp_path}/results --json").json
     assert [check["id"] for check in shown["checks"]] == list(CHECKS)
     assert shown["environment"]["packages"]["torch"]
     assert all(check["ok"] or check["hint"] for check in shown["checks"])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_check_that_warns_or_is_denied_ends_no_other_and_strict_makes_it_exit_6(
-    capsys: Output, monkeypatch: Patch
-) -> None:
+def test_a_check_that_warns_or_is_denied_ends_no_other_and_strict_makes_it_exit_6(cli, monkeypatch):
     def denied(_: Settings) -> str:
         raise PermissionError(errno.EACCES, "Permission denied", "/srv/hub")
 
     fine = {"fine": (lambda _: "seen", "")}
     poor = {"cache": (denied, ""), "poor": (lambda _: expect(False, "seen"), "do it"), **fine}
     monkeypatch.setattr(health, "CHECKS", poor)
-    assert main(["doctor", "--strict", "--json"]) == 6
-    out, err = capsys.readouterr()
-    shown = json.loads(out)
-    assert shown["error"]["exit_code"] == 6
-    assert [(check["ok"], check["seen"]) for check in shown["checks"]] == [
-        *((False, "/srv/hub: Permission denied"), (False, "seen"), (True, "seen")),
-    ]
-    assert [bool(check["hint"]) for check in shown["checks"]] == [True, True, False]
-    assert err == "error: checks that warn: cache, poor\nhint: The next steps are in the checks.\n"
+    said = cli("doctor --strict --json", code=6)
+    assert said.json["error"]["exit_code"] == 6
+    seen = [(check["ok"], check["seen"], bool(check["hint"])) for check in said.json["checks"]]
+    denied_first = [(False, "/srv/hub: Permission denied", True), (False, "seen", True)]
+    assert seen == [*denied_first, (True, "seen", False)]
+    assert said.err.startswith("error: checks that warn: cache, poor\n")
     monkeypatch.setattr(health, "CHECKS", fine)
-    assert main(["doctor", "--strict"]) == 0
+    cli("doctor --strict")
 
 
 MEMORY = {"total": 9e3, "available": 8e3, "limit": None}
@@ -79,23 +71,18 @@ PLANTED: list[tuple[str, object, str, object, bool, str]] = [
 
 
 @pytest.mark.parametrize(("check", "place", "name", "answer", "ok", "said"), PLANTED)
-def test_what_the_system_lacks_is_seen(
-    settings: Settings, monkeypatch: Patch, check: str, place: object, name: str, answer: object, ok: bool, said: str
-) -> None:
+def test_what_the_system_lacks_is_seen(settings, monkeypatch, check, place, name, answer, ok, said):
     monkeypatch.setattr(place, name, lambda *_: answer)
     found = health.run_checks({check: CHECKS[check]}, settings)[check]
     assert (found.ok, bool(found.hint)) == (ok, not ok) and said in found.seen
 
 
-def test_a_full_disk_and_a_hub_that_answers_or_must_not_be_asked(settings: Settings, monkeypatch: Patch) -> None:
+def test_a_full_disk_and_a_hub_that_answers_or_must_not_be_asked(settings, monkeypatch):
     monkeypatch.setattr(health, "LEAST_DISK_BYTES", 10**18)
     with pytest.raises(Trouble, match="wanted"):
         health.disk(settings)
-    for offline, reason, said in (
-        (False, "", "answers"),
-        (True, "", "forbids"),
-        (False, "timed out", "not answer: timed out"),
-    ):
+    hubs = ((False, "", "answers"), (True, "", "forbids"), (False, "timed out", "not answer: timed out"))
+    for offline, reason, said in hubs:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
         monkeypatch.setattr("dynbench.workloads.hub.why_unreachable", lambda *_, reason=reason: reason)
         assert said in health.run_checks({"hub": CHECKS["hub"]}, settings)["hub"].seen
@@ -104,51 +91,33 @@ def test_a_full_disk_and_a_hub_that_answers_or_must_not_be_asked(settings: Setti
 @pytest.mark.parametrize(
     ("driver", "build", "cuda", "listed", "said"),
     [
-        (None, "2.13.0+cpu", None, 0, "no GPU: ranks run on the CPU with gloo"),
         ("570.86", "2.13.0+cpu", None, 0, "NVIDIA driver 570.86, torch 2.13.0+cpu built without CUDA"),
         ("570.86", "2.14.0", "13.0", 8, "torch 2.14.0 built for CUDA 13.0, which needs driver 580 or newer"),
         ("590.1", "2.14.0", "13.0", 8, "NVIDIA driver 590.1, torch 2.14.0 built for CUDA 13.0"),
         (None, "2.14.0", "13.0", 8, "NVIDIA driver of unknown version"),
     ],
 )
-def test_driver_and_build_are_named_where_they_do_not_fit(
-    driver: str | None, build: str, cuda: str | None, listed: int, said: str, monkeypatch: Patch
-) -> None:
+def test_driver_and_build_are_named_where_they_do_not_fit(driver, build, cuda, listed, said, monkeypatch):
     known = Mock(return_value=driver, side_effect=None if driver else provenance.UnknownFactError("no driver"))
     monkeypatch.setattr(provenance, "nvidia_driver", known)
-    if driver is None and not listed:
-        assert health.without_gpus(build, cuda, listed) == said
-        return
+    assert driver or health.without_gpus("2.13.0+cpu", None, 0) == "no GPU: ranks run on the CPU with gloo"
     with pytest.raises(Trouble) as caught:
         health.without_gpus(build, cuda, listed)
     assert said in caught.value.message
     assert "TORCH_INDEX=" in caught.value.hint and "13.x from driver 580" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [("cannot connect", "connectFullMesh failed"), ("wrong sum", r"1 \+ 1 gives 1"), ("never answers", "no answer")],
-)
-def test_ranks_that_cannot_communicate(settings: Settings, monkeypatch: Patch, fault: str, said: str) -> None:
+def test_ranks_that_cannot_communicate(settings, monkeypatch):
     assert "two ranks added up a tensor over gloo in" in health.communication(settings)
-    over = threading.Event()
-
-    class Faulty:
-        def __init__(self, *_: object) -> None:
-            if fault == "cannot connect":
-                raise RuntimeError("connectFullMesh failed\nmore")
-
-        def allreduce(self, tensors: object) -> Faulty:
-            return self
-
-        def wait(self) -> None:
-            if fault == "never answers":
-                over.wait(5)
-
+    over, silent = threading.Event(), Mock()
+    silent.return_value.allreduce.return_value.wait.side_effect = lambda: over.wait(5)
+    unconnected = Mock(side_effect=RuntimeError("connectFullMesh failed\nmore"))
     monkeypatch.setattr(health, "PATIENCE_S", 0.01)
-    monkeypatch.setattr(torch.distributed, "ProcessGroupGloo", Faulty)
-    with pytest.raises(Trouble, match=said):
-        health.communication(settings)
+    faults = {r"1 \+ 1 gives 1": Mock(), "connectFullMesh failed": unconnected, "no answer": silent}
+    for said, group in faults.items():
+        monkeypatch.setattr(torch.distributed, "ProcessGroupGloo", group)
+        with pytest.raises(Trouble, match=said):
+            health.communication(settings)
     over.set()
 
 
@@ -172,7 +141,7 @@ Checks = Callable[..., dict[str, dict[str, Any]]]
 
 
 @pytest.fixture
-def checks(tmp_path: Path, monkeypatch: Patch, capsys: Output) -> Checks:
+def checks(tmp_path: Path, monkeypatch: Patch, cli: Cli) -> Checks:
     """Id to check of a recipe, in a working folder; of machine and network only what a test is about."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DYNBENCH_RESULTS", str(tmp_path / "results"))
@@ -182,10 +151,9 @@ def checks(tmp_path: Path, monkeypatch: Patch, capsys: Output) -> Checks:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
     (tmp_path / "train.tsv").write_text("sentence\tlabel\n" + "a b\t0\nc\t1\n" * 20)
 
-    def run(*words: str, **settings: object) -> dict[str, dict[str, Any]]:
+    def run(line: str = "", code: int = 0, **settings: object) -> dict[str, dict[str, Any]]:
         Path("own.yaml").write_text(RECIPE.format(**DEFAULTS | settings))
-        assert main(["doctor", "own.yaml", "--json", *words]) in (0, 6)
-        shown = json.loads(capsys.readouterr().out)["recipe"]
+        shown = cli(f"doctor own.yaml --json {line}", code=code).json["recipe"]
         assert shown["name"] == "own.yaml" and all(check["ok"] or check["hint"] for check in shown["checks"])
         return {check["id"]: check for check in shown["checks"]}
 
@@ -196,7 +164,7 @@ def failing(found: dict[str, dict[str, Any]]) -> list[str]:
     return [name for name, check in found.items() if not check["ok"]]
 
 
-def test_a_recipe_that_can_begin(checks: Checks) -> None:
+def test_a_recipe_that_can_begin(checks):
     found = checks()
     assert failing(found) == [] and not Path("results").exists()
     assert {name: check["seen"] for name, check in found.items() if name != "packages"} == {
@@ -223,16 +191,14 @@ PRETRAINED = "weights: pretrained, model:"
         ({"device": "cuda"}, ["ranks", "start"], "torch sees no GPU"),
     ],
 )
-def test_what_a_recipe_lacks_is_named(
-    checks: Checks, tmp_path: Path, settings: dict[str, object], ids: list[str], said: str
-) -> None:
+def test_what_a_recipe_lacks_is_named(checks, tmp_path, settings, ids, said):
     (tmp_path / "other.tsv").write_text("text,label\na,0\n")
     found = checks(**settings)
     assert failing(found) == ids and said in found[ids[0]]["seen"]
     assert list(found) == ["recipe"] or ids != ["recipe"], "what cannot be read is not checked further"
 
 
-def test_a_missing_package(checks: Checks, monkeypatch: Patch) -> None:
+def test_a_missing_package(checks, monkeypatch):
     monkeypatch.setattr("dynbench.plugins.registry.find_spec", lambda name: None)
     monkeypatch.setattr(health_recipe, "find_spec", lambda name: None)
     found = checks(train="tensorboard: true", policy="karmarkar_karp")["packages"]
@@ -240,15 +206,13 @@ def test_a_missing_package(checks: Checks, monkeypatch: Patch) -> None:
     assert found["hint"] == "pip install 'dynbench[tensorboard]' 'dynbench[peers]'"
 
 
-def test_weights_and_data_that_only_the_hub_has(checks: Checks, monkeypatch: Patch, tmp_path: Path) -> None:
+def test_weights_and_data_that_only_the_hub_has(checks, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("dynbench.workloads.hub.cached_revision", lambda *_: None)
     needs = {"workload": f"dataset: sst2, {PRETRAINED} some/model"}
     every = checks(**needs)
     assert failing(every) == ["weights", "start"]
-    assert every["weights"]["seen"] == (
-        "some/model, nyu-mll/glue: neither a folder nor in the hub's cache, and HF_HUB_OFFLINE forbids the network"
-    )
+    assert every["weights"]["seen"].startswith("some/model, nyu-mll/glue: neither a folder nor in the hub's cache")
     monkeypatch.setattr("dynbench.workloads.hub.cached_revision", lambda *_: "abc")
     (tmp_path / "hub" / "datasets--nyu-mll--glue").mkdir(parents=True)
     assert checks(**needs)["weights"]["seen"] == "here: some/model, nyu-mll/glue"
@@ -259,8 +223,7 @@ def test_weights_and_data_that_only_the_hub_has(checks: Checks, monkeypatch: Pat
     assert "will be fetched from" in checks(workload=f"{PRETRAINED} some/model")["weights"]["seen"]
 
 
-def test_settings_over_a_recipe_and_without_one(checks: Checks, capsys: Output) -> None:
-    assert failing(checks("--set", "launch.nproc=4", "--strict")) == ["ranks"]
-    assert main(["doctor", "--set", "launch.nproc=4"]) == 2
-    assert main(["doctor", "quikstart"]) == 2
-    assert "Did you mean 'quickstart'?" in capsys.readouterr().err
+def test_settings_over_a_recipe_and_without_one(checks, cli):
+    assert failing(checks("--set launch.nproc=4 --strict", code=6)) == ["ranks"]
+    cli("doctor --set launch.nproc=4", code=2)
+    assert "Did you mean 'quickstart'?" in cli("doctor quikstart", code=2).err

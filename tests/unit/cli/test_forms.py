@@ -7,12 +7,12 @@ import io
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from probes import capacity_row, probe_record
 from unit.bench.test_bench_run import launched_at_once
 from unit.engine.rank.test_toy_check import checked_at_once
 
@@ -20,7 +20,7 @@ from dynbench.bench import bench_run
 from dynbench.cli import common, health
 from dynbench.cli.common import Settings
 from dynbench.cli.health import expect
-from dynbench.cli.main import COMMANDS, load_command, main
+from dynbench.cli.main import COMMANDS, load_command
 from dynbench.cli.options import command
 from dynbench.cli.shipped import FOLDER
 from dynbench.config.recipes import list_recipes
@@ -30,13 +30,11 @@ from dynbench.experiment import training
 from dynbench.experiment.training import NextTraining, TrainingResult
 from dynbench.plugins import BENCHMARKS, COMPRESSORS, DATASETS, POLICIES, STRATEGIES
 from dynbench.probe import prober
-from dynbench.runs import probe_record
 from dynbench.runs.atomic import write_text
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.table_text import csv_text, pipes
 
-Output = pytest.CaptureFixture[str]
 SOLVE = "solve lognormal --steps 1 --world-size 2 --policy static,partition --no-figures"
 BENCH = "bench collectives --set backend=gloo --set operations=all_reduce --set sizes_mib=1,10"
 
@@ -47,16 +45,10 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     run = RunStore(tmp_path / "results").create("train", "static", name="a")
     write_text(run.config_file, dump_config(Config()))
     run.update(status="completed", exit_code=0)
-    found = {"rank": 0, "length": 32, "max_batch": 9, "tested_ok": 9, "tested_fail": 13, "peak_mem_mb": 1234.5678}
-    free = {**found, "length": 64, "tested_fail": None, "peak_mem_mb": None}
-    record = SimpleNamespace(
-        capacity=[SimpleNamespace(**found), SimpleNamespace(**free)], device="cpu", precision="fp32",
-        memory_limit_mb=2000.0, memory_model=None, soak=None, cost_model=None, predicted_speedup={}, speeds=[1.0],
-        assumes=None, server_mb=None,
-    )  # fmt: skip
+    record = probe_record(ranks=1, capacity=[capacity_row(0, 32, 9, 13), capacity_row(0, 64, 9, None)])
     monkeypatch.setattr(training, "run_training", lambda *_, **__: TrainingResult(run, {"policy": "static"}))
     monkeypatch.setattr(prober, "run_probe", lambda *_, **__: run)
-    monkeypatch.setattr(probe_record, "read_probe", lambda _: record)
+    monkeypatch.setattr("dynbench.runs.probe_record.read_probe", lambda _: record)
     monkeypatch.setattr(training, "next_training", lambda *_: NextTraining(64, 110, None, 64, split_fits=True))
     monkeypatch.setattr("dynbench.analysis.figures.draw_figures", lambda *_: [])
     monkeypatch.setattr(bench_run, "launch_ranks", launched_at_once({}))
@@ -109,7 +101,7 @@ NOT_TABLES = {"analyze", "compare", "runs"}
 """Over made-up rows, in unit/experiment/test_compare.py; a sweep in test_compare.py; runs in test_runs.py."""
 
 
-def test_every_command_is_tried() -> None:
+def test_every_command_is_tried():
     def takes_format(name: str) -> bool:
         found = load_command(name)
         leaves = found.commands.values() if isinstance(found, click.Group) else [found]
@@ -120,10 +112,9 @@ def test_every_command_is_tried() -> None:
 
 
 @pytest.mark.parametrize("words", QUIET)
-def test_quiet_prints_the_result_only(words: str, run: Run, tmp_path: Path, capsys: Output) -> None:
-    assert main([*words.format(tmp=tmp_path).split(), "-q", "--results", str(run.path.parent)]) == 0
-    out, err = capsys.readouterr()
-    assert (out.splitlines(), err) == (QUIET[words](run), "")
+def test_quiet_prints_the_result_only(words, run, tmp_path, cli):
+    said = cli(f"{words.format(tmp=tmp_path)} -q --results {run.path.parent}")
+    assert (said.lines, said.err) == (QUIET[words](run), "")
 
 
 def cells_of(line: str) -> list[str]:
@@ -131,13 +122,11 @@ def cells_of(line: str) -> list[str]:
 
 
 @pytest.mark.parametrize("words", TABLES)
-def test_stdout_is_the_table_alone(words: str, run: Run, tmp_path: Path, capsys: Output) -> None:
+def test_stdout_is_the_table_alone(words, run, tmp_path, cli):
     names, key = TABLES[words]
     said = {}
     for how in ("table", "csv", "md", "csv -q"):
-        form, *quietly = how.split()
-        assert main([*words.split(), "--format", form, "--results", str(tmp_path / form), *quietly]) == 0
-        said[how] = capsys.readouterr()
+        said[how] = cli(f"{words} --format {how} --results {tmp_path}/{how.split()[0]}")
     rows = list(csv.DictReader(io.StringIO(said["csv"].out)))
     assert [row[key] for row in rows] == names
     assert said["csv -q"].err == "" and said["csv -q"].out.count("\n") == said["csv"].out.count("\n")
@@ -149,12 +138,11 @@ def test_stdout_is_the_table_alone(words: str, run: Run, tmp_path: Path, capsys:
         assert shown & {"folder", "capacity", "run"} <= beside
 
 
-def test_json_and_a_table_are_not_both_on_stdout(capsys: Output) -> None:
-    assert main(["solve", "--list", "--json", "--format", "md"]) == 2
-    assert "--json and --format md both say what stdout holds" in capsys.readouterr().err
+def test_json_and_a_table_are_not_both_on_stdout(cli):
+    assert "--json and --format md" in cli("solve --list --json --format md", code=2).err
 
 
-def test_a_command_says_the_rest_on_stderr(capsys: Output) -> None:
+def test_a_command_says_the_rest_on_stderr(capsys):
     @command(table=True)
     def anything(settings: Settings) -> None:
         common.print_lines("before")
@@ -175,12 +163,12 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
 
 
 @given(st.lists(st.fixed_dictionaries({"a, b": texts, "n": numbers, '"q"': st.integers()}), min_size=1))
-def test_csv_keeps_every_text_and_every_digit(rows: list[dict[str, object]]) -> None:
+def test_csv_keeps_every_text_and_every_digit(rows):
     found = list(csv.DictReader(io.StringIO(csv_text(rows), newline="")))
     assert [{"a, b": row["a, b"], "n": float(row["n"]), '"q"': int(row['"q"'])} for row in found] == rows
 
 
 @given(st.lists(st.lists(st.text(st.characters(exclude_characters="\\")), min_size=3, max_size=3), min_size=1))
-def test_markdown_keeps_a_line_per_row_and_a_cell_per_column(rows: list[list[str]]) -> None:
+def test_markdown_keeps_a_line_per_row_and_a_cell_per_column(rows):
     lines = pipes(rows).split("\n")
     assert [len(cells_of(line)) for line in lines] == [3] * len(rows)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from probes import make_probe
+from probes import LAPTOP, make_probe
+from unit.cli.conftest import Cli
 
 from dynbench.cli import probe, solve_view
 from dynbench.cli.common import Settings, next_command, setting_words
-from dynbench.cli.main import load_command, main
+from dynbench.cli.main import load_command
 from dynbench.cli.options import settings_of
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config, changed, dump_config, value_of
 from dynbench.config.values import all_keys, allowed_words, default_of, field_of
-from dynbench.engine.launching.resolve import Machine, resolve
+from dynbench.engine.launching.resolve import resolve
 from dynbench.errors import ConfigError
 from dynbench.experiment.training import NextTraining
 from dynbench.probe import prober
@@ -26,7 +28,6 @@ from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
-Output = pytest.CaptureFixture[str]
 WORDS = ("fine", "good", "bad", "poor", "long")
 WORDS_OF_ANY_TYPE = ("7", "64", "0.5", "0.25", "true", "false", "[3, 4]", "[1, 2, 3]", "{1: 2.5}", "a b", "a:B")
 
@@ -47,6 +48,19 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "my results"
 
 
+@pytest.fixture
+def solve(results: Path, cli: Cli) -> Callable[..., tuple[str, str]]:
+    """What `solve` prints, and the command that it suggests."""
+
+    def run(line: str) -> tuple[str, str]:
+        said = cli(f"solve {line} --no-figures --results", results)
+        label, _, command = said.lines[-1].partition(" ")
+        assert label == "next"
+        return said.out, command.strip()
+
+    return run
+
+
 def parsed(line: str) -> Settings:
     """The settings that a suggested command is given."""
     program, name, *words = shlex.split(line)
@@ -54,22 +68,9 @@ def parsed(line: str) -> Settings:
     return settings_of(dict(load_command(name).make_context(name, words).params))
 
 
-def suggested(printed: str) -> str:
-    """The command of the last line."""
-    label, _, command = printed.splitlines()[-1].partition(" ")
-    assert label == "next"
-    return command.strip()
-
-
-def dry_run(line: str, capsys: Output) -> dict:
-    """What `train` would do."""
-    assert main([*shlex.split(line)[1:], "--dry-run", "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def run_of(config: Config, root: Path) -> Run:
+def run_of(config: Config, root: Path, name: str | None = None) -> Run:
     """A run with this configuration."""
-    run = RunStore(root).create("train", "x")
+    run = RunStore(root).create("train", "x", name=name)
     write_text(run.config_file, dump_config(config))
     return run
 
@@ -95,109 +96,92 @@ def another(key: str) -> object:
     raise AssertionError(f"no value of {key} was found")
 
 
-def test_every_setting_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_comes_back(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = run_of(load_config(None, ["schedule.policy=prefix", "train.steps=33"]), tmp_path / "some results")
     for key in set(all_keys()) - {"train.epochs", "train.batch_per_worker"}:
-        value = another(key)
-        assert pasted("train", run, {key: value}) == changed(run.config(), {key: value}), key
-        assert pasted("train", run_of(changed(Config(), {key: value}), tmp_path), {key: default_of(key)}) == Config(), (
-            key
-        )
-    assert setting_words("train", run, {"train.steps": 33}) == ["-c", str(run.config_file)]
-    assert setting_words("train", run, {"train.steps": 3, "train.eval_every": 4})[2:] == [
-        "--steps", "3", "--set", "train.eval_every=4",
-    ]  # fmt: skip
+        wanted, default = {key: another(key)}, {key: default_of(key)}
+        assert pasted("train", run, wanted) == changed(run.config(), wanted), key
+        assert pasted("train", run_of(changed(Config(), wanted), tmp_path), default) == Config(), key
+    given = ["-c", str(run.config_file)]
+    assert setting_words("train", run, {"train.steps": 33}) == given
+    two = {"train.steps": 3, "train.eval_every": 4}
+    assert setting_words("train", run, two) == [*given, "--steps", "3", "--set", "train.eval_every=4"]
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["a b.tsv", "it's.tsv", '"q".tsv', "null", "1e-4", "~", "true", "a: b", "#x", "a #b", "[x]", "{x}", " x ", "-x",
-     "--steps", "$(x)", "x;y", "数据.tsv", "a\\b", "*", "&a", "!x", "a=b", "%", "?"],
-)  # fmt: skip
-def test_any_file_name_comes_back(path: str, tmp_path: Path) -> None:
-    run, wanted = run_of(Config(), tmp_path), {"workload.data_path": path, "workload.cache_dir": path}
-    assert pasted("train", run, wanted) == changed(Config(), wanted)
+PATHS = (
+    *("a b.tsv", "it's.tsv", '"q".tsv', "null", "1e-4", "~", "true", "a: b", "#x", "a #b", "[x]", "{x}", " x ", "-x"),
+    *("--steps", "$(x)", "x;y", "数据.tsv", "a\\b", "*", "&a", "!x", "a=b", "%", "?"),
+)
 
 
-def test_the_registry_is_named_where_it_is_another(results: Path) -> None:
+def test_any_file_name_comes_back(tmp_path):
+    run = run_of(Config(), tmp_path)
+    for path in PATHS:
+        wanted = {"workload.data_path": path, "workload.cache_dir": path}
+        assert pasted("train", run, wanted) == changed(Config(), wanted), path
+
+
+def test_the_registry_is_named_where_it_is_another(results):
     assert next_command("report", "a b", root=Path("results")) == "dynbench report 'a b'"
     assert parsed(next_command("report", "a b", root=results)).store().root == results
 
 
-def finished(store: RunStore, mode: str, *settings: str, name: str | None = None) -> Run:
-    run = store.create("train", mode, name=name)
-    write_text(run.config_file, dump_config(load_config(None, [f"schedule.mode={mode}", *settings])))
-    write_json(run.env_file, {"decisions": {"workload.pad_to_multiple_of": {"value": 1, "reason": "on a CPU"}}})
-    run.update(status="completed")
-    return run
-
-
-OWN = ["--dataset", "tsv", "--data-path", "it's my data.tsv", "--tokenizer", "vocab.txt"]
-PLAN = ["--policy", "static,partition,window", "--window", "2", "--steps", "4", "--no-figures", "--global-batch", "12"]
+OWN = """--dataset tsv --data-path "it's my data.tsv" --tokenizer vocab.txt"""
+MINE = {"workload.data_path": "it's my data.tsv"}
+TEXTS = {**MINE, "workload.dataset": "tsv", "workload.tokenizer": "vocab.txt"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["lognormal", "--max-length", "512"], {"workload.dataset": "lognormal", "workload.max_length": 512}),
-        (["embedded", "--subset", "200"], {"workload.dataset": "embedded", "workload.subset": 200}),
+        ("lognormal --max-length 512", {"workload.dataset": "lognormal", "workload.max_length": 512}),
+        ("embedded --subset 200", {"workload.dataset": "embedded", "workload.subset": 200}),
         (
-            [*OWN, "--subset", "150", "--seed", "5"],
-            {"workload.data_path": "it's my data.tsv", "workload.tokenizer": "vocab.txt", "workload.subset": 150,
-             "train.seed": 5},
+            f"{OWN} --subset 150 --seed 5",
+            {**MINE, "workload.tokenizer": "vocab.txt", "workload.subset": 150, "train.seed": 5},
         ),
-        (["--from-run", "earlier"], {"workload.data_path": "it's my data.tsv", "workload.max_length": 50}),
-        (["lengths.npy"], {"workload.dataset": "lengths", "workload.data_path": "lengths.npy"}),
-        (["gsm8k"], {"workload.dataset": "tsv", "workload.data_path": "FILE"}),
+        ("--from-run earlier", {**MINE, "workload.max_length": 50, "workload.pad_to_multiple_of": "auto"}),
+        ("lengths.npy", {"workload.dataset": "lengths", "workload.data_path": "lengths.npy"}),
+        ("gsm8k", {"workload.dataset": "tsv", "workload.data_path": "FILE"}),
+        ("lengths.npy -c 'my settings.yaml'", {**MINE, "train.learning_rate": 0.25, "workload.max_length": 60}),
+        ("sst2 -c 'my settings.yaml'", {"workload.dataset": "embedded", "workload.tokenizer": None}),
         (
-            ["lengths.npy", "-c", "my settings.yaml"],
-            {"workload.data_path": "it's my data.tsv", "train.learning_rate": 0.25, "workload.max_length": 60},
+            "sst2 --cost-type attention --set schedule.attention_a=0.25 --speeds 1,1,0.5",
+            {"schedule.cost_type": "attention", "schedule.attention_a": 0.25, "schedule.speeds": (1.0, 1.0, 0.5)},
         ),
-        (["sst2", "-c", "my settings.yaml"], {"workload.dataset": "embedded", "workload.tokenizer": None}),
-        (
-            ["sst2", "--cost-type", "attention", "--set", "schedule.attention_a=0.25", "--speeds", "1,1,0.5"],
-            {"schedule.cost_type": "attention", "schedule.attention_a": 0.25, "schedule.speeds": [1.0, 1.0, 0.5]},
-        ),
-        (["sst2", "--capacity", "9,9,8"], {"schedule.capacity": [9, 9, 8]}),
+        ("sst2 --capacity 9,9,8", {"schedule.capacity": (9, 9, 8)}),
     ],
-    ids=" ".join,
-)  # fmt: skip
-def test_solve_suggests_training_on_the_same_data(
-    results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, words: list[str], expected: dict
-) -> None:
+)
+def test_solve_suggests_training_on_the_same_data(results, cli, solve, monkeypatch, words, expected):
     monkeypatch.setattr(solve_view, "_places", lambda _: 64)
-    Path("my settings.yaml").write_text(
-        "workload: {dataset: tsv, data_path: it's my data.tsv, tokenizer: vocab.txt, max_length: 60}\n"
-        "train: {learning_rate: 0.25}\n"
-    )
-    data = ["workload.dataset=tsv", "workload.data_path=it's my data.tsv", "workload.tokenizer=vocab.txt"]
-    finished(
-        RunStore(results), "static", *data, "workload.max_length=50", "workload.pad_to_multiple_of=1", name="earlier"
-    )
-    assert main(["solve", *words, *PLAN, "--world-size", "3", "--results", str(results)]) == 0
-    out = capsys.readouterr().out
-    line = suggested(out)
+    earlier = changed(Config(), {**TEXTS, "workload.max_length": 60, "train.learning_rate": 0.25})
+    write_text(Path("my settings.yaml"), dump_config(earlier))
+    run = run_of(changed(Config(), {**TEXTS, "workload.max_length": 50, "workload.pad_to_multiple_of": 1}), results)
+    RunStore(results).give_name(run, "earlier")
+    write_json(run.env_file, {"decisions": {"workload.pad_to_multiple_of": {"value": 1, "reason": "on a CPU"}}})
+    plan = "--policy static,partition,window --window 2 --steps 4 --global-batch 12 --world-size 3"
+    out, line = solve(f"{words} {plan}")
     assert ("FILE below stands" in out) == ("FILE" in line)
+    asked = line
     if "FILE" in line:
         shutil.copy("it's my data.tsv", "FILE")
-        line += " --tokenizer vocab.txt"  # in place of the model's own, which would be fetched
+        asked += " --tokenizer vocab.txt"  # in place of the model's own, which would be fetched
 
-    shown = dry_run(line, capsys)
+    shown = cli(asked.removeprefix("dynbench "), "--dry-run", "--json").json
 
-    found = {f"{section}.{key}": value for section, keys in shown["config"].items() for key, value in keys.items()}
+    config = parsed(line).config()
     (best,) = [line for line in out.splitlines() if " * " in line]
     policy = best.split("12")[1].split()[0]
-    window = 2 if policy == "window" else 1
-    assert {key: found[key] for key in expected} == expected
-    assert (found["schedule.policy"], found["schedule.window"]) == (policy, window)
-    assert found["train.global_batch"] == 12
-    assert (found["launch.launcher"], found["launch.nproc"]) == ("torchrun", 3)
+    assert {key: value_of(config, key) for key in expected} == expected
+    schedule = shown["config"]["schedule"]
+    assert (schedule["policy"], schedule["window"]) == (policy, 2 if policy == "window" else 1)
+    assert shown["config"]["train"]["global_batch"] == 12
+    launch = shown["config"]["launch"]
+    assert (launch["launcher"], launch["nproc"]) == ("torchrun", 3)
     assert Path(shown["run_path"]).parent == results
     assert [text for text in shown["warnings"] if "no effect" in text] == []
-    if "--from-run" in words:
-        assert parsed(line).config().workload.pad_to_multiple_of == "auto"
 
 
 @pytest.mark.parametrize("cores", [1, 64])
@@ -205,73 +189,58 @@ def test_solve_suggests_training_on_the_same_data(
     "own",
     ["launcher=auto", "launcher=virtual", "launcher=torchrun", "nproc=3", "nproc=2", "world_size=3", "world_size=8"],
 )
-def test_solve_suggests_as_many_ranks(results: Path, monkeypatch: pytest.MonkeyPatch, own: str, cores: int) -> None:
+def test_solve_suggests_as_many_ranks(results, monkeypatch, own, cores):
     """Real ones where the machine can hold them or they were asked for, else virtual ones."""
     monkeypatch.setattr(solve_view, "_places", lambda _: cores)
     config = load_config(None, [f"launch.{own}", "train.global_batch=12"])
 
-    wanted = changed(config, solve_view._ranks(config.launch, 3))
+    resolved = resolve(changed(config, solve_view._ranks(config.launch, 3)), LAPTOP, RunStore(results))
 
-    resolved = resolve(wanted, Machine(cores=2, gpus=0, bf16=False), RunStore(results))
-    real = cores == 64 or own == "nproc=3"
-    if own in ("launcher=virtual", "world_size=3"):
-        real = False
+    real = own not in ("launcher=virtual", "world_size=3") and (cores == 64 or own == "nproc=3")
     assert (resolved.world_size, resolved.config.launch.launcher) == (3, "torchrun" if real else "virtual")
 
 
-def test_what_does_not_fit_is_probed_again_as_configured(results: Path) -> None:
+def test_what_does_not_fit_is_probed_again_as_configured(results):
     config = load_config(None, ["train.epochs=3", "train.lr_warmup_steps=5", "schedule.policy=window"])
-    store = RunStore(results)
-    run = store.create("probe", "probe", name="p")
-    decided = resolve(prober._to_be_probed(config), Machine(cores=2, gpus=0, bf16=False), store).config
-    write_text(run.config_file, dump_config(decided))
+    run = run_of(resolve(prober._to_be_probed(config), LAPTOP, RunStore(results)).config, results, "p")
 
     lines = list(probe._next_lines(NextTraining(64, 110, "too little memory", None, split_fits=False), config, run))
 
     again = parsed(lines[-1].removeprefix("next     ").partition(" with a larger")[0]).config()
-    assert (again.train.epochs, again.train.lr_warmup_steps) == (3, 5)
-    assert again.schedule == config.schedule
+    assert (again.train.epochs, again.train.lr_warmup_steps, again.schedule) == (3, 5, config.schedule)
 
 
-@pytest.mark.parametrize("own", [[], ["--set", "workload.dropout=0.1"]])
-def test_solve_suggests_what_its_probe_was_made_with(results: Path, capsys: Output, own: list[str]) -> None:
+@pytest.mark.parametrize("own", ["", "--set workload.dropout=0.1"])
+def test_solve_suggests_what_its_probe_was_made_with(results, solve, own):
     """Longer samples, another model or slower ranks than were probed are refused by `train`."""
     store = RunStore(results)
     made = make_probe(store, tables=[[(64, 16), (256, 16)]] * 2, workload={"size": "base", "max_length": 256})
     settings = ["workload.size=base", "workload.dropout=0.1", "launch.slowdown={1: 2.0}", "train.precision=fp32"]
     write_text(made.config_file, dump_config(load_config(None, settings)))
     write_json(made.env_file, {"decisions": {"train.precision": {"value": "fp32", "reason": "on a CPU"}}})
-    words = ["lognormal", "--probe", made.label, "--world-size", "2", *own, "--policy", "partition", "--steps", "2"]
-    assert main(["solve", *words, "--no-figures", "--results", str(results)]) == 0
-    assert suggested(capsys.readouterr().out) == "the same with --max-length 256"
-    assert main(["solve", *words, "--max-length", "256", "--no-figures", "--results", str(results)]) == 0
+    line = f"lognormal --probe {made.label} --world-size 2 {own} --policy partition --steps 2"
+    assert solve(line)[1] == "the same with --max-length 256"
 
-    config = parsed(suggested(capsys.readouterr().out)).config()
+    config = parsed(solve(f"{line} --max-length 256")[1]).config()
 
     assert (config.workload.size, config.workload.dropout, config.launch.slowdown) == ("base", 0.1, {1: 2.0})
     assert (config.workload.max_length, config.train.precision, config.probe.run) == (256, "auto", made.label)
 
 
-FEW = ["--policy", "static,partition", "--steps", "4", "--no-figures"]
-
-
-def test_solve_suggests_no_training_on_other_lengths_than_it_planned(results: Path, capsys: Output) -> None:
+def test_solve_suggests_no_training_on_other_lengths_than_it_planned(results, solve):
     """The small model takes 512 tokens, and the samples have up to 1,024."""
-    words = ["solve", "lognormal", *FEW, "--world-size", "2", "--results", str(results)]
-    assert main([*words, "--max-length", "700"]) == 0
-    out = capsys.readouterr().out
-    assert "dynbench train" not in out and suggested(out) == "the same with --max-length 512"
-    assert main([*words, "--max-length", "512"]) == 0
+    line = "lognormal --policy static,partition --steps 4 --world-size 2 --max-length"
+    out, instead = solve(f"{line} 700")
+    assert "dynbench train" not in out and instead == "the same with --max-length 512"
 
-    assert parsed(suggested(capsys.readouterr().out)).config().workload.max_length == 512
+    assert parsed(solve(f"{line} 512")[1]).config().workload.max_length == 512
     (planned, *_) = json.loads((RunStore(results).resolve("@latest").path / "results.json").read_text())["results"]
     assert planned["max_length"] == 512 and planned["cut_samples"]
 
 
-def test_solve_suggests_whole_windows(results: Path, capsys: Output) -> None:
-    words = ["sst2", "--policy", "window", "--window", "7", "--steps", "70", "--world-size", "2", "--no-figures"]
-    assert main(["solve", *words, "--results", str(results)]) == 0
-    config = parsed(suggested(capsys.readouterr().out)).config()
+def test_solve_suggests_whole_windows(solve):
+    _, line = solve("sst2 --policy window --window 7 --steps 70 --world-size 2")
+    config = parsed(line).config()
     assert (config.schedule.policy_name, config.schedule.window_size) == ("window", 7)
     assert config.train.warmup_steps % 7 == config.train.steps % 7 == 0
 
@@ -279,13 +248,11 @@ def test_solve_suggests_whole_windows(results: Path, capsys: Output) -> None:
 @pytest.mark.parametrize(
     ("had", "wanted"),
     [
-        (("train.epochs=2",), {"train.steps": 9}),
-        (("train.steps=9",), {"train.epochs": 2}),
-        (("train.batch_per_worker=8",), {"train.global_batch": 64}),
+        ("train.epochs=2", {"train.steps": 9}),
+        ("train.steps=9", {"train.epochs": 2}),
+        ("train.batch_per_worker=8", {"train.global_batch": 64}),
     ],
 )
-def test_settings_that_say_the_same_in_two_ways_are_said_once(
-    had: tuple[str, ...], wanted: dict[str, object], tmp_path: Path
-) -> None:
-    config = pasted("train", run_of(load_config(None, had), tmp_path), wanted)
+def test_settings_that_say_the_same_in_two_ways_are_said_once(had, wanted, tmp_path):
+    config = pasted("train", run_of(load_config(None, [had]), tmp_path), wanted)
     assert config == load_config(None, (), wanted)

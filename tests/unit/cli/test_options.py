@@ -7,9 +7,9 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from dynbench.cli.common import FLAGS, Flag, Settings
+from dynbench.cli.common import FLAGS, Settings
 from dynbench.cli.main import group, load_command
-from dynbench.cli.options import GROUPS, command
+from dynbench.cli.options import command
 from dynbench.config import values
 from dynbench.errors import ConfigError
 
@@ -27,7 +27,7 @@ def settings_of(*arguments: str) -> Settings:
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.names[0])
-def test_every_flag_sets_a_field_and_lists_its_choices(flag: Flag) -> None:
+def test_every_flag_sets_a_field_and_lists_its_choices(flag):
     found = values.field_of(flag.key)
     assert found is not None
     assert found[1] == ()
@@ -40,7 +40,7 @@ def test_every_flag_sets_a_field_and_lists_its_choices(flag: Flag) -> None:
     assert "_" not in flag.names[0]
 
 
-def test_everything_is_collected() -> None:
+def test_everything_is_collected():
     settings = settings_of(
         "-c", "a.yaml", "--set", "a.b=1", "--set", "c.d=2", "--steps", "5", "--capacity", "8,4", "--results", "r",
         "--json", "-v", "--debug", "--name", "n",
@@ -60,7 +60,7 @@ def test_everything_is_collected() -> None:
 
 @pytest.mark.parametrize("option", ["--compress-config", "--comm-config-json"])
 @pytest.mark.parametrize("name", ["--compress", "--comm-compress"])
-def test_compression_is_set_by_one_object_too(option: str, name: str) -> None:
+def test_compression_is_set_by_one_object_too(option, name):
     settings = settings_of(name, "topk", option, '{"ratio": 0.3, "error_feedback": false, "name": "randomk"}')
     found = settings.config().compress
     assert (found.name, found.ratio, found.error_feedback) == ("topk", 0.3, False)  # type: ignore[attr-defined]
@@ -71,23 +71,21 @@ def test_compression_is_set_by_one_object_too(option: str, name: str) -> None:
     ("text", "said"),
     [("{ratio: 1}", "no JSON"), ("[1]", "expected a JSON object"), ('{"ratio": 2}', "compress.ratio: 2")],
 )
-def test_a_wrong_object_is_refused(text: str, said: str) -> None:
+def test_a_wrong_object_is_refused(text, said):
     with pytest.raises((AssertionError, ConfigError), match=said):
         settings_of("--compress-config", text).config()
 
 
 @pytest.mark.parametrize("name", ["train", "compare", "solve", "probe", "analyze"])
-def test_help_lists_common_options_by_group_and_help_all_every_one(name: str) -> None:
+def test_help_all_lists_every_option(name):
     command = load_command(name)
-    common = CliRunner().invoke(command, ["--help"]).output
-    whole = CliRunner().invoke(command, ["--help-all"] if "--help-all" in common else ["--help"]).output
+    shown = CliRunner().invoke(command, ["--help"]).output
+    whole = CliRunner().invoke(command, ["--help-all"]).output if "--help-all" in shown else shown
     options = {spelling for parameter in command.params for spelling in parameter.opts if spelling.startswith("--")}
-    assert [spelling for spelling in options if not re.search(rf"{spelling}\b", whole)] == []
-    assert {flag.group for flag in FLAGS} <= {*GROUPS}
-    assert name != "train" or len(common.splitlines()) <= 45
+    assert [spelling for spelling in sorted(options) if not re.search(rf"{spelling}\b", whole)] == []
 
 
-def test_commands_options_and_values_complete() -> None:
+def test_commands_options_and_values_complete():
     def completed(*words: str) -> list[str]:
         *before, begun = words
         return [item.value for item in ShellComplete(group, {}, "dynbench", "_").get_completions(before, begun)]

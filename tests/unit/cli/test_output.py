@@ -15,7 +15,7 @@ from dynbench.cli import common, console
 from dynbench.table_text import Table
 
 
-def test_json_is_one_line_without_nan(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_line_without_nan(capsys):
     common.print_json({"a": math.nan, "b": [np.float64("inf"), 1.5], "c": "批"})
     out = capsys.readouterr().out
     assert out.count("\n") == 1
@@ -32,9 +32,7 @@ def test_json_is_one_line_without_nan(capsys: pytest.CaptureFixture[str]) -> Non
         (0, True, ["debug: d", "i", "warning: w", "error: e", "debug: library"]),
     ],
 )
-def test_diagnostics_go_to_stderr_by_level(
-    verbosity: int, debug: bool, seen: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_diagnostics_go_to_stderr_by_level(verbosity, debug, seen, capsys):
     common.set_up_logging(verbosity, debug)
     common.set_up_logging(verbosity, debug)
     log = logging.getLogger("dynbench.something")
@@ -49,9 +47,7 @@ def test_diagnostics_go_to_stderr_by_level(
 
 
 @pytest.mark.parametrize("width", [40, 120, 300])
-def test_a_narrow_terminal_gets_every_cell_whole(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
-) -> None:
+def test_a_narrow_terminal_gets_every_cell_whole(monkeypatch, capsys, width):
     terminal = console._Console(width=width, force_terminal=True, color_system=None)
     monkeypatch.setattr(console, "stdout", terminal)
     columns = ["name", "G", *(f"in {'long ' * (i % 3)}{chr(97 + i)}" for i in range(12))]
@@ -68,7 +64,7 @@ def test_a_narrow_terminal_gets_every_cell_whole(
         assert header.split()[:2] == columns[:2] and [line.split()[:2] for line in body] == [row[:2] for row in rows]
 
 
-def test_nobody_reading_stderr_ends_nothing() -> None:
+def test_nobody_reading_stderr_ends_nothing():
     code = "from dynbench.cli.console import stderr\nfor _ in range(3): stderr.print('x' * 100_000)\nprint('went on')"
     reader, writer = os.pipe()
     os.close(reader)
@@ -77,20 +73,11 @@ def test_nobody_reading_stderr_ends_nothing() -> None:
     assert (done.returncode, done.stdout) == (0, "went on\n")
 
 
-@pytest.mark.parametrize("turn", [1, 2])
-def test_what_a_quiet_command_set_ends_with_its_test(turn: int, caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("dynbench.of_a_test").warning("heard")
-    assert "heard" in caplog.text, turn
-    common.set_up_logging(-1)
-    logging.getLogger("dynbench.of_a_test").warning("quiet")
-    assert "quiet" not in caplog.text
-
-
 EVIL = "\x1b[31m[/red]\u202e\r\x07"
 SHOWN = r"\x1b[31m[/red]\u202e\r\x07"
 
 
-def test_names_set_no_colour_and_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_set_no_colour_and_move_no_cursor(capsys):
     common.print_lines(EVIL)
     common.print_pairs(EVIL, {EVIL: EVIL})
     common.print_table((EVIL,), [(EVIL,)], EVIL)
@@ -102,7 +89,7 @@ def test_names_set_no_colour_and_move_no_cursor(capsys: pytest.CaptureFixture[st
     assert not {*EVIL} & {*out, *err} - {*SHOWN}
 
 
-def test_a_spinner_and_a_bar_show_names_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spinner_and_a_bar_show_names_as_they_are(monkeypatch):
     terminal = console._Console(file=io.StringIO(), force_terminal=True, width=200, markup=False)
     monkeypatch.setattr(console, "stderr", terminal)
     with console.working(True, "[/red]") as show:

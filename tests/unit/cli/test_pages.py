@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import click
 import pytest
@@ -38,7 +37,7 @@ def leaves(command: click.Command) -> list[click.Command]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_takes_what_it_is_given(page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_command_takes_what_it_is_given(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     found = [*commands(page)]
     assert found
@@ -48,26 +47,26 @@ def test_every_command_takes_what_it_is_given(page: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("words", [["trian"], ["train", "--polcy", "window"], ["guide", "a", "b"]])
-def test_a_command_that_does_not_exist_is_found(words: list[str]) -> None:
+def test_a_command_that_does_not_exist_is_found(words):
     with pytest.raises(click.UsageError):
         parsed(words)
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_to_what_is_there(page: str) -> None:
+def test_links_lead_to_what_is_there(page):
     folder = (ROOT / page).parent
     broken = [link for link, _ in LINK.findall(read(page)) if link and not (folder / link).resolve().exists()]
     assert broken == []
 
 
 @pytest.mark.parametrize("readme", READMES)
-def test_a_readme_fits_and_maps_every_guide(readme: str) -> None:
+def test_a_readme_fits_and_maps_every_guide(readme):
     lines = read(readme).splitlines()
     assert len(lines) <= 150 and max(map(len, lines)) <= 120
     assert {link for link, _ in LINK.findall(read(readme))} >= set(GUIDES)
 
 
-def test_shared_options_are_those_of_the_commands_named() -> None:
+def test_shared_options_are_those_of_the_commands_named():
     text = read("dynbench/guides/files.md").partition("## What commands print")[2]
     everyone, _, some = text.partition("`-c`")[0].rpartition("`--json`")[2].partition(";")
     takes = {name: [options(each) for each in leaves(load_command(name))] for name in COMMANDS}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from probes import make_probe
+from probes import make_probe, probe_record
 
 from dynbench.cli.probe import _next_lines, show_probe
 from dynbench.config.layers import load_config
@@ -14,33 +12,21 @@ from dynbench.engine.launching.run_launch import plan_launch
 from dynbench.errors import NothingFits
 from dynbench.experiment.training import NextTraining, next_training
 from dynbench.runs.atomic import write_text
-from dynbench.runs.probe_record import CapacityRow, ProbeRecord, Soak
+from dynbench.runs.probe_record import CapacityRow, Soak
 from dynbench.runs.store import RunStore
 
 
-def record(**changes: object) -> ProbeRecord:
-    base: dict[str, object] = {
-        "device": "cpu", "precision": "fp32", "memory_limit_mb": None, "world_size": 3, "global_batch": 48,
-        "pad_to_multiple_of": 1, "workload": {}, "capacity": [], "tables": [], "trials": [], "timings": [],
-        "cost_model": None, "memory_model": None, "speeds": [1.0], "allreduce": None, "soak": None,
-        "predicted_speedup": {"partition": 1.5}, "break_even_batch": None,
-    }  # fmt: skip
-    return ProbeRecord.model_validate(base | changes)
-
-
-def test_what_a_peak_and_a_lowered_capacity_are_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_peak_and_a_lowered_capacity_are_is_said(capsys):
     row = CapacityRow(rank=0, length=64, max_batch=22, tested_ok=32, tested_fail=33, peak_mem_mb=560.0)
     passed = Soak(steps=50, ok=True, peak_mem_mb=550.0, reserved_mem_mb=550.0, allocator_retries=None, shrunk=0)
-    show_probe(record(memory_limit_mb=566.0, capacity=[row], soak=passed))
+    show_probe(probe_record(memory_limit_mb=566.0, capacity=[row], soak=passed))
     plain = capsys.readouterr().out
-    assert "peak: resident memory of the process, libraries included" in plain
-    assert "in pieces" not in plain
+    assert "peak: resident memory" in plain and "in pieces" not in plain
     lowered = passed.model_copy(update={"shrunk": 2, "global_batch": 40})
     both = row.model_copy(update={"length": 32, "max_batch": 57, "tested_ok": 64, "tested_fail": 64})
-    show_probe(record(memory_limit_mb=540.0, capacity=[both, row], soak=lowered))
+    show_probe(probe_record(memory_limit_mb=540.0, capacity=[both, row], soak=lowered))
     shown = capsys.readouterr().out
-    assert "in pieces" in shown
-    assert "at a global batch of 40, the largest that fits, passed" in shown
+    assert "in pieces" in shown and "at a global batch of 40, the largest that fits, passed" in shown
     assert "rank 0, 32 tokens: 64 samples passed alone and failed in the soak; 57 are left, a margin of 11%" in shown
     assert "rank 0, 64 tokens" not in shown
 
@@ -54,9 +40,7 @@ def test_what_a_peak_and_a_lowered_capacity_are_is_said(capsys: pytest.CaptureFi
         (NextTraining(72, 110, "step 4: too much", None, split_fits=False), "a larger --memory-limit", "train --mode"),
     ],
 )
-def test_the_next_command_is_one_that_ends_well(
-    tmp_path: Path, coming: NextTraining, option: str, left_out: str
-) -> None:
+def test_the_next_command_is_one_that_ends_well(tmp_path, coming, option, left_out):
     config, run = load_config(None, ["train.global_batch=72"]), make_probe(RunStore(tmp_path))
     write_text(run.config_file, dump_config(config))
     lines = list(_next_lines(coming, config, run))
@@ -74,9 +58,7 @@ def test_the_next_command_is_one_that_ends_well(
         ([(40, 64)], 64, None),
     ],
 )
-def test_what_is_advised_after_a_probe_is_what_training_takes(
-    tmp_path: Path, table: list[tuple[int, int]], batch: int, instead: set[str] | None
-) -> None:
+def test_what_is_advised_after_a_probe_is_what_training_takes(tmp_path, table, batch, instead):
     store = RunStore(tmp_path)
     probe = make_probe(store, "workload.max_length=64", tables=[table] * 2)
     fixed = ("launch.device=cpu", "launch.nproc=2", "workload.max_length=64", f"train.global_batch={batch}")

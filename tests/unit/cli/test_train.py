@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from made_rows import made_row
 
 from dynbench.analysis import figures
 from dynbench.cli.console import TRAINING, display
-from dynbench.cli.main import main
 from dynbench.cli.train import _to_gain, analysis_command
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config, dump_config
@@ -28,24 +26,21 @@ from dynbench.runs.records import RowWriter
 from dynbench.runs.run import Run, Status
 from dynbench.runs.store import Naming, RunStore
 
-Output = pytest.CaptureFixture[str]
+TWO = "--nproc 2 --device cpu"
 
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder; the results folder in it is not made yet."""
+    """The results folder of an empty working folder, not made yet; no ranks can be launched."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DYNBENCH_RESULTS", raising=False)
+    for place in ("torchrun.run_torchrun", "run_launch.process_group"):
+        monkeypatch.setattr(f"dynbench.engine.launching.{place}", lambda *_: pytest.fail("ranks were launched"))
     return tmp_path / "results"
 
 
-def refuse_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("torchrun.run_torchrun", "run_launch.process_group"):
-        monkeypatch.setattr(f"dynbench.engine.launching.{place}", lambda *_: pytest.fail("ranks were launched"))
-
-
 @pytest.mark.slow
-def test_a_launch_is_planned_without_the_code_of_models(results: Path) -> None:
+def test_a_launch_is_planned_without_the_code_of_models(results):
     """Its import takes as long as that of torch, and only the ranks build a model."""
     code = (
         "import sys; from dynbench.cli.main import main; assert main(['train', '--dry-run']) == 0\n"
@@ -59,87 +54,64 @@ def test_a_launch_is_planned_without_the_code_of_models(results: Path) -> None:
 
 @pytest.mark.parametrize("place", ["file/below", "link", "locked"])
 @pytest.mark.parametrize("command", ["train", "compare"])
-def test_dry_run_refuses_results_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output, command: str, place: str
-) -> None:
+def test_dry_run_refuses_results_that_cannot_be_written(tmp_path, monkeypatch, cli, command, place):
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     (tmp_path / "locked").mkdir()
     if place == "locked":  # for root too
         monkeypatch.setattr("dynbench.runs.store.os.access", lambda path, _: path != tmp_path / "locked")
     before = sorted(tmp_path.rglob("*"))
-    assert main([command, "--dry-run", "--nproc", "2", "--results", str(tmp_path / place)]) == 2
-    assert f"{tmp_path / place}: the results folder cannot be written: " in capsys.readouterr().err
+    said = cli(f"{command} --dry-run --nproc 2 --results {tmp_path / place}", code=2)
+    assert f"{tmp_path / place}: the results folder cannot be written: " in said.err
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def of_eight(*schedule: str) -> list[str]:
+def of_eight(*schedule: str) -> str:
     """Eight ranks with settings of the schedule."""
-    return ["--nproc", "8", "--device", "cpu", *(word for each in schedule for word in ("--set", f"schedule.{each}"))]
+    return " ".join(["--nproc 8 --device cpu", *(f"--set schedule.{each}" for each in schedule)])
 
 
 OTHER_SCHEMA = '{"schema_version": 9, "world_size": 2, "allreduce": [{"megabytes": 1, "ms": 1}]}'
-UNEQUAL = of_eight("policy=partition", "micro_batches=auto", f"capacity={[20] * 7 + [9]}")
-TWO = ("--nproc", "2", "--device", "cpu")
-VIRTUAL = ("--set", "launch.launcher=virtual")
-REFUSED: list[tuple[Sequence[str], int, str]] = [
-    ((*TWO, "--global-batch", "63"), 2, "62 or 64"),
-    ((*TWO, "--global-batch", "1"), 2, "nearest that works: 2"),
-    ((*TWO, "--mode", "dynamic", "--policy", "prefix", "--buffer", "8"), 2, "nearest that works: 32"),
-    (
-        (*TWO, "--mode", "dynamic", "--capacity", "20,11"),
-        4,
-        "--global-batch 31, the largest below 64 that fits in all 110 steps",
-    ),
-    ((*TWO, "--capacity", "no-such-probe"), 2, "no-such-probe"),
+UNEQUAL = of_eight("policy=partition", "micro_batches=auto", "capacity=20,20,20,20,20,20,20,9")
+VIRTUAL = "--set launch.launcher=virtual"
+REFUSED = [
+    (f"{TWO} --global-batch 63", 2, "62 or 64"),
+    (f"{TWO} --mode dynamic --capacity 20,11", 4, "--global-batch 31, the largest below 64 that fits in all"),
+    (f"{TWO} --capacity no-such-probe", 2, "no-such-probe"),
     (UNEQUAL, 2, "unequal capacity"),
-    ((*UNEQUAL, *VIRTUAL, "--set", "launch.nproc=auto", "--world-size", "8", "--dry-run"), 2, "unequal capacity"),
-    (of_eight("policy=prefix", "micro_batches=2"), 2, "with policy 'prefix'"),
-    (of_eight("policy=prefix", "solver=enumerate"), 2, "enumerate would try"),
+    (f"{UNEQUAL} {VIRTUAL} --set launch.nproc=auto --world-size 8 --dry-run", 2, "unequal capacity"),
     (of_eight("policy=group_by_length", "micro_batches=3"), 2, "not a multiple of the 8 ranks times 3"),
-    (of_eight("policy=token_budget", "micro_batches=auto"), 2, "with policy 'token_budget'"),
-    (of_eight("policy=partition", "cost_coefficients=[3.0, 0.0, 0.0]"), 2, "schedule.cost_coefficients"),
-    ((*VIRTUAL, "--nnodes=2", "--rdzv-endpoint=h:1"), 2, "2 nodes cannot share virtual ranks"),
-    ((*VIRTUAL, "--set", "launch.slowdown={4: 2.0}"), 2, "there is no rank 4 among 4; greatest: 3"),
-    (("--set", "launch.slowdown={0: 0.5}"), 2, "Allowed: "),
-    ((*VIRTUAL, "--set", "launch.comm_model=comm.json"), 2, "schema version 9, this version reads 1"),
-    ((*VIRTUAL, "--set", "launch.comm_model=-1,2"), 2, "'-1,2' is negative"),
-    ((*VIRTUAL, "--speeds=1,1"), 2, "[1.0, 1.0] has 2 values for 4 ranks"),
-    (("--nproc=2", "--speeds=1,0"), 2, "Allowed: a list of numbers > 0"),
-    ((*TWO, "--exposed", *VIRTUAL, "--set", "launch.world_size=2", "--dry-run"), 2, "true, but virtual ranks send"),
-    ((*TWO, "--exposed", "--sync", "ps", "--dry-run"), 2, "a server steps by what workers send"),
+    (of_eight("policy=partition", "cost_coefficients=3.0,0.0,0.0"), 2, "schedule.cost_coefficients"),
+    (f"{VIRTUAL} --set launch.comm_model=comm.json", 2, "schema version 9, this version reads 1"),
+    (f"{TWO} --exposed {VIRTUAL} --set launch.world_size=2 --dry-run", 2, "true, but virtual ranks send"),
+    (f"{TWO} --exposed --sync ps --dry-run", 2, "a server steps by what workers send"),
 ]
+"""One of each stage that finds mistakes; the rules have tests of their own."""
 
 
 @pytest.mark.parametrize(("arguments", "exit_code", "said"), REFUSED)
-def test_mistakes_are_found_before_anything_is_made(
-    results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str], exit_code: int, said: str
-) -> None:
-    refuse_launches(monkeypatch)
+def test_mistakes_are_found_before_anything_is_made(results, cli, arguments, exit_code, said):
     Path("comm.json").write_text(OTHER_SCHEMA, encoding="utf-8")
-    assert main(["train", "--json", *arguments]) == exit_code
-    error = json.loads(capsys.readouterr().out)["error"]
-    assert error["exit_code"] == exit_code and said in error["message"] + error["hint"]
+    found = cli(f"train --json {arguments}", code=exit_code)
+    assert found.json["error"]["exit_code"] == exit_code and said in found.mistake
     assert not results.exists()
 
 
-def test_ranks_that_run_already_find_them_too(results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_run_already_find_them_too(results, cli, monkeypatch):
     for key, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}.items():
         monkeypatch.setenv(key, value)
-    assert main(["train", "--json", *UNEQUAL[2:]]) == 2
-    assert "unequal capacity" in json.loads(capsys.readouterr().out)["error"]["message"] and not results.exists()
+    assert "unequal capacity" in cli(f"train --json {UNEQUAL.removeprefix('--nproc 8')}", code=2).mistake
+    assert not results.exists()
 
 
-def test_what_takes_turns_with_no_communication_can_start(results: Path, capsys: Output) -> None:
-    assert main(["train", "--dry-run", "--exposed", *TWO, "--name", "b"]) == 0
-    assert "communicate: true" in capsys.readouterr().out and list(results.parent.iterdir()) == []
+def test_what_takes_turns_with_no_communication_can_start(results, cli):
+    assert "communicate: true" in cli(f"train --dry-run --exposed {TWO} --name b").out
+    assert list(results.parent.iterdir()) == []
 
 
-def test_a_name_in_use_is_found_before_a_probe(results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_launches(monkeypatch)
+def test_a_name_in_use_is_found_before_a_probe(results, cli):
     RunStore(results).create("train", "static", name="runA")
-    assert main(["train", "--nproc", "2", "--name", "runA", "--probe", "auto"]) == 2
-    assert "in use" in capsys.readouterr().err
+    assert "in use" in cli("train --nproc 2 --name runA --probe auto", code=2).err
     assert len(RunStore(results).list()) == 1
 
 
@@ -150,18 +122,23 @@ def finished(store: RunStore, mode: str, *overrides: str, name: str | None = Non
     return run
 
 
-def test_the_next_step_pairs_what_differs_in_scheduling_only(tmp_path: Path) -> None:
-    store, option = RunStore(tmp_path), f" --results {tmp_path}"
+def test_the_next_step_pairs_what_differs_in_scheduling_only(tmp_path):
+    store = RunStore(tmp_path)
+
+    def named(run: Run) -> list[str]:
+        *words, option, folder = shlex.split(analysis_command(run, store))
+        assert (words[:2], option, folder) == (["dynbench", "analyze"], "--results", str(tmp_path))
+        return words[2:]
+
     static = finished(store, "static", name="runA")
-    assert analysis_command(static, store) == f"dynbench analyze runA{option}"
+    assert named(static) == ["runA"]
     dynamic = finished(store, "dynamic", name="runB")
-    assert analysis_command(dynamic, store) == f"dynbench analyze runA runB{option}"
-    assert analysis_command(static, store) == f"dynbench analyze runA runB{option}"
+    assert named(dynamic) == named(static) == ["runA", "runB"]
     longer = finished(store, "dynamic", "train.global_batch=128")
-    assert analysis_command(longer, store) == f"dynbench analyze {longer.id}{option}"
+    assert named(longer) == [longer.id]
 
 
-def test_epochs_are_printed_as_they_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_epochs_are_printed_as_they_end(capsys):
     with display(True, "starting ranks", TRAINING) as shown:
         for lines in ((), ("epoch 1",), ("epoch 1",), ("epoch 1", "epoch 2")):
             shown.on_training(Progress(1, 20, 1.0, epochs=(lines,)))
@@ -170,22 +147,19 @@ def test_epochs_are_printed_as_they_end(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
-def test_what_there_is_to_gain_comes_with_a_comparison_that_can_start(tmp_path: Path, mode: str) -> None:
+def test_what_there_is_to_gain_comes_with_a_comparison_that_can_start(tmp_path, cli, mode):
     store = RunStore(tmp_path)
     run = finished(store, mode, "launch.device=cpu", "launch.nproc=2")
-    shares: dict[str, object] = {"wait_fraction": 0.188, "padding_ratio": 3.0}
-    text = "ranks wait 18.8 % of the time, 67 % of token positions are padding"
-    assert _to_gain(run, {**shares, "waste": {"waiting": None, "padding": None}}, store) == text
-    said, _, suggested = _to_gain(run, {**shares, "waste": {"waiting": 0.188, "padding": 0.4}}, store).partition(
-        "; try "
-    )
+    unknown = {"wait_fraction": 0.188, "padding_ratio": 3.0, "waste": {"waiting": None, "padding": None}}
+    known = {**unknown, "waste": {"waiting": 0.188, "padding": 0.4}}
+    text = _to_gain(run, unknown, store)
+    assert "18.8 %" in text and "67 %" in text
+    assert _to_gain(run, {**known, "loss": {"last": float("nan")}}, store) == text
+    said, _, suggested = _to_gain(run, known, store).partition("; try ")
     assert said == f"{text}: up to 2.4 times as fast"
     assert bool(suggested) == (mode == "static")
-    assert (
-        _to_gain(run, {**shares, "loss": {"last": float("nan")}, "waste": {"waiting": 0.188, "padding": 0.4}}, store)
-        == text
-    )
-    assert not suggested or main([*shlex.split(suggested.strip("`"))[1:], "--dry-run"]) == 0
+    if suggested:
+        cli(suggested.strip("`").removeprefix("dynbench "), "--dry-run")
 
 
 def launched(arms: Sequence[tuple[Config, Naming]], store: RunStore, *, asked: Config | None, **_: object) -> list[Run]:
@@ -210,51 +184,42 @@ def store(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> RunStore:
     return store
 
 
-TINY = ("--nproc", "2", "--device", "cpu", "--global-batch", "8", "--steps", "5", "--warmup-steps", "1")
+TINY = (*TWO.split(), "--global-batch", "8", "--steps", "5", "--warmup-steps", "1")
 
 
 @pytest.mark.slow
-def test_a_run_is_drawn_at_its_end(store: RunStore, capsys: Output) -> None:
-    assert main(["train", *TINY, "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+def test_a_run_is_drawn_at_its_end(store, cli):
+    shown = cli("train --json", *TINY).json
     drawn = [Path(path) for path in shown["figures"]]
     assert {path.stem for path in drawn} >= {"timeline", "step_time", "time_breakdown"}
     assert all(path.suffix == ".png" and path.stat().st_size > 0 for path in drawn)
     assert {path.parent for path in drawn} == {Path(shown["run"]["path"]) / "figures"}
+    again = cli("analyze --json", shown["run"]["id"]).json["figures"]
+    assert sorted(again) == sorted(shown["figures"])
 
-    assert main(["analyze", shown["run"]["id"], "--json"]) == 0
-    assert sorted(json.loads(capsys.readouterr().out)["figures"]) == sorted(shown["figures"])
 
-
-def test_figures_that_cannot_be_drawn_do_not_fail_the_run(
-    store: RunStore, capsys: Output, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_that_cannot_be_drawn_do_not_fail_the_run(store, cli, monkeypatch):
     def fail(*_: object) -> None:
         raise RuntimeError("no font")
 
     monkeypatch.setattr(figures, "draw_figures", fail)
-    assert main(["train", *TINY, "--name", "a", "--json"]) == 0
-    printed = capsys.readouterr()
-    assert json.loads(printed.out)["figures"] == []
-    assert json.loads(printed.out)["summary"]["steps"] == 5
-    assert "warning: no figures: RuntimeError: no font; dynbench analyze a draws them" in printed.err
+    said = cli("train --name a --json", *TINY)
+    assert (said.json["figures"], said.json["summary"]["steps"]) == ([], 5)
+    assert "RuntimeError: no font; dynbench analyze a " in said.err
     assert store.resolve("a").status is Status.COMPLETED
 
 
-def test_a_setting_without_effect_is_said_once_and_recorded(store: RunStore, capsys: Output) -> None:
-    assert main(["train", *TINY, "--name", "a", "--no-figures", "--set", "launch.comm_model=none"]) == 0
+def test_a_setting_without_effect_is_said_once_and_recorded(store, cli):
+    said = cli("train --name a --no-figures --set launch.comm_model=none", *TINY)
     (warning,) = store.resolve("a").record().warnings
     assert warning.startswith("launch.comm_model: 'none' has no effect")
-    assert capsys.readouterr().err.count("launch.comm_model") == 1
-    unread = ("--cost-type", "attention", "--set", "schedule.replan_steps=3")
-    assert main(["train", *TINY, *unread, "--dry-run", "--json"]) == 0
-    warnings = json.loads(capsys.readouterr().out)["warnings"]
+    assert said.err.count("launch.comm_model") == 1
+    unread = "--cost-type attention --set schedule.replan_steps=3"
+    warnings = cli(f"train {unread} --dry-run --json", *TINY).json["warnings"]
     assert [line.partition(":")[0] for line in warnings] == ["schedule.cost_type", "schedule.replan_steps"]
 
 
-def test_launches_of_a_comparison_and_what_a_probe_has_read_are_not_warned_of(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launches_of_a_comparison_and_what_a_probe_has_read_are_not_warned_of(store, monkeypatch):
     monkeypatch.setattr(figures, "draw_figures", lambda *_: pytest.fail("drawn"))
     monkeypatch.setattr(training, "make_probe", lambda *_: "auto")
     settings = ["train.global_batch=8", "launch.nproc=2", "launch.device=cpu"]
@@ -265,9 +230,8 @@ def test_launches_of_a_comparison_and_what_a_probe_has_read_are_not_warned_of(
 
 
 @pytest.mark.parametrize("save", [True, False])
-def test_it_ends_with_five_lines(store: RunStore, capsys: Output, save: bool) -> None:
-    assert main(["train", *TINY, "--name", "a", "--no-figures", *(["--save-model"] if save else [])]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_it_ends_with_five_lines(store, cli, save):
+    lines = cli("train --name a --no-figures", *TINY, *["--save-model"] * save).lines
     assert [line[:10].strip() for line in lines] == ["trained", "to gain", "loss", "warnings", "where"]
     assert "static on 2 ranks" in lines[0] and "25 % of token positions are padding" in lines[1]
     assert lines[-1].endswith(f"next: dynbench {'eval' if save else 'analyze'} a")

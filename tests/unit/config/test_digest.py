@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -11,13 +9,13 @@ from dynbench.config.layers import load_config
 from dynbench.config.schema import Config, Launch, Schedule, Train, Workload, config_digest, differences, dump_config
 
 
-def test_differences_name_both_values() -> None:
+def test_differences_name_both_values():
     a, b = load_config(), load_config(None, ["train.steps=5", "schedule.mode=dynamic"])
     assert differences(a, b) == {"schedule.mode": ("static", "dynamic"), "train.steps": (100, 5)}
     assert differences(a, a) == {}
 
 
-def test_digest_ignores_the_seed_and_nothing_of_substance() -> None:
+def test_digest_ignores_the_seed_and_nothing_of_substance():
     base = config_digest(Config())
     assert config_digest(load_config(None, ["train.seed=3"])) == base
     assert config_digest(load_config(None, ["train.seed=3"]), exclude=()) != config_digest(Config(), exclude=())
@@ -51,13 +49,13 @@ configs = st.builds(
 @pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
 @given(configs)
-def test_what_is_written_loads_to_the_same(tmp_path: Path, config: Config) -> None:
+def test_what_is_written_loads_to_the_same(tmp_path, config):
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(config), encoding="utf-8", newline="")
     assert load_config(path) == config
 
 
-def test_every_field_is_described_in_words_and_in_the_schema() -> None:
+def test_every_field_is_described_in_words_and_in_the_schema():
     assert len(values.all_keys()) > 50
     for key in values.all_keys():
         info, below = values.field_of(key) or (None, None)

@@ -25,25 +25,27 @@ def wrong(folder: Path, launches: str, **flags: object) -> list[str]:
     return list(found.value.problems)
 
 
-def test_a_number_is_launches_per_arm(tmp_path: Path) -> None:
-    assert recipe(tmp_path, "4") == Launches(count=4)
-    assert recipe(tmp_path, "3") == Launches(count=3), "arms may take turns"
-    assert recipe(tmp_path, "{mode: interleaved, count: 3}") == Launches(count=3, mode="interleaved")
+OVER = {"half_width": "5%", "first": 4, "block": None, "max_time_s": 90.0}
 
 
-@pytest.mark.parametrize("text", ["3%", "0.03", "'3 %'"])
-def test_a_half_width_is_a_part_or_a_percentage(tmp_path: Path, text: str) -> None:
-    found = recipe(tmp_path, f"{{half_width: {text}}}")
-    assert found.half_width == pytest.approx(0.03) and found.planned == 8
-
-
-def test_the_command_line_goes_over_the_recipe(tmp_path: Path) -> None:
-    found = recipe(tmp_path, "{count: 4, block: 8}", half_width="5%", first=4, block=None, max_time_s=90.0)
-    assert found == Launches(count=4, block=8, half_width=0.05, first=4, max_time_s=90.0)
+@pytest.mark.parametrize(
+    ("text", "flags", "expected"),
+    [
+        ("4", {}, Launches(count=4)),
+        ("3", {}, Launches(count=3)),  # arms may take turns
+        ("{mode: interleaved, count: 3}", {}, Launches(count=3, mode="interleaved")),
+        *((f"{{half_width: {text}}}", {}, Launches(half_width=0.03)) for text in ("3%", "0.03", "'3 %'")),
+        ("{count: 4, block: 8}", OVER, Launches(count=4, block=8, half_width=0.05, first=4, max_time_s=90.0)),
+    ],
+)
+def test_launches_are_a_number_or_a_section_under_the_command_line(tmp_path, text, flags, expected):
+    found = recipe(tmp_path, text, **flags)
+    assert found == expected
+    assert expected.half_width != 0.03 or found.planned == 8
 
 
 @pytest.mark.parametrize("text", ["4", "{count: 4, mode: apart}", "{half_width: 3%, first: 6, max_launches: 20}"])
-def test_a_resolved_recipe_loads_back(tmp_path: Path, text: str) -> None:
+def test_a_resolved_recipe_loads_back(tmp_path, text):
     path, arm = tmp_path / "r.yaml", "  - {name: c, set: {launch.slowdown: {1: 2.0}, train.steps: 7}}\n"
     path.write_text(f"{ARMS}{arm}launches: {text}\n", encoding="utf-8")
     first = load_recipe(path)
@@ -68,6 +70,6 @@ def test_a_resolved_recipe_loads_back(tmp_path: Path, text: str) -> None:
         ("four", {}, "launches: 'four' is not allowed"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, flags: dict[str, object], said: str) -> None:
+def test_what_is_wrong_is_named(tmp_path, text, flags, said):
     (line,) = wrong(tmp_path, text, **flags)
     assert line.partition(": ")[2].startswith(said) or line.startswith(said), line

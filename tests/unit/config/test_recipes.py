@@ -38,30 +38,28 @@ def problems(tmp_path: Path, text: str, **options: object) -> list[str]:
     return [problem.removeprefix(f"{tmp_path}/mine.yaml:") for problem in caught.value.problems]
 
 
-def test_every_file_of_the_folder_is_a_recipe_and_none_is_forgotten() -> None:
+def test_every_file_of_the_folder_is_a_recipe_and_none_is_forgotten():
     files = {path.name for path in recipes_dir().glob("*") if path.is_file()}
     assert len(SHIPPED) > 15
     assert files == {*(f"{name}.yaml" for name in SHIPPED), "multinode.slurm", "length_regression.py"}
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_recipes_load_and_open_with_goal_command_time_and_expectation(name: str) -> None:
+def test_shipped_recipes_load_and_open_with_goal_command_time_and_expectation(name):
     path = find_recipe(name)
 
     recipe = load_recipe(path)
 
-    header = "".join(line for line in path.read_text(encoding="utf-8").splitlines(True) if line.startswith("#"))
-    assert header.startswith("# Goal: ")
-    assert f"#     dynbench compare recipes/{name}.yaml" in header
-    assert "\n# Time: " in header
-    assert "\n# Expect: " in header
+    header = path.read_text(encoding="utf-8").partition("\ndescription:")[0]
+    told = ("\n# Time: ", "\n# Expect: ", f"#     dynbench compare recipes/{name}.yaml")
+    assert header.startswith("# Goal: ") and all(part in header for part in told)
     assert recipe.launches.count % 2 == 0
     assert recipe.baseline in recipe.arms
     for config in recipe.arms.values():
         assert whole_window_steps(config) == {}
 
 
-def test_cells_lie_between_settings_and_arms_and_keep_their_lines(tmp_path: Path) -> None:
+def test_cells_lie_between_settings_and_arms_and_keep_their_lines(tmp_path):
     cells = "cells:\n  - {train.steps: 6, train.seed: 1}\n  - {launch.slowdown: {0: 3.0}, train.steps: 8}\n"
     first, second = load_cells(written(tmp_path, GOOD + cells), flags={"train.seed": 9})
     assert [recipe.arms["static"].train.steps for recipe in (first, second)] == [6, 8]
@@ -74,13 +72,9 @@ def test_cells_lie_between_settings_and_arms_and_keep_their_lines(tmp_path: Path
     assert problems(tmp_path, GOOD + "cells:\n  - {train.stepz: 6}\n")[0].startswith("10: train.stepz: unknown key.")
 
 
-def test_command_line_over_arm_over_settings_over_defaults(tmp_path: Path) -> None:
-    path = written(tmp_path, GOOD)
-
-    recipe = load_cells(
-        path, ["train.seed=5"], {"train.global_batch": "32", "train.steps": None}, launches={"count": 2}
-    )[0]
-
+def test_command_line_over_arm_over_settings_over_defaults(tmp_path):
+    flags = {"train.global_batch": "32", "train.steps": None}
+    (recipe,) = load_cells(written(tmp_path, GOOD), ["train.seed=5"], flags, launches={"count": 2})
     config = recipe.arms["partition"]
     assert (config.train.steps, config.train.seed, config.train.global_batch) == (4, 5, 32)
     assert (config.schedule.mode, config.launch.slowdown) == ("dynamic", {1: 2.0})
@@ -88,17 +82,15 @@ def test_command_line_over_arm_over_settings_over_defaults(tmp_path: Path) -> No
     assert recipe.arms["static"].schedule.mode == "static"
 
 
-def test_all_mistakes_are_reported_at_once_with_their_lines(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once_with_their_lines(tmp_path):
     text = GOOD.replace("steps", "stepz").replace("schedule.mode", "schedule.mood")
     text = text.replace("launches: 4", "launches: {count: 3, mode: apart}")
 
     found = problems(tmp_path, text + "baseline: statik\n")
 
-    assert [line.partition(":")[0] for line in found] == ["9", "8", "3", "7"]
-    assert "Did you mean 'static'?" in found[0]
-    assert "even" in found[1]
-    assert "Did you mean 'steps'?" in found[2]
-    assert "Did you mean 'mode'?" in found[3]
+    said = {"9": "Did you mean 'static'?", "8": "even", "3": "Did you mean 'steps'?", "7": "Did you mean 'mode'?"}
+    assert [line.partition(":")[0] for line in found] == list(said)
+    assert all(word in line for word, line in zip(said.values(), found, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -106,26 +98,20 @@ def test_all_mistakes_are_reported_at_once_with_their_lines(tmp_path: Path) -> N
     [
         ("description: two arms\n", "", r"description: must be given"),
         ("launches: 4", "launchez: 4", r"^8: launchez: unknown key. Did you mean 'launches'\? Allowed: description"),
-        ("name: partition", "name: Partition!", r"^6: arms.1.name: 'Partition!' is not allowed; use lower-case"),
         ("name: partition", "nmae: partition", r"^6: arms.1.nmae: unknown key. Did you mean 'name'\?"),
         ("name: partition", "name: static", r"^6: arms.1.name: 'static' is the name of an earlier arm"),
-        (
-            "launches: 4",
-            "launches: two",
-            r"^8: launches: 'two' is not allowed: .*give launches per arm, or count, ",
-        ),
         ("launches: 4", "launches: 4\norder: abab", r"^9: order: 'abab' is not allowed"),
         ("  - name: static\n", "", r"^4: arms: 1 given; a comparison needs two or more"),
         ("settings:", "settings: 3\nsettingz:", r"^2: settings: 3 is not allowed: input should be a valid dictionary"),
     ],
 )
-def test_one_mistake(tmp_path: Path, old: str, new: str, pattern: str) -> None:
+def test_one_mistake(tmp_path, old, new, pattern):
     found = problems(tmp_path, GOOD.replace(old, new))
 
     assert any(re.search(pattern, line) for line in found), found
 
 
-def test_recipes_are_found_by_path_and_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_are_found_by_path_and_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path, GOOD)
 

@@ -44,26 +44,14 @@ UNREAD = "is not read by dataset 'embedded'; set workload.dataset to tsv, jsonl,
         ("schedule: {exchange: gather}", None, "schedule.exchange: 'gather' is for policy prefix, not 'static'"),
         ("schedule: {policy: prefix, mode: dynamic, speeds: auto, exchange: gather}", None, "schedule.speeds: 'auto'"),
         ("schedule: {cost_type: measured}", None, "schedule.cost_type: 'measured' has no coefficients"),
-        (
-            "schedule: {policy: prefix, exchange: gather}\nlaunch: {launcher: virtual}",
-            None,
-            "schedule.exchange: 'gather' n",
-        ),
+        ("schedule: {policy: prefix, exchange: gather}\nlaunch: {launcher: virtual}", None, "schedule.exchange: "),
         ("sync: {communicate: false}\nlaunch: {launcher: virtual}", None, "sync.communicate: 'false' needs real ranks"),
         ("compress: {name: topk}\nlaunch: {launcher: virtual}", None, "compress.name: 'topk' needs real ranks"),
-        (
-            "compress: {gather: int8}",
-            None,
-            "compress.gather: 'int8', but under sync.name 'ddp' no parameters are gathered",
-        ),
+        ("compress: {gather: int8}", None, "compress.gather: 'int8', but under sync.name 'ddp' no parameters are"),
         ("schedule: {cost_coefficients: [0.0, 0.0, 0.0]}", None, "schedule.cost_coefficients: [0.0, 0.0, 0.0] costs"),
         ("launch: {launcher: virtual, nnodes: 2, rdzv_endpoint: h:1}", None, "launch.nnodes: 2 nodes cannot share"),
         ("launch: {nnodes: 2}", None, "launch.rdzv_endpoint: null, but 2 nodes"),
-        (
-            "launch: {nnodes: 2, rdzv_endpoint: h:1}\nprobe: {run: auto}",
-            None,
-            "probe.run: auto, but each of several nodes",
-        ),
+        ("launch: {nnodes: 2, rdzv_endpoint: h:1}\nprobe: {run: auto}", None, "probe.run: auto, but each of several"),
         ("train: {memory_parts: true}\nlaunch: {launcher: virtual}", None, "train.memory_parts: true, but one process"),
         ("train: {memory_parts: true, warmup_steps: 0}", None, "train.memory_parts: true, but there is no warm-up to"),
         ("launch: {node_rank: 1}", None, "launch.node_rank: 1 is not below launch.nnodes 1"),
@@ -71,14 +59,12 @@ UNREAD = "is not read by dataset 'embedded'; set workload.dataset to tsv, jsonl,
         ("probe: {memory_limit: much}", None, "probe.memory_limit: 'much' is not a size"),
     ],
 )
-def test_each_rule_names_its_key(text: str, world_size: int | None, expected: str) -> None:
-    found = check_rules(config_of(text), world_size)
-    assert len(found) == 1
-    assert found[0].startswith(expected)
-    assert "\n" not in found[0]
+def test_each_rule_names_its_key(text, world_size, expected):
+    (found,) = check_rules(config_of(text), world_size)
+    assert found.startswith(expected) and "\n" not in found
 
 
-def test_the_nearest_batch_offered_works() -> None:
+def test_the_nearest_batch_offered_works():
     configs = {batch: config_of(f"train: {{global_batch: {batch}}}") for batch in range(1, 48)}
     for batch, world_size in product(range(1, 40), range(1, 9)):
         found = check_rules(configs[batch], world_size)
@@ -86,23 +72,20 @@ def test_the_nearest_batch_offered_works() -> None:
         for problem in found:
             offered = [int(n) for n in re.findall(r"\d+", problem.partition("nearest that works: ")[2])]
             assert offered
-            for value in offered:
-                assert check_rules(configs[value], world_size) == []
-                assert abs(value - batch) <= world_size
+            assert all(check_rules(configs[value], world_size) == [] for value in offered)
+            assert all(abs(value - batch) <= world_size for value in offered)
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 7])
-@pytest.mark.parametrize("buffer", [1, 5, 9, 30])
-def test_the_nearest_buffer_offered_is_the_least_that_works(world_size: int, buffer: int) -> None:
-    def text(k: int) -> str:
-        return f"schedule: {{mode: dynamic, policy: prefix, buffer: {k}}}"
+def test_the_nearest_buffer_offered_is_the_least_that_works():
+    for world_size, buffer in product((2, 3, 7), (1, 5, 9, 30)):
 
-    found = check_rules(config_of(text(buffer)), world_size)
-    assert bool(found) == (world_size * buffer < 64)
-    for problem in found:
-        least = int(problem.partition("nearest that works: ")[2])
-        assert check_rules(config_of(text(least)), world_size) == []
-        assert check_rules(config_of(text(least - 1)), world_size) != []
+        def found(k: int, ranks: int = world_size) -> list[str]:
+            return check_rules(config_of(f"schedule: {{mode: dynamic, policy: prefix, buffer: {k}}}"), ranks)
+
+        assert bool(found(buffer)) == (world_size * buffer < 64)
+        for problem in found(buffer):
+            least = int(problem.partition("nearest that works: ")[2])
+            assert found(least) == [] and found(least - 1) != []
 
 
 @pytest.mark.parametrize(
@@ -112,7 +95,7 @@ def test_the_nearest_buffer_offered_is_the_least_that_works(world_size: int, buf
         ("policy: window", "schedule.window: 1 global batch", "policy: window, window: 2"),
     ],
 )
-def test_what_leaves_no_choice_warns(text: str, said: str, mended: str) -> None:
+def test_what_leaves_no_choice_warns(text, said, mended):
     (warning,) = rule_warnings(config_of(f"schedule: {{{text}}}"), 2)
     assert warning.startswith(said)
     assert rule_warnings(config_of(f"schedule: {{{mended}}}"), 2) == []
@@ -131,7 +114,7 @@ def test_what_leaves_no_choice_warns(text: str, said: str, mended: str) -> None:
         ("warmup_steps: 30, steps: 26, epochs: 2", {"train.warmup_steps": 36}),
     ],
 )
-def test_steps_that_split_a_window_warn_and_say_what_to_set(train: str, wanted: dict[str, int]) -> None:
+def test_steps_that_split_a_window_warn_and_say_what_to_set(train, wanted):
     config = config_of(f"schedule: {{policy: window, window: 8}}\ntrain: {{{train}}}")
     assert whole_window_steps(config) == wanted
     warnings = rule_warnings(config, 2, ())
@@ -147,9 +130,7 @@ def test_steps_that_split_a_window_warn_and_say_what_to_set(train: str, wanted: 
     ("every", "steps", "warmup", "met"),
     [(500, 7, 5, 0), (8, 20, 5, 3), (8, 12, 5, 2), (8, 100, 5, None), (8, 24, 5, None), (1, 7, 3, None)],
 )
-def test_measured_steps_without_their_share_of_averagings_warn(
-    sync: str, every: int, steps: int, warmup: int, met: int | None
-) -> None:
+def test_measured_steps_without_their_share_of_averagings_warn(sync, every, steps, warmup, met):
     text = f"sync.name={sync} sync.inner_steps={every} train.steps={steps} train.warmup_steps={warmup}"
     settings = text.split()
     found = [text for text in rule_warnings(load_config(None, settings), 2, ()) if text.startswith("sync.inner_steps")]
@@ -159,7 +140,7 @@ def test_measured_steps_without_their_share_of_averagings_warn(
 
 
 @pytest.mark.parametrize(("inner", "overlap", "refused"), [(4, 3, False), (4, 4, True), (1, 0, False), (1, 1, True)])
-def test_a_part_does_not_meet_anew_before_it_has_met(inner: int, overlap: int, refused: bool) -> None:
+def test_a_part_does_not_meet_anew_before_it_has_met(inner, overlap, refused):
     found = check_rules(config_of(f"sync: {{name: diloco, inner_steps: {inner}, overlap_steps: {overlap}}}"), 2)
     assert [problem.startswith("sync.overlap_steps: ") for problem in found] == [True] * refused
 
@@ -167,7 +148,7 @@ def test_a_part_does_not_meet_anew_before_it_has_met(inner: int, overlap: int, r
 @pytest.mark.parametrize(
     "name", [name for name, entry in COMPRESSORS.items() if entry.reads("contractive") and "+" not in name]
 )
-def test_unbiased_forms_are_refused_with_error_feedback(name: str) -> None:
+def test_unbiased_forms_are_refused_with_error_feedback(name):
     section = f"name: {name}, error_feedback: true"
     (problem,) = check_rules(config_of(f"compress: {{{section}}}"), 2)
     assert problem.startswith(f"compress.error_feedback: true diverges with the unbiased form of {name}")
@@ -179,7 +160,7 @@ def test_unbiased_forms_are_refused_with_error_feedback(name: str) -> None:
 @pytest.mark.parametrize(
     ("bits", "ranks", "other"), [(4, 4, "num_bits to 8"), (4, 64, "fp8 or qsgd"), (8, 64, "fp8 or qsgd")]
 )
-def test_integers_need_levels_for_every_rank(bits: int, ranks: int, other: str) -> None:
+def test_integers_need_levels_for_every_rank(bits, ranks, other):
     config = config_of(f"compress: {{name: int8, num_bits: {bits}}}")
     (problem,) = check_rules(config, ranks)
     assert problem.startswith(f"compress.num_bits: {bits} bits have less than 2 levels for each of {ranks} ranks")
@@ -187,7 +168,7 @@ def test_integers_need_levels_for_every_rank(bits: int, ranks: int, other: str) 
     assert check_rules(config, 2) == []
 
 
-def test_world_size_is_known_only_where_the_configuration_says_it() -> None:
+def test_world_size_is_known_only_where_the_configuration_says_it():
     assert known_world_size(Config()) is None
     assert known_world_size(config_of("launch: {launcher: virtual}")) == 4
     assert known_world_size(config_of("launch: {launcher: virtual, world_size: 6}")) == 6
@@ -205,28 +186,16 @@ def problems(*given: str) -> tuple[str, ...]:
 NUMBERS = ("bucket_mb", "inner_steps", "fragments", "outer_rate")
 
 
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [(name, each) for name, entry in STRATEGIES.items() for each in NUMBERS if entry.reads(each)],
-)
+@pytest.mark.parametrize("option", NUMBERS)
 @pytest.mark.parametrize("value", ["0", "-1", ".nan", "many", "[1]", "null"])
-def test_sizes_and_numbers_are_above_zero(name: str, option: str, value: str) -> None:
+def test_sizes_and_numbers_are_above_zero(option, value):
+    name = next(name for name, entry in STRATEGIES.items() if entry.reads(option))
     (line,) = problems(f"sync.name={name}", f"sync.{option}={value}")
     assert line.startswith(f"--set sync.{option}: ") and "\n" not in line
 
 
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if STRATEGIES[name].servers])
-def test_servers_need_a_rank_that_trains(name: str) -> None:
-    config, servers = load_config(None, [f"sync.name={name}"]), STRATEGIES[name].servers
-    for ranks in range(1, servers + 1):
-        (problem,) = check_rules(config, ranks)
-        assert problem.startswith(f"sync.name: '{name}' has {servers} of {ranks} ranks serve")
-        assert problem.endswith(f"least number of ranks that works: {servers + 1}")
-    assert check_rules(config, servers + 1) == []
-
-
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if not STRATEGIES[name].virtual])
-def test_virtual_ranks_play_no_strategy_that_sends(name: str) -> None:
+def test_virtual_ranks_play_no_strategy_that_sends(name):
     (line,) = problems(f"sync.name={name}", "launch.launcher=virtual")
     assert f"sync.name: '{name}' needs real ranks" in line
     assert "set it to ddp" in line
@@ -235,7 +204,7 @@ def test_virtual_ranks_play_no_strategy_that_sends(name: str) -> None:
 IMAGES = "workload.name=image_classification"
 
 
-def test_data_sets_of_another_kind_are_refused_by_name() -> None:
+def test_data_sets_of_another_kind_are_refused_by_name():
     for workload, dataset in product(WORKLOADS, DATASETS):
         path = ("workload.data_path=x",) if DATASETS[dataset].of_files else ()
         said = problems(f"workload.name={workload}", f"workload.dataset={dataset}", *path)
@@ -244,7 +213,7 @@ def test_data_sets_of_another_kind_are_refused_by_name() -> None:
         assert all("embedded" in line and repr(dataset) in line for line in refused)
 
 
-def test_policies_that_live_on_lengths_are_refused_where_there_are_none() -> None:
+def test_policies_that_live_on_lengths_are_refused_where_there_are_none():
     for workload, policy in product(WORKLOADS, (name for name, entry in POLICIES.items() if entry.in_train)):
         more = ("schedule.window=4",) if policy == "window" else ()
         said = problems(f"workload.name={workload}", f"schedule.policy={policy}", *more)
@@ -261,13 +230,13 @@ def test_policies_that_live_on_lengths_are_refused_where_there_are_none() -> Non
         (("schedule.policy=prefix", "schedule.exchange=gather"), "with schedule.exchange 'gather'"),
     ],
 )
-def test_images_are_not_decoded_in_the_time_of_others(given: tuple[str, ...], said: str) -> None:
+def test_images_are_not_decoded_in_the_time_of_others(given, said):
     assert not [line for line in problems(IMAGES, *given) if "workers" in line]
     (line,) = problems(IMAGES, "workload.workers=2", *given)
     assert line.startswith("--set workload.workers: 2") and said in line
 
 
-def test_batch_normalisation_is_warned_of_where_counts_may_differ() -> None:
+def test_batch_normalisation_is_warned_of_where_counts_may_differ():
     (line,) = image_warnings(load_config(None, [IMAGES, "schedule.policy=partition"]))
     assert line.startswith("schedule.policy: under 'partition'") and "are not compared" in line
     for given in ([IMAGES], ["workload.name=mlp", "schedule.policy=partition"], ["schedule.policy=partition"]):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,8 @@ TOYS = Path(__file__).parents[2] / "toy_plugins.py"
 WRONG = ("schedule.policy=turnd", "schedule.turns=0", "sync.name=one_by_on", "compress.digits=x", "workload.words=3")
 NEAREST = ("Did you mean 'turned'?", "Did you mean 'one_by_one'?")
 UNREAD = ("schedule.turns=2", "sync.divide_late=true", "workload.words=50", "workload.note=kept")
-
 CHOSEN = ("schedule.policy=turned", "sync.name=one_by_one", "workload.dataset=few_words", "workload.name=noted")
 TAKEN = "from dynbench.plugins import *\nregister(PolicyEntry('static', '', 'mine:A'))"
-
-
 OWN = """
 from dynbench.plugins import *
 class Extra(Section):
@@ -40,11 +36,9 @@ class Extra(Section):
     other: int = 2
     '''Read by own.'''
 register(PolicyEntry('own', '', 'parts:Own', Extra))
-register(PolicyEntry('lacking', '', 'parts:Lacking'))
-register(PolicyEntry('unlike', '', 'parts:Unlike'))
-register(PolicyEntry('raising', '', 'parts:Raising'))
+for name in ('lacking', 'unlike', 'raising', 'gone'):
+    register(PolicyEntry(name, '', f'parts:{name.title()}'))
 register(PolicyEntry('broken', '', 'broken:Own'))
-register(PolicyEntry('gone', '', 'parts:Gone'))
 register(WorkloadEntry('means', '', 'parts:Means'))
 register(WorkloadEntry('empty', '', 'parts:Unlike'))
 """
@@ -91,24 +85,20 @@ class Halved(Compressor):
     def mean(self, channel, flat, segments): pass
 class Task(Workload):
     def __init__(self, config: Config): pass
+class Timed(Benchmark):
+    headers: ClassVar = {}
+    def cases(self): return []
+    def measure(self, case, context): pass
 def no_samples(settings): return Splits(None)
 register(PolicyEntry("mine", "", Turned, Turns))
 register(StrategyEntry("mine", "", Late))
 register(CompressorEntry("mine", "", Halved))
 register(WorkloadEntry("mine", "", Task))
 register(DatasetEntry("mine", "", no_samples))
+register(BenchmarkEntry("mine", "", Timed, Turns))
 """
 BASES = ("sync.base", "compress.base", "schedule.policy", "workloads.base", "workloads.datasets.base", "bench.base")
 """Modules with what plug-ins are made of."""
-DIGESTS = """
-from dynbench.config.layers import load_config
-from dynbench.config.schema import config_digest, dump_config
-from dynbench.plugins.outside import digests
-for given in ([], ['schedule.policy=window', 'schedule.window=8'], {more}):
-    config = load_config(None, given)
-    print(config_digest(config), *(key for key in ('extra', 'other') if key in dump_config(config)))
-print(*digests().values())
-"""
 
 
 class Window(Section):
@@ -128,30 +118,17 @@ def registry() -> Iterator[Registry[PolicyEntry]]:
     yield Registry("policy", "schedule.policy", [PolicyEntry("window", "", "there:Window", WindowOptions)])
 
 
-def run(folder: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Python in a process of its own, where plug-ins are loaded anew."""
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, env={**os.environ, **variables}
-    )
+def answers(folder: Path, *asked: tuple[str, list[Any], dict[str, str]]) -> list[Any]:
+    """What programs of `programs.py` return, each with its arguments and environment, in a folder."""
+    line = [sys.executable, str(Path(__file__).with_name("programs.py"))]
+    done = subprocess.run(line, input=json.dumps(asked), capture_output=True, text=True, cwd=folder, check=True)
+    assert "Traceback" not in done.stderr and "dynbench-bug" not in done.stderr, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == len(asked), done.stderr
+    return found
 
 
-def commands(folder: Path, *lines: Sequence[str], **variables: str) -> list[tuple[int, dict[str, Any]]]:
-    """Exit code and JSON object of several commands of one process."""
-    words = [["dynbench", *line, "--json", "--results", str(folder)] for line in lines]
-    code = f"""
-import contextlib, io, json
-from dynbench.cli.main import main
-for words in {words!r}:
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        code = main(words[1:])
-    print(json.dumps([code, json.loads(said.getvalue())]))
-"""
-    done = run(folder, code, **variables)
-    assert done.returncode == 0 and "dynbench-bug" not in done.stderr, done.stderr
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
-
-
-def test_a_section_has_common_settings_with_the_options_behind_the_choice() -> None:
+def test_a_section_has_common_settings_with_the_options_behind_the_choice():
     fields = list(Schedule.model_fields)
     assert fields[:3] == ["mode", "policy", "window"]
     assert list(POLICIES.options()) == fields[2 : fields.index("cost_type")]
@@ -160,7 +137,7 @@ def test_a_section_has_common_settings_with_the_options_behind_the_choice() -> N
     assert Config().schedule.window_size == 1
 
 
-def test_plugins_share_an_option_that_they_inherit(registry: Registry[PolicyEntry]) -> None:
+def test_plugins_share_an_option_that_they_inherit(registry):
     registry.add(PolicyEntry("wider", "", "there:Wider", More))
     assert registry.readers("window") == ["window", "wider"]
     assert list(registry.options()) == ["window", "more"]
@@ -175,12 +152,12 @@ def test_plugins_share_an_option_that_they_inherit(registry: Registry[PolicyEntr
         (PolicyEntry("other", "", "there:Other", Bare), "policy 'other': option turns has no default"),
     ],
 )
-def test_what_is_refused(registry: Registry[PolicyEntry], entry: PolicyEntry, says: str) -> None:
+def test_what_is_refused(registry, entry, says):
     with pytest.raises(UsageError, match=says):
         registry.add(entry)
 
 
-def test_an_option_is_no_setting_of_the_section(registry: Registry[PolicyEntry]) -> None:
+def test_an_option_is_no_setting_of_the_section(registry):
     with pytest.raises(UsageError, match="option window is a setting of schedule already"):
 
         @with_options(policy=registry)
@@ -189,13 +166,13 @@ def test_an_option_is_no_setting_of_the_section(registry: Registry[PolicyEntry])
             window: int = 1
 
 
-def test_what_comes_too_late_is_refused() -> None:
+def test_what_comes_too_late_is_refused():
     with pytest.raises(UsageError, match="registered after the configuration was first read"):
         plugins.register(PolicyEntry("late", "", "there:Late"))
 
 
 @pytest.mark.parametrize("key", ["schedule.policy", "sync.name", "compress.name", "workload.name", "workload.dataset"])
-def test_an_unknown_name_is_reported_with_what_may_be_meant(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_name_is_reported_with_what_may_be_meant(key, monkeypatch):
     registry = next(registry for _, registry in KINDS.values() if registry.key == key)
     near = max(registry, key=len)
 
@@ -213,106 +190,63 @@ def test_an_unknown_name_is_reported_with_what_may_be_meant(key: str, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("file", "words", "says"),
-    [
-        (None, [word for text in WRONG for word in ("--set", text)], [*(t.partition("=")[0] for t in WRONG), *NEAREST]),
-        ("import nothing_there", [], ["DYNBENCH_PLUGINS: mine.py:1: ModuleNotFoundError"]),
-        ("x = (", [], ["DYNBENCH_PLUGINS: mine.py:1: SyntaxError"]),
-        (TAKEN, [], ["DYNBENCH_PLUGINS: mine.py:2: policy 'static': the name is taken"]),
-    ],
-)
-def test_mistakes_are_one_error(tmp_path: Path, file: str | None, words: list[str], says: list[str]) -> None:
-    (tmp_path / "mine.py").write_text(file or "", encoding="utf-8")
-    plugin = str(TOYS) if file is None else "mine.py"
-    ((code, said),) = commands(tmp_path, ["train", "--dry-run", *words], DYNBENCH_PLUGINS=plugin)
-    assert code == 2 and [part for part in says if part not in said["error"]["message"]] == []
+def test_mistakes_are_one_error(tmp_path):
+    says = {
+        "import nothing_there": ["DYNBENCH_PLUGINS: 0.py:1: ModuleNotFoundError"],
+        "x = (": ["DYNBENCH_PLUGINS: 1.py:1: SyntaxError"],
+        TAKEN: ["DYNBENCH_PLUGINS: 2.py:2: policy 'static': the name is taken"],
+        TOYS.read_text(encoding="utf-8"): [*(text.partition("=")[0] for text in WRONG), *NEAREST],
+    }
+    for number, text in enumerate(says):
+        (tmp_path / f"{number}.py").write_text(text, encoding="utf-8")
+    words = ["train", "--dry-run", *(word for text in WRONG for word in ("--set", text))]
+    asked = [("command", words, {"DYNBENCH_PLUGINS": f"{number}.py"}) for number in range(len(says))]
+    for parts, (code, said) in zip(says.values(), answers(tmp_path, *asked), strict=True):
+        assert code == 2 and [part for part in parts if part not in said["error"]["message"]] == []
 
 
 @pytest.mark.slow
-def test_what_the_chosen_plugins_do_not_read_is_named_and_nothing_heavy_is_imported(tmp_path: Path) -> None:
-    code = (
-        "import json, sys\n"
-        "from dynbench.config.layers import load_config\n"
-        "from dynbench.config.unread import Use, unread\n"
-        "def lines(*texts):\n"
-        "    config = load_config(None, texts)\n"
-        "    return [line.partition(':')[0] for line in unread('train', [Use(config, config, 2)])]\n"
-        f"given = ('launch.launcher=torchrun', 'launch.nproc=2', *{UNREAD!r})\n"
-        f"print(json.dumps([lines(*given), lines(*given, *{CHOSEN!r})]))\n"
-        "print([name for name in ('torch', 'numpy', 'transformers', 'toy_classes') if name in sys.modules])"
-    )
-    done = run(tmp_path, code, DYNBENCH_PLUGINS=str(TOYS))
-    assert done.returncode == 0, done.stderr
-    warned, heavy = done.stdout.splitlines()
-    without, with_them = json.loads(warned)
+def test_what_the_chosen_plugins_do_not_read_is_named_and_nothing_heavy_is_imported(tmp_path):
+    toys = {"DYNBENCH_PLUGINS": str(TOYS)}
+    ((without, with_them, heavy),) = answers(tmp_path, ("unread_settings", [UNREAD, CHOSEN], toys))
     assert sorted(without) == sorted(text.partition("=")[0] for text in UNREAD)
-    assert with_them == []
-    assert heavy == "[]"
+    assert (with_them, heavy) == ([], [])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["", "\n".join(f"import dynbench.{name}" for name in BASES)])
-def test_a_class_stands_in_the_file_that_registers_it(tmp_path: Path, first: str) -> None:
+def test_a_class_stands_in_the_file_that_registers_it(tmp_path):
     (tmp_path / "mine.py").write_text(ONE_FILE, encoding="utf-8")
-    code = f"""
-{first}
-import sys
-assert "dynbench.config.schema" not in sys.modules
-from dynbench.cli.plugins import plugins
-plugins(["--json"], standalone_mode=False)
-from dynbench.plugins import KINDS, STRATEGIES
-assert all(registry["mine"].load() for _, registry in KINDS.values() if registry.key)
-assert STRATEGIES["mine"].load()(None, object()).settings.name == "ddp"
-"""
-    done = run(tmp_path, code, DYNBENCH_PLUGINS="mine.py")
-    assert done.returncode == 0, done.stderr
-    mine = {line["kind"]: line["options"] for line in json.loads(done.stdout)["plugins"] if line["name"] == "mine"}
-    assert list(mine) == ["policies", "strategies", "compressors", "workloads", "datasets"]
-    assert [option["default"] for option in mine["policies"]] == [[1, 2]]
+    mine = {"DYNBENCH_PLUGINS": "mine.py"}
+    for found in answers(tmp_path, ("classes_beside", [], mine), ("classes_beside", list(BASES), mine)):
+        options = {line["kind"]: line["options"] for line in found}
+        assert list(options) == ["policies", "strategies", "compressors", "workloads", "datasets", "benchmarks"]
+        assert [each["default"] for kind in ("policies", "benchmarks") for each in options[kind]] == [[1, 2]] * 2
 
 
-@pytest.mark.slow
-def test_every_toy_is_listed_and_its_benchmark_is_called_with_its_options(tmp_path: Path) -> None:
-    code = (
-        "from dynbench.plugins import BENCHMARKS, KINDS\n"
-        "entry = BENCHMARKS.find('nothing')\n"
-        "bench = entry.load()(entry.options(rounds=5))\n"
-        "print(bench.options.rounds, *(list(registry)[-1] for _, registry in KINDS.values()))"
-    )
-    done = run(tmp_path, code, DYNBENCH_PLUGINS=str(TOYS))
-    assert done.stdout.split() == ["5", "turned", "one_by_one", "rounded", "noted", "few_words", "nothing"], done.stderr
-    assert len(KINDS) == 6
-
-
-def own_files(folder: Path) -> str:
+@pytest.fixture
+def own(tmp_path: Path) -> dict[str, str]:
     """A file of plug-ins in a folder with a space in its name, with the module of their classes beside it."""
-    home = folder / "my own"
+    home = tmp_path / "my own"
     home.mkdir()
     for name, text in (("mine", OWN), ("parts", PARTS), ("broken", "raise RuntimeError('at import')")):
         (home / f"{name}.py").write_text(text, encoding="utf-8")
-    return str(home / "mine.py")
+    return {"DYNBENCH_PLUGINS": str(home / "mine.py")}
 
 
 @pytest.mark.slow
-def test_digests_of_runs_that_use_no_plugin_are_those_without_it(tmp_path: Path) -> None:
-    without = run(tmp_path, DIGESTS.format(more=[])).stdout.splitlines()
-    assert without[0] == without[2] != without[1]
-    file = own_files(tmp_path)
+def test_digests_of_runs_that_use_no_plugin_are_those_without_it(tmp_path, own):
+    window = ["schedule.policy=window", "schedule.window=8"]
+    asked = [("configured", given, there) for there in ({}, own) for given in ([], window)]
+    chosen = [("configured", [given], own) for given in ("schedule.policy=own", "schedule.extra=3")]
+    default, windowed, *unused, by_policy, by_option = answers(tmp_path, *asked, *chosen)
+    assert default[0] != windowed[0]
+    assert [each[:2] for each in unused] == [default[:2], windowed[:2]]
+    assert (by_policy[1], by_option[1]) == (["extra", "other"], ["extra"])
 
-    def lines(*given: str) -> list[str]:
-        done = run(tmp_path, DIGESTS.format(more=list(given)), DYNBENCH_PLUGINS=file)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
-
-    *unused, chosen, before = lines("schedule.policy=own")
-    assert unused == without[:2]
-    assert chosen.split()[1:] == ["extra", "other"]
-    assert lines("schedule.extra=3")[2].split()[1:] == ["extra"]
-
-    parts = Path(file).with_name("parts.py")
+    parts = tmp_path / "my own" / "parts.py"
     parts.write_text(parts.read_text(encoding="utf-8") + "\n", encoding="utf-8")
-    assert lines()[-1] != before
+    ((*_, now),) = answers(tmp_path, ("configured", [], own))
+    assert now != by_policy[2]
 
 
 MISTAKES = {
@@ -325,56 +259,41 @@ MISTAKES = {
 
 
 @pytest.mark.slow
-def test_mistakes_in_a_plugins_class_are_no_bug_of_dynbench(tmp_path: Path) -> None:
-    few = ("--steps", "1", "--world-size", "2", "--no-figures")
-    lines = [("solve", "--policy", policy, *few) for policy in MISTAKES]
-    for said, (code, found) in zip(
-        MISTAKES.values(), commands(tmp_path, *lines, DYNBENCH_PLUGINS=own_files(tmp_path)), strict=True
-    ):
+def test_mistakes_in_a_plugins_class_are_no_bug_of_dynbench(tmp_path, own):
+    few = ["--steps", "1", "--world-size", "2", "--no-figures"]
+    solves = [("command", ["solve", "--policy", policy, *few], own) for policy in MISTAKES]
+    workloads = [("refusal", [name], own) for name in ("means", "empty")]
+    *solved, means, empty = answers(tmp_path, *solves, *workloads)
+    for said, (code, found) in zip(MISTAKES.values(), solved, strict=True):
         assert code == 2 and said in found["error"]["message"]
         assert "This is a bug" not in found["error"]["hint"]
-
-
-@pytest.mark.slow
-def test_a_registered_workload_is_checked_as_a_class_of_ones_own(tmp_path: Path) -> None:
-    code = """
-from dynbench.config.layers import load_config
-from dynbench.errors import DynbenchError
-from dynbench.workloads.registry import build_workload
-for name in ('means', 'empty'):
-    try:
-        build_workload(load_config(None, [f'workload.name={name}', 'workload.subset=64'])).build_model(0)
-        print('taken')
-    except DynbenchError as error:
-        print(error.message)
-"""
-    done = run(tmp_path, code, DYNBENCH_PLUGINS=own_files(tmp_path))
-    means, empty = done.stdout.splitlines()
-    assert "means: loss is" in means and "for each alone" in means, done.stderr
+    assert "means: loss is" in means and "for each alone" in means
     assert "empty: lacks build_model(self, seed)" in empty
 
 
 @pytest.mark.slow
-def test_the_policy_of_the_guide_runs_from_a_file_and_from_an_entry_point_of_a_package(tmp_path: Path) -> None:
+def test_the_policy_of_the_guide_runs_from_a_file_and_from_an_entry_point_of_a_package(tmp_path):
     code, toml = re.findall(r"```(?:python|toml)\n(.*?)```", read("dynbench/guides/own_code.md"), re.S)[-2:]
     (tmp_path / "round_robin.py").write_text(code, encoding="utf-8")
-    words = ("solve", "sst2", "--policy", "round_robin", "--steps", "3", "--no-figures")
-    blocks = ("--set", "schedule.blocks=true")
-    named = {"DYNBENCH_PLUGINS": "round_robin.py"}
-    installed = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    words = ["solve", "sst2", "--policy", "round_robin", "--steps", "3", "--no-figures"]
     info = tmp_path / "round_robin-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: round_robin\nVersion: 1\n", encoding="utf-8")
-    for variables in (named, installed, installed | {"DYNBENCH_PLUGINS": "round_robin"}):
-        if variables is installed:
-            declared = toml.replace('project.entry-points."', "").replace('"', "")
-            (info / "entry_points.txt").write_text(declared, encoding="utf-8")
-        found = commands(tmp_path, words, (*words, *blocks), **variables)
+
+    def solved(*variables: dict[str, str]) -> None:
+        ways = (words, [*words, "--set", "schedule.blocks=true"])
+        found = answers(tmp_path, *(("command", way, each) for each in variables for way in ways))
         lines = [said["results"][0] for _, said in found]
-        assert [line["policy"] for line in lines] == ["round_robin"] * 2
-        assert lines[0]["mean_cost_variance"] < lines[1]["mean_cost_variance"]
+        assert {line["policy"] for line in lines} == {"round_robin"}
+        variances = [line["mean_cost_variance"] for line in lines]
+        assert all(dealt < blocks for dealt, blocks in zip(variances[::2], variances[1::2], strict=True))
+
+    solved({"DYNBENCH_PLUGINS": "round_robin.py"})
+    declared = toml.replace('project.entry-points."', "").replace('"', "")
+    (info / "entry_points.txt").write_text(declared, encoding="utf-8")
+    solved({}, {"DYNBENCH_PLUGINS": "round_robin"})
     (tmp_path / "round_robin.py").write_text("x = (", encoding="utf-8")
-    ((_, said),) = commands(tmp_path, words, **installed)
+    ((_, said),) = answers(tmp_path, ("command", words, {}))
     broken = said["error"]
     assert "entry point round_robin of dynbench.plugins: round_robin.py:1: SyntaxError" in broken["message"]
     assert broken["hint"] == "Mend that line, or uninstall its package."
