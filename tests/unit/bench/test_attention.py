@@ -45,12 +45,9 @@ def test_every_pass_of_every_way(flash: tuple[Flash, list[Row]]) -> None:
         assert (row.status, row.unit, row.n, row.shape) == ("ok", "ms", 3, [1, row.columns["length"], 8])
         assert row.p50 is not None and row.p50 > 0 and row.columns["causal"] == 1
         assert row.reference_error is not None and row.reference_error < 1e-5
-        flops = (
-            {"forward": 4, "backward": 10, "both": 14}[str(row.columns["pass"])] * int(row.columns["length"]) ** 2 * 8
-        )
-        assert (
-            row.columns["tflop_per_s"] == pytest.approx(flops / 2 / (row.p50 * 1e9)) and row.columns["timer"] == "own"
-        )
+        products = {"forward": 4, "backward": 10, "both": 14}[str(row.columns["pass"])]
+        flops = products * int(row.columns["length"]) ** 2 * 8 / 2
+        assert row.columns["tflop_per_s"] == pytest.approx(flops / (row.p50 * 1e9)) and row.columns["timer"] == "own"
         assert 0 < float(row.columns["saved_mb"]) <= float(row.columns["peak_mb"])
         assert bool(row.columns["tiles"]) == (row.columns["way"] == "flash_torch")
     ratios = benchmark.summary(measured)["times_of_sdpa"]
@@ -61,10 +58,9 @@ def test_every_pass_of_every_way(flash: tuple[Flash, list[Row]]) -> None:
 
 
 def test_plain_memory_is_quadratic_and_as_counted_by_hand() -> None:
-    options = AttentionOptions(
-        **{**SMALL, "lengths": (128, 256), "batch": 2, "ways": ("plain", "sdpa"), "iterations": 1}
-    )
-    measured = rows_here(Attention(options))
+    changes = {"lengths": (128, 256), "batch": 2, "ways": ("plain", "sdpa"), "iterations": 1}
+    measured = rows_here(Attention(AttentionOptions(**{**SMALL, **changes})))
+    assert all(row.reference_error < 1e-5 for row in measured)
     found = {(row.columns["way"], row.columns["length"]): row.columns for row in measured}
     assert unanswered("attention", measured) == ["2.2a"], "which is about what is compiled"
     for name in ("saved_mb", "peak_mb"):
@@ -79,14 +75,10 @@ def test_what_runs_out_of_memory_is_a_row_with_its_hand_count(monkeypatch: pytes
     monkeypatch.setattr(attention, "free_bytes", lambda _: 10_000)
     benchmark = Attention(AttentionOptions(**{**SMALL, "batch": 1}))
     measured = rows_here(benchmark)
-    assert [row.case for row in measured if row.status == "oom"] == [
-        f"plain {each} 64 x 8 float32" for each in ("forward", "backward")
-    ]
+    out = [row.case for row in measured if row.status == "oom"]
+    assert out == [f"plain {each} 64 x 8 float32" for each in ("forward", "backward")]
     last = benchmark.said(measured)[-1]
-    assert (
-        last.startswith("plain first runs out of memory at plain forward 64 x 8")
-        and hand_count(1, 64, "float32") in last
-    )
+    assert "plain forward 64 x 8" in last and hand_count(1, 64, "float32") in last
 
 
 def test_the_kernel_refuses_what_is_above_the_limit_and_tiles_fit() -> None:
@@ -98,9 +90,7 @@ def test_the_kernel_refuses_what_is_above_the_limit_and_tiles_fit() -> None:
     out = [row for row in measured if row.status == "oom"]
     assert {(row.columns["way"], row.columns["length"]) for row in out} == {("plain", 4096)} and len(measured) == 8
     for row in out:
-        assert hand_count(1, 4096, "float32") in str(row.reason) and "tried to allocate 67108864 bytes" in str(
-            row.reason
-        )
+        assert hand_count(1, 4096, "float32") in str(row.reason) and "67108864 bytes" in str(row.reason)
         assert row.columns["memory_limit_mb"] == limit_mb
 
 
@@ -108,14 +98,10 @@ def test_the_kernel_refuses_what_is_above_the_limit_and_tiles_fit() -> None:
 @pytest.mark.matrix  # as it is, without the compiler, in tests/unit/kernels/test_flash.py
 def test_the_backward_pass_that_torch_compiles_is_right_and_quadratic_within() -> None:
     ways = {"ways": ("flash_torch", "flash_compiled"), "lengths": (256,), "iterations": 1}
-    found = {
-        (row.columns["way"], row.columns["pass"]): row for row in rows_here(Flash(AttentionOptions(**SMALL | ways)))
-    }
-    assert all(row.status == "ok" and row.reference_error < 1e-5 for row in found.values())
-    saved, peak = (
-        [float(found[way, "backward"].columns[name]) for way in ways["ways"]] for name in ("saved_mb", "peak_mb")
-    )
-    assert saved[0] == saved[1] and peak[1] > 256**2 * 4 / 1e6
+    measured = rows_here(Flash(AttentionOptions(**SMALL | ways)))
+    assert all(row.status == "ok" and row.reference_error < 1e-5 for row in measured)
+    ours, compiled = (row.columns for row in measured if row.columns["pass"] == "backward")
+    assert ours["saved_mb"] == compiled["saved_mb"] and compiled["peak_mb"] > 256**2 * 4 / 1e6
 
 
 @pytest.mark.parametrize("way", ["flex", "sdpa_flash"])
@@ -179,16 +165,14 @@ def faulty(fault: Callable[[Tensor], Tensor]) -> type[torch.autograd.Function]:
 def test_a_wrong_gradient_is_seen_where_the_result_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     flash = Flash(AttentionOptions(**OURS))
     monkeypatch.setitem(attention.OURS, "flash_torch", faulty(lambda key: 2 * key))
-    errors = {row.columns["pass"]: row.reference_error for row in rows_here(flash)}
-    assert errors["forward"] < 1e-5 and min(errors["backward"], errors["both"]) > 1e-2
+    forward, *others = rows_here(flash)
+    assert forward.reference_error < 1e-5 and min(row.reference_error for row in others) > 1e-2
     monkeypatch.setitem(attention.OURS, "flash_torch", faulty(lambda key: torch.full_like(key, torch.nan)))
-    found = rows_here(flash)
-    by_pass = {row.columns["pass"]: row for row in found}
-    assert by_pass["forward"].columns["not_finite"] == 0
-    for each in ("backward", "both"):
-        assert by_pass[each].columns["not_finite"] == math.prod(by_pass[each].shape)
-        assert math.isnan(by_pass[each].reference_error)
-    assert sum("NaN or infinite; its times mean nothing" in line for line in flash.said(found)) == 2
+    forward, *others = found = rows_here(flash)
+    assert forward.columns["not_finite"] == 0
+    for row in others:
+        assert row.columns["not_finite"] == math.prod(row.shape) and math.isnan(row.reference_error)
+    assert sum("NaN or infinite" in line for line in flash.said(found)) == 2
 
 
 @pytest.mark.parametrize(("emptying_ms", "count"), [(0.0, 3), (1.5, 20)])
@@ -216,13 +200,10 @@ def test_what_is_compiled_runs_backward_once_after_each_forward(monkeypatch: pyt
         passes.append((each, again))
 
     monkeypatch.setattr(attention, "triton_timer", lambda device: lambda run, **_: [run() or 1.0])
-    for each in ("forward", "backward", "both"):
+    for each, timer in (("forward", "triton"), ("backward", "own"), ("both", "triton")):
         options = AttentionOptions(**OURS)
         one = partial(attention.pass_times, each, lambda: torch.ones(1), backward, options, CPU, "triton")
-        assert [one(keeps_graph=keeps)[1] for keeps in (True, False)] == [
-            "triton",
-            "own" if each == "backward" else "triton",
-        ]
+        assert [one(keeps_graph=keeps)[1] for keeps in (True, False)] == ["triton", timer]
     assert {each for each, again in passes if again} == {"backward"}
 
 
@@ -233,13 +214,6 @@ def test_tritons_timer_needs_a_gpu_and_triton(monkeypatch: pytest.MonkeyPatch) -
     for there, device, found in ((module, gpu, timer), (module, CPU, None), (None, gpu, None)):
         monkeypatch.setitem(sys.modules, "triton.testing", there)
         assert attention.triton_timer(device) is found
-
-
-def test_plain_attention_is_torchs_own() -> None:
-    query, key, value = (torch.randn(2, 9, 4) for _ in range(3))
-    for causal in (False, True):
-        own: Tensor = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
-        assert torch.allclose(attention.plain_attention(query, key, value, causal), own, atol=1e-6)
 
 
 def test_memory_on_a_gpu_leaves_out_what_is_compiled_and_tuned_first(monkeypatch: pytest.MonkeyPatch) -> None:

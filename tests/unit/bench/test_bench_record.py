@@ -38,16 +38,18 @@ def test_it_is_read_as_it_was_written(run: Run) -> None:
     assert [row.case for row in read_rows(run)] == ["all_reduce 1 MiB"]
 
 
-@pytest.mark.parametrize("options", [{"iterations": "many"}, {"itreations": 3}, {"sizes_mib": []}])
-def test_options_that_are_none(run: Run, options: dict[str, object]) -> None:
-    (run.path / BENCH_FILE).write_text(json.dumps({"name": "collectives", "options": options}))
-    with pytest.raises(RecordError, match=rf"{BENCH_FILE}: options\.{next(iter(options))}: "):
-        read_benchmark(run)
-
-
-def test_a_benchmark_that_is_none(run: Run) -> None:
-    (run.path / BENCH_FILE).write_text(json.dumps({"name": "../x", "options": {}}))
-    with pytest.raises(UsageError, match="is not a benchmark"):
+@pytest.mark.parametrize(
+    ("name", "options", "error", "said"),
+    [
+        ("collectives", {"iterations": "many"}, RecordError, rf"{BENCH_FILE}: options\.iterations: "),
+        ("collectives", {"itreations": 3}, RecordError, rf"{BENCH_FILE}: options\.itreations: "),
+        ("collectives", {"sizes_mib": []}, RecordError, rf"{BENCH_FILE}: options\.sizes_mib: "),
+        ("../x", {}, UsageError, "is not a benchmark"),
+    ],
+)
+def test_a_benchmark_or_options_that_are_none(run: Run, name: str, options: dict, error: type, said: str) -> None:
+    (run.path / BENCH_FILE).write_text(json.dumps({"name": name, "options": options}))
+    with pytest.raises(error, match=said):
         read_benchmark(run)
 
 
@@ -58,13 +60,13 @@ ROW = '{"case": "a", "shape": [1], "dtype": "float32", "device": "cpu"'
     "line",
     [
         *("{", "3", '[{"case": 1}]', '[{"other": 1}]', "[1]", "[" * 100_000, "[]"),
-        *(f'[{ROW}, "p50": "x"}}]', f'[{ROW}, "mean": 1e999}}]', f'[{ROW}, "sd": NaN}}]', f'[{ROW}, "shape": 3}}]'),
         *(
-            f'[{ROW}, "columns": []}}]',
-            f'[{ROW}, "columns": {{"size": [1]}}}}]',
-            f'[{ROW}, "columns": {{"x": 1e999}}}}]',
+            f"[{ROW}, {more}}}]"
+            for more in (
+                *('"p50": "x"', '"mean": 1e999', '"sd": NaN', '"shape": 3', '"status": "fine"'),
+                *('"columns": []', '"columns": {"size": [1]}', '"columns": {"x": 1e999}'),
+            )
         ),
-        f'[{ROW}, "status": "fine"}}]',
     ],
 )
 def test_rows_that_are_none(run: Run, line: str) -> None:

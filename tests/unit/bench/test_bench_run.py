@@ -6,7 +6,7 @@ import csv
 import errno
 import json
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +55,10 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
     return RunStore(tmp_path / "results")
 
 
-def launched_at_once(planted: Mapping[int, BaseException]) -> Callable[..., RanksEnded]:
+Planted = dict[int, BaseException | RanksEnded]
+
+
+def launched_at_once(planted: Planted) -> Callable[..., RanksEnded]:
     """Stands in for `launch_ranks`: measures at once; before a row by its number, ends with what is planted for it."""
 
     def launched(module: str, runs: Sequence[Run], launch: object) -> RanksEnded:
@@ -66,6 +69,8 @@ def launched_at_once(planted: Mapping[int, BaseException]) -> Callable[..., Rank
             error = planted.get(cases_done(run))
             if isinstance(error, KeyboardInterrupt):
                 raise error
+            if isinstance(error, RanksEnded):
+                return planted.pop(cases_done(run))
             if error is not None:
                 record_failure(run, 1, error)
                 return RanksEnded({1: 1})
@@ -86,8 +91,8 @@ def group_of_one() -> Iterator[None]:
 
 
 @pytest.fixture
-def ranks(monkeypatch: pytest.MonkeyPatch) -> dict[int, BaseException]:
-    planted: dict[int, BaseException] = {}
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Planted:
+    planted: Planted = {}
     monkeypatch.setattr(bench_run, "launch_ranks", launched_at_once(planted))
     return planted
 
@@ -95,8 +100,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> dict[int, BaseException]:
 def row(case: Case) -> Row:
     ms = 0.5 + case.shape[0] / 1e6
     columns = {"time": 1e3 * ms, "algbw": 1.0, "busbw": 1.0, "#wrong": 0, "p95": ms, "p99": ms}
-    values = np.array([ms, ms])
-    measured = Measured(values, columns, reference_error=0.0)
+    measured = Measured(np.array([ms, ms]), columns, reference_error=0.0)
     return measured_row(case, measured, torch.device("cpu"))
 
 
@@ -105,7 +109,7 @@ def run_it(capsys: Output, code: int = 0, *more: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_rows_files_and_figure(store: RunStore, ranks: dict, capsys: Output) -> None:
+def test_rows_files_and_figure(store: RunStore, ranks: Planted, capsys: Output) -> None:
     shown = run_it(capsys, 0, "--name", "c")
     (run,) = store.list()
     assert (shown["command"], shown["name"], shown["run"]["status"]) == ("bench", "collectives", "completed")
@@ -119,7 +123,7 @@ def test_rows_files_and_figure(store: RunStore, ranks: dict, capsys: Output) -> 
     assert model.allreduce_ms(2**20 / 1e6, 2) == pytest.approx(shown["rows"][0]["p50"])
 
 
-def test_a_case_without_memory_is_a_row_and_the_others_go_on(store: RunStore, ranks: dict, capsys: Output) -> None:
+def test_a_case_without_memory_is_a_row_and_the_others_go_on(store: RunStore, ranks: Planted, capsys: Output) -> None:
     ranks[1] = NothingFits("16 GiB asked for")
     shown = run_it(capsys, 0, "--no-figures")
     assert [line["status"] for line in shown["rows"]] == ["ok", "oom", "ok"]
@@ -141,7 +145,7 @@ def test_a_case_without_memory_is_a_row_and_the_others_go_on(store: RunStore, ra
     ],
 )
 def test_what_was_measured_is_kept_and_shown_at_every_end(
-    store: RunStore, ranks: dict, capsys: Output, error: BaseException, code: int, status: Status
+    store: RunStore, ranks: Planted, capsys: Output, error: BaseException, code: int, status: Status
 ) -> None:
     ranks[2] = error
     shown = run_it(capsys, code)
@@ -178,7 +182,7 @@ def test_a_timeline_that_was_taken_twice_is_drawn_once(store: RunStore) -> None:
 
 
 def test_what_was_begun_on_a_gpu_does_not_go_on_without_one(
-    store: RunStore, ranks: dict, monkeypatch: pytest.MonkeyPatch, capsys: Output
+    store: RunStore, ranks: Planted, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     ranks[1] = Terminated(signal.SIGTERM)
     monkeypatch.setattr(bench_run, "this_machine", lambda: Machine(cores=2, gpus=1, bf16=True))
@@ -193,23 +197,21 @@ def test_what_was_begun_on_a_gpu_does_not_go_on_without_one(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--full",), "no benchmark is named"),
-        (("--set", SIZES), "no benchmark is named"),
-        (("--name", "c"), "no benchmark is named"),
+        *((more, "no benchmark is named") for more in (("--full",), ("--set", SIZES), ("--name", "c"))),
+        *(((*more, "--resume", "x"), "takes no others") for more in (("collectives",), ("--full",), ("--set", SIZES))),
         (("collectives", "--set", "sizes_mib=1e308"), "sizes_mib"),
         (("collectives", "--set", "iteration=3"), "Did you mean 'iterations'?"),
-        *(((*more, "--resume", "x"), "takes no others") for more in (("collectives",), ("--full",), ("--set", SIZES))),
     ],
 )
 def test_a_mistake_leaves_nothing(
-    store: RunStore, ranks: dict, capsys: Output, words: tuple[str, ...], said: str
+    store: RunStore, ranks: Planted, capsys: Output, words: tuple[str, ...], said: str
 ) -> None:
     assert main(["bench", *words]) == 2
     assert said in capsys.readouterr().err and not store.root.exists()
 
 
 def test_sizes_that_are_the_same_elements_are_one_size(
-    ranks: dict, capsys: Output, recwarn: pytest.WarningsRecorder
+    ranks: Planted, capsys: Output, recwarn: pytest.WarningsRecorder
 ) -> None:
     words = ("--set", "sizes_mib=1e-9,2e-9", "--set", "backend=gloo", "--set", "operations=all_reduce", "--no-figures")
     assert main(["bench", "collectives", *words, "--json"]) == 0
@@ -218,28 +220,17 @@ def test_sizes_that_are_the_same_elements_are_one_size(
 
 @pytest.mark.parametrize(("counted", "code"), [(True, 0), (False, 3)])
 def test_what_the_system_kills_for_memory_is_a_row_and_other_kills_are_none(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: Output, counted: bool, code: int
+    ranks: Planted, monkeypatch: pytest.MonkeyPatch, capsys: Output, counted: bool, code: int
 ) -> None:
-    killed: list[int] = []
-
-    def launched(module: str, runs: Sequence[Run], launch: Launch) -> RanksEnded:
-        (run,) = runs
-        done = cases_done(run)
-        if done == 1 and not killed:
-            killed.append(done)
-            return RanksEnded({0: -signal.SIGTERM, 1: -signal.SIGKILL})
-        add_rows(run, [row(read_benchmark(run).cases()[done])])
-        return RanksEnded({})
-
-    monkeypatch.setattr(bench_run, "launch_ranks", launched)
-    monkeypatch.setattr(bench_run, "memory_kills", lambda: len(killed) if counted else 0)
+    ranks[1] = RanksEnded({0: -signal.SIGTERM, 1: -signal.SIGKILL})
+    monkeypatch.setattr(bench_run, "memory_kills", lambda: int(counted and not ranks))
     shown = run_it(capsys, code, "--no-figures")
     assert [line["status"] for line in shown["rows"]] == (["ok", "oom", "ok"] if counted else ["ok"])
     assert "was killed by SIGKILL" in (shown["rows"][1]["reason"] if counted else shown["error"]["message"])
 
 
 def test_sizes_for_a_gpu_are_refused_without_one_unless_they_are_asked_for(
-    store: RunStore, ranks: dict, monkeypatch: pytest.MonkeyPatch, capsys: Output
+    store: RunStore, ranks: Planted, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     monkeypatch.setattr(bench_run, "this_machine", lambda: Machine(cores=2, gpus=0, bf16=False))
     monkeypatch.setattr(suite, "this_machine", lambda: Machine(cores=2, gpus=0, bf16=False))
@@ -272,7 +263,7 @@ class Parts(PrecisionStudy):
 
 
 def test_cases_of_several_rows_and_of_several_numbers_of_ranks(
-    store: RunStore, ranks: dict, monkeypatch: pytest.MonkeyPatch
+    store: RunStore, ranks: Planted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched_ranks: list[int] = []
 
@@ -294,7 +285,7 @@ def test_cases_of_several_rows_and_of_several_numbers_of_ranks(
 
 @pytest.mark.parametrize(("processes", "said"), [(2, None), (3, "3 processes share 2 usable cores")])
 def test_more_processes_than_cores_are_told(
-    processes: int, said: str | None, store: RunStore, ranks: dict, monkeypatch: pytest.MonkeyPatch
+    processes: int, said: str | None, store: RunStore, ranks: Planted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench_run, "this_machine", lambda: Machine(cores=2, gpus=0, bf16=False))
     assert main(["bench", "collectives", "--no-figures", "--set", f"processes={processes}"]) == 0
