@@ -44,7 +44,6 @@ def test_right_collectives_have_nothing_wrong(measured: Sequence[Row]) -> None:
     for row in measured:
         columns, operation = row.columns, str(row.columns["operation"])
         assert (columns["#wrong"], row.reference_error, row.status, row.n, row.unit) == (0, 0.0, "ok", 3, "ms")
-        assert row.p20 is not None and row.p50 is not None and row.p80 is not None and row.mean is not None
         assert 0 < row.p20 <= row.p50 <= row.p80 <= float(columns["p95"]) <= float(columns["p99"])
         parts = 2 if operation in DIVIDED else 1
         assert columns["size"] == int(columns["count"]) * parts * ELEMENT_BYTES[row.dtype], "as nccl-tests counts"
@@ -82,13 +81,10 @@ def test_a_wrong_collective_is_counted_and_told(ranks: WarmRanks, operation: str
             assert row.columns["unequal"] == 1 and "differ from those of rank 0" in said[1]
 
 
-@pytest.mark.parametrize("words", ["ProcessGroupGloo does not support reduce_scatter", "Invalid scalar type"])
-def test_what_a_back_end_does_not_have_is_a_row(ranks: WarmRanks, words: str) -> None:
-    for rows in ranks(without, RuntimeError(words)):
-        assert [row.status for row in rows] == ["ok", "skipped"] and words in str(rows[1].reason)
-
-
-def test_a_broken_connection_is_no_missing_operation(ranks: WarmRanks) -> None:
+def test_what_a_back_end_does_not_have_is_a_row_and_a_broken_connection_is_none(ranks: WarmRanks) -> None:
+    for words in ("ProcessGroupGloo does not support reduce_scatter", "Invalid scalar type"):
+        for rows in ranks(without, RuntimeError(words)):
+            assert [row.status for row in rows] == ["ok", "skipped"] and words in str(rows[1].reason)
     with pytest.raises(RankError, match="Connection closed by peer"):
         ranks(without, RuntimeError("Connection closed by peer"))
 
@@ -169,11 +165,8 @@ def test_the_known_sum_is_exact_in_every_type() -> None:
 
 def test_every_combination_is_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collectives, "_gpus", lambda: 2)
-    benchmark = Collectives(
-        CollectivesOptions(
-            processes=(2, 4), backend=("gloo", "nccl", "gloo-cuda"), dtype=("float32", "bfloat16"), sizes_mib=(1, 2)
-        )
-    )
+    backends, dtypes = ("gloo", "nccl", "gloo-cuda"), ("float32", "bfloat16")
+    benchmark = Collectives(CollectivesOptions(processes=(2, 4), backend=backends, dtype=dtypes, sizes_mib=(1, 2)))
     cases = benchmark.cases()
     assert len(cases) == 2 * 6 * 2 * (3 + 2) + 1 and benchmark.processes == 4
     assert len({case.name for case in cases}) == len(cases)
@@ -181,10 +174,8 @@ def test_every_combination_is_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [case.name for case in cases if not case.shape] == ["nccl x4"], "two GPUs are too few for NCCL"
     six = Collectives(CollectivesOptions(processes=(6,), backend=("gloo",))).cases()
     assert {case.shape[0] % 6 for case in six if case.columns["operation"] in collectives.DIVIDED} == {0}
-    auto = {int(case.columns["processes"]): case.columns["backend"] for case in Collectives(
-        CollectivesOptions(processes=(2, 4))
-    ).cases()}  # fmt: skip
-    assert auto == {2: "nccl", 4: "gloo"}
+    auto = Collectives(CollectivesOptions(processes=(2, 4))).cases()
+    assert {(case.columns["processes"], case.columns["backend"]) for case in auto} == {(2, "nccl"), (4, "gloo")}
 
 
 def test_a_back_end_without_its_gpus_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,31 +195,28 @@ def test_one_all_reduce_is_for_virtual_ranks(measured: Sequence[Row]) -> None:
     assert [point["ms"] for point in content["allreduce"]] == [row.p50 for row in reduced]
     summary = benchmark.summary(measured)
     fits = summary["fits"]
-    assert isinstance(fits, list) and len(fits) == 2 * 6 and isinstance(summary["fit"], dict)
+    assert len(fits) == 2 * 6
     assert fits[0] == {"operation": "all_reduce", "backend": "gloo", "type": "float32", "processes": 2} | summary["fit"]
     said = benchmark.said(measured)
-    assert "all_reduce float32 gloo x2, is what launch.comm_model takes" in said[-1]
-    assert sum("ms/MB" in line for line in said) == 12
+    assert "all_reduce float32 gloo x2" in said[-1] and sum("ms/MB" in line for line in said) == 12
 
 
 def test_the_fit_finds_latency_and_bandwidth() -> None:
     fit = fit_alpha_beta([(megabytes, 0.5 + 0.2 * megabytes) for megabytes in (1.0, 10.0, 100.0)])
     assert (fit["alpha_ms"], fit["beta_ms_per_mb"], fit["r2"]) == pytest.approx((0.5, 0.2, 1.0))
-    assert isinstance(fit["errors"], list) and len(fit["errors"]) == 3
+    assert len(fit["errors"]) == 3
     assert fit_alpha_beta([(1.0, 1.0), (2.0, 3.0)])["r2"] is None, "a line meets any two points"
     off_by_3_percent = fit_alpha_beta([(1.0, 0.7), (10.0, 2.5), (100.0, 20.5), (1000.0, 206.5)])
     assert off_by_3_percent["alpha_ms"] == pytest.approx(0.5, rel=0.1), "by absolute errors it is 0.28"
-    bent = fit_alpha_beta([(1.0, 1.0), (10.0, 1.0), (100.0, 9.0)])
-    assert isinstance(bent["r2"], float) and bent["r2"] < 1
+    assert fit_alpha_beta([(1.0, 1.0), (10.0, 1.0), (100.0, 9.0)])["r2"] < 1
 
 
 def test_all_mistakes_in_options_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         read_options("collectives", ["size_mib=1", "processes=1", "sizes_mib=0", "dtype=float23", "nothing"])
-    problems = "\n".join(caught.value.problems)
-    assert len(caught.value.problems) == 5, problems
-    for said in ("Did you mean 'sizes_mib'?", "--set processes: [1]", "--set sizes_mib", "'float23'", "--set nothing"):
-        assert said in problems
+    assert len(caught.value.problems) == 5
+    for said in ("'sizes_mib'?", "--set processes: [1]", "--set sizes_mib", "'float23'", "--set nothing"):
+        assert said in "\n".join(caught.value.problems)
     with pytest.raises(UsageError, match="Did you mean 'collectives'"):
         read_options("colectives", [])
 

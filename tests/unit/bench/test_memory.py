@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ from dynbench.bench.model_step import parameters_of
 from dynbench.plugins.benchmarks import MemoryOptions
 
 CPU = torch.device("cpu")
+LOGITS_MB = 4 * 16 * 10_000 * 4 / 1e6
+"""Four rows of 16 tokens, 10,000 words."""
 
 
 def rows(folder: Path | None = None, **options: object) -> list[Row]:
@@ -28,21 +31,23 @@ def rows(folder: Path | None = None, **options: object) -> list[Row]:
     return rows_here(benchmark)
 
 
-def peaks(measured: list[Row]) -> dict[tuple[int, str], Row]:
+Peaks = Mapping[tuple[int, str], Row]
+
+
+def peaks(measured: list[Row]) -> Peaks:
     found = [row for row in measured if row.columns["quantity"] == "peak"]
-    return {(int(row.columns["context"]), str(row.columns["phase"])): row for row in found}
+    return {(row.columns["context"], row.columns["phase"]): row for row in found}
 
 
-def in_order(measured: list[Row]) -> bool:
+def in_order(by: Peaks) -> bool:
     """Whether phases hold and keep what theirs do."""
-    by = peaks(measured)
-    parameters = float(by[8, "forward"].columns["before_mb"])
+    parameters = by[8, "forward"].columns["before_mb"]
     return all(
-        (by[n, "forward"].p50 or 0) < (by[n, "forward_saved"].p50 or 0) < (by[n, "step"].p50 or 0)
-        and float(by[n, "forward"].columns["saved_mb"]) < 1e-3 < float(by[n, "forward_saved"].columns["saved_mb"])
-        and float(by[n, "step"].columns["before_mb"]) == pytest.approx(3 * parameters, rel=1e-3)
-        and float(by[n, "step"].columns["saved_mb"]) < 1e-3
-        for n in (8, 16)
+        forward.p50 < saved.p50 < step.p50
+        and forward.columns["saved_mb"] < 1e-3 < saved.columns["saved_mb"]
+        and step.columns["before_mb"] == pytest.approx(3 * parameters, rel=1e-3)
+        and step.columns["saved_mb"] < 1e-3
+        for forward, saved, step in ([by[n, phase] for phase in ("forward", "forward_saved", "step")] for n in (8, 16))
     )
 
 
@@ -55,27 +60,24 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Row], Path]
 
 def test_peaks_grow_from_phase_to_phase_and_with_the_context(measured: tuple[list[Row], Path]) -> None:
     found, _ = measured
-    assert {(row.status, row.unit) for row in found} == {("ok", "MB")} and in_order(found)
-    assert unanswered("memory", found) == ["1.5c"], "which is about mixed precision"
     by = peaks(found)
-    for phase in PHASES:
-        assert (by[8, phase].p50 or 0) < (by[16, phase].p50 or 0)
-    logits = 4 * 16 * 10_000 * 4 / 1e6
-    before = float(by[16, "forward"].columns["before_mb"])
-    assert by[16, "forward"].p50 == pytest.approx(before + 2 * logits, abs=0.1)  # and their softmax
+    assert {(row.status, row.unit) for row in found} == {("ok", "MB")} and in_order(by)
+    assert unanswered("memory", found) == ["1.5c"], "which is about mixed precision"
+    assert all(by[8, phase].p50 < by[16, phase].p50 for phase in PHASES)
+    before = by[16, "forward"].columns["before_mb"]
+    assert by[16, "forward"].p50 == pytest.approx(before + 2 * LOGITS_MB, abs=0.1)  # and their softmax
 
 
 def test_phases_that_are_mixed_up_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(memory_bench.WORK, "forward", memory_bench.WORK["forward_saved"])
-    assert not in_order(rows())
+    assert not in_order(peaks(rows()))
 
 
 def test_the_residual_stream_is_as_its_formula_says(
     measured: tuple[list[Row], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    residual = {row.columns["context"]: row for row in measured[0] if row.columns["quantity"] == "residual"}
-    assert {n: row.p50 for n, row in residual.items()} == {n: 4 * 4 * n * 128 / 1e6 for n in (8, 16)}
-    assert {row.reference_error for row in residual.values()} == {0}
+    residual = [row for row in measured[0] if row.columns["quantity"] == "residual"]
+    assert [(row.p50, row.reference_error) for row in residual] == [(4 * 4 * n * 128 / 1e6, 0) for n in (8, 16)]
     benchmark = Memory(MemoryOptions())
     assert len(benchmark.said(measured[0])) == 2
     monkeypatch.setattr(memory_bench, "residual_bytes", lambda batch, context, width: 2 * batch * context * width)
@@ -85,14 +87,10 @@ def test_the_residual_stream_is_as_its_formula_says(
 
 def test_the_largest_tensors_say_where_they_are_made(measured: tuple[list[Row], Path]) -> None:
     for phase, place in (("forward", "modeling_gpt2.py:"), ("step", "Backward")):
-        tensors = [
-            row
-            for row in measured[0]
-            if row.columns["quantity"] == "tensor" and (row.columns["context"], row.columns["phase"]) == (16, phase)
-        ]
-        sizes = [row.p50 or 0 for row in tensors]
-        assert len(tensors) == 3 and sizes == sorted(sizes, reverse=True)
-        assert sizes[0] >= 4 * 16 * 10_000 * 4 / 1e6
+        wanted = {"quantity": "tensor", "context": 16, "phase": phase}
+        tensors = [row for row in measured[0] if wanted.items() <= row.columns.items()]
+        sizes = [row.p50 for row in tensors]
+        assert len(tensors) == 3 and sizes == sorted(sizes, reverse=True) and sizes[0] >= LOGITS_MB
         assert any(place in str(row.columns["stack"]) for row in tensors)
 
 
@@ -126,13 +124,8 @@ def test_thinned_timelines_keep_the_most() -> None:
 
 
 def test_a_memory_history_of_cuda_is_read() -> None:
-    trace = [
-        {"action": "segment_alloc", "size": 2**21, "time_us": 0},
-        {"action": "alloc", "size": 512, "time_us": 1000},
-        {"action": "alloc", "size": 1024, "time_us": 2000},
-        {"action": "free_requested", "size": 512, "time_us": 3000},
-        {"action": "free_completed", "size": 512, "time_us": 4000},
-    ]
+    done = [("segment_alloc", 2**21), ("alloc", 512), ("alloc", 1024), ("free_requested", 512), ("free_completed", 512)]
+    trace = [{"action": action, "size": size, "time_us": 1000 * ms} for ms, (action, size) in enumerate(done)]
     changes = changes_of(traced_changes({"device_traces": [[], trace]}, 1))
     assert changes.nbytes.tolist() == [0, 512, 1536, 1024] and changes.ms.tolist() == [0, 0, 1, 3]
 

@@ -23,13 +23,7 @@ from dynbench.runs.run import start_mark
 CPU = torch.device("cpu")
 LAYERS, HEADS, CHANNELS, CONTEXT = 4, 4, 32, 16
 OPTIONS = NsysOptions(
-    contexts=(CONTEXT,),
-    local_batch=2,
-    iterations=2,
-    warmup=1,
-    device="cpu",
-    nsys="never",
-    precisions=("fp32",),
+    contexts=(CONTEXT,), local_batch=2, iterations=2, warmup=1, device="cpu", nsys="never", precisions=("fp32",)
 )
 
 
@@ -46,14 +40,14 @@ def test_every_phase_is_told_and_its_parts_add_up(measured: Sequence[Row]) -> No
     assert {row.columns["phase"] for row in measured} == set(PHASES_OF)
     for row in measured:
         assert (row.status, row.unit, row.n, row.case) == ("ok", "ms", 2, "tiny, context 16, fp32")
-        assert row.mean is not None and row.mean > 0 and int(row.columns["calls"]) > 0
+        assert row.mean > 0 and row.columns["calls"] > 0
     for phase in PHASES_OF:
         (total,) = of(measured, phase, "total")
         kinds, kernels = of(measured, phase, "kind"), of(measured, phase, "kernel")
-        assert sum(float(row.columns["share"]) for row in kinds) == pytest.approx(1)
-        assert sum(int(row.columns["calls"]) for row in kinds) == total.columns["calls"]
-        assert {str(row.columns["kernel"]) for row in kinds} <= {*KINDS, "other"}
-        shares = [float(row.columns["share"]) for row in kernels]
+        assert sum(row.columns["share"] for row in kinds) == pytest.approx(1)
+        assert sum(row.columns["calls"] for row in kinds) == total.columns["calls"]
+        assert {row.columns["kernel"] for row in kinds} <= {*KINDS, "other"}
+        shares = [row.columns["share"] for row in kernels]
         assert len(kernels) == 3 and shares == sorted(shares, reverse=True) and sum(shares) <= 1
         assert all(row.columns["kind"] == kind_of(str(row.columns["kernel"])) for row in kernels)
         assert (of(measured, phase, "range") != []) == (phase in ("inference", "forward"))
@@ -78,22 +72,18 @@ def test_calls_and_flops_of_known_kernels(measured: Sequence[Row]) -> None:
 
 def test_the_questions_have_answers(measured: Sequence[Row]) -> None:
     benchmark = Nsys(OPTIONS)
-    summary = benchmark.summary(measured)["answers"]
-    assert isinstance(summary, list)
-    (answer,) = summary
+    (answer,) = benchmark.summary(measured)["answers"]
     assert unanswered("nsys", measured) == []
     assert (answer["size"], answer["context"]) == ("tiny", CONTEXT)
     longest = of(measured, "forward", "kernel")[0]
     assert answer["forward_kernel"] == longest.columns["kernel"] and answer["forward_calls"] == longest.columns["calls"]
     for phase in ("inference", "step"):
-        (products,) = (row for row in of(measured, phase, "kind") if row.columns["kernel"] == "matmul")
-        assert answer[f"matmul_share_{phase}"] == pytest.approx(products.columns["share"])
+        shares = {row.columns["kernel"]: row.columns["share"] for row in of(measured, phase, "kind")}
+        assert answer[f"matmul_share_{phase}"] == pytest.approx(shares["matmul"])
     assert answer["softmax_over_matmul_flops"] == pytest.approx(5 / (4 * CHANNELS))
     assert answer["softmax_over_matmul_time"] > 0
     assert "matmul" not in answer["forward_others"] and answer["forward_others"]
-    said = benchmark.said(measured)
-    assert len(said) == 5 and f"({longest.columns['share']:.0%}, {longest.columns['calls']} calls)" in said[1]
-    assert benchmark.said([]) == []
+    assert len(benchmark.said(measured)) == 5 and benchmark.said([]) == []
 
 
 def test_the_model_with_ranges_gives_what_the_model_gives() -> None:

@@ -81,14 +81,11 @@ def test_dropped_weights_are_of_the_own_sample_and_the_others_are_scaled_up(arra
 
 
 def test_the_cheaper_arrangement_is_the_one_that_the_rule_says() -> None:
-    width = 256
-    alike, few, many = Boundaries((60,) * 8), Boundaries((10, 200, 200)), Boundaries(tuple(range(1, 17)))
-    assert cheaper_arrangement(alike, width) == "by_length"
-    assert cheaper_arrangement(few, width) == "by_length"
-    assert cheaper_arrangement(many, width) == "repadded"
-    extra = width * (16 * 16 * (16 + COPY) - sum(length**2 for length in many.lengths))
-    assert extra < 15 * CALL
-    meta = torch.device("meta")
+    width, many, meta = 256, tuple(range(1, 17)), torch.device("meta")
+    assert [cheaper_arrangement(Boundaries(each), width) for each in ((60,) * 8, (10, 200, 200), many)] == [
+        "by_length", "by_length", "repadded"
+    ]  # fmt: skip
+    assert width * (16 * 16 * (16 + COPY) - sum(length**2 for length in many)) < 15 * CALL
     assert cheaper_arrangement(Boundaries((100, 200, 200), meta), width) == "repadded"
     assert cheaper_arrangement(Boundaries((1, 1, 200), meta), width) == "by_length"
 
@@ -99,10 +96,6 @@ def test_the_cheaper_arrangement_is_the_one_that_the_rule_says() -> None:
 )
 def test_what_kernels_with_boundaries_are_told(causal: bool, window: int | None, expected: tuple[int, int]) -> None:
     assert sides(causal, window) == expected
-
-
-def test_on_a_cpu_there_is_no_kernel_with_boundaries() -> None:
-    assert packed_attention.variable_length_kernel(torch.zeros(3, 2, 8, dtype=torch.bfloat16), 0.0) is None
 
 
 def test_heads_that_are_no_multiple_of_8_go_to_flash_attention_alone(monkeypatch: pytest.MonkeyPatch) -> None:
