@@ -29,8 +29,9 @@ TEXTS = ["a" * (index % 7 + 1) + str(index) for index in range(40)]
 FACTS = {"layout": 1, "tokenizer": "letters"}
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several shards of few texts."""
     monkeypatch.setattr(token_shards, "SHARD_CHARACTERS", 30)
     monkeypatch.setattr(token_shards, "CHUNK_CHARACTERS", 12)
 
@@ -60,26 +61,18 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def finished(folder: Path) -> int:
-    """Shards that the record lists."""
-    if not (folder / RECORD).exists():
-        return 0
-    return sum(entry is not None for entry in json.loads((folder / RECORD).read_text())["shards"])
-
-
 @pytest.fixture
-def whole(tmp_path: Path, small: None) -> dict[str, bytes]:
+def whole(tmp_path: Path) -> dict[str, bytes]:
     """The files of shards in the folder `a`."""
     load_or_tokenise(tmp_path / "a", FACTS, texts_of())
     return files(tmp_path / "a")
 
 
-def test_the_shards_hold_every_text_in_order_and_are_only_read_again(tmp_path, small):
+def test_the_shards_hold_every_text_in_order_and_are_only_read_again(tmp_path):
     encode = Letters()
     shards = load_or_tokenise(tmp_path / "a", FACTS, texts_of(encode=encode))
     assert len(shards.ids) > 5
-    assert {array.dtype for array in shards.ids} == {np.dtype(np.uint16)}
-    assert all(isinstance(array, np.memmap) for array in shards.ids)
+    assert {(type(array), array.dtype) for array in shards.ids} == {(np.memmap, np.dtype(np.uint16))}
     found = [
         "".join(map(chr, ids[begin:end]))
         for ids, offsets in zip(shards.ids, shards.offsets, strict=True)
@@ -122,9 +115,7 @@ def test_what_is_plainly_broken_is_noticed_where_another_has_checked(tmp_path, w
 FOREIGN = json.dumps({"facts": FACTS, "shards": [{}, {"texts": None, "tokens": [], "digest": 3}], "finished": True})
 
 
-@pytest.mark.parametrize(
-    "record", ["", "{", "[]", "{}", '{"facts": 1, "shards": 2, "finished": true}', "null", FOREIGN]
-)
+@pytest.mark.parametrize("record", ["", "[]", "{}", '{"facts": 1, "shards": 2, "finished": true}', FOREIGN])
 def test_a_broken_record_is_replaced_with_a_warning(tmp_path, whole, record, caplog):
     (tmp_path / "a" / RECORD).write_text(record)
     load_or_tokenise(tmp_path / "a", FACTS, texts_of())
@@ -140,7 +131,7 @@ def test_shards_of_something_else_are_made_anew_with_a_warning(tmp_path, whole, 
     assert files(tmp_path / "a") == files(tmp_path / "b")
 
 
-def test_what_is_wrong_with_a_text_is_raised_with_its_number(tmp_path, small):
+def test_what_is_wrong_with_a_text_is_raised_with_its_number(tmp_path):
     with pytest.raises(DataError, match=r"here: the text '' of sample 23 has no token"):
         load_or_tokenise(tmp_path / "a", FACTS, texts_of([*TEXTS[:22], "", "x"]))
     load_or_tokenise(tmp_path / "b", FACTS, replace(texts_of(["", ""]), may_be_empty=True))
@@ -173,7 +164,8 @@ def writer(folder: Path, stop: str = "none") -> subprocess.Popen[str]:
 
 def test_a_killed_writer_leaves_what_another_continues(tmp_path, whole, caplog):
     assert writer(tmp_path / "b", "30").wait() == -9
-    done, encode = finished(tmp_path / "b"), Letters()
+    record, encode = json.loads((tmp_path / "b" / RECORD).read_text()), Letters()
+    done = sum(entry is not None for entry in record["shards"])
     (tmp_path / "b" / ".00003.ids.npy.0123.tmp").write_bytes(b"of a writer that was killed")
     with caplog.at_level(logging.INFO):
         load_or_tokenise(tmp_path / "b", FACTS, texts_of(encode=encode))
@@ -236,11 +228,10 @@ def test_what_is_old_is_removed_and_what_is_used_is_not_old(cache: Path, capsys:
     assert main(["data", "cache", "--older-than", "30d", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     names = {entry["name"] for entry in listed["entries"]}
-    assert sum("-16-" in name for name in names) == 2 and not any("-24-" in name for name in names)
+    assert [sum(f"-{length}-" in name for name in names) for length in (16, 24)] == [2, 0]
     assert listed["bytes"] == sum(entry["bytes"] for entry in listed["entries"]) and not listed["removed"]
     before = {entry.path.name for entry in cache_entries(cache)}
     assert main(["data", "cache", "--older-than", "30d", "--remove"]) == 0
-    assert "removed" in capsys.readouterr().out
     assert {entry.path.name for entry in cache_entries(cache)} == before - names != set()
     assert main(["data", "cache", "--remove", "-q"]) == 0
     assert cache_entries(cache) == []

@@ -32,9 +32,7 @@ def encoded(tokenizer: TextTokenizer, texts: list[str], max_length: int | None =
 @pytest.mark.parametrize("max_length", [2, 3, 4, 5, 64])
 def test_wordpiece_is_cut_before_its_closing_token_and_what_is_cut_is_counted(vocab_file, max_length):
     tokenizer = load(vocab_file)
-    expected = [
-        (ids, 0) if len(ids) <= max_length else ([*ids[: max_length - 1], 3], len(ids) - max_length) for ids in IDS
-    ]
+    expected = [([*ids[:-1][: max_length - 1], 3], max(0, len(ids) - max_length)) for ids in IDS]
     assert encoded(tokenizer, TEXTS, max_length) == expected
     assert encoded(tokenizer, TEXTS, 64) == [(ids, 0) for ids in IDS], "earlier use changes nothing"
     assert (tokenizer.pad_id, tokenizer.vocab_size) == (0, 15)
@@ -77,7 +75,6 @@ def test_words_are_split_as_bert_splits_them(tmp_path):
         ("vocab.txt", "", "empty; expected one WordPiece token per line"),
         ("vocab.txt", "[PAD]\n[UNK]\nword\n", r"no \[CLS\], \[SEP\]; expected a WordPiece vocabulary"),
         ("README.md", "no tokenizer here", r"workload\.tokenizer: .*: expected a tokenizer saved by transformers"),
-        ("tokenizer.json", "{", "expected a tokenizer saved by transformers"),
         ("tokenizer.json", '{"foo": 1}', "expected a tokenizer saved by transformers"),
         ("tokenizer_config.json", "[]", "expected a tokenizer saved by transformers"),
     ],
@@ -115,8 +112,7 @@ def test_bytes_are_the_default_of_language_models_of_their_own_size() -> None:
     assert Workload().tokenizer_name == "distilbert-base-uncased"
 
 
-@pytest.mark.parametrize(("most", "ids", "cut"), [(5, [256, 97, 98, 257], 0), (4, [256, 97, 98, 257], 0),
-                                                  (3, [256, 97, 98], 1), (2, [256, 97], 1)])  # fmt: skip
+@pytest.mark.parametrize(("most", "ids", "cut"), [(4, [256, 97, 98, 257], 0), (3, [256, 97, 98], 1), (2, [256, 97], 1)])
 def test_a_cut_text_has_no_end_and_ends_are_part_of_the_digest(most: int, ids: list[int], cut: int) -> None:
     ending, endless = load("bytes", ends=True), load("bytes")
     assert encoded(ending, ["ab"], most) == [(ids, cut)]
