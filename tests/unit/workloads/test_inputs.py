@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -50,26 +51,24 @@ def labelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "said"),
+    ("settings", "said"),
     [
-        (["workload.model=nobody/nothing"], HubError, "'nobody/nothing' is not in the hub's cache"),
-        (["workload.tokenizer=none"], DataError, "none: expected a tokenizer"),
-        (["workload.tokenizer=bytes", "workload.size=model", "workload.model=none"], DataError, "expected a model"),
-        (["workload.tokenizer=bytes", "workload.weights=pretrained", "workload.model=none"], DataError, "a model"),
-        (["workload.tokenizer=bytes", "workload.weights=pretrained", "workload.model=shape"], DataError, "no weights"),
+        ("model=nobody/nothing", "'nobody/nothing' is not in the hub's cache"),
+        ("tokenizer=none", "none: expected a tokenizer"),
+        ("tokenizer=bytes size=model model=none", "expected a model"),
+        ("tokenizer=bytes weights=pretrained model=none", "a model"),
+        ("tokenizer=bytes weights=pretrained model=shape", "no weights"),
+        ("tokenizer=bytes", None),
+        ("tokenizer=bytes model=none", None),
+        ("tokenizer=bytes size=model model=shape", None),
     ],
 )
-def test_tokenizer_and_model_are_read_before_a_rank_starts(
-    labelled: list[str], settings: list[str], error: type[Exception], said: str
+def test_what_the_ranks_read_of_tokenizer_and_model_is_read_before_and_no_more(
+    labelled: list[str], settings: str, said: str | None
 ) -> None:
-    with pytest.raises(error, match=said):
-        check_inputs(load_config(None, [*labelled, *settings]))
-
-
-@pytest.mark.parametrize("settings", [[], ["workload.model=none"], ["workload.size=model", "workload.model=shape"]])
-def test_no_more_of_a_model_is_asked_for_than_the_ranks_read(labelled: list[str], settings: list[str]) -> None:
-    splits = check_inputs(load_config(None, [*labelled, "workload.tokenizer=bytes", *settings]))
-    assert splits is not None and len(splits.train) == 40
+    config = load_config(None, [*labelled, *(f"workload.{each}" for each in settings.split())])
+    with pytest.raises((DataError, HubError), match=said) if said else nullcontext():
+        assert len(check_inputs(config).train) == 40
 
 
 def test_texts_are_too_few_for_a_batch_but_their_blocks_are_not_known(tmp_path: Path) -> None:
@@ -82,11 +81,8 @@ def test_texts_are_too_few_for_a_batch_but_their_blocks_are_not_known(tmp_path: 
 def test_a_batch_for_each_worker_is_one_of_all_of_them(tmp_path: Path) -> None:
     path = written(tmp_path / "a.json", 20)
     check(path, "train.batch_per_worker=9")
-    with pytest.raises(
-        UsageError, match=r"train.global_batch: 20 \(train.batch_per_worker 10\) is more than"
-    ) as refused:
+    with pytest.raises(UsageError, match=r"20 \(train.batch_per_worker 10\) is more than.*\n.*at most 18 over all"):
         check(path, "train.batch_per_worker=10")
-    assert refused.value.hint.startswith("Use at most 18 over all workers")
     check(path, "train.batch_per_worker=5", "workload.subset=10")
     with pytest.raises(UsageError, match=r"2 of which are held out for evaluation, workload\.subset 10 of which are"):
         check(path, "train.batch_per_worker=6", "workload.subset=10")

@@ -25,7 +25,6 @@ def workload() -> DigitClassification:
 def test_its_shape(workload: DigitClassification) -> None:
     model = workload.build_model(3)
     assert sum(parameter.numel() for parameter in model.parameters()) == 42_310
-    assert [layer.out_features for layer in model if hasattr(layer, "out_features")] == [50, 50, 10]
     assert all(map(torch.equal, model.parameters(), workload.build_model(3).parameters()))
     assert (len(workload.train), len(workload.eval)) == (8192, 1024)
     assert (workload.train.lengths == 1).all() and workload.positions == 1
