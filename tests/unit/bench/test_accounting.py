@@ -20,7 +20,7 @@ def values(options: AccountingOptions) -> dict[str, tuple[float, str | None]]:
     return {row.case: (row.p50, row.unit) for row in rows if row.p50 is not None}
 
 
-def test_the_published_exercise() -> None:
+def test_the_published_exercise():
     found = values(AccountingOptions())
     expected: dict[str, tuple[float, str]] = {
         "parameters": (219_848_638_464, "parameters"),
@@ -55,7 +55,7 @@ def test_the_published_exercise() -> None:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_from_that_batch_on_computing_takes_longer_than_sending(exact: bool) -> None:
+def test_from_that_batch_on_computing_takes_longer_than_sending(exact):
     def bound(batch: float) -> bool:
         x, y = EXERCISE.fsdp, EXERCISE.tensor
         weights = 2 * 2 * EXERCISE.width * EXERCISE.inner / y / (EXERCISE.bandwidth * EXERCISE.fsdp_links)
@@ -67,7 +67,7 @@ def test_from_that_batch_on_computing_takes_longer_than_sending(exact: bool) -> 
     assert bound(batch * 1.001) and not bound(batch * 0.999)
 
 
-def test_devices_are_the_fewest_that_hold_it() -> None:
+def test_devices_are_the_fewest_that_hold_it():
     def needed(devices: int, tokens: int) -> float:
         activations = EXERCISE.saved_per_token * tokens
         return 16 * EXERCISE.parameters / devices + activations / 2 + activations / 2 / devices
@@ -78,14 +78,14 @@ def test_devices_are_the_fewest_that_hold_it() -> None:
     assert math.isinf(least_devices(EXERCISE, 100_000, 95e9))
 
 
-def test_a_mesh_that_is_never_compute_bound_has_no_batch() -> None:
+def test_a_mesh_that_is_never_compute_bound_has_no_batch():
     wide = replace(EXERCISE, tensor=1024)
     assert math.isinf(batch_of_sum(wide)) and math.isinf(batch_of_overlap(wide))
     found = values(AccountingOptions(tensor=1024))
     assert "compute-bound batch, axes not overlapped" not in found and found["parameters"][0] == EXERCISE.parameters
 
 
-def test_what_is_given_stands_in_for_the_presets() -> None:
+def test_what_is_given_stands_in_for_the_presets():
     found = values(AccountingOptions(preset="xl_h100", layers=2, local_tokens=(64,)))
     assert found["parameters"][0] == 2 * 1600 * 6400 * 2
     assert "least devices of 80 GB for FSDP, 64 tokens each" in found

@@ -36,7 +36,7 @@ def flash() -> tuple[Flash, list[Row]]:
     return benchmark, rows_here(benchmark)
 
 
-def test_every_pass_of_every_way(flash: tuple[Flash, list[Row]]) -> None:
+def test_every_pass_of_every_way(flash):
     benchmark, measured = flash
     named = [(row.columns["length"], row.columns["way"], row.columns["pass"]) for row in measured]
     ways = ("plain", "sdpa", "flash_torch")
@@ -57,7 +57,7 @@ def test_every_pass_of_every_way(flash: tuple[Flash, list[Row]]) -> None:
     assert unanswered("flash", measured) == ["3.4"], "which is about Triton"
 
 
-def test_plain_memory_is_quadratic_and_as_counted_by_hand() -> None:
+def test_plain_memory_is_quadratic_and_as_counted_by_hand():
     changes = {"lengths": (128, 256), "batch": 2, "ways": ("plain", "sdpa"), "iterations": 1}
     measured = rows_here(Attention(AttentionOptions(**{**SMALL, **changes})))
     assert all(row.reference_error < 1e-5 for row in measured)
@@ -71,7 +71,7 @@ def test_plain_memory_is_quadratic_and_as_counted_by_hand() -> None:
     assert counted == plain_bytes(2, 256, "float32") / 1e6 == 3 * 2 * 256**2 * 4 / 1e6
 
 
-def test_what_runs_out_of_memory_is_a_row_with_its_hand_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_runs_out_of_memory_is_a_row_with_its_hand_count(monkeypatch):
     monkeypatch.setattr(attention, "free_bytes", lambda _: 10_000)
     benchmark = Attention(AttentionOptions(**{**SMALL, "batch": 1}))
     measured = rows_here(benchmark)
@@ -81,7 +81,7 @@ def test_what_runs_out_of_memory_is_a_row_with_its_hand_count(monkeypatch: pytes
     assert "plain forward 64 x 8" in last and hand_count(1, 64, "float32") in last
 
 
-def test_the_kernel_refuses_what_is_above_the_limit_and_tiles_fit() -> None:
+def test_the_kernel_refuses_what_is_above_the_limit_and_tiles_fit():
     limit_mb = resident_bytes() / 1e6 + 150
     options = {"lengths": (256, 4096), "ways": ("plain", "flash_torch"), "iterations": 1, "memory_limit_mb": limit_mb}
     before = resource.getrlimit(resource.RLIMIT_DATA)
@@ -96,7 +96,7 @@ def test_the_kernel_refuses_what_is_above_the_limit_and_tiles_fit() -> None:
 
 @pytest.mark.slow
 @pytest.mark.matrix  # as it is, without the compiler, in tests/unit/kernels/test_flash.py
-def test_the_backward_pass_that_torch_compiles_is_right_and_quadratic_within() -> None:
+def test_the_backward_pass_that_torch_compiles_is_right_and_quadratic_within():
     ways = {"ways": ("flash_torch", "flash_compiled"), "lengths": (256,), "iterations": 1}
     measured = rows_here(Flash(AttentionOptions(**SMALL | ways)))
     assert all(row.status == "ok" and row.reference_error < 1e-5 for row in measured)
@@ -105,7 +105,7 @@ def test_the_backward_pass_that_torch_compiles_is_right_and_quadratic_within() -
 
 
 @pytest.mark.parametrize("way", ["flex", "sdpa_flash"])
-def test_what_needs_a_gpu_is_a_row_that_says_so(way: str) -> None:
+def test_what_needs_a_gpu_is_a_row_that_says_so(way):
     measured = rows_here(Attention(AttentionOptions(**{**SMALL, "ways": (way,)})))
     assert {row.status for row in measured} == {"skipped"} and all(way in str(row.reason) for row in measured)
 
@@ -119,9 +119,7 @@ def no_compiler_of_triton() -> Exception:
 
 
 @pytest.mark.parametrize("error", [no_compiler_of_triton, InvalidCxxCompiler], ids=["Triton", "torch.compile"])
-def test_what_needs_a_compiler_is_a_row_where_there_is_none(
-    error: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_needs_a_compiler_is_a_row_where_there_is_none(error, monkeypatch):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr("shutil.which", lambda *_: None)
 
@@ -133,7 +131,7 @@ def test_what_needs_a_compiler_is_a_row_where_there_is_none(
         assert row.status == "skipped" and "compiler:" in str(row.reason) and "\n" not in str(row.reason)
 
 
-def test_a_wrong_way_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_way_is_seen(monkeypatch):
     plain = attention.plain_attention
     own = lambda way, causal, device: lambda q, k, v: plain(q, k, v, not causal)  # noqa: E731
     monkeypatch.setattr(attention, "_own", own)
@@ -162,7 +160,7 @@ def faulty(fault: Callable[[Tensor], Tensor]) -> type[torch.autograd.Function]:
     return Faulty
 
 
-def test_a_wrong_gradient_is_seen_where_the_result_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_gradient_is_seen_where_the_result_is_right(monkeypatch):
     flash = Flash(AttentionOptions(**OURS))
     monkeypatch.setitem(attention.OURS, "flash_torch", faulty(lambda key: 2 * key))
     forward, *others = rows_here(flash)
@@ -176,9 +174,7 @@ def test_a_wrong_gradient_is_seen_where_the_result_is_right(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("emptying_ms", "count"), [(0.0, 3), (1.5, 20)])
-def test_flash_is_timed_by_triton_as_often_as_asked(
-    monkeypatch: pytest.MonkeyPatch, emptying_ms: float, count: int
-) -> None:
+def test_flash_is_timed_by_triton_as_often_as_asked(monkeypatch, emptying_ms, count):
     def do_bench(run: Callable[[], object], warmup: float, rep: float, return_mode: str) -> list[float]:
         assert return_mode == "all" and warmup in (0.5, 0)
         run()
@@ -193,7 +189,7 @@ def test_flash_is_timed_by_triton_as_often_as_asked(
     assert [(row.columns["timer"], row.n, row.p50) for row in own] == [("own", 3, 0.5)] * 2
 
 
-def test_what_is_compiled_runs_backward_once_after_each_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_compiled_runs_backward_once_after_each_forward(monkeypatch):
     passes: list[tuple[str, bool]] = []
 
     def backward(result: Tensor, *, again: bool = False) -> None:
@@ -207,7 +203,7 @@ def test_what_is_compiled_runs_backward_once_after_each_forward(monkeypatch: pyt
     assert {each for each, again in passes if again} == {"backward"}
 
 
-def test_tritons_timer_needs_a_gpu_and_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tritons_timer_needs_a_gpu_and_triton(monkeypatch):
     module, gpu = ModuleType("triton.testing"), torch.device("cuda")
     module.__dict__["do_bench"] = timer = lambda: None
     monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
@@ -216,7 +212,7 @@ def test_tritons_timer_needs_a_gpu_and_triton(monkeypatch: pytest.MonkeyPatch) -
         assert attention.triton_timer(device) is found
 
 
-def test_memory_on_a_gpu_leaves_out_what_is_compiled_and_tuned_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_on_a_gpu_leaves_out_what_is_compiled_and_tuned_first(monkeypatch):
     done: list[str] = []
     nothing = Changes(0, 0, np.zeros(1), np.zeros(1, dtype=np.int64))
     monkeypatch.setattr(attention, "watch", lambda work, *_, **__: (done.append("watched"), work(), nothing)[1:])
@@ -224,7 +220,7 @@ def test_memory_on_a_gpu_leaves_out_what_is_compiled_and_tuned_first(monkeypatch
     assert done == ["forward", "backward", "watched", "forward", "watched", "backward"]
 
 
-def test_flex_makes_its_mask_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flex_makes_its_mask_once(monkeypatch):
     from torch.nn.attention import flex_attention as torchs
 
     made: list[int] = []

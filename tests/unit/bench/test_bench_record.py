@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Run:
     return made
 
 
-def test_it_is_read_as_it_was_written(run: Run) -> None:
+def test_it_is_read_as_it_was_written(run):
     assert read_benchmark(run).options == CollectivesOptions()
     assert [row.case for row in read_rows(run)] == ["all_reduce 1 MiB"]
 
@@ -47,7 +47,7 @@ def test_it_is_read_as_it_was_written(run: Run) -> None:
         ("../x", {}, UsageError, "is not a benchmark"),
     ],
 )
-def test_a_benchmark_or_options_that_are_none(run: Run, name: str, options: dict, error: type, said: str) -> None:
+def test_a_benchmark_or_options_that_are_none(run, name, options, error, said):
     (run.path / BENCH_FILE).write_text(json.dumps({"name": name, "options": options}))
     with pytest.raises(error, match=said):
         read_benchmark(run)
@@ -69,13 +69,13 @@ ROW = '{"case": "a", "shape": [1], "dtype": "float32", "device": "cpu"'
         ),
     ],
 )
-def test_rows_that_are_none(run: Run, line: str) -> None:
+def test_rows_that_are_none(run, line):
     rows_file(run).write_text(f"{line}\n")
     with pytest.raises(RecordError, match="holds what is no row of a benchmark"):
         read_rows(run)
 
 
-def test_a_row_goes_in_the_place_of_a_torn_one(run: Run) -> None:
+def test_a_row_goes_in_the_place_of_a_torn_one(run):
     with rows_file(run).open("a") as file:
         file.write('[{"case": "b"')
     assert [row.case for row in read_rows(run)] == ["all_reduce 1 MiB"] and cases_done(run) == 1
@@ -84,12 +84,12 @@ def test_a_row_goes_in_the_place_of_a_torn_one(run: Run) -> None:
     assert read_rows(run)[1].columns == {"mfu": None}
 
 
-def test_a_later_version_may_say_more_of_a_row(run: Run) -> None:
+def test_a_later_version_may_say_more_of_a_row(run):
     rows_file(run).write_text(f'[{ROW}, "p99": 3.0}}]\n')
     assert [row.case for row in read_rows(run)] == ["a"]
 
 
-def test_rows_of_other_cases_are_not_gone_on_with(run: Run) -> None:
+def test_rows_of_other_cases_are_not_gone_on_with(run):
     benchmark = read_benchmark(run)
     with pytest.raises(
         RecordError, match=r"rows of 'all_reduce 1 MiB' where, here and now, case 1 is 'all_reduce 0.1 "
@@ -104,7 +104,7 @@ def test_rows_of_other_cases_are_not_gone_on_with(run: Run) -> None:
         check_rows(run, benchmark)
 
 
-def test_rows_without_a_summary_are_not_gone_on_with(run: Run) -> None:
+def test_rows_without_a_summary_are_not_gone_on_with(run):
     benchmark = BENCHMARKS.find("nsys").load()(NsysOptions())
     case = benchmark.cases()[0]
     rows_file(run).unlink()

@@ -109,7 +109,7 @@ def run_it(capsys: Output, code: int = 0, *more: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_rows_files_and_figure(store: RunStore, ranks: Planted, capsys: Output) -> None:
+def test_rows_files_and_figure(store, ranks, capsys):
     shown = run_it(capsys, 0, "--name", "c")
     (run,) = store.list()
     assert (shown["command"], shown["name"], shown["run"]["status"]) == ("bench", "collectives", "completed")
@@ -123,7 +123,7 @@ def test_rows_files_and_figure(store: RunStore, ranks: Planted, capsys: Output) 
     assert model.allreduce_ms(2**20 / 1e6, 2) == pytest.approx(shown["rows"][0]["p50"])
 
 
-def test_a_case_without_memory_is_a_row_and_the_others_go_on(store: RunStore, ranks: Planted, capsys: Output) -> None:
+def test_a_case_without_memory_is_a_row_and_the_others_go_on(store, ranks, capsys):
     ranks[1] = NothingFits("16 GiB asked for")
     shown = run_it(capsys, 0, "--no-figures")
     assert [line["status"] for line in shown["rows"]] == ["ok", "oom", "ok"]
@@ -144,9 +144,7 @@ def test_a_case_without_memory_is_a_row_and_the_others_go_on(store: RunStore, ra
         (OSError(errno.ENOSPC, "No space left on device"), 2, Status.FAILED),
     ],
 )
-def test_what_was_measured_is_kept_and_shown_at_every_end(
-    store: RunStore, ranks: Planted, capsys: Output, error: BaseException, code: int, status: Status
-) -> None:
+def test_what_was_measured_is_kept_and_shown_at_every_end(store, ranks, capsys, error, code, status):
     ranks[2] = error
     shown = run_it(capsys, code)
     (run,) = store.list()
@@ -163,7 +161,7 @@ def test_what_was_measured_is_kept_and_shown_at_every_end(
     assert len((run.path / "rows.csv").read_text().splitlines()) == 4
 
 
-def test_a_case_behind_a_hundred_that_were_not_measured_is_drawn(store: RunStore) -> None:
+def test_a_case_behind_a_hundred_that_were_not_measured_is_drawn(store):
     run = store.create("bench", "collectives")
     case = Collectives(CollectivesOptions(backend=("gloo",))).cases()[0]
     skipped = Row(case.name, case.shape, case.dtype, "cpu", status="skipped", columns=case.columns)
@@ -172,7 +170,7 @@ def test_a_case_behind_a_hundred_that_were_not_measured_is_drawn(store: RunStore
     assert drawing is not None and len(drawing.table) == 1
 
 
-def test_a_timeline_that_was_taken_twice_is_drawn_once(store: RunStore) -> None:
+def test_a_timeline_that_was_taken_twice_is_drawn_once(store):
     run = store.create("bench", "memory")
     line = {"size": "tiny", "dtype": "float32", "phase": "step", "context": 64, "batch": 4, "ms": [0, 1]}
     for mb in ([9, 9], [1, 2]):
@@ -181,9 +179,7 @@ def test_a_timeline_that_was_taken_twice_is_drawn_once(store: RunStore) -> None:
     assert drawing is not None and drawing.table["mb"].to_list() == [1, 2]
 
 
-def test_what_was_begun_on_a_gpu_does_not_go_on_without_one(
-    store: RunStore, ranks: Planted, monkeypatch: pytest.MonkeyPatch, capsys: Output
-) -> None:
+def test_what_was_begun_on_a_gpu_does_not_go_on_without_one(store, ranks, monkeypatch, capsys):
     ranks[1] = Terminated(signal.SIGTERM)
     monkeypatch.setattr(bench_run, "this_machine", lambda: Machine(cores=2, gpus=1, bf16=True))
     assert main(["bench", "precision", "--set", "features=16"]) == 143
@@ -203,25 +199,19 @@ def test_what_was_begun_on_a_gpu_does_not_go_on_without_one(
         (("collectives", "--set", "iteration=3"), "Did you mean 'iterations'?"),
     ],
 )
-def test_a_mistake_leaves_nothing(
-    store: RunStore, ranks: Planted, capsys: Output, words: tuple[str, ...], said: str
-) -> None:
+def test_a_mistake_leaves_nothing(store, ranks, capsys, words, said):
     assert main(["bench", *words]) == 2
     assert said in capsys.readouterr().err and not store.root.exists()
 
 
-def test_sizes_that_are_the_same_elements_are_one_size(
-    ranks: Planted, capsys: Output, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_sizes_that_are_the_same_elements_are_one_size(ranks, capsys, recwarn):
     words = ("--set", "sizes_mib=1e-9,2e-9", "--set", "backend=gloo", "--set", "operations=all_reduce", "--no-figures")
     assert main(["bench", "collectives", *words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["summary"]["fits"] == [] and not recwarn.list
 
 
 @pytest.mark.parametrize(("counted", "code"), [(True, 0), (False, 3)])
-def test_what_the_system_kills_for_memory_is_a_row_and_other_kills_are_none(
-    ranks: Planted, monkeypatch: pytest.MonkeyPatch, capsys: Output, counted: bool, code: int
-) -> None:
+def test_what_the_system_kills_for_memory_is_a_row_and_other_kills_are_none(ranks, monkeypatch, capsys, counted, code):
     ranks[1] = RanksEnded({0: -signal.SIGTERM, 1: -signal.SIGKILL})
     monkeypatch.setattr(bench_run, "memory_kills", lambda: int(counted and not ranks))
     shown = run_it(capsys, code, "--no-figures")
@@ -229,9 +219,7 @@ def test_what_the_system_kills_for_memory_is_a_row_and_other_kills_are_none(
     assert "was killed by SIGKILL" in (shown["rows"][1]["reason"] if counted else shown["error"]["message"])
 
 
-def test_sizes_for_a_gpu_are_refused_without_one_unless_they_are_asked_for(
-    store: RunStore, ranks: Planted, monkeypatch: pytest.MonkeyPatch, capsys: Output
-) -> None:
+def test_sizes_for_a_gpu_are_refused_without_one_unless_they_are_asked_for(store, ranks, monkeypatch, capsys):
     monkeypatch.setattr(bench_run, "this_machine", lambda: Machine(cores=2, gpus=0, bf16=False))
     monkeypatch.setattr(suite, "this_machine", lambda: Machine(cores=2, gpus=0, bf16=False))
     for name in (name for name, entry in BENCHMARKS.items() if entry.full and name != "collectives"):
@@ -262,9 +250,7 @@ class Parts(PrecisionStudy):
         return [Measured(np.array([part]), {"part": part}) for part in (1.0, 2.0)]
 
 
-def test_cases_of_several_rows_and_of_several_numbers_of_ranks(
-    store: RunStore, ranks: Planted, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cases_of_several_rows_and_of_several_numbers_of_ranks(store, ranks, monkeypatch):
     launched_ranks: list[int] = []
 
     def launched(module: str, runs: Sequence[Run], launch: Launch) -> RanksEnded:
@@ -284,9 +270,7 @@ def test_cases_of_several_rows_and_of_several_numbers_of_ranks(
 
 
 @pytest.mark.parametrize(("processes", "said"), [(2, None), (3, "3 processes share 2 usable cores")])
-def test_more_processes_than_cores_are_told(
-    processes: int, said: str | None, store: RunStore, ranks: Planted, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_processes_than_cores_are_told(processes, said, store, ranks, monkeypatch):
     monkeypatch.setattr(bench_run, "this_machine", lambda: Machine(cores=2, gpus=0, bf16=False))
     assert main(["bench", "collectives", "--no-figures", "--set", f"processes={processes}"]) == 0
     warnings = store.list()[0].record().warnings
@@ -294,7 +278,7 @@ def test_more_processes_than_cores_are_told(
 
 
 @pytest.mark.slow
-def test_what_many_cases_compile_is_compiled_in_all_of_them() -> None:
+def test_what_many_cases_compile_is_compiled_in_all_of_them():
     """torch compiles one function eight times in a process, and runs it as it is in further cases, without a word."""
     compiled: list[object] = []
 

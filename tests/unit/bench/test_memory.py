@@ -58,7 +58,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Row], Path]
     return rows(folder), folder
 
 
-def test_peaks_grow_from_phase_to_phase_and_with_the_context(measured: tuple[list[Row], Path]) -> None:
+def test_peaks_grow_from_phase_to_phase_and_with_the_context(measured):
     found, _ = measured
     by = peaks(found)
     assert {(row.status, row.unit) for row in found} == {("ok", "MB")} and in_order(by)
@@ -68,14 +68,12 @@ def test_peaks_grow_from_phase_to_phase_and_with_the_context(measured: tuple[lis
     assert by[16, "forward"].p50 == pytest.approx(before + 2 * LOGITS_MB, abs=0.1)  # and their softmax
 
 
-def test_phases_that_are_mixed_up_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_that_are_mixed_up_are_seen(monkeypatch):
     monkeypatch.setitem(memory_bench.WORK, "forward", memory_bench.WORK["forward_saved"])
     assert not in_order(peaks(rows()))
 
 
-def test_the_residual_stream_is_as_its_formula_says(
-    measured: tuple[list[Row], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_residual_stream_is_as_its_formula_says(measured, monkeypatch):
     residual = [row for row in measured[0] if row.columns["quantity"] == "residual"]
     assert [(row.p50, row.reference_error) for row in residual] == [(4 * 4 * n * 128 / 1e6, 0) for n in (8, 16)]
     benchmark = Memory(MemoryOptions())
@@ -85,7 +83,7 @@ def test_the_residual_stream_is_as_its_formula_says(
     assert any("residual stream is off its formula" in line for line in benchmark.said(wrong))
 
 
-def test_the_largest_tensors_say_where_they_are_made(measured: tuple[list[Row], Path]) -> None:
+def test_the_largest_tensors_say_where_they_are_made(measured):
     for phase, place in (("forward", "modeling_gpt2.py:"), ("step", "Backward")):
         wanted = {"quantity": "tensor", "context": 16, "phase": phase}
         tensors = [row for row in measured[0] if wanted.items() <= row.columns.items()]
@@ -94,7 +92,7 @@ def test_the_largest_tensors_say_where_they_are_made(measured: tuple[list[Row], 
         assert any(place in str(row.columns["stack"]) for row in tensors)
 
 
-def test_timelines_reach_the_peak(measured: tuple[list[Row], Path]) -> None:
+def test_timelines_reach_the_peak(measured):
     found, folder = measured
     lines = [json.loads(line) for line in (folder / "ranks" / "timelines.jsonl").read_text().splitlines()]
     assert [(line["context"], line["phase"]) for line in lines] == [(n, phase) for n in (8, 16) for phase in PHASES]
@@ -104,7 +102,7 @@ def test_timelines_reach_the_peak(measured: tuple[list[Row], Path]) -> None:
         assert line["ms"] == sorted(line["ms"])
 
 
-def test_what_is_watched_is_counted_to_the_byte() -> None:
+def test_what_is_watched_is_counted_to_the_byte():
     def work() -> torch.Tensor:
         result = torch.ones(1000)
         del_me = torch.ones(3000)
@@ -117,20 +115,20 @@ def test_what_is_watched_is_counted_to_the_byte() -> None:
     assert "test_memory.py" in first.stack and "work" in first.stack
 
 
-def test_thinned_timelines_keep_the_most() -> None:
+def test_thinned_timelines_keep_the_most():
     changes = changes_of([(float(at), 1 if at != 5000 else 10**6) for at in range(9000)])
     ms, nbytes = thinned(changes)
     assert len(ms) <= 2000 and nbytes.max() == changes.most and np.all(np.diff(ms) > 0)
 
 
-def test_a_memory_history_of_cuda_is_read() -> None:
+def test_a_memory_history_of_cuda_is_read():
     done = [("segment_alloc", 2**21), ("alloc", 512), ("alloc", 1024), ("free_requested", 512), ("free_completed", 512)]
     trace = [{"action": action, "size": size, "time_us": 1000 * ms} for ms, (action, size) in enumerate(done)]
     changes = changes_of(traced_changes({"device_traces": [[], trace]}, 1))
     assert changes.nbytes.tolist() == [0, 512, 1536, 1024] and changes.ms.tolist() == [0, 0, 1, 3]
 
 
-def test_storages_are_counted_once() -> None:
+def test_storages_are_counted_once():
     layer = nn.Linear(4, 4, bias=False)
     assert memory_bench.storage_bytes([layer.weight, layer.weight.T, layer.weight[:2]]) == 64
     assert parameters_of(nn.ModuleList([layer, layer])) == 16

@@ -27,7 +27,7 @@ def rows(**changes: object) -> list[Row]:
     return rows_here(Transformer(TransformerOptions(**{**SMALL, **changes})))
 
 
-def test_phases_of_every_model_and_what_warm_up_leaves_out() -> None:
+def test_phases_of_every_model_and_what_warm_up_leaves_out():
     benchmark = Transformer(TransformerOptions(**{**SMALL, "precisions": ("fp32", "bf16")}))
     measured = rows_here(benchmark)
     first, second = ([row for row in measured if row.dtype == dtype] for dtype in ("float32", "bfloat16"))
@@ -49,7 +49,7 @@ def test_phases_of_every_model_and_what_warm_up_leaves_out() -> None:
     assert unanswered("transformer", measured) == ["2.2b"], "which is about what is compiled"
 
 
-def test_rows_of_fewer_left_out_are_of_the_same_series(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_fewer_left_out_are_of_the_same_series(monkeypatch):
     series = np.arange(24.0).reshape(6, 4)
     monkeypatch.setattr(transformer, "time_phases", lambda step, n: series[:n])
     steps = rows()[3::4]
@@ -57,7 +57,7 @@ def test_rows_of_fewer_left_out_are_of_the_same_series(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("size", ["tiny", "small"])
-def test_flops_of_the_formula_are_those_that_torch_counts(size: str) -> None:
+def test_flops_of_the_formula_are_those_that_torch_counts(size):
     batch, context = 2, 16
     config = config_of(size, context)
     config._attn_implementation = "eager"
@@ -73,7 +73,7 @@ def test_flops_of_the_formula_are_those_that_torch_counts(size: str) -> None:
     assert backward.get_total_flops() == 2 * formula
 
 
-def test_sizes_are_those_of_the_assignment() -> None:
+def test_sizes_are_those_of_the_assignment():
     found = {}
     for size in ("small", "xl-2025", "2.7B"):
         with torch.device("meta"):
@@ -81,13 +81,13 @@ def test_sizes_are_those_of_the_assignment() -> None:
     assert found == pytest.approx({"small": 0.129, "xl-2025": 1.998, "2.7B": 3.407}, abs=1e-3)
 
 
-def test_a_model_that_cannot_fit_is_a_row_with_its_hand_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_fit_is_a_row_with_its_hand_count(monkeypatch):
     monkeypatch.setattr(model_step, "free_bytes", lambda _: 30_000_000)
     (row,) = rows()
     assert row.status == "oom" and "M parameters x 16 B = 33" in str(row.reason)
 
 
-def test_what_cannot_be_compiled_is_a_row_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_compiled_is_a_row_that_says_why(monkeypatch):
     class Refuses(torch.nn.Module):
         def forward(self, *_: object, **__: object) -> None:
             raise InvalidCxxCompiler()
@@ -98,7 +98,7 @@ def test_what_cannot_be_compiled_is_a_row_that_says_why(monkeypatch: pytest.Monk
     assert [row.status for row in compiled] == ["skipped"] and "torch.compile: " in str(compiled[0].reason)
 
 
-def test_compiling_is_outside_of_the_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_is_outside_of_the_times(monkeypatch):
     calls = []
     monkeypatch.setattr(torch, "compile", lambda model: model)
     monkeypatch.setattr(transformer, "_compiled_in", lambda step: calls.append(step) or 7.0)
@@ -107,7 +107,7 @@ def test_compiling_is_outside_of_the_times(monkeypatch: pytest.MonkeyPatch) -> N
     assert "2.2b" not in unanswered("transformer", [*rows(), *compiled])
 
 
-def test_a_wrong_phase_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_phase_order_is_seen(monkeypatch):
     step = ModelStep(build_model("tiny", 8, CPU), 4, 8, "float32")
     called: list[str] = []
     for name in ("forward", "backward", "update"):
@@ -128,6 +128,6 @@ def test_a_wrong_phase_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert transformer.time_phases(step, 2).tolist() == [[1, 10, 100, 111]] * 2
 
 
-def test_peaks_are_of_known_devices_only() -> None:
+def test_peaks_are_of_known_devices_only():
     assert peak_flops("NVIDIA H100 80GB HBM3", "bfloat16") == 989e12
     assert np.isnan(peak_flops("cpu", "float32"))

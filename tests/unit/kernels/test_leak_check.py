@@ -31,7 +31,7 @@ ROW, BOUNDARIES = row_of(SAMPLES)
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_packed_is_what_each_sample_alone_is(name: str) -> None:
+def test_packed_is_what_each_sample_alone_is(name):
     """Also where a text holds the token of the padding."""
     model = tiny_model(name)
     pad = model.config.pad_token_id or 0
@@ -45,7 +45,7 @@ def test_packed_is_what_each_sample_alone_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_boundary_off_by_one_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_boundary_off_by_one_is_found(name, monkeypatch):
     """In attention alone: positions and the head's tokens are right."""
     attend = packed_attention.attend
 
@@ -61,7 +61,7 @@ def test_a_boundary_off_by_one_is_found(name: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", [name for name in CHANGES if name not in CAUSAL and "mean" not in name])
-def test_a_head_that_reads_the_token_beside_its_own_is_found(name: str) -> None:
+def test_a_head_that_reads_the_token_beside_its_own_is_found(name):
     model = tiny_model(name)
     alone = observe(model, alone_pass(model, ROW, BOUNDARIES))
     use_packed_rows(model)
@@ -70,7 +70,7 @@ def test_a_head_that_reads_the_token_beside_its_own_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["modernbert, first token", "modernbert, mean"])
-def test_a_window_that_is_not_kept_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_that_is_not_kept_is_found(name, monkeypatch):
     assert max(LENGTHS) > WINDOW
     attend = packed_attention.attend
     monkeypatch.setattr(packed_attention, "attend", lambda *given, window, **more: attend(*given, window=None, **more))
@@ -79,7 +79,7 @@ def test_a_window_that_is_not_kept_is_found(name: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("longest", [12, 24])
-def test_positions_that_depend_on_the_longest_sample_are_found(longest: int) -> None:
+def test_positions_that_depend_on_the_longest_sample_are_found(longest):
     """Rows and padded batches shift them alike."""
     dynamic = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
     model = tiny_model("llama", max_position_embeddings=12, rope_parameters=dynamic)
@@ -87,13 +87,13 @@ def test_positions_that_depend_on_the_longest_sample_are_found(longest: int) -> 
         check_packed_rows(model, [*SAMPLES, tokens((longest,))[0]])
 
 
-def test_what_is_no_number_is_a_fault() -> None:
+def test_what_is_no_number_is_a_fault():
     worst = Seen(0.0, float("nan"), 0.0).worst(Seen(0.0, 1.0, 0.0))
     assert "outputs differ" in str(worst.fault()) and Seen(float("nan")).fault() is not None
     assert Seen(0.0, 1e-6, 1e-6).fault() is None and "gradients" in str(Seen(0.0, 0.0, 2e-5).fault())
 
 
-def test_dropout_is_off_in_the_check_and_on_in_training() -> None:
+def test_dropout_is_off_in_the_check_and_on_in_training():
     model = tiny_model("distilbert", attention_dropout=0.5, dropout=0.5).train()
     check_packed_rows(model, SAMPLES)
     assert model.training
@@ -108,9 +108,7 @@ def leaking(query: Tensor, key: Tensor, value: Tensor, boundaries: Boundaries, *
 
 @pytest.mark.parametrize("name", ["distilbert", "bert", "roberta", "modernbert, mean", "gpt2", "llama"])
 @pytest.mark.parametrize("dropping", [True, False], ids=["training", "evaluation"])
-def test_the_kernels_of_training_and_of_evaluation_are_both_checked(
-    name: str, dropping: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kernels_of_training_and_of_evaluation_are_both_checked(name, dropping, monkeypatch):
     """Which one runs depends on the rate of dropout; in half precision on GPUs these are three."""
     rates = {**dict.fromkeys(("bert", "roberta"), "attention_probs_dropout_prob"), "gpt2": "attn_pdrop"}
     model = tiny_model(name, **{rates.get(name, "attention_dropout"): 0.3})
@@ -127,13 +125,13 @@ def test_the_kernels_of_training_and_of_evaluation_are_both_checked(
 
 
 @pytest.mark.parametrize("given", [SAMPLES[:1], []])
-def test_a_sample_alone_proves_nothing(given: list[list[int]]) -> None:
+def test_a_sample_alone_proves_nothing(given):
     with pytest.raises(UsageError, match="of at least 2 samples"):
         check_packed_rows(tiny_model("bert"), given)
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_prepared_model_takes_packed_rows_only(name: str) -> None:
+def test_a_prepared_model_takes_packed_rows_only(name):
     model = use_packed_rows(tiny_model(name))
     for said, given in {
         "without boundaries": {"input_ids": ROW},
@@ -144,7 +142,7 @@ def test_a_prepared_model_takes_packed_rows_only(name: str) -> None:
             model(**given)
 
 
-def test_it_is_prepared_once_and_shares_its_configuration_with_no_other() -> None:
+def test_it_is_prepared_once_and_shares_its_configuration_with_no_other():
     config = transformers.AutoConfig.for_model("distilbert", dim=16, hidden_dim=32, n_layers=1, n_heads=2)
     make = transformers.DistilBertForSequenceClassification
     model, other = make(config), make(config)
@@ -155,7 +153,7 @@ def test_it_is_prepared_once_and_shares_its_configuration_with_no_other() -> Non
     assert "_attn_implementation" not in str(model.config.to_dict())
 
 
-def test_other_models_are_refused_with_those_that_are_known() -> None:
+def test_other_models_are_refused_with_those_that_are_known():
     with pytest.raises(UsageError, match="AlbertForSequenceClassification is not among") as caught:
         use_packed_rows(CLASSIFIER.auto_class().from_config(transformers.AlbertConfig(**CONFIGS["albert"])))
     assert all(name in caught.value.hint for name in KNOWN)
@@ -163,7 +161,7 @@ def test_other_models_are_refused_with_those_that_are_known() -> None:
         use_packed_rows(tiny_model("bert", is_decoder=True))
 
 
-def test_a_layer_that_boundaries_do_not_get_to_is_no_guess() -> None:
+def test_a_layer_that_boundaries_do_not_get_to_is_no_guess():
     model = use_packed_rows(tiny_model("distilbert"))
     with pytest.raises(UsageError, match="DistilBertSelfAttention: the boundaries of the packed row did not get"):
         model.distilbert.transformer.layer[0](torch.zeros(1, 4, 16))
@@ -172,7 +170,7 @@ def test_a_layer_that_boundaries_do_not_get_to_is_no_guess() -> None:
 ENCODERS = [name for name in CHANGES if name not in CAUSAL]
 
 
-def test_a_flattened_row_is_transformers_own() -> None:
+def test_a_flattened_row_is_transformers_own():
     collator = transformers.DataCollatorWithFlattening(return_tensors="pt", position_ids_start=2)
     expected = collator([{"input_ids": sample} for sample in SAMPLES])
     found = flattened_row(SAMPLES, 2)
@@ -183,9 +181,7 @@ def test_a_flattened_row_is_transformers_own() -> None:
 @pytest.mark.parametrize(
     ("name", "use_cache"), [*((name, False) for name in CHANGES), *((name, True) for name in CAUSAL)]
 )
-def test_samples_of_a_flattened_row_are_apart_in_a_language_model_without_its_cache_alone(
-    name: str, use_cache: bool
-) -> None:
+def test_samples_of_a_flattened_row_are_apart_in_a_language_model_without_its_cache_alone(name, use_cache):
     """An encoder attends to the whole row, whatever its positions say; a cache leaves them unnoticed."""
     found = look_at_flattened_rows(tiny_model(name), SAMPLES, torch.bfloat16, use_cache=use_cache)
     assert found["precisions"] == ["fp32", "bfloat16"] and found["lengths"] == list(LENGTHS)
@@ -198,7 +194,7 @@ def test_samples_of_a_flattened_row_are_apart_in_a_language_model_without_its_ca
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_the_head_reads_each_samples_own_state(name: str) -> None:
+def test_the_head_reads_each_samples_own_state(name):
     """Where attention gives each token its own value, the logits are those of the samples alone."""
 
     def own_value(module: object, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> tuple:

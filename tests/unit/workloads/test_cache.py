@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
-import subprocess
-import sys
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from multiprocessing.process import BaseProcess
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,7 @@ from dynbench.workloads.registry import build_workload
 from dynbench.workloads.token_shards import ARRAYS, Texts, already_checked, load_or_tokenise
 
 TEXTS = ["a" * (index % 7 + 1) + str(index) for index in range(40)]
+FORK = multiprocessing.get_context("fork")
 FACTS = {"layout": 1, "tokenizer": "letters"}
 
 
@@ -37,7 +40,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Letters:
-    """Tokenises by character, at most five; remembers what it was given, and stops at a text that ends so."""
+    """Tokenises by character, at most five; remembers what it was given, and is killed at a text that ends so."""
 
     def __init__(self, stop: str = "none") -> None:
         self.seen: list[str] = []
@@ -45,12 +48,9 @@ class Letters:
 
     def __call__(self, texts: Sequence[str]) -> Iterator[tuple[list[int], int]]:
         if any(text.endswith(self.stop) for text in texts):
-            self.stopped()
+            os.kill(os.getpid(), signal.SIGKILL)
         self.seen += texts
         return (([ord(letter) for letter in text[:5]], max(0, len(text) - 5)) for text in texts)
-
-    def stopped(self) -> None:
-        raise KeyboardInterrupt
 
 
 def texts_of(texts: Sequence[str] = TEXTS, encode: Letters | None = None) -> Texts:
@@ -144,39 +144,37 @@ def test_what_is_wrong_with_a_text_is_raised_with_its_number(tmp_path):
         load_or_tokenise(tmp_path / "c", FACTS, replace(texts_of(), read=read))
 
 
-WRITER = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-import test_cache as t
-t.token_shards.SHARD_CHARACTERS, t.token_shards.CHUNK_CHARACTERS = 30, 12
-t.Letters.stopped = lambda self: os.kill(os.getpid(), signal.SIGKILL)
-encode = t.Letters(sys.argv[3])
-t.load_or_tokenise(Path(sys.argv[1]), t.FACTS, t.texts_of(encode=encode))
-print(len(encode.seen))
-"""
+def writer(folder: Path, texts: SimpleQueue, stop: str = "none") -> BaseProcess:
+    """A process that writes, puts how many texts it tokenised, and is killed at a text that ends so."""
 
+    def write() -> None:
+        encode = Letters(stop)
+        load_or_tokenise(folder, FACTS, texts_of(encode=encode))
+        texts.put(len(encode.seen))
 
-def writer(folder: Path, stop: str = "none") -> subprocess.Popen[str]:
-    arguments = [sys.executable, "-c", WRITER, str(folder), str(Path(__file__).parent), stop]
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    process = FORK.Process(target=write)
+    process.start()
+    return process
 
 
 def test_a_killed_writer_leaves_what_another_continues(tmp_path, whole, caplog):
-    assert writer(tmp_path / "b", "30").wait() == -9
+    process = writer(tmp_path / "b", FORK.SimpleQueue(), "30")
+    process.join()
     record, encode = json.loads((tmp_path / "b" / RECORD).read_text()), Letters()
     done = sum(entry is not None for entry in record["shards"])
     (tmp_path / "b" / ".00003.ids.npy.0123.tmp").write_bytes(b"of a writer that was killed")
     with caplog.at_level(logging.INFO):
         load_or_tokenise(tmp_path / "b", FACTS, texts_of(encode=encode))
+    assert process.exitcode == -signal.SIGKILL
     assert done > 0 and len(encode.seen) < len(TEXTS) and f"{done} shards" in caplog.text
     assert files(tmp_path / "b") == whole
 
 
-@pytest.mark.slow
 def test_of_several_at_once_one_writes(tmp_path):
-    started = [writer(tmp_path / "a") for _ in range(3)]
-    assert sorted(int(process.communicate()[0]) for process in started) == [0, 0, len(TEXTS)]
+    texts = FORK.SimpleQueue()
+    for process in [writer(tmp_path / "a", texts) for _ in range(3)]:
+        process.join()
+    assert sorted(texts.get() for _ in range(3)) == [0, 0, len(TEXTS)]
 
 
 def test_the_folder_is_the_named_one_else_the_users(monkeypatch, tmp_path):
@@ -210,7 +208,7 @@ def tokenise(folder: Path, length: int) -> None:
     build_workload(load_config(None, [*given, "train.global_batch=4"]))
 
 
-def test_everything_of_ours_is_listed_and_nothing_else(cache: Path) -> None:
+def test_everything_of_ours_is_listed_and_nothing_else(cache):
     found = cache_entries(cache)
     ours = {path for path in cache.iterdir() if path.suffix != ".lock"} - {cache / "notes.txt", cache / "thesis"}
     assert {entry.path for entry in found} == ours and len([entry for entry in found if entry.path.is_dir()]) == 4
@@ -219,7 +217,7 @@ def test_everything_of_ours_is_listed_and_nothing_else(cache: Path) -> None:
     assert cache_entries(cache / "nowhere") == []
 
 
-def test_what_is_old_is_removed_and_what_is_used_is_not_old(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_old_is_removed_and_what_is_used_is_not_old(cache, capsys):
     long_ago = time.time() - 40 * 86_400
     for entry in cache_entries(cache):
         for path in (entry.path, entry.path / RECORD) if entry.path.is_dir() else (entry.path,):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,7 +40,7 @@ def made() -> CausalLanguageModel:
 
 
 @pytest.mark.parametrize("size", MILLIONS)
-def test_sizes_have_their_number_of_parameters(size: str) -> None:
+def test_sizes_have_their_number_of_parameters(size):
     source = language_model(configured(f"workload.size={size}").workload).source(BYTES)
     with torch.device("meta"):
         model = make_model(source.config, size, "", LANGUAGE_MODEL)
@@ -61,12 +60,12 @@ def test_sizes_have_their_number_of_parameters(size: str) -> None:
         ("size=model", r"name one \(--model gpt2"),
     ],
 )
-def test_a_size_or_a_model_that_it_does_not_have_is_refused(setting: str, said: str) -> None:
+def test_a_size_or_a_model_that_it_does_not_have_is_refused(setting, said):
     with pytest.raises(ConfigError, match=said):
         load_config(None, ["workload.name=causal_lm", f"workload.{setting}"])
 
 
-def test_the_loss_is_the_sum_over_the_next_tokens(made: CausalLanguageModel) -> None:
+def test_the_loss_is_the_sum_over_the_next_tokens(made):
     model = made.build_model(0).double().eval()
     ids = np.arange(5)
     wanted = 0.0
@@ -84,7 +83,7 @@ def test_the_loss_is_the_sum_over_the_next_tokens(made: CausalLanguageModel) -> 
     )
 
 
-def test_what_pads_counts_nothing_and_changes_nothing(made: CausalLanguageModel) -> None:
+def test_what_pads_counts_nothing_and_changes_nothing(made):
     model, ids = made.build_model(0).double().eval(), np.array([1, 2])
     short, long = (made.collate(made.train, ids, width) for width in (32, 64))
     long["input_ids"][:, 32:] = 7
@@ -92,7 +91,7 @@ def test_what_pads_counts_nothing_and_changes_nothing(made: CausalLanguageModel)
     check_sums(made, model.float(), "causal_lm", torch.device("cpu"))
 
 
-def test_a_sample_of_one_token_has_no_target_and_no_gradient_of_its_own(made: CausalLanguageModel) -> None:
+def test_a_sample_of_one_token_has_no_target_and_no_gradient_of_its_own(made):
     data = TokenisedData.from_samples([[5], [5, 6]], np.zeros(2, np.int64), weights=[0, 1])
     model = made.build_model(0)
     loss = made.loss(model, made.collate(data, np.array([0]), 1))
@@ -100,7 +99,7 @@ def test_a_sample_of_one_token_has_no_target_and_no_gradient_of_its_own(made: Ca
     assert loss.item() == 0 and all(not parameter.grad.any() for parameter in model.parameters())
 
 
-def test_unigram_perplexity_is_that_of_the_targets() -> None:
+def test_unigram_perplexity_is_that_of_the_targets():
     data = TokenisedData.from_samples([[9, 1, 2], [8, 1], [7, 3]], np.zeros(3, np.int64))
     shares = np.array([2, 1, 1]) / 4
     assert unigram_perplexity(data, np.arange(3)) == pytest.approx(math.exp(-(shares * np.log(shares)).sum()))
@@ -109,7 +108,7 @@ def test_unigram_perplexity_is_that_of_the_targets() -> None:
 
 
 @pytest.mark.parametrize("evaluated", [0, 5, 10_000])
-def test_unigram_perplexity_is_of_the_tokens_that_are_evaluated(tmp_path: Path, evaluated: int) -> None:
+def test_unigram_perplexity_is_of_the_tokens_that_are_evaluated(tmp_path, evaluated):
     config = configured(f"train.eval_samples={evaluated}", "workload.pad_to_multiple_of=1")
     workload, given = CausalLanguageModel(config), []
     for rank in range(3):
@@ -121,7 +120,7 @@ def test_unigram_perplexity_is_of_the_tokens_that_are_evaluated(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_samples_end_where_the_models_positions_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_samples_end_where_the_models_positions_end(caplog):
     workload = CausalLanguageModel(configured("workload.max_length=4000", "workload.dataset=lognormal"))
     assert workload.positions == 1024 == workload.train.lengths.max()
     assert "the model has 1024 positions" in caplog.text
@@ -129,7 +128,7 @@ def test_samples_end_where_the_models_positions_end(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama", "opt", "bloom"])
-def test_a_configuration_gives_the_shape(tmp_path: Path, architecture: str) -> None:
+def test_a_configuration_gives_the_shape(tmp_path, architecture):
     folder = write_config(tmp_path / "m", architecture)
     workload = CausalLanguageModel(
         configured("workload.size=auto", f"workload.model={folder}", "workload.max_length=16")
@@ -139,14 +138,14 @@ def test_a_configuration_gives_the_shape(tmp_path: Path, architecture: str) -> N
     check_sums(workload, model, architecture, torch.device("cpu"))
 
 
-def test_a_model_that_looks_ahead_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_looks_ahead_is_refused(tmp_path):
     folder = write_config(tmp_path / "m", "bert")
     workload = CausalLanguageModel(configured("workload.size=model", f"workload.model={folder}"))
     with pytest.raises(UsageError, match="no causal language model"):
         workload.build_model(0)
 
 
-def test_pretrained_weights_are_those_of_the_folder(tmp_path: Path) -> None:
+def test_pretrained_weights_are_those_of_the_folder(tmp_path):
     config = language_model(configured().workload).source(language.WALK_VOCAB_SIZE).config
     saved = make_model(config, "saved", "", LANGUAGE_MODEL)
     saved.save_pretrained(tmp_path)

@@ -48,7 +48,7 @@ def same(one: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(state[name], others[name]) for name in state)
 
 
-def test_what_the_model_sees(workload: ImageClassification) -> None:
+def test_what_the_model_sees(workload):
     ids = np.array([4, 9, 2])
     batch = batch_of(workload, ids)
     assert (batch["pixels"].dtype, tuple(batch["pixels"].shape)) == (torch.uint8, (3, 3, 16, 16))
@@ -60,7 +60,7 @@ def test_what_the_model_sees(workload: ImageClassification) -> None:
     torch.testing.assert_close(seen[0], (batch["pixels"].double() / 255 - mean) / deviation)
 
 
-def test_without_a_folder_of_its_own_a_part_is_held_out(tmp_path: Path) -> None:
+def test_without_a_folder_of_its_own_a_part_is_held_out(tmp_path):
     found = classification("image_size=16", "subset=20", data=write_folder(tmp_path / "data", train=10, val=0))
     assert (len(found.train), len(found.eval)) == (20, 3)
     assert len({int(number) for data in (found.train, found.eval) for number in data.tokens}) == 23
@@ -69,7 +69,7 @@ def test_without_a_folder_of_its_own_a_part_is_held_out(tmp_path: Path) -> None:
         assert batch["pixels"].float().mean((2, 3)).argmax(1).tolist() == batch["labels"].tolist()
 
 
-def test_a_saved_model_has_its_weights_names_its_classes_and_says_how_large_its_images_are(tmp_path: Path) -> None:
+def test_a_saved_model_has_its_weights_names_its_classes_and_says_how_large_its_images_are(tmp_path):
     data, last = write_folder(tmp_path / "data", size=(40, 40)), tmp_path / "last"
     found = classification("image_size=56", data=data)
     model = found.build_model(1)
@@ -88,7 +88,7 @@ def test_a_saved_model_has_its_weights_names_its_classes_and_says_how_large_its_
     assert theirs.shape == ours.shape and (theirs - ours).abs().max() < 0.05
 
 
-def test_one_image_alone_is_trained_on_too(workload: ImageClassification) -> None:
+def test_one_image_alone_is_trained_on_too(workload):
     """Its last maps are one pixel large."""
     model, one = workload.build_model(0).double(), batch_of(workload, np.array([4]))
     alone = workload.loss(model, one)
@@ -108,7 +108,7 @@ def test_one_image_alone_is_trained_on_too(workload: ImageClassification) -> Non
         ("{}", None),
     ],
 )
-def test_other_models_say_it_in_other_words(tmp_path: Path, said: str, side: int | None) -> None:
+def test_other_models_say_it_in_other_words(tmp_path, said, side):
     (tmp_path / "preprocessor_config.json").write_text(said)
     refused = pytest.raises(DataError, match="the side of a square cannot be read in it")
     with refused if side is None else nullcontext():
@@ -173,14 +173,14 @@ def ours(classes: int = 7) -> ResNetForImageClassification:
     return ResNetForImageClassification(ResNetConfig(**NARROW, num_labels=classes))
 
 
-def test_torchvisions_weights_compute_the_same() -> None:
+def test_torchvisions_weights_compute_the_same():
     theirs, model, pixels = of_torchvision(), ours(), torch.randn(5, 3, 48, 48)
     assert load_torchvision(model, theirs.state_dict(), "their.pth") == []
     with torch.no_grad():
         torch.testing.assert_close(model.eval()(pixels).logits, theirs(pixels), rtol=1e-4, atol=1e-5)
 
 
-def test_a_head_of_other_classes_stays_random_and_is_listed(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_head_of_other_classes_stays_random_and_is_listed(caplog):
     model, found = ours(classes=3), {**of_torchvision().state_dict(), "further": torch.zeros(1)}
     before = model.classifier[1].weight.clone()
     with caplog.at_level(logging.WARNING):
@@ -190,14 +190,14 @@ def test_a_head_of_other_classes_stays_random_and_is_listed(caplog: pytest.LogCa
     assert torch.equal(model.classifier[1].weight, before)
 
 
-def test_a_body_that_does_not_fit_is_refused() -> None:
+def test_a_body_that_does_not_fit_is_refused():
     found = of_torchvision().state_dict()
     del found["layer2.0.conv2.weight"]
     with pytest.raises(UsageError, match=r"1 parameters are missing.*stages.1.layers.0.layer.1.convolution.weight"):
         load_torchvision(ours(), found, "their.pth")
 
 
-def test_a_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ResNetConfig", lambda: ResNetConfig(**NARROW))
     theirs, path = of_torchvision(), tmp_path / "resnet50-0676ba61.pth"
     torch.save(theirs.state_dict(), path)
@@ -214,7 +214,7 @@ def test_a_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         source.build(0)
 
 
-def test_a_saved_folder_is_read_back_with_its_head_where_the_classes_are_as_many(tmp_path: Path) -> None:
+def test_a_saved_folder_is_read_back_with_its_head_where_the_classes_are_as_many(tmp_path):
     """And its statistics, as it is tried without changing them."""
     model = ours(classes=4)
     model(torch.randn(4, 3, 48, 48) * 3 + 1)
@@ -227,7 +227,7 @@ def test_a_saved_folder_is_read_back_with_its_head_where_the_classes_are_as_many
     assert (len(other.classifier[1].weight), len(shaped.classifier[1].weight)) == (6, 5)
 
 
-def test_other_architectures_are_tried_on_images_of_the_size(tmp_path: Path) -> None:
+def test_other_architectures_are_tried_on_images_of_the_size(tmp_path):
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     ViTConfig(**shape, image_size=32, patch_size=8).save_pretrained(tmp_path)
     given = settings("weights=random", f"model={tmp_path}")

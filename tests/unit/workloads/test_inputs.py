@@ -28,7 +28,7 @@ def written(path: Path, number: int) -> Path:
     return path
 
 
-def test_a_mistake_at_the_end_of_a_stream_is_found(tmp_path: Path) -> None:
+def test_a_mistake_at_the_end_of_a_stream_is_found(tmp_path):
     path = written(tmp_path / "a.json", 200)
     check(path)
     path.write_text(path.read_text()[:-1])
@@ -63,22 +63,20 @@ def labelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("tokenizer=bytes size=model model=shape", None),
     ],
 )
-def test_what_the_ranks_read_of_tokenizer_and_model_is_read_before_and_no_more(
-    labelled: list[str], settings: str, said: str | None
-) -> None:
+def test_what_the_ranks_read_of_tokenizer_and_model_is_read_before_and_no_more(labelled, settings, said):
     config = load_config(None, [*labelled, *(f"workload.{each}" for each in settings.split())])
     with pytest.raises((DataError, HubError), match=said) if said else nullcontext():
         assert len(check_inputs(config).train) == 40
 
 
-def test_texts_are_too_few_for_a_batch_but_their_blocks_are_not_known(tmp_path: Path) -> None:
+def test_texts_are_too_few_for_a_batch_but_their_blocks_are_not_known(tmp_path):
     path = written(tmp_path / "a.json", 20)
     with pytest.raises(UsageError, match="has 20 samples, 2 of which are held out"):
         check(path, "train.global_batch=19")
     check(path, "train.global_batch=19", "workload.blocks=true")
 
 
-def test_a_batch_for_each_worker_is_one_of_all_of_them(tmp_path: Path) -> None:
+def test_a_batch_for_each_worker_is_one_of_all_of_them(tmp_path):
     path = written(tmp_path / "a.json", 20)
     check(path, "train.batch_per_worker=9")
     with pytest.raises(UsageError, match=r"20 \(train.batch_per_worker 10\) is more than.*\n.*at most 18 over all"):
@@ -89,7 +87,7 @@ def test_a_batch_for_each_worker_is_one_of_all_of_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("workload", "samples"), [("mlp", 8192), ("image_classification", 4096), ("causal_lm", 8192)])
-def test_generated_samples_are_counted_too(workload: str, samples: int) -> None:
+def test_generated_samples_are_counted_too(workload, samples):
     def batch(number: int) -> None:
         config = load_config(None, [f"workload.name={workload}", f"train.global_batch={number}"])
         check_batch(config, check_inputs(config))
@@ -99,9 +97,7 @@ def test_generated_samples_are_counted_too(workload: str, samples: int) -> None:
         batch(samples + 1)
 
 
-def test_what_an_earlier_run_has_read_is_not_read_again_while_it_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_earlier_run_has_read_is_not_read_again_while_it_stays(tmp_path, monkeypatch):
     monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
     path = written(tmp_path / "a.json", 200)
     settings = load_config(None, ["workload.name=causal_lm", "workload.dataset=json", f"workload.data_path={path}"])

@@ -179,7 +179,7 @@ def test_what_takes_long_is_logged_with_its_rate(tokenizer, monkeypatch, caplog)
         assert re.search(said, caplog.text)
 
 
-def test_contents_tell_texts_apart(tmp_path) -> None:
+def test_contents_tell_texts_apart(tmp_path):
     def of(*texts: str) -> cache.Contents:
         return contents_of(tmp_path, CorpusSplit(lambda: iter(texts), "here", ("here", *texts)))
 

@@ -101,11 +101,11 @@ def test_without_a_padding_token_the_end_pads_or_nothing_does(model_folder, tmp_
 
 
 @given(st.text(st.characters(exclude_categories=("Cs",)), max_size=40))
-def test_a_byte_is_its_own_token(text: str) -> None:
+def test_a_byte_is_its_own_token(text):
     assert encoded(load("bytes", ends=True), [text]) == [([BYTE_BEGIN, *text.encode(), BYTE_END], 0)]
 
 
-def test_bytes_are_the_default_of_language_models_of_their_own_size() -> None:
+def test_bytes_are_the_default_of_language_models_of_their_own_size():
     assert load_tokenizer(Workload(name="causal_lm")).vocab_size == 259
     assert Workload(name="causal_lm", weights="pretrained", model="m").tokenizer_name == "m"
     assert Workload(name="causal_lm", size="model", model="m").tokenizer_name == "m"
@@ -113,7 +113,7 @@ def test_bytes_are_the_default_of_language_models_of_their_own_size() -> None:
 
 
 @pytest.mark.parametrize(("most", "ids", "cut"), [(4, [256, 97, 98, 257], 0), (3, [256, 97, 98], 1), (2, [256, 97], 1)])
-def test_a_cut_text_has_no_end_and_ends_are_part_of_the_digest(most: int, ids: list[int], cut: int) -> None:
+def test_a_cut_text_has_no_end_and_ends_are_part_of_the_digest(most, ids, cut):
     ending, endless = load("bytes", ends=True), load("bytes")
     assert encoded(ending, ["ab"], most) == [(ids, cut)]
     assert encoded(endless, ["ab"], 9) == [([256, 97, 98], 0)] and ending.digest != endless.digest
@@ -129,7 +129,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_merges_are_found_beside_the_vocabulary(trained: Path, tmp_path: Path) -> None:
+def test_merges_are_found_beside_the_vocabulary(trained, tmp_path):
     reference = tokenizers.ByteLevelBPETokenizer(str(trained / "small-vocab.json"), str(trained / "small-merges.txt"))
     for name in ("vocab.json", "merges.txt"):  # as GPT-2's own repository calls them
         shutil.copy(trained / f"small-{name}", tmp_path / name)
@@ -151,9 +151,7 @@ def test_merges_are_found_beside_the_vocabulary(trained: Path, tmp_path: Path) -
         ([1], "#version: 0.2\n", "no JSON object"),
     ],
 )
-def test_a_vocabulary_that_makes_nothing_of_a_text_is_refused(
-    trained: Path, tmp_path: Path, vocabulary: object, merges: str | None, said: str
-) -> None:
+def test_a_vocabulary_that_makes_nothing_of_a_text_is_refused(trained, tmp_path, vocabulary, merges, said):
     stored = (trained / "small-vocab.json").read_text() if vocabulary == "trained" else json.dumps(vocabulary)
     (tmp_path / "own-vocab.json").write_text(stored, encoding="utf-8")
     if merges is not None:
@@ -167,7 +165,7 @@ def test_a_vocabulary_that_makes_nothing_of_a_text_is_refused(
         check_inputs(Config(workload=settings))
 
 
-def test_letters_alone_need_no_merges(tmp_path: Path) -> None:
+def test_letters_alone_need_no_merges(tmp_path):
     letters = {piece: token for piece, token in load("bytes").backend.get_vocab().items() if len(piece) == 1}
     (tmp_path / "vocab.json").write_text(json.dumps(letters), encoding="utf-8")
     (tmp_path / "merges.txt").write_text("", encoding="utf-8")

@@ -60,20 +60,20 @@ def error(path: Path, dataset: str, content: bytes | str, **more: str) -> str:
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 @pytest.mark.parametrize("gap", ["", "  \n\n"])
-def test_marks_line_ends_and_empty_lines_change_nothing(tmp_path, dataset, end, mark, gap) -> None:
+def test_marks_line_ends_and_empty_lines_change_nothing(tmp_path, dataset, end, mark, gap):
     content = mark + gap.replace("\n", end) + "".join(line + end + gap.replace("\n", end) for line in written(dataset))
     split = load(tmp_path / "file", dataset, content).train
     assert list(zip(split.texts, map(str, split.labels), strict=True)) == ROWS
 
 
 @pytest.mark.parametrize("separator", text_files.DELIMITERS)
-def test_the_separator_is_found_in_the_header(tmp_path, separator) -> None:
+def test_the_separator_is_found_in_the_header(tmp_path, separator):
     rows = [["id", " sentence", "label "], ["1", '"a, b; c | d\nlong"', "0"], ["2", "e", " 1"]]
     split = load(tmp_path / "a", "csv", "".join(separator.join(row) + "\r\n" for row in rows)).train
     assert (list(split.texts), split.labels.tolist()) == (["a, b; c | d\nlong", "e"], [0, 1])
 
 
-def test_other_columns_and_an_evaluation_file(tmp_path) -> None:
+def test_other_columns_and_an_evaluation_file(tmp_path):
     (tmp_path / "dev").write_text("id\treview\tstars\n7\tfine\t3\n")
     settings = {"text_column": "review", "label_column": "stars", "eval_path": str(tmp_path / "dev")}
     splits = load(tmp_path / "a", "tsv", "id\treview\tstars\n1\tgood\t4\n2\tfair\t3\n", **settings)
@@ -87,7 +87,7 @@ def parquet(**columns: list[object]) -> bytes:
     return content.getvalue()
 
 
-def test_parquet_with_classes_is_read_with_its_labels(tmp_path) -> None:
+def test_parquet_with_classes_is_read_with_its_labels(tmp_path):
     split = load(tmp_path / "a", "parquet", parquet(sentence=["a", "b", "c"], label=["neg", "pos", "neg"])).train
     assert (split.texts, split.labels.tolist(), split.classes) == (["a", "b", "c"], [0, 1, 0], ("neg", "pos"))
 
@@ -133,18 +133,18 @@ JSON = '{"sentence": "a", "label": 1}\n'
         ("tsv", "a\tb\nx\t1", 1, "(workload.label_column); found 'a', 'b' Name them with --text-column and --label-c"),
     ],
 )
-def test_a_mistake_names_its_line_and_what_to_do(tmp_path, dataset, content, line, said) -> None:
+def test_a_mistake_names_its_line_and_what_to_do(tmp_path, dataset, content, line, said):
     found = error(tmp_path / "a", dataset, content)
     assert found.startswith(f":{line}: ") and said in found
 
 
-def test_a_field_without_end_is_found(tmp_path, monkeypatch) -> None:
+def test_a_field_without_end_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(text_files, "LONGEST_FIELD", 1000)
     found = error(tmp_path / "a", "csv", 'sentence,label\na,1\n"b,1\n' + "c,0\n" * 1000)
     assert found.startswith(":3: field larger than field limit")
 
 
-def test_a_file_that_is_none_is_named_with_its_setting(tmp_path) -> None:
+def test_a_file_that_is_none_is_named_with_its_setting(tmp_path):
     for path, said in ((tmp_path / "absent", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(DataError, match=f"workload.data_path: {path}: {said}"):
             load_dataset(Workload(dataset="tsv", data_path=str(path)))
@@ -160,7 +160,7 @@ CONTENT = st.one_of(st.binary(max_size=60), st.lists(PIECES, max_size=30).map(la
 
 @pytest.mark.parametrize("dataset", TEXT_FILES)
 @given(content=CONTENT)
-def test_any_content_is_read_or_answered_in_one_line(tmp_path_factory, dataset, content) -> None:
+def test_any_content_is_read_or_answered_in_one_line(tmp_path_factory, dataset, content):
     path = tmp_path_factory.getbasetemp() / f"any.{dataset}"
     try:
         split = load(path, dataset, content).train
@@ -184,13 +184,13 @@ def test_any_content_is_read_or_answered_in_one_line(tmp_path_factory, dataset, 
         (["٣", "a"], ("a", "٣"), [1, 0]),
     ],
 )
-def test_the_different_labels_in_order_are_the_classes(tmp_path, dataset, labels, classes, indices) -> None:
+def test_the_different_labels_in_order_are_the_classes(tmp_path, dataset, labels, classes, indices):
     splits = labelled(tmp_path, dataset, labels, labels[:1])
     assert (splits.train.labels.tolist(), splits.eval.labels.tolist()) == (indices, indices[:1])
     assert splits.train.classes == splits.eval.classes == classes
 
 
-def test_json_values_mean_what_tables_write() -> None:
+def test_json_values_mean_what_tables_write():
     same = [(1, "1"), (1.0, "1.0"), (True, "true"), (False, "false"), ("x", " x")]
     assert all(read_label("here", value) == read_label("here", text) for value, text in same)
 
@@ -207,7 +207,7 @@ def test_json_values_mean_what_tables_write() -> None:
         (["", "x"], 1, "no label"),
     ],
 )
-def test_what_cannot_be_a_class_is_named_with_its_line(tmp_path, dataset, labels, line, said) -> None:
+def test_what_cannot_be_a_class_is_named_with_its_line(tmp_path, dataset, labels, line, said):
     with pytest.raises(DataError) as caught:
         labelled(tmp_path, dataset, labels)
     assert caught.value.message.startswith(f"{tmp_path / 'train'}:{line + HEADER[dataset]}: ")
@@ -215,7 +215,7 @@ def test_what_cannot_be_a_class_is_named_with_its_line(tmp_path, dataset, labels
 
 
 @pytest.mark.parametrize(("labels", "other"), [(["b", "a"], "c"), ([0, 2], 1), ([0, 1], "a")])
-def test_a_label_that_training_never_shows_is_refused(tmp_path, labels, other) -> None:
+def test_a_label_that_training_never_shows_is_refused(tmp_path, labels, other):
     with pytest.raises(DataError) as caught:
         labelled(tmp_path, "jsonl", labels, [labels[0], other])
     known = ", ".join(map(repr, sorted(labels)))
@@ -234,7 +234,7 @@ def test_a_label_that_training_never_shows_is_refused(tmp_path, labels, other) -
         ([1, 3], ("dog", "cat", "bee"), "class '3'"),
     ],
 )
-def test_labels_become_the_classes_of_a_model_by_name(tmp_path, labels, names, numbers) -> None:
+def test_labels_become_the_classes_of_a_model_by_name(tmp_path, labels, names, numbers):
     splits = labelled(tmp_path, "jsonl", labels, labels[:1])
     if isinstance(numbers, str):
         with pytest.raises(DataError, match=numbers):
@@ -269,7 +269,7 @@ def corpora(path: Path, dataset: str = "json", **settings: str) -> Splits:
 
 
 @pytest.mark.parametrize("dataset", STREAMED)
-def test_every_format_gives_the_same_articles_as_often_as_asked(tmp_path, dataset) -> None:
+def test_every_format_gives_the_same_articles_as_often_as_asked(tmp_path, dataset):
     path = write_articles(tmp_path / "file", dataset)
     splits = corpora(path, dataset, eval_path=str(write_articles(tmp_path / "eval", dataset, ARTICLES[:1])))
     assert [*splits.train.read(), *splits.train.read()] == [*TEXTS, *TEXTS] and len(splits.train) == 3
@@ -281,12 +281,12 @@ def test_every_format_gives_the_same_articles_as_often_as_asked(tmp_path, datase
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 @pytest.mark.parametrize("space", [b"", b" \r\n\t"])
-def test_a_mark_and_space_around_the_array_change_nothing(tmp_path, mark, space) -> None:
+def test_a_mark_and_space_around_the_array_change_nothing(tmp_path, mark, space):
     content = mark + space + json.dumps(ARTICLES).encode() + space
     assert list(load(tmp_path / "file", "json", content, name="causal_lm").train.read()) == TEXTS
 
 
-def test_lines_of_another_column_and_null_titles_are_read(tmp_path) -> None:
+def test_lines_of_another_column_and_null_titles_are_read(tmp_path):
     lines = '\ufeff{"body": "a", "title": null}\r\n  \n{"body": "b", "title": "t"}\r\n'
     found = load(tmp_path / "file", "jsonl", lines, name="causal_lm", text_column="body").train
     assert list(found.read()) == ["a", "t\nb"]
@@ -323,13 +323,13 @@ def an(index: int = 0, **changes: object) -> str:
         ("parquet", {"text": []}, "no rows; expected a Parquet file"),
     ],
 )
-def test_a_mistake_in_a_stream_is_one_line_that_names_its_place(tmp_path, dataset, content, said) -> None:
+def test_a_mistake_in_a_stream_is_one_line_that_names_its_place(tmp_path, dataset, content, said):
     given = parquet(**content) if isinstance(content, dict) else content
     assert said in error(tmp_path / "file", dataset, given, name="causal_lm")
 
 
 @pytest.mark.parametrize("where", ["collect_schema", "collect"])
-def test_damage_that_polars_panics_at_is_no_parquet(tmp_path, monkeypatch, where) -> None:
+def test_damage_that_polars_panics_at_is_no_parquet(tmp_path, monkeypatch, where):
     def panics(*_, **__):
         raise pl.exceptions.PanicException("called `Option::unwrap()` on a `None` value")
 
@@ -351,7 +351,7 @@ print(*peak(sys.argv[2]), *peak(sys.argv[3]))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dataset", STREAMED)
-def test_a_file_is_never_in_memory_whole(tmp_path, dataset) -> None:
+def test_a_file_is_never_in_memory_whole(tmp_path, dataset):
     """48 MB are read within a sixth of them more than a file of 1 MB takes; the planted fault is a list of its rows."""
     rows = [{"id": str(i), "title": "t", "text": f"{i:08d} " * 1000} for i in range(5300)]
     paths = write_articles(tmp_path / "small", dataset, rows[:100]), write_articles(tmp_path / "large", dataset, rows)
@@ -364,7 +364,7 @@ def test_a_file_is_never_in_memory_whole(tmp_path, dataset) -> None:
 
 
 @pytest.mark.parametrize("dataset", ["jsonl", "parquet"])
-def test_another_column_of_a_file_is_another_source(tmp_path, dataset) -> None:
+def test_another_column_of_a_file_is_another_source(tmp_path, dataset):
     path = write_articles(tmp_path / "a", dataset, [{"one": "a word", "two": "another"}])
     one, two = (corpora(path, dataset, text_column=column).train for column in ("one", "two"))
     found = contents_of(tmp_path, one)
