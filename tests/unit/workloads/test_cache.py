@@ -8,11 +8,12 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,13 @@ def texts_of(texts: Sequence[str] = TEXTS, encode: Letters | None = None) -> Tex
     return Texts(lambda: iter(texts), encode or Letters(), np.uint16, sum(map(len, texts)), "here", False)
 
 
+def written(folder: Path, texts: Sequence[str] = TEXTS, facts: Mapping[str, object] = FACTS) -> list[str]:
+    """The texts that were tokenised for a folder of shards."""
+    encode = Letters()
+    load_or_tokenise(folder, facts, texts_of(texts, encode))
+    return encode.seen
+
+
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
@@ -64,13 +72,12 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.fixture
 def whole(tmp_path: Path) -> dict[str, bytes]:
     """The files of shards in the folder `a`."""
-    load_or_tokenise(tmp_path / "a", FACTS, texts_of())
+    written(tmp_path / "a")
     return files(tmp_path / "a")
 
 
 def test_the_shards_hold_every_text_in_order_and_are_only_read_again(tmp_path):
-    encode = Letters()
-    shards = load_or_tokenise(tmp_path / "a", FACTS, texts_of(encode=encode))
+    shards = load_or_tokenise(tmp_path / "a", FACTS, texts_of())
     assert len(shards.ids) > 5
     assert {(type(array), array.dtype) for array in shards.ids} == {(np.memmap, np.dtype(np.uint16))}
     found = [
@@ -81,8 +88,8 @@ def test_the_shards_hold_every_text_in_order_and_are_only_read_again(tmp_path):
     assert found == [text[:5] for text in TEXTS]
     assert shards.lengths.tolist() == list(map(len, found))
     assert np.concatenate(shards.removed).tolist() == [max(0, len(text) - 5) for text in TEXTS]
-    assert load_or_tokenise(tmp_path / "a", FACTS, texts_of(encode=encode)).digest == shards.digest
-    assert sorted(encode.seen) == sorted(TEXTS)
+    assert written(tmp_path / "a") == []
+    assert load_or_tokenise(tmp_path / "a", FACTS, texts_of()).digest == shards.digest
 
 
 DAMAGES = {
@@ -98,18 +105,14 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_shard_alone_is_made_again_with_a_warning(tmp_path, whole, array, damage, caplog):
     DAMAGES[damage](tmp_path / "a" / f"00002.{array}.npy")
-    encode = Letters()
-    load_or_tokenise(tmp_path / "a", FACTS, texts_of(encode=encode))
+    assert 0 < len(written(tmp_path / "a")) < 10 and "shard 2 cannot be used" in caplog.text
     assert files(tmp_path / "a") == whole
-    assert 0 < len(encode.seen) < 10 and "shard 2 cannot be used" in caplog.text
 
 
 def test_what_is_plainly_broken_is_noticed_where_another_has_checked(tmp_path, whole):
     DAMAGES["cut"](tmp_path / "a" / "00002.ids.npy")
-    encode = Letters()
     with already_checked():
-        load_or_tokenise(tmp_path / "a", FACTS, texts_of(encode=encode))
-    assert encode.seen
+        assert written(tmp_path / "a")
 
 
 FOREIGN = json.dumps({"facts": FACTS, "shards": [{}, {"texts": None, "tokens": [], "digest": 3}], "finished": True})
@@ -118,22 +121,21 @@ FOREIGN = json.dumps({"facts": FACTS, "shards": [{}, {"texts": None, "tokens": [
 @pytest.mark.parametrize("record", ["", "[]", "{}", '{"facts": 1, "shards": 2, "finished": true}', FOREIGN])
 def test_a_broken_record_is_replaced_with_a_warning(tmp_path, whole, record, caplog):
     (tmp_path / "a" / RECORD).write_text(record)
-    load_or_tokenise(tmp_path / "a", FACTS, texts_of())
+    written(tmp_path / "a")
     assert files(tmp_path / "a") == whole
     assert ("shard 1 cannot be used" if record == FOREIGN else "the record does not fit") in caplog.text
 
 
 def test_shards_of_something_else_are_made_anew_with_a_warning(tmp_path, whole, caplog):
-    other, encode = FACTS | {"tokenizer": "other"}, Letters()
-    load_or_tokenise(tmp_path / "b", other, texts_of(TEXTS[:9]))
-    load_or_tokenise(tmp_path / "a", other, texts_of(TEXTS[:9], encode))
-    assert sorted(encode.seen) == sorted(TEXTS[:9]) and "tokenizer differ" in caplog.text
+    for folder in "ba":
+        assert sorted(written(tmp_path / folder, TEXTS[:9], FACTS | {"tokenizer": "other"})) == sorted(TEXTS[:9])
+    assert "tokenizer differ" in caplog.text
     assert files(tmp_path / "a") == files(tmp_path / "b")
 
 
 def test_what_is_wrong_with_a_text_is_raised_with_its_number(tmp_path):
     with pytest.raises(DataError, match=r"here: the text '' of sample 23 has no token"):
-        load_or_tokenise(tmp_path / "a", FACTS, texts_of([*TEXTS[:22], "", "x"]))
+        written(tmp_path / "a", [*TEXTS[:22], "", "x"])
     load_or_tokenise(tmp_path / "b", FACTS, replace(texts_of(["", ""]), may_be_empty=True))
 
     def read() -> Iterator[str]:
@@ -144,11 +146,12 @@ def test_what_is_wrong_with_a_text_is_raised_with_its_number(tmp_path):
         load_or_tokenise(tmp_path / "c", FACTS, replace(texts_of(), read=read))
 
 
-def writer(folder: Path, texts: SimpleQueue, stop: str = "none") -> BaseProcess:
+def writer(folder: Path, texts: SimpleQueue, together: Barrier, stop: str = "none") -> BaseProcess:
     """A process that writes, puts how many texts it tokenised, and is killed at a text that ends so."""
 
     def write() -> None:
         encode = Letters(stop)
+        together.wait()
         load_or_tokenise(folder, FACTS, texts_of(encode=encode))
         texts.put(len(encode.seen))
 
@@ -158,21 +161,21 @@ def writer(folder: Path, texts: SimpleQueue, stop: str = "none") -> BaseProcess:
 
 
 def test_a_killed_writer_leaves_what_another_continues(tmp_path, whole, caplog):
-    process = writer(tmp_path / "b", FORK.SimpleQueue(), "30")
+    process = writer(tmp_path / "b", FORK.SimpleQueue(), FORK.Barrier(1), "30")
     process.join()
-    record, encode = json.loads((tmp_path / "b" / RECORD).read_text()), Letters()
+    record = json.loads((tmp_path / "b" / RECORD).read_text())
     done = sum(entry is not None for entry in record["shards"])
     (tmp_path / "b" / ".00003.ids.npy.0123.tmp").write_bytes(b"of a writer that was killed")
     with caplog.at_level(logging.INFO):
-        load_or_tokenise(tmp_path / "b", FACTS, texts_of(encode=encode))
+        more = written(tmp_path / "b")
     assert process.exitcode == -signal.SIGKILL
-    assert done > 0 and len(encode.seen) < len(TEXTS) and f"{done} shards" in caplog.text
+    assert done > 0 and len(more) < len(TEXTS) and f"{done} shards" in caplog.text
     assert files(tmp_path / "b") == whole
 
 
 def test_of_several_at_once_one_writes(tmp_path):
-    texts = FORK.SimpleQueue()
-    for process in [writer(tmp_path / "a", texts) for _ in range(3)]:
+    texts, together = FORK.SimpleQueue(), FORK.Barrier(3)
+    for process in [writer(tmp_path / "a", texts, together) for _ in range(3)]:
         process.join()
     assert sorted(texts.get() for _ in range(3)) == [0, 0, len(TEXTS)]
 
