@@ -10,16 +10,21 @@ import pytest
 
 from dynbench.config.layers import load_config
 from dynbench.config.part_rules import with_global_batch
+from dynbench.config.schema import Config
 from dynbench.errors import DataError, HubError, UsageError
 from dynbench.workloads import hub
 from dynbench.workloads.cache import contents_of
-from dynbench.workloads.datasets.base import CorpusSplit, load_dataset
+from dynbench.workloads.datasets.base import load_dataset
 from dynbench.workloads.inputs import check_batch, check_inputs
 
 
-def check(path: Path, *overrides: str) -> None:
+def configured(path: Path, *overrides: str) -> Config:
     named = ["workload.name=causal_lm", "workload.dataset=json", f"workload.data_path={path}"]
-    config = load_config(None, [*named, *overrides])
+    return load_config(None, [*named, *overrides])
+
+
+def check(path: Path, *overrides: str) -> None:
+    config = configured(path, *overrides)
     check_batch(with_global_batch(config, 2), check_inputs(config))
 
 
@@ -69,21 +74,26 @@ def test_what_the_ranks_read_of_tokenizer_and_model_is_read_before_and_no_more(l
         assert len(check_inputs(config).train) == 40
 
 
-def test_texts_are_too_few_for_a_batch_but_their_blocks_are_not_known(tmp_path):
-    path = written(tmp_path / "a.json", 20)
-    with pytest.raises(UsageError, match="has 20 samples, 2 of which are held out"):
-        check(path, "train.global_batch=19")
-    check(path, "train.global_batch=19", "workload.blocks=true")
-
-
-def test_a_batch_for_each_worker_is_one_of_all_of_them(tmp_path):
-    path = written(tmp_path / "a.json", 20)
-    check(path, "train.batch_per_worker=9")
-    with pytest.raises(UsageError, match=r"20 \(train.batch_per_worker 10\) is more than.*\n.*at most 18 over all"):
-        check(path, "train.batch_per_worker=10")
-    check(path, "train.batch_per_worker=5", "workload.subset=10")
-    with pytest.raises(UsageError, match=r"2 of which are held out for evaluation, workload\.subset 10 of which are"):
-        check(path, "train.batch_per_worker=6", "workload.subset=10")
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("train.global_batch=19", "has 20 samples, 2 of which are held out"),
+        ("train.global_batch=19 workload.blocks=true", None),
+        ("train.batch_per_worker=9", None),
+        (
+            "train.batch_per_worker=10",
+            r"20 \(train.batch_per_worker 10\) is more than.*\n.*at most 18 over all workers",
+        ),
+        ("train.batch_per_worker=5 workload.subset=10", None),
+        (
+            "train.batch_per_worker=6 workload.subset=10",
+            "2 of which are held out for evaluation, workload.subset 10 of",
+        ),
+    ],
+)
+def test_texts_may_be_too_few_for_a_batch_of_all_workers_but_their_blocks_are_not_known(tmp_path, settings, said):
+    with pytest.raises(UsageError, match=said) if said else nullcontext():
+        check(written(tmp_path / "a.json", 20), *settings.split())
 
 
 @pytest.mark.parametrize(("workload", "samples"), [("mlp", 8192), ("image_classification", 4096), ("causal_lm", 8192)])
@@ -100,10 +110,7 @@ def test_generated_samples_are_counted_too(workload, samples):
 def test_what_an_earlier_run_has_read_is_not_read_again_while_it_stays(tmp_path, monkeypatch):
     monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
     path = written(tmp_path / "a.json", 200)
-    settings = load_config(None, ["workload.name=causal_lm", "workload.dataset=json", f"workload.data_path={path}"])
-    split = load_dataset(settings.workload).train
-    assert isinstance(split, CorpusSplit)
-    contents_of(tmp_path / "cache", split)
+    contents_of(tmp_path / "cache", load_dataset(configured(path).workload).train)
     with monkeypatch.context() as patch:
         patch.setattr("dynbench.workloads.datasets.text_files.ijson.items", lambda *_, **__: pytest.fail("read again"))
         check(path)
