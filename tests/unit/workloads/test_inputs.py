@@ -82,7 +82,7 @@ def test_what_the_ranks_read_of_tokenizer_and_model_is_read_before_and_no_more(l
         ("train.batch_per_worker=9", None),
         (
             "train.batch_per_worker=10",
-            r"20 \(train.batch_per_worker 10\) is more than.*\n.*at most 18 over all workers",
+            r"20 \(train.batch_per_worker 10\) is more than.*\n.*at most 18 over all",
         ),
         ("train.batch_per_worker=5 workload.subset=10", None),
         (
