@@ -33,47 +33,44 @@ def run(tmp_path: Path) -> Run:
     return made
 
 
-def test_it_is_read_as_it_was_written(run: Run) -> None:
+def test_it_is_read_as_it_was_written(run):
     assert read_benchmark(run).options == CollectivesOptions()
     assert [row.case for row in read_rows(run)] == ["all_reduce 1 MiB"]
 
 
-@pytest.mark.parametrize("options", [{"iterations": "many"}, {"itreations": 3}, {"sizes_mib": []}])
-def test_options_that_are_none(run: Run, options: dict[str, object]) -> None:
-    (run.path / BENCH_FILE).write_text(json.dumps({"name": "collectives", "options": options}))
-    with pytest.raises(RecordError, match=rf"{BENCH_FILE}: options\.{next(iter(options))}: "):
-        read_benchmark(run)
-
-
-def test_a_benchmark_that_is_none(run: Run) -> None:
-    (run.path / BENCH_FILE).write_text(json.dumps({"name": "../x", "options": {}}))
-    with pytest.raises(UsageError, match="is not a benchmark"):
+@pytest.mark.parametrize(
+    ("name", "options", "error", "said"),
+    [
+        ("collectives", {"iterations": "many"}, RecordError, rf"{BENCH_FILE}: options\.iterations: "),
+        ("collectives", {"itreations": 3}, RecordError, rf"{BENCH_FILE}: options\.itreations: "),
+        ("collectives", {"sizes_mib": []}, RecordError, rf"{BENCH_FILE}: options\.sizes_mib: "),
+        ("../x", {}, UsageError, "is not a benchmark"),
+    ],
+)
+def test_a_benchmark_or_options_that_are_none(run, name, options, error, said):
+    (run.path / BENCH_FILE).write_text(json.dumps({"name": name, "options": options}))
+    with pytest.raises(error, match=said):
         read_benchmark(run)
 
 
 ROW = '{"case": "a", "shape": [1], "dtype": "float32", "device": "cpu"'
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("{", "3", '[{"case": 1}]', '[{"other": 1}]', "[1]", "[" * 100_000, "[]"),
-        *(f'[{ROW}, "p50": "x"}}]', f'[{ROW}, "mean": 1e999}}]', f'[{ROW}, "sd": NaN}}]', f'[{ROW}, "shape": 3}}]'),
-        *(
-            f'[{ROW}, "columns": []}}]',
-            f'[{ROW}, "columns": {{"size": [1]}}}}]',
-            f'[{ROW}, "columns": {{"x": 1e999}}}}]',
-        ),
-        f'[{ROW}, "status": "fine"}}]',
-    ],
+WRONG = (
+    *('"p50": "x"', '"mean": 1e999', '"sd": NaN', '"shape": 3', '"status": "fine"'),
+    *('"columns": []', '"columns": {"size": [1]}', '"columns": {"x": 1e999}'),
 )
-def test_rows_that_are_none(run: Run, line: str) -> None:
+NO_ROWS = ("{", "3", '[{"case": 1}]', '[{"other": 1}]', "[1]", "[" * 100_000, "[]")
+
+
+@pytest.mark.parametrize("line", [*NO_ROWS, *(f"[{ROW}, {more}}}]" for more in WRONG)])
+def test_rows_that_are_none(run, line):
     rows_file(run).write_text(f"{line}\n")
     with pytest.raises(RecordError, match="holds what is no row of a benchmark"):
         read_rows(run)
 
 
-def test_a_row_goes_in_the_place_of_a_torn_one(run: Run) -> None:
+def test_a_row_goes_in_the_place_of_a_torn_one(run):
     with rows_file(run).open("a") as file:
         file.write('[{"case": "b"')
     assert [row.case for row in read_rows(run)] == ["all_reduce 1 MiB"] and cases_done(run) == 1
@@ -82,12 +79,12 @@ def test_a_row_goes_in_the_place_of_a_torn_one(run: Run) -> None:
     assert read_rows(run)[1].columns == {"mfu": None}
 
 
-def test_a_later_version_may_say_more_of_a_row(run: Run) -> None:
+def test_a_later_version_may_say_more_of_a_row(run):
     rows_file(run).write_text(f'[{ROW}, "p99": 3.0}}]\n')
     assert [row.case for row in read_rows(run)] == ["a"]
 
 
-def test_rows_of_other_cases_are_not_gone_on_with(run: Run) -> None:
+def test_rows_of_other_cases_are_not_gone_on_with(run):
     benchmark = read_benchmark(run)
     with pytest.raises(
         RecordError, match=r"rows of 'all_reduce 1 MiB' where, here and now, case 1 is 'all_reduce 0.1 "
@@ -102,7 +99,7 @@ def test_rows_of_other_cases_are_not_gone_on_with(run: Run) -> None:
         check_rows(run, benchmark)
 
 
-def test_rows_without_a_summary_are_not_gone_on_with(run: Run) -> None:
+def test_rows_without_a_summary_are_not_gone_on_with(run):
     benchmark = BENCHMARKS.find("nsys").load()(NsysOptions())
     case = benchmark.cases()[0]
     rows_file(run).unlink()

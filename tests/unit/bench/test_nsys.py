@@ -13,7 +13,7 @@ import torch
 from answered import unanswered
 from bench_jobs import rows_here
 
-from dynbench.bench import model_step, nsys
+from dynbench.bench import nsys
 from dynbench.bench.base import Row
 from dynbench.bench.model_step import build_model, ranged_model
 from dynbench.bench.nsys import KINDS, PHASES_OF, RANGES, Nsys, kind_of, run_nsys, run_step, write_commands
@@ -23,13 +23,7 @@ from dynbench.runs.run import start_mark
 CPU = torch.device("cpu")
 LAYERS, HEADS, CHANNELS, CONTEXT = 4, 4, 32, 16
 OPTIONS = NsysOptions(
-    contexts=(CONTEXT,),
-    local_batch=2,
-    iterations=2,
-    warmup=1,
-    device="cpu",
-    nsys="never",
-    precisions=("fp32",),
+    contexts=(CONTEXT,), local_batch=2, iterations=2, warmup=1, device="cpu", nsys="never", precisions=("fp32",)
 )
 
 
@@ -42,24 +36,24 @@ def of(rows: Sequence[Row], phase: str, part: str) -> list[Row]:
     return [row for row in rows if row.columns["phase"] == phase and row.columns["part"] == part]
 
 
-def test_every_phase_is_told_and_its_parts_add_up(measured: Sequence[Row]) -> None:
+def test_every_phase_is_told_and_its_parts_add_up(measured):
     assert {row.columns["phase"] for row in measured} == set(PHASES_OF)
     for row in measured:
         assert (row.status, row.unit, row.n, row.case) == ("ok", "ms", 2, "tiny, context 16, fp32")
-        assert row.mean is not None and row.mean > 0 and int(row.columns["calls"]) > 0
+        assert row.mean > 0 and row.columns["calls"] > 0
     for phase in PHASES_OF:
         (total,) = of(measured, phase, "total")
         kinds, kernels = of(measured, phase, "kind"), of(measured, phase, "kernel")
-        assert sum(float(row.columns["share"]) for row in kinds) == pytest.approx(1)
-        assert sum(int(row.columns["calls"]) for row in kinds) == total.columns["calls"]
-        assert {str(row.columns["kernel"]) for row in kinds} <= {*KINDS, "other"}
-        shares = [float(row.columns["share"]) for row in kernels]
+        assert sum(row.columns["share"] for row in kinds) == pytest.approx(1)
+        assert sum(row.columns["calls"] for row in kinds) == total.columns["calls"]
+        assert {row.columns["kernel"] for row in kinds} <= {*KINDS, "other"}
+        shares = [row.columns["share"] for row in kernels]
         assert len(kernels) == 3 and shares == sorted(shares, reverse=True) and sum(shares) <= 1
         assert all(row.columns["kind"] == kind_of(str(row.columns["kernel"])) for row in kernels)
         assert (of(measured, phase, "range") != []) == (phase in ("inference", "forward"))
 
 
-def test_calls_and_flops_of_known_kernels(measured: Sequence[Row]) -> None:
+def test_calls_and_flops_of_known_kernels(measured):
     products = {row.columns["phase"]: row.columns["calls"] for row in measured if row.columns["kernel"] == "matmul"}
     # Four projections and two products of attention per layer, and the head; twice as many backwards, but that the
     # embedding's gradient is no product of matrices.
@@ -76,45 +70,28 @@ def test_calls_and_flops_of_known_kernels(measured: Sequence[Row]) -> None:
     }  # fmt: skip
 
 
-def test_the_questions_have_answers(measured: Sequence[Row]) -> None:
+def test_the_questions_have_answers(measured):
     benchmark = Nsys(OPTIONS)
-    summary = benchmark.summary(measured)["answers"]
-    assert isinstance(summary, list)
-    (answer,) = summary
+    (answer,) = benchmark.summary(measured)["answers"]
     assert unanswered("nsys", measured) == []
     assert (answer["size"], answer["context"]) == ("tiny", CONTEXT)
     longest = of(measured, "forward", "kernel")[0]
     assert answer["forward_kernel"] == longest.columns["kernel"] and answer["forward_calls"] == longest.columns["calls"]
     for phase in ("inference", "step"):
-        (products,) = (row for row in of(measured, phase, "kind") if row.columns["kernel"] == "matmul")
-        assert answer[f"matmul_share_{phase}"] == pytest.approx(products.columns["share"])
+        shares = {row.columns["kernel"]: row.columns["share"] for row in of(measured, phase, "kind")}
+        assert answer[f"matmul_share_{phase}"] == pytest.approx(shares["matmul"])
     assert answer["softmax_over_matmul_flops"] == pytest.approx(5 / (4 * CHANNELS))
     assert answer["softmax_over_matmul_time"] > 0
     assert "matmul" not in answer["forward_others"] and answer["forward_others"]
-    said = benchmark.said(measured)
-    assert len(said) == 5 and f"({longest.columns['share']:.0%}, {longest.columns['calls']} calls)" in said[1]
-    assert benchmark.said([]) == []
+    assert len(benchmark.said(measured)) == 5 and benchmark.said([]) == []
 
 
-def test_the_model_with_ranges_gives_what_the_model_gives() -> None:
+def test_the_model_with_ranges_gives_what_the_model_gives():
     tokens = torch.arange(CONTEXT)[None]
     plain, ranged = build_model("tiny", CONTEXT, CPU), ranged_model("tiny", CONTEXT, CPU)
     with torch.no_grad():
         expected, found = (model.eval()(input_ids=tokens).logits for model in (plain, ranged))
     assert torch.allclose(found, expected, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_kernel_that_takes_longer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    right, numbers = model_step.ranged_attention, torch.rand(300_000)
-
-    def slow(*arguments: object, **named: object) -> object:
-        numbers.sort()
-        return right(*arguments, **named)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(model_step, "ranged_attention", slow)
-    longest = of(rows_here(Nsys(OPTIONS)), "inference", "kernel")
-    assert ("aten::sort", LAYERS) in [(row.columns["kernel"], row.columns["calls"]) for row in longest]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +109,7 @@ def test_a_kernel_that_takes_longer_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
         ("other", ("aten::view",)),
     ],
 )
-def test_kinds_of_kernels(kind: str, kernels: Sequence[str]) -> None:
+def test_kinds_of_kernels(kind, kernels):
     assert {kind_of(kernel) for kernel in kernels} == {kind}
 
 
@@ -145,9 +122,7 @@ def fake_nsys(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Non
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_nsys_is_run_where_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
-) -> None:
+def test_nsys_is_run_where_it_is(tmp_path, monkeypatch, caplog, code):
     calls = tmp_path / "calls"
     fake_nsys(tmp_path, monkeypatch, f'echo "$@" >> {calls}\n[ "$1" = profile ] && exit {code}\necho done\n')
     (case,) = Nsys(OPTIONS).cases()
@@ -165,9 +140,7 @@ def test_nsys_is_run_where_it_is(
 
 
 @pytest.mark.parametrize("ends", [subprocess.TimeoutExpired("nsys", 600), SystemExit(143)], ids=["time", "SIGTERM"])
-def test_nothing_of_nsys_is_left_when_it_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends: BaseException
-) -> None:
+def test_nothing_of_nsys_is_left_when_it_is_over(tmp_path, monkeypatch, caplog, ends):
     pid = tmp_path / "pid"
 
     class OverOnceItRuns(subprocess.Popen[bytes]):
@@ -192,7 +165,7 @@ def test_nothing_of_nsys_is_left_when_it_is_over(
         time.sleep(0.01)
 
 
-def test_nsys_is_left_out_where_it_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nsys_is_left_out_where_it_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("nothing is to be run"))
     (case,) = Nsys(OPTIONS).cases()
@@ -200,7 +173,7 @@ def test_nsys_is_left_out_where_it_is_not(tmp_path: Path, monkeypatch: pytest.Mo
     assert not run_nsys(script) and "capture-range" not in script.read_text()
 
 
-def test_what_nsys_profiles_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nsys_profiles_runs(monkeypatch):
     seen: list[str] = []
     span = nsys.span
     monkeypatch.setattr("dynbench.bench.nsys.span", lambda name: seen.append(name) or span(name))

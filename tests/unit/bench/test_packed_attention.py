@@ -19,7 +19,7 @@ def rows() -> list[Row]:
     return rows_here(PackedAttention(SMALL))
 
 
-def test_every_way_gives_attention_of_each_sample_alone() -> None:
+def test_every_way_gives_attention_of_each_sample_alone():
     measured = rows()
     assert [(row.columns["tokens"], row.columns["way"]) for row in measured] == [(t, w) for t in (32, 48) for w in WAYS]
     for row in measured:
@@ -32,7 +32,7 @@ def test_every_way_gives_attention_of_each_sample_alone() -> None:
     assert benchmark.said([]) == []
 
 
-def test_a_way_that_mixes_samples_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_way_that_mixes_samples_is_seen(monkeypatch):
     attend = packed_attention.attend
 
     def mixing(query, key, value, boundaries, *, causal):
@@ -44,7 +44,7 @@ def test_a_way_that_mixes_samples_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 256, 4096])
-def test_a_row_has_the_tokens_asked_for(tokens: int) -> None:
+def test_a_row_has_the_tokens_asked_for(tokens):
     lengths = row_lengths(tokens, 24, 256)
     assert sum(lengths) == tokens and lengths == sorted(lengths) and lengths[0] >= 1 and lengths[-1] <= 256
     assert lengths == row_lengths(tokens, 24, 256)

@@ -12,7 +12,7 @@ from dynbench.plugins.benchmarks import PrecisionOptions
 CPU = torch.device("cpu")
 
 
-def test_sums_types_and_times() -> None:
+def test_sums_types_and_times():
     options = PrecisionOptions(features=16, samples=4, iterations=2, warmup=1, device="cpu")
     benchmark = PrecisionStudy(options)
     rows = rows_here(benchmark)
@@ -30,5 +30,5 @@ def test_sums_types_and_times() -> None:
     assert len(benchmark.said(rows)) == 4 + 2 and unanswered("precision", rows) == []
 
 
-def test_a_part_without_autocast_is_seen() -> None:
+def test_a_part_without_autocast_is_seen():
     assert set(types_under("bfloat16", CPU)) == set(PARTS)

@@ -13,6 +13,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 from torch.utils.flop_counter import FlopCounterMode
 
 from dynbench.bench import model_step, transformer
+from dynbench.bench.base import Row
 from dynbench.bench.model_step import ModelStep, build_model, config_of, forward_flops
 from dynbench.bench.transformer import PHASES, Transformer, peak_flops
 from dynbench.plugins.benchmarks import TransformerOptions
@@ -22,7 +23,11 @@ CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {"contexts": (8,), "precisions": ("fp32",), "iterations": 3, "warmup": 3, "device": "cpu"}
 
 
-def test_phases_of_every_model_and_what_warm_up_leaves_out() -> None:
+def rows(**changes: object) -> list[Row]:
+    return rows_here(Transformer(TransformerOptions(**{**SMALL, **changes})))
+
+
+def test_phases_of_every_model_and_what_warm_up_leaves_out():
     benchmark = Transformer(TransformerOptions(**{**SMALL, "precisions": ("fp32", "bf16")}))
     measured = rows_here(benchmark)
     first, second = ([row for row in measured if row.dtype == dtype] for dtype in ("float32", "bfloat16"))
@@ -32,10 +37,10 @@ def test_phases_of_every_model_and_what_warm_up_leaves_out() -> None:
         model = measured[at : at + len(PHASES)]
         assert tuple(row.columns["phase"] for row in model) == PHASES
         assert {(row.status, row.unit, row.n, tuple(row.shape)) for row in model} == {("ok", "ms", 3, (4, 8))}
-        parts, step = [row.mean or 0.0 for row in model[:3]], model[3]
+        parts, step = [row.mean for row in model[:3]], model[3]
         assert min(parts) > 0 and step.mean == pytest.approx(sum(parts))
         assert step.columns["tokens_per_s"] == pytest.approx(4 * 8 / (step.mean / 1e3))
-        work = [float(row.columns["achieved_flop_per_s"]) * (row.mean or 0.0) for row in model]
+        work = [row.columns["achieved_flop_per_s"] * row.mean for row in model]
         assert np.allclose([work[1] / work[0], work[3] / work[0]], [2, 3]) and np.isnan(work[2])
         assert all(np.isnan(float(row.columns["mfu"])) for row in model)
     summary = benchmark.summary(measured)
@@ -44,16 +49,15 @@ def test_phases_of_every_model_and_what_warm_up_leaves_out() -> None:
     assert unanswered("transformer", measured) == ["2.2b"], "which is about what is compiled"
 
 
-def test_rows_of_fewer_left_out_are_of_the_same_series(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_fewer_left_out_are_of_the_same_series(monkeypatch):
     series = np.arange(24.0).reshape(6, 4)
     monkeypatch.setattr(transformer, "time_phases", lambda step, n: series[:n])
-    by_warmup = {row.columns["warmup"]: row.mean for row in rows_here(Transformer(TransformerOptions(**SMALL)))
-                 if row.columns["phase"] == "step"}  # fmt: skip
-    assert by_warmup == {0: 7, 1: 11, 2: 15, 3: 19}
+    steps = rows()[3::4]
+    assert {row.columns["warmup"]: row.mean for row in steps} == {0: 7, 1: 11, 2: 15, 3: 19}
 
 
 @pytest.mark.parametrize("size", ["tiny", "small"])
-def test_flops_of_the_formula_are_those_that_torch_counts(size: str) -> None:
+def test_flops_of_the_formula_are_those_that_torch_counts(size):
     batch, context = 2, 16
     config = config_of(size, context)
     config._attn_implementation = "eager"
@@ -69,7 +73,7 @@ def test_flops_of_the_formula_are_those_that_torch_counts(size: str) -> None:
     assert backward.get_total_flops() == 2 * formula
 
 
-def test_sizes_are_those_of_the_assignment() -> None:
+def test_sizes_are_those_of_the_assignment():
     found = {}
     for size in ("small", "xl-2025", "2.7B"):
         with torch.device("meta"):
@@ -77,39 +81,33 @@ def test_sizes_are_those_of_the_assignment() -> None:
     assert found == pytest.approx({"small": 0.129, "xl-2025": 1.998, "2.7B": 3.407}, abs=1e-3)
 
 
-def test_a_model_that_cannot_fit_is_a_row_with_its_hand_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_fit_is_a_row_with_its_hand_count(monkeypatch):
     monkeypatch.setattr(model_step, "free_bytes", lambda _: 30_000_000)
-    (row,) = rows_here(Transformer(TransformerOptions(**SMALL)))
+    (row,) = rows()
     assert row.status == "oom" and "M parameters x 16 B = 33" in str(row.reason)
 
 
-def test_what_cannot_be_compiled_is_a_row_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(model: torch.nn.Module) -> torch.nn.Module:
-        def called(*_: object, **__: object) -> None:
+def test_what_cannot_be_compiled_is_a_row_that_says_why(monkeypatch):
+    class Refuses(torch.nn.Module):
+        def forward(self, *_: object, **__: object) -> None:
             raise InvalidCxxCompiler()
 
-        found = torch.nn.Module()
-        found.forward = called
-        return found
-
-    monkeypatch.setattr(torch, "compile", refuses)
-    eager, compiled = (
-        rows_here(Transformer(TransformerOptions(**{**SMALL, "execution": (way,)}))) for way in ("eager", "compiled")
-    )
+    monkeypatch.setattr(torch, "compile", lambda model: Refuses())
+    eager, compiled = (rows(execution=(way,)) for way in ("eager", "compiled"))
     assert {row.status for row in eager} == {"ok"} and {row.columns["compiled"] for row in eager} == {0}
     assert [row.status for row in compiled] == ["skipped"] and "torch.compile: " in str(compiled[0].reason)
 
 
-def test_compiling_is_outside_of_the_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_is_outside_of_the_times(monkeypatch):
     calls = []
     monkeypatch.setattr(torch, "compile", lambda model: model)
     monkeypatch.setattr(transformer, "_compiled_in", lambda step: calls.append(step) or 7.0)
-    compiled = rows_here(Transformer(TransformerOptions(**{**SMALL, "execution": ("compiled",)})))
+    compiled = rows(execution=("compiled",))
     assert len(calls) == 1 and {row.columns["compile_s"] for row in compiled} == {7.0}
-    assert "2.2b" not in unanswered("transformer", [*rows_here(Transformer(TransformerOptions(**SMALL))), *compiled])
+    assert "2.2b" not in unanswered("transformer", [*rows(), *compiled])
 
 
-def test_a_wrong_phase_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_phase_order_is_seen(monkeypatch):
     step = ModelStep(build_model("tiny", 8, CPU), 4, 8, "float32")
     called: list[str] = []
     for name in ("forward", "backward", "update"):
@@ -130,6 +128,6 @@ def test_a_wrong_phase_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert transformer.time_phases(step, 2).tolist() == [[1, 10, 100, 111]] * 2
 
 
-def test_peaks_are_of_known_devices_only() -> None:
+def test_peaks_are_of_known_devices_only():
     assert peak_flops("NVIDIA H100 80GB HBM3", "bfloat16") == 989e12
     assert np.isnan(peak_flops("cpu", "float32"))

@@ -7,7 +7,6 @@ import math
 import pickle
 import sys
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
 
@@ -52,9 +51,7 @@ def by_hand(given: tuple[Tensor, ...], lengths: tuple[int, ...], causal: bool, w
 @pytest.mark.parametrize("key_heads", [HEADS, 2, 1])
 @pytest.mark.parametrize("window", [None, 4, 12])
 @pytest.mark.parametrize("causal", [False, True])
-def test_outputs_and_gradients_are_those_of_each_sample_alone(
-    causal: bool, window: int | None, key_heads: int, arrangement: Arrangement, order: str
-) -> None:
+def test_outputs_and_gradients_are_those_of_each_sample_alone(causal, window, key_heads, arrangement, order):
     boundaries = Boundaries(ORDERS[order], arrangement=arrangement)
     given = states(boundaries.tokens, key_heads)
     expected = by_hand(given, boundaries.lengths, causal, window)
@@ -67,7 +64,7 @@ def test_outputs_and_gradients_are_those_of_each_sample_alone(
 
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
-def test_dropped_weights_are_of_the_own_sample_and_the_others_are_scaled_up(arrangement: Arrangement) -> None:
+def test_dropped_weights_are_of_the_own_sample_and_the_others_are_scaled_up(arrangement):
     boundaries = Boundaries((3, 5, 40), arrangement=arrangement)
     even = torch.zeros(boundaries.tokens, 1, boundaries.tokens)
     value = torch.eye(boundaries.tokens)[:, None]
@@ -80,15 +77,12 @@ def test_dropped_weights_are_of_the_own_sample_and_the_others_are_scaled_up(arra
     assert 0.6 < float(scaled[own].mean()) < 0.9
 
 
-def test_the_cheaper_arrangement_is_the_one_that_the_rule_says() -> None:
-    width = 256
-    alike, few, many = Boundaries((60,) * 8), Boundaries((10, 200, 200)), Boundaries(tuple(range(1, 17)))
-    assert cheaper_arrangement(alike, width) == "by_length"
-    assert cheaper_arrangement(few, width) == "by_length"
-    assert cheaper_arrangement(many, width) == "repadded"
-    extra = width * (16 * 16 * (16 + COPY) - sum(length**2 for length in many.lengths))
-    assert extra < 15 * CALL
-    meta = torch.device("meta")
+def test_the_cheaper_arrangement_is_the_one_that_the_rule_says():
+    width, many, meta = 256, tuple(range(1, 17)), torch.device("meta")
+    assert [cheaper_arrangement(Boundaries(each), width) for each in ((60,) * 8, (10, 200, 200), many)] == [
+        "by_length", "by_length", "repadded"
+    ]  # fmt: skip
+    assert width * (16 * 16 * (16 + COPY) - sum(length**2 for length in many)) < 15 * CALL
     assert cheaper_arrangement(Boundaries((100, 200, 200), meta), width) == "repadded"
     assert cheaper_arrangement(Boundaries((1, 1, 200), meta), width) == "by_length"
 
@@ -97,15 +91,11 @@ def test_the_cheaper_arrangement_is_the_one_that_the_rule_says() -> None:
     ("causal", "window", "expected"),
     [(False, None, (-1, -1)), (True, None, (-1, 0)), (False, 5, (4, 4)), (True, 5, (4, 0))],
 )
-def test_what_kernels_with_boundaries_are_told(causal: bool, window: int | None, expected: tuple[int, int]) -> None:
+def test_what_kernels_with_boundaries_are_told(causal, window, expected):
     assert sides(causal, window) == expected
 
 
-def test_on_a_cpu_there_is_no_kernel_with_boundaries() -> None:
-    assert packed_attention.variable_length_kernel(torch.zeros(3, 2, 8, dtype=torch.bfloat16), 0.0) is None
-
-
-def test_heads_that_are_no_multiple_of_8_go_to_flash_attention_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_that_are_no_multiple_of_8_go_to_flash_attention_alone(monkeypatch):
     """Which pads them; torch's kernel refuses them."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(packed_attention, "_torch_has_one", lambda: True)
@@ -121,9 +111,7 @@ def test_heads_that_are_no_multiple_of_8_go_to_flash_attention_alone(monkeypatch
 
 
 @pytest.mark.parametrize(("file", "there"), [("cute/__init__.py", False), ("__init__.py", True), (None, False)])
-def test_version_4_in_the_folder_of_version_2_is_not_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str | None, there: bool
-) -> None:
+def test_version_4_in_the_folder_of_version_2_is_not_it(tmp_path, monkeypatch, file, there):
     if file is not None:
         (tmp_path / "flash_attn" / file).parent.mkdir(parents=True)
         (tmp_path / "flash_attn" / file).touch()
@@ -133,7 +121,7 @@ def test_version_4_in_the_folder_of_version_2_is_not_it(
     packed_attention._flash_attention_is_there.cache_clear()
 
 
-def test_states_that_autocast_left_in_fp32_are_half_precision_for_every_kernel(monkeypatch) -> None:
+def test_states_that_autocast_left_in_fp32_are_half_precision_for_every_kernel(monkeypatch):
     """As rotated queries and keys are beside values, which kernels that take boundaries would refuse."""
     dtypes = []
     monkeypatch.setattr(packed_attention, "variable_length_kernel", lambda query, _: dtypes.append(query.dtype))
@@ -145,7 +133,7 @@ def test_states_that_autocast_left_in_fp32_are_half_precision_for_every_kernel(m
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12))
-def test_every_token_is_where_it_is(lengths: list[int]) -> None:
+def test_every_token_is_where_it_is(lengths):
     row = Boundaries(tuple(lengths))
     places = [(sample, position) for sample, length in enumerate(lengths) for position in range(length)]
     assert row.tokens == len(places) and row.longest == max(lengths)
@@ -159,12 +147,12 @@ def test_every_token_is_where_it_is(lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize("lengths", [(), (3, 0)])
-def test_a_row_has_samples_and_these_tokens(lengths: tuple[int, ...]) -> None:
+def test_a_row_has_samples_and_these_tokens(lengths):
     with pytest.raises(ValueError, match="packed row"):
         Boundaries(lengths)
 
 
-def test_boundaries_go_to_a_device_and_through_a_loader_of_other_processes() -> None:
+def test_boundaries_go_to_a_device_and_through_a_loader_of_other_processes():
     row = Boundaries((2, 1), arrangement="repadded")
     moved = row.to("meta", non_blocking=True)
     assert (moved.positions.device.type, moved.lengths, moved.arrangement) == ("meta", (2, 1), "repadded")
@@ -172,7 +160,7 @@ def test_boundaries_go_to_a_device_and_through_a_loader_of_other_processes() -> 
     assert row.offsets.tolist() == [0, 2, 3] and pickle.loads(pickle.dumps(row)) == row
 
 
-def test_a_row_of_classified_samples() -> None:
+def test_a_row_of_classified_samples():
     samples = [{"input_ids": [5, 6, 7], "labels": 2}, {"input_ids": [8], "labels": 0}, {"input_ids": [9, 4, 3]}]
     samples[2]["labels"] = torch.tensor(1)
     batch = PackedCollator()(samples)
@@ -181,13 +169,13 @@ def test_a_row_of_classified_samples() -> None:
     assert batch["labels"].tolist() == [0, 2, 1]
 
 
-def test_no_sample_tells_the_first_token_of_the_next() -> None:
+def test_no_sample_tells_the_first_token_of_the_next():
     samples = [{"input_ids": ids, "labels": ids} for ids in ([5, 6, 7], [8, 9])]
     assert PackedCollator()(samples)["labels"].tolist() == [[NO_TARGET, 9, NO_TARGET, 6, 7]]
     assert "labels" not in PackedCollator()([{"input_ids": [1, 2]}])
 
 
-def test_kinds_of_tokens_stay_with_their_samples() -> None:
+def test_kinds_of_tokens_stay_with_their_samples():
     """As tokenizers of BERT give them for pairs of sentences; without them the model takes all for the first."""
     samples = [
         {"input_ids": [5, 6, 7, 8], "token_type_ids": [0, 0, 1, 1], "attention_mask": [1, 1, 1, 1]},
@@ -204,7 +192,7 @@ def test_kinds_of_tokens_stay_with_their_samples() -> None:
 
 
 @pytest.mark.parametrize("mask", [[1, 1, 0], torch.tensor([1, 1, 0])], ids=["list", "tensor"])
-def test_samples_that_are_padded_are_refused(mask: object) -> None:
+def test_samples_that_are_padded_are_refused(mask):
     padded = {"input_ids": [5, 6, 0], "attention_mask": mask}
     with pytest.raises(UsageError, match="attention_mask leaves tokens out"):
         PackedCollator()([{"input_ids": [1, 2]}, padded])

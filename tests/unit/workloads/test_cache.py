@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
-import subprocess
-import sys
+import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from multiprocessing.process import BaseProcess
+from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import numpy as np
@@ -26,17 +29,19 @@ from dynbench.workloads.registry import build_workload
 from dynbench.workloads.token_shards import ARRAYS, Texts, already_checked, load_or_tokenise
 
 TEXTS = ["a" * (index % 7 + 1) + str(index) for index in range(40)]
+FORK = multiprocessing.get_context("fork")
 FACTS = {"layout": 1, "tokenizer": "letters"}
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several shards of few texts."""
     monkeypatch.setattr(token_shards, "SHARD_CHARACTERS", 30)
     monkeypatch.setattr(token_shards, "CHUNK_CHARACTERS", 12)
 
 
 class Letters:
-    """Tokenises by character, at most five; remembers what it was given, and stops at a text that ends so."""
+    """Tokenises by character, at most five; remembers what it was given, and is killed at a text that ends so."""
 
     def __init__(self, stop: str = "none") -> None:
         self.seen: list[str] = []
@@ -44,42 +49,37 @@ class Letters:
 
     def __call__(self, texts: Sequence[str]) -> Iterator[tuple[list[int], int]]:
         if any(text.endswith(self.stop) for text in texts):
-            self.stopped()
+            os.kill(os.getpid(), signal.SIGKILL)
         self.seen += texts
         return (([ord(letter) for letter in text[:5]], max(0, len(text) - 5)) for text in texts)
-
-    def stopped(self) -> None:
-        raise KeyboardInterrupt
 
 
 def texts_of(texts: Sequence[str] = TEXTS, encode: Letters | None = None) -> Texts:
     return Texts(lambda: iter(texts), encode or Letters(), np.uint16, sum(map(len, texts)), "here", False)
 
 
+def written(folder: Path, texts: Sequence[str] = TEXTS, facts: Mapping[str, object] = FACTS) -> list[str]:
+    """The texts that were tokenised for a folder of shards."""
+    encode = Letters()
+    load_or_tokenise(folder, facts, texts_of(texts, encode))
+    return encode.seen
+
+
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def finished(folder: Path) -> int:
-    """Shards that the record lists."""
-    if not (folder / RECORD).exists():
-        return 0
-    return sum(entry is not None for entry in json.loads((folder / RECORD).read_text())["shards"])
-
-
 @pytest.fixture
-def whole(tmp_path: Path, small: None) -> dict[str, bytes]:
+def whole(tmp_path: Path) -> dict[str, bytes]:
     """The files of shards in the folder `a`."""
-    load_or_tokenise(tmp_path / "a", FACTS, texts_of())
+    written(tmp_path / "a")
     return files(tmp_path / "a")
 
 
-def test_the_shards_hold_every_text_in_order_and_are_only_read_again(tmp_path, small):
-    encode = Letters()
-    shards = load_or_tokenise(tmp_path / "a", FACTS, texts_of(encode=encode))
+def test_the_shards_hold_every_text_in_order_and_are_only_read_again(tmp_path):
+    shards = load_or_tokenise(tmp_path / "a", FACTS, texts_of())
     assert len(shards.ids) > 5
-    assert {array.dtype for array in shards.ids} == {np.dtype(np.uint16)}
-    assert all(isinstance(array, np.memmap) for array in shards.ids)
+    assert {(type(array), array.dtype) for array in shards.ids} == {(np.memmap, np.dtype(np.uint16))}
     found = [
         "".join(map(chr, ids[begin:end]))
         for ids, offsets in zip(shards.ids, shards.offsets, strict=True)
@@ -88,8 +88,8 @@ def test_the_shards_hold_every_text_in_order_and_are_only_read_again(tmp_path, s
     assert found == [text[:5] for text in TEXTS]
     assert shards.lengths.tolist() == list(map(len, found))
     assert np.concatenate(shards.removed).tolist() == [max(0, len(text) - 5) for text in TEXTS]
-    assert load_or_tokenise(tmp_path / "a", FACTS, texts_of(encode=encode)).digest == shards.digest
-    assert sorted(encode.seen) == sorted(TEXTS)
+    assert written(tmp_path / "a") == []
+    assert load_or_tokenise(tmp_path / "a", FACTS, texts_of()).digest == shards.digest
 
 
 DAMAGES = {
@@ -105,44 +105,37 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_shard_alone_is_made_again_with_a_warning(tmp_path, whole, array, damage, caplog):
     DAMAGES[damage](tmp_path / "a" / f"00002.{array}.npy")
-    encode = Letters()
-    load_or_tokenise(tmp_path / "a", FACTS, texts_of(encode=encode))
+    assert 0 < len(written(tmp_path / "a")) < 10 and "shard 2 cannot be used" in caplog.text
     assert files(tmp_path / "a") == whole
-    assert 0 < len(encode.seen) < 10 and "shard 2 cannot be used" in caplog.text
 
 
 def test_what_is_plainly_broken_is_noticed_where_another_has_checked(tmp_path, whole):
     DAMAGES["cut"](tmp_path / "a" / "00002.ids.npy")
-    encode = Letters()
     with already_checked():
-        load_or_tokenise(tmp_path / "a", FACTS, texts_of(encode=encode))
-    assert encode.seen
+        assert written(tmp_path / "a")
 
 
 FOREIGN = json.dumps({"facts": FACTS, "shards": [{}, {"texts": None, "tokens": [], "digest": 3}], "finished": True})
 
 
-@pytest.mark.parametrize(
-    "record", ["", "{", "[]", "{}", '{"facts": 1, "shards": 2, "finished": true}', "null", FOREIGN]
-)
+@pytest.mark.parametrize("record", ["", "[]", "{}", '{"facts": 1, "shards": 2, "finished": true}', FOREIGN])
 def test_a_broken_record_is_replaced_with_a_warning(tmp_path, whole, record, caplog):
     (tmp_path / "a" / RECORD).write_text(record)
-    load_or_tokenise(tmp_path / "a", FACTS, texts_of())
+    written(tmp_path / "a")
     assert files(tmp_path / "a") == whole
     assert ("shard 1 cannot be used" if record == FOREIGN else "the record does not fit") in caplog.text
 
 
 def test_shards_of_something_else_are_made_anew_with_a_warning(tmp_path, whole, caplog):
-    other, encode = FACTS | {"tokenizer": "other"}, Letters()
-    load_or_tokenise(tmp_path / "b", other, texts_of(TEXTS[:9]))
-    load_or_tokenise(tmp_path / "a", other, texts_of(TEXTS[:9], encode))
-    assert sorted(encode.seen) == sorted(TEXTS[:9]) and "tokenizer differ" in caplog.text
+    for folder in "ba":
+        assert sorted(written(tmp_path / folder, TEXTS[:9], FACTS | {"tokenizer": "other"})) == sorted(TEXTS[:9])
+    assert "tokenizer differ" in caplog.text
     assert files(tmp_path / "a") == files(tmp_path / "b")
 
 
-def test_what_is_wrong_with_a_text_is_raised_with_its_number(tmp_path, small):
+def test_what_is_wrong_with_a_text_is_raised_with_its_number(tmp_path):
     with pytest.raises(DataError, match=r"here: the text '' of sample 23 has no token"):
-        load_or_tokenise(tmp_path / "a", FACTS, texts_of([*TEXTS[:22], "", "x"]))
+        written(tmp_path / "a", [*TEXTS[:22], "", "x"])
     load_or_tokenise(tmp_path / "b", FACTS, replace(texts_of(["", ""]), may_be_empty=True))
 
     def read() -> Iterator[str]:
@@ -153,38 +146,38 @@ def test_what_is_wrong_with_a_text_is_raised_with_its_number(tmp_path, small):
         load_or_tokenise(tmp_path / "c", FACTS, replace(texts_of(), read=read))
 
 
-WRITER = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-import test_cache as t
-t.token_shards.SHARD_CHARACTERS, t.token_shards.CHUNK_CHARACTERS = 30, 12
-t.Letters.stopped = lambda self: os.kill(os.getpid(), signal.SIGKILL)
-encode = t.Letters(sys.argv[3])
-t.load_or_tokenise(Path(sys.argv[1]), t.FACTS, t.texts_of(encode=encode))
-print(len(encode.seen))
-"""
+def writer(folder: Path, texts: SimpleQueue, together: Barrier, stop: str = "none") -> BaseProcess:
+    """A process that writes, puts how many texts it tokenised, and is killed at a text that ends so."""
 
+    def write() -> None:
+        encode = Letters(stop)
+        together.wait()
+        load_or_tokenise(folder, FACTS, texts_of(encode=encode))
+        texts.put(len(encode.seen))
 
-def writer(folder: Path, stop: str = "none") -> subprocess.Popen[str]:
-    arguments = [sys.executable, "-c", WRITER, str(folder), str(Path(__file__).parent), stop]
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    process = FORK.Process(target=write)
+    process.start()
+    return process
 
 
 def test_a_killed_writer_leaves_what_another_continues(tmp_path, whole, caplog):
-    assert writer(tmp_path / "b", "30").wait() == -9
-    done, encode = finished(tmp_path / "b"), Letters()
+    process = writer(tmp_path / "b", FORK.SimpleQueue(), FORK.Barrier(1), "30")
+    process.join()
+    record = json.loads((tmp_path / "b" / RECORD).read_text())
+    done = sum(entry is not None for entry in record["shards"])
     (tmp_path / "b" / ".00003.ids.npy.0123.tmp").write_bytes(b"of a writer that was killed")
     with caplog.at_level(logging.INFO):
-        load_or_tokenise(tmp_path / "b", FACTS, texts_of(encode=encode))
-    assert done > 0 and len(encode.seen) < len(TEXTS) and f"{done} shards" in caplog.text
+        more = written(tmp_path / "b")
+    assert process.exitcode == -signal.SIGKILL
+    assert done > 0 and len(more) < len(TEXTS) and f"{done} shards" in caplog.text
     assert files(tmp_path / "b") == whole
 
 
-@pytest.mark.slow
 def test_of_several_at_once_one_writes(tmp_path):
-    started = [writer(tmp_path / "a") for _ in range(3)]
-    assert sorted(int(process.communicate()[0]) for process in started) == [0, 0, len(TEXTS)]
+    texts, together = FORK.SimpleQueue(), FORK.Barrier(3)
+    for process in [writer(tmp_path / "a", texts, together) for _ in range(3)]:
+        process.join()
+    assert sorted(texts.get() for _ in range(3)) == [0, 0, len(TEXTS)]
 
 
 def test_the_folder_is_the_named_one_else_the_users(monkeypatch, tmp_path):
@@ -218,7 +211,7 @@ def tokenise(folder: Path, length: int) -> None:
     build_workload(load_config(None, [*given, "train.global_batch=4"]))
 
 
-def test_everything_of_ours_is_listed_and_nothing_else(cache: Path) -> None:
+def test_everything_of_ours_is_listed_and_nothing_else(cache):
     found = cache_entries(cache)
     ours = {path for path in cache.iterdir() if path.suffix != ".lock"} - {cache / "notes.txt", cache / "thesis"}
     assert {entry.path for entry in found} == ours and len([entry for entry in found if entry.path.is_dir()]) == 4
@@ -227,7 +220,7 @@ def test_everything_of_ours_is_listed_and_nothing_else(cache: Path) -> None:
     assert cache_entries(cache / "nowhere") == []
 
 
-def test_what_is_old_is_removed_and_what_is_used_is_not_old(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_old_is_removed_and_what_is_used_is_not_old(cache, capsys):
     long_ago = time.time() - 40 * 86_400
     for entry in cache_entries(cache):
         for path in (entry.path, entry.path / RECORD) if entry.path.is_dir() else (entry.path,):
@@ -236,11 +229,10 @@ def test_what_is_old_is_removed_and_what_is_used_is_not_old(cache: Path, capsys:
     assert main(["data", "cache", "--older-than", "30d", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     names = {entry["name"] for entry in listed["entries"]}
-    assert sum("-16-" in name for name in names) == 2 and not any("-24-" in name for name in names)
+    assert [sum(f"-{length}-" in name for name in names) for length in (16, 24)] == [2, 0]
     assert listed["bytes"] == sum(entry["bytes"] for entry in listed["entries"]) and not listed["removed"]
     before = {entry.path.name for entry in cache_entries(cache)}
     assert main(["data", "cache", "--older-than", "30d", "--remove"]) == 0
-    assert "removed" in capsys.readouterr().out
     assert {entry.path.name for entry in cache_entries(cache)} == before - names != set()
     assert main(["data", "cache", "--remove", "-q"]) == 0
     assert cache_entries(cache) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,13 +12,14 @@ from architectures import write_config
 from batches import batch_of
 
 from dynbench.config.layers import load_config
+from dynbench.config.schema import Config
 from dynbench.engine.rank.evaluation import Evaluator
 from dynbench.errors import ConfigError, UsageError
 from dynbench.plugins import WORKLOADS
 from dynbench.plugins.workloads import OF_MODEL
 from dynbench.workloads.causal_lm import CausalLanguageModel, language_model, unigram_perplexity
 from dynbench.workloads.data import TokenisedData
-from dynbench.workloads.datasets import generated as language
+from dynbench.workloads.datasets.generated import WALK_VOCAB_SIZE
 from dynbench.workloads.models import LANGUAGE_MODEL, make_model
 from dynbench.workloads.token_loss import check_sums
 
@@ -31,69 +31,70 @@ BYTES = 259
 CPU = torch.device("cpu")
 
 
-def configured(*settings: str):
-    return load_config(None, ["workload.name=causal_lm", "workload.size=tiny", "workload.dropout=0", *settings])
+def configured(*settings: str) -> Config:
+    """Those without a section are of the workload."""
+    given = ["name=causal_lm", "size=tiny", "dropout=0", *settings]
+    return load_config(None, [each if "." in each.partition("=")[0] else f"workload.{each}" for each in given])
+
+
+def language(*settings: str) -> CausalLanguageModel:
+    return CausalLanguageModel(configured(*settings))
 
 
 @pytest.fixture(scope="module")
 def made() -> CausalLanguageModel:
-    return CausalLanguageModel(configured("workload.max_length=32", "workload.subset=64"))
+    return language("max_length=32", "subset=64")
 
 
 @pytest.mark.parametrize("size", MILLIONS)
-def test_sizes_have_their_number_of_parameters(size: str) -> None:
-    source = language_model(configured(f"workload.size={size}").workload).source(BYTES)
+def test_sizes_have_their_number_of_parameters(size):
+    source = language_model(configured(f"size={size}").workload).source(BYTES)
     with torch.device("meta"):
         model = make_model(source.config, size, "", LANGUAGE_MODEL)
     found = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     assert found == pytest.approx(MILLIONS[size], abs=0.5 if found > 100 else 0.05)
-    assert (
-        source.facts["positions"]
-        == WORKLOADS["causal_lm"].sizes[WORKLOADS["causal_lm"].aliases.get(size, size)].positions
-    )
-
-
-def test_every_size_of_the_registry_has_a_shape() -> None:
-    sizes = WORKLOADS["causal_lm"].sizes
-    assert {WORKLOADS["causal_lm"].aliases.get(size, size) for size in MILLIONS} | {OF_MODEL} == set(sizes)
+    registered = WORKLOADS["causal_lm"]
+    assert source.facts["positions"] == registered.sizes[registered.aliases.get(size, size)].positions
+    assert {registered.aliases.get(each, each) for each in MILLIONS} | {OF_MODEL} == set(registered.sizes)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("setting", "said"),
     [
-        (["workload.size=xl"], "Did you mean xl-2025 or xl-2026?"),
-        (["workload.size=base"], "'base' is not a size of causal_lm; known: auto, tiny, gpt2-62m, small"),
-        (["workload.weights=pretrained"], "name one (--model gpt2"),
-        (["workload.size=model"], "name one (--model gpt2"),
+        ("size=xl", r"Did you mean xl-2025 or xl-2026\?"),
+        ("size=base", "'base' is not a size of causal_lm; known: auto, tiny, gpt2-62m, small"),
+        ("weights=pretrained", r"name one \(--model gpt2"),
+        ("size=model", r"name one \(--model gpt2"),
     ],
 )
-def test_a_size_or_a_model_that_it_does_not_have_is_refused(settings: list[str], said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(None, ["workload.name=causal_lm", *settings])
-    assert said in str(caught.value)
+def test_a_size_or_a_model_that_it_does_not_have_is_refused(setting, said):
+    with pytest.raises(ConfigError, match=said):
+        configured(setting)
 
 
-def test_the_loss_is_the_sum_over_the_next_tokens(made: CausalLanguageModel) -> None:
+def test_the_loss_is_the_sum_over_the_next_tokens(made):
     model = made.build_model(0).double().eval()
     ids = np.arange(5)
-    found = made.loss(model, batch_of(made, ids)).item()
     wanted = 0.0
     for i in ids:
         tokens = torch.from_numpy(made.train.tokens[made.train.offsets[i] : made.train.offsets[i + 1]]).long()
         logits = model(input_ids=tokens[None]).logits[0, :-1]
         wanted += F.cross_entropy(logits, tokens[1:], reduction="sum").item()
-    assert found == pytest.approx(wanted, rel=1e-12)
+    batch = batch_of(made, ids)
+    assert made.loss(model, batch).item() == pytest.approx(wanted, rel=1e-12)
+    sums = {"loss_sum": pytest.approx(wanted, rel=1e-6), "tokens": made.train.weight(ids)}
+    assert made.eval_sums(model, batch) == sums
 
 
-def test_what_pads_counts_nothing_and_changes_nothing(made: CausalLanguageModel) -> None:
+def test_what_pads_counts_nothing_and_changes_nothing(made):
     model, ids = made.build_model(0).double().eval(), np.array([1, 2])
     short, long = (made.collate(made.train, ids, width) for width in (32, 64))
     long["input_ids"][:, 32:] = 7
     assert made.loss(model, long).item() == pytest.approx(made.loss(model, short).item(), rel=1e-12)
-    check_sums(made, model.float(), "causal_lm", torch.device("cpu"))
+    check_sums(made, model.float(), "causal_lm", CPU)
 
 
-def test_a_sample_of_one_token_has_no_target_and_no_gradient_of_its_own(made: CausalLanguageModel) -> None:
+def test_a_sample_of_one_token_has_no_target_and_no_gradient_of_its_own(made):
     data = TokenisedData.from_samples([[5], [5, 6]], np.zeros(2, np.int64), weights=[0, 1])
     model = made.build_model(0)
     loss = made.loss(model, made.collate(data, np.array([0]), 1))
@@ -101,13 +102,7 @@ def test_a_sample_of_one_token_has_no_target_and_no_gradient_of_its_own(made: Ca
     assert loss.item() == 0 and all(not parameter.grad.any() for parameter in model.parameters())
 
 
-def test_evaluation_counts_tokens(made: CausalLanguageModel) -> None:
-    model, ids = made.build_model(0).eval(), np.arange(6)
-    sums = made.eval_sums(model, batch_of(made, ids))
-    assert sums["tokens"] == made.train.weight(ids) and sums["loss_sum"] > 0 and "correct" not in sums
-
-
-def test_unigram_perplexity_is_that_of_the_targets() -> None:
+def test_unigram_perplexity_is_that_of_the_targets():
     data = TokenisedData.from_samples([[9, 1, 2], [8, 1], [7, 3]], np.zeros(3, np.int64))
     shares = np.array([2, 1, 1]) / 4
     assert unigram_perplexity(data, np.arange(3)) == pytest.approx(math.exp(-(shares * np.log(shares)).sum()))
@@ -116,49 +111,40 @@ def test_unigram_perplexity_is_that_of_the_targets() -> None:
 
 
 @pytest.mark.parametrize("evaluated", [0, 5, 10_000])
-def test_unigram_perplexity_is_of_the_tokens_that_are_evaluated(tmp_path: Path, evaluated: int) -> None:
-    config = configured(f"train.eval_samples={evaluated}", "workload.pad_to_multiple_of=1")
-    workload, ranks = CausalLanguageModel(config), 3
-    given: list[int] = []
-    for rank in range(ranks):
-        evaluator = Evaluator(config, workload, CPU, shard=(rank, ranks), sum_over_ranks=list, file=None)
+def test_unigram_perplexity_is_of_the_tokens_that_are_evaluated(tmp_path, evaluated):
+    config = configured(f"train.eval_samples={evaluated}", "pad_to_multiple_of=1")
+    workload, given = CausalLanguageModel(config), []
+    for rank in range(3):
+        evaluator = Evaluator(config, workload, CPU, shard=(rank, 3), sum_over_ranks=list, file=None)
         given += [int(sample) for batch in evaluator._batches or () for sample in batch]
     assert len(given) == min(evaluated, len(workload.eval))
-    wanted = unigram_perplexity(workload.eval, np.array(given)) if given else None
-    assert workload.facts["unigram_perplexity"] == (None if wanted is None else pytest.approx(wanted))
+    wanted = pytest.approx(unigram_perplexity(workload.eval, np.array(given))) if given else None
+    assert workload.facts["unigram_perplexity"] == wanted
 
 
 @pytest.mark.slow
-def test_samples_end_where_the_models_positions_end(caplog: pytest.LogCaptureFixture) -> None:
-    workload = CausalLanguageModel(configured("workload.max_length=4000", "workload.dataset=lognormal"))
+def test_samples_end_where_the_models_positions_end(caplog):
+    workload = language("max_length=4000", "dataset=lognormal")
     assert workload.positions == 1024 == workload.train.lengths.max()
     assert "the model has 1024 positions" in caplog.text
     assert workload.facts["decisions"]["workload.max_length"]["value"] == 1024
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama", "opt", "bloom"])
-def test_a_configuration_gives_the_shape(tmp_path: Path, architecture: str) -> None:
-    folder = write_config(tmp_path / "m", architecture)
-    workload = CausalLanguageModel(
-        configured("workload.size=auto", f"workload.model={folder}", "workload.max_length=16")
-    )
-    model = workload.build_model(3).double().eval()
-    assert workload.facts["model"]["vocab_size"] == language.WALK_VOCAB_SIZE
-    check_sums(workload, model, architecture, torch.device("cpu"))
+def test_a_configuration_gives_the_shape(tmp_path, architecture):
+    workload = language("size=auto", f"model={write_config(tmp_path / 'm', architecture)}", "max_length=16")
+    assert workload.facts["model"]["vocab_size"] == WALK_VOCAB_SIZE
+    check_sums(workload, workload.build_model(3).double().eval(), architecture, CPU)
 
 
-def test_a_model_that_looks_ahead_is_refused(tmp_path: Path) -> None:
-    folder = write_config(tmp_path / "m", "bert")
-    workload = CausalLanguageModel(configured("workload.size=model", f"workload.model={folder}"))
+def test_a_model_that_looks_ahead_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no causal language model"):
-        workload.build_model(0)
+        language("size=model", f"model={write_config(tmp_path / 'm', 'bert')}").build_model(0)
 
 
-def test_pretrained_weights_are_those_of_the_folder(tmp_path: Path) -> None:
-    config = language_model(configured().workload).source(language.WALK_VOCAB_SIZE).config
+def test_pretrained_weights_are_those_of_the_folder(tmp_path):
+    config = language_model(configured().workload).source(WALK_VOCAB_SIZE).config
     saved = make_model(config, "saved", "", LANGUAGE_MODEL)
     saved.save_pretrained(tmp_path)
-    settings = ("workload.weights=pretrained", f"workload.model={tmp_path}", "workload.max_length=16")
-    found = CausalLanguageModel(configured(*settings)).build_model(5)
-    for name, value in saved.state_dict().items():
-        torch.testing.assert_close(found.state_dict()[name], value)
+    found = language("weights=pretrained", f"model={tmp_path}", "max_length=16").build_model(5)
+    torch.testing.assert_close(found.state_dict(), saved.state_dict())

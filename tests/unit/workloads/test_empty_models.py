@@ -49,19 +49,19 @@ def described(model: nn.Module) -> list[object]:
 
 
 @pytest.mark.parametrize("settings", [("size=small", "dropout=0.2"), ("name=causal_lm", "size=tiny", "dropout=0.1")])
-def test_of_random_weights(settings: tuple[str, ...]) -> None:
+def test_of_random_weights(settings):
     judge(source("max_length=16", *settings))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", CONFIGS)
-def test_of_any_architecture(architecture: str, tmp_path: Path) -> None:
+def test_of_any_architecture(architecture, tmp_path):
     folder = write_config(tmp_path / "m", architecture)
     judge(source("max_length=16", f"model={folder}", "size=model", "dropout=0.3"))
 
 
 @pytest.mark.parametrize("name", ["text_classification", "causal_lm", "image_classification"])
-def test_of_stored_weights(name: str, model_folder: Path, tmp_path: Path) -> None:
+def test_of_stored_weights(name, model_folder, tmp_path):
     folder = tmp_path / "copy"
     if name == "text_classification":
         shutil.copytree(model_folder, folder)
@@ -75,7 +75,7 @@ def test_of_stored_weights(name: str, model_folder: Path, tmp_path: Path) -> Non
     judge(source(f"name={name}", "max_length=16", "weights=pretrained", f"model={folder}"), folder)
 
 
-def test_a_tensor_that_is_neither_parameter_nor_buffer_cannot_be_filled() -> None:
+def test_a_tensor_that_is_neither_parameter_nor_buffer_cannot_be_filled():
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(2, 2))
         assert fillable(model)

@@ -24,13 +24,7 @@ def test_cached_objects_never_touch_the_network(model_folder, cache_on_hub, monk
 @pytest.mark.parametrize(
     ("name", "is_cached", "offline", "answers", "message"),
     [
-        (
-            "someone/other",
-            False,
-            False,
-            False,
-            "is not in the hub's cache .*127.0.0.1:9 cannot be reached",
-        ),
+        ("someone/other", False, False, False, "is not in the hub's cache .*127.0.0.1:9 cannot be reached"),
         ("someone/other", False, True, False, "HF_HUB_OFFLINE forbids the network"),
         ("someone/other", False, False, True, "cannot be loaded from http://127.0.0.1:9: no such thing$"),
         ("someone/tiny", True, False, False, "is incomplete in the hub's cache"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -24,17 +25,30 @@ from dynbench.workloads.datasets.images import image_side
 from dynbench.workloads.image_classification import DEVIATION, MEAN, ImageClassification, image_model, load_torchvision
 
 
-def configured(*more: str):
+def settings(*given: str) -> Workload:
+    return load_config(None, [f"workload.{each}" for each in ("name=image_classification", *given)]).workload
+
+
+def classification(*more: str, data: Path | None = None) -> ImageClassification:
+    """Of generated images, or of a folder of them."""
     given = ("name=image_classification", "size=small", *more)
-    return load_config(None, [*(f"workload.{each}" for each in given), "train.global_batch=8"])
+    own = () if data is None else ("dataset=image_folder", f"data_path={data}", f"cache_dir={data.parent}")
+    config = load_config(None, [*(f"workload.{each}" for each in (*given, *own)), "train.global_batch=8"])
+    return ImageClassification(config)
 
 
 @pytest.fixture(scope="module")
 def workload() -> ImageClassification:
-    return ImageClassification(configured("image_size=16"))
+    return classification("image_size=16")
 
 
-def test_what_the_model_sees(workload: ImageClassification) -> None:
+def same(one: nn.Module, other: nn.Module) -> bool:
+    """Parameters and statistics."""
+    state, others = one.state_dict(), other.state_dict()
+    return all(torch.equal(state[name], others[name]) for name in state)
+
+
+def test_what_the_model_sees(workload):
     ids = np.array([4, 9, 2])
     batch = batch_of(workload, ids)
     assert (batch["pixels"].dtype, tuple(batch["pixels"].shape)) == (torch.uint8, (3, 3, 16, 16))
@@ -46,34 +60,35 @@ def test_what_the_model_sees(workload: ImageClassification) -> None:
     torch.testing.assert_close(seen[0], (batch["pixels"].double() / 255 - mean) / deviation)
 
 
-def test_without_a_folder_of_its_own_a_part_is_held_out(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "data", train=10, val=0)
-    found = ImageClassification(
-        configured("dataset=image_folder", f"data_path={folder}", "image_size=16", f"cache_dir={tmp_path}", "subset=20")
-    )
+def test_without_a_folder_of_its_own_a_part_is_held_out(tmp_path):
+    found = classification("image_size=16", "subset=20", data=write_folder(tmp_path / "data", train=10, val=0))
     assert (len(found.train), len(found.eval)) == (20, 3)
-    numbers = {int(number) for data in (found.train, found.eval) for number in data.tokens}
-    assert len(numbers) == 23
+    assert len({int(number) for data in (found.train, found.eval) for number in data.tokens}) == 23
     for data in (found.train, found.eval):
         batch = batch_of(found, np.arange(len(data)), data=data)
         assert batch["pixels"].float().mean((2, 3)).argmax(1).tolist() == batch["labels"].tolist()
 
 
-def test_classes_are_named_in_what_is_saved(tmp_path: Path) -> None:
-    more = ("dataset=image_folder", f"data_path={write_folder(tmp_path / 'data')}", f"cache_dir={tmp_path}")
-    found = ImageClassification(configured("image_size=16", *more))
+def test_a_saved_model_has_its_weights_names_its_classes_and_says_how_large_its_images_are(tmp_path):
+    data, last = write_folder(tmp_path / "data", size=(40, 40)), tmp_path / "last"
+    found = classification("image_size=56", data=data)
     model = found.build_model(1)
-    found.save(tmp_path / "last", model.state_dict())
-    config = json.loads((tmp_path / "last" / "config.json").read_text())
-    assert [config["id2label"][str(number)] for number in range(3)] == list(CLASSES)
-    again = ImageClassification(
-        configured("image_size=16", *more, "weights=pretrained", f"model={tmp_path / 'last'}")
-    ).build_model(9)
-    state, read = model.state_dict(), again.state_dict()
-    assert all(torch.equal(state[name], read[name]) for name in state)
+    found.save(last, model.state_dict())
+    labels = json.loads((last / "config.json").read_text())["id2label"]
+    assert [labels[str(number)] for number in range(3)] == list(CLASSES)
+    again = classification("weights=pretrained", f"model={last}", data=data)
+    assert same(model, again.build_model(9))
+    assert batch_of(again, np.arange(1))["pixels"].shape[-1] == 56
+    assert str(last) in again.facts["decisions"]["workload.image_size"]["reason"]
+    read = transformers.AutoImageProcessor.from_pretrained(last, use_fast=False)
+    with Image.open(data / "train" / "bee" / "00.jpg") as image:
+        theirs = torch.as_tensor(np.asarray(read(image)["pixel_values"][0]))
+    ours = batch_of(found, np.flatnonzero(found.train.labels == 1)[:1])["pixels"][0] / 255
+    ours = (ours - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(DEVIATION).view(3, 1, 1)
+    assert theirs.shape == ours.shape and (theirs - ours).abs().max() < 0.05
 
 
-def test_one_image_alone_is_trained_on_too(workload: ImageClassification) -> None:
+def test_one_image_alone_is_trained_on_too(workload):
     """Its last maps are one pixel large."""
     model, one = workload.build_model(0).double(), batch_of(workload, np.array([4]))
     alone = workload.loss(model, one)
@@ -81,22 +96,6 @@ def test_one_image_alone_is_trained_on_too(workload: ImageClassification) -> Non
     assert all(parameter.grad is not None for parameter in model.parameters())
     twice = {name: torch.cat((tensor, tensor)) for name, tensor in one.items()}
     assert workload.loss(model, twice).item() == pytest.approx(2 * alone.item())
-
-
-def test_a_saved_model_says_how_large_its_images_are(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "data", size=(40, 40))
-    more = ("dataset=image_folder", f"data_path={folder}", f"cache_dir={tmp_path}")
-    found = ImageClassification(configured("image_size=56", *more))
-    found.save(tmp_path / "last", found.build_model(1).state_dict())
-    again = ImageClassification(configured(*more, "weights=pretrained", f"model={tmp_path / 'last'}"))
-    assert batch_of(again, np.arange(1))["pixels"].shape[-1] == 56
-    assert str(tmp_path / "last") in again.facts["decisions"]["workload.image_size"]["reason"]
-    read = transformers.AutoImageProcessor.from_pretrained(tmp_path / "last", use_fast=False)
-    with Image.open(tmp_path / "data" / "train" / "bee" / "00.jpg") as image:
-        theirs = torch.as_tensor(np.asarray(read(image)["pixel_values"][0]))
-    ours = batch_of(found, np.flatnonzero(found.train.labels == 1)[:1])["pixels"][0] / 255
-    ours = (ours - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(DEVIATION).view(3, 1, 1)
-    assert theirs.shape == ours.shape and (theirs - ours).abs().max() < 0.05
 
 
 @pytest.mark.parametrize(
@@ -109,14 +108,11 @@ def test_a_saved_model_says_how_large_its_images_are(tmp_path: Path) -> None:
         ("{}", None),
     ],
 )
-def test_other_models_say_it_in_other_words(tmp_path: Path, said: str, side: int | None) -> None:
+def test_other_models_say_it_in_other_words(tmp_path, said, side):
     (tmp_path / "preprocessor_config.json").write_text(said)
-    settings = configured("weights=pretrained", f"model={tmp_path}").workload
-    if side is None:
-        with pytest.raises(DataError, match="the side of a square cannot be read in it"):
-            image_side(settings)
-    else:
-        assert image_side(settings)[0] == side
+    refused = pytest.raises(DataError, match="the side of a square cannot be read in it")
+    with refused if side is None else nullcontext():
+        assert image_side(settings("weights=pretrained", f"model={tmp_path}"))[0] == side
 
 
 NARROW = {"embedding_size": 8, "hidden_sizes": [16, 32, 64, 128], "depths": [2, 1, 1, 2]}
@@ -177,35 +173,31 @@ def ours(classes: int = 7) -> ResNetForImageClassification:
     return ResNetForImageClassification(ResNetConfig(**NARROW, num_labels=classes))
 
 
-def test_torchvisions_weights_compute_the_same() -> None:
+def test_torchvisions_weights_compute_the_same():
     theirs, model, pixels = of_torchvision(), ours(), torch.randn(5, 3, 48, 48)
     assert load_torchvision(model, theirs.state_dict(), "their.pth") == []
     with torch.no_grad():
         torch.testing.assert_close(model.eval()(pixels).logits, theirs(pixels), rtol=1e-4, atol=1e-5)
 
 
-def test_a_head_of_other_classes_stays_random_and_is_listed(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_head_of_other_classes_stays_random_and_is_listed(caplog):
     model, found = ours(classes=3), {**of_torchvision().state_dict(), "further": torch.zeros(1)}
     before = model.classifier[1].weight.clone()
     with caplog.at_level(logging.WARNING):
         left = load_torchvision(model, found, "their.pth")
     assert left == ["fc.weight", "fc.bias", "further"]
-    assert "3 parameters did not match" in caplog.text and "fc.weight, fc.bias, further" in caplog.text
+    assert "fc.weight, fc.bias, further" in caplog.text
     assert torch.equal(model.classifier[1].weight, before)
 
 
-def test_a_body_that_does_not_fit_is_refused() -> None:
+def test_a_body_that_does_not_fit_is_refused():
     found = of_torchvision().state_dict()
     del found["layer2.0.conv2.weight"]
     with pytest.raises(UsageError, match=r"1 parameters are missing.*stages.1.layers.0.layer.1.convolution.weight"):
         load_torchvision(ours(), found, "their.pth")
 
 
-def settings(*given: str) -> Workload:
-    return load_config(None, [f"workload.{each}" for each in ("name=image_classification", *given)]).workload
-
-
-def test_a_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ResNetConfig", lambda: ResNetConfig(**NARROW))
     theirs, path = of_torchvision(), tmp_path / "resnet50-0676ba61.pth"
     torch.save(theirs.state_dict(), path)
@@ -214,40 +206,28 @@ def test_a_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.equal(model.resnet.embedder.embedder.convolution.weight, theirs.conv1.weight)
     assert model.classifier[1].weight.shape == (3, 128)
     assert source.facts["source"] == "pretrained resnet50-0676ba61.pth"
-    for content in (b"no weights", b""):
-        path.write_bytes(content)
-        with pytest.raises(DataError, match=r"resnet50-0676ba61.pth: expected weights of a ResNet-50"):
-            source.build(0)
+    path.write_bytes(b"no weights")
+    with pytest.raises(DataError, match=r"resnet50-0676ba61.pth: expected weights of a ResNet-50"):
+        source.build(0)
     torch.save([1, 2], path)
     with pytest.raises(DataError, match="expected parameters by name"):
         source.build(0)
 
 
-def test_a_saved_folder_is_read_back_with_its_head_where_the_classes_are_as_many(tmp_path: Path) -> None:
-    model = ours(classes=4)
-    model.save_pretrained(tmp_path)
-    same, other = (
-        image_model(settings("weights=pretrained", f"model={tmp_path}"), classes, 32).build(0) for classes in (4, 6)
-    )
-    assert torch.equal(same.classifier[1].weight, model.classifier[1].weight)
-    assert other.classifier[1].weight.shape == (6, 128)
-    assert torch.equal(
-        other.resnet.embedder.embedder.convolution.weight, model.resnet.embedder.embedder.convolution.weight
-    )
-    shaped = image_model(settings("weights=random", f"model={tmp_path}"), 5, 32).build(0)
-    assert shaped.classifier[1].weight.shape == (5, 128)
-
-
-def test_a_model_that_is_tried_keeps_its_statistics(tmp_path: Path) -> None:
+def test_a_saved_folder_is_read_back_with_its_head_where_the_classes_are_as_many(tmp_path):
+    """And its statistics, as it is tried without changing them."""
     model = ours(classes=4)
     model(torch.randn(4, 3, 48, 48) * 3 + 1)
     model.save_pretrained(tmp_path)
-    again = image_model(settings("weights=pretrained", f"model={tmp_path}"), 4, 32).build(0)
-    for (name, before), found in zip(model.named_buffers(), again.buffers(), strict=True):
-        assert torch.equal(before, found), name
+    equal, other = (
+        image_model(settings("weights=pretrained", f"model={tmp_path}"), classes, 32).build(0) for classes in (4, 6)
+    )
+    assert same(model, equal) and same(model.resnet, other.resnet)
+    shaped = image_model(settings("weights=random", f"model={tmp_path}"), 5, 32).build(0)
+    assert (len(other.classifier[1].weight), len(shaped.classifier[1].weight)) == (6, 5)
 
 
-def test_other_architectures_are_tried_on_images_of_the_size(tmp_path: Path) -> None:
+def test_other_architectures_are_tried_on_images_of_the_size(tmp_path):
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     ViTConfig(**shape, image_size=32, patch_size=8).save_pretrained(tmp_path)
     given = settings("weights=random", f"model={tmp_path}")

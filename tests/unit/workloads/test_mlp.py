@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from photographs import write_mnist
@@ -22,23 +20,22 @@ def workload() -> DigitClassification:
     return DigitClassification(configured())
 
 
-def test_its_shape(workload: DigitClassification) -> None:
+def test_its_shape(workload):
     model = workload.build_model(3)
     assert sum(parameter.numel() for parameter in model.parameters()) == 42_310
-    assert [layer.out_features for layer in model if hasattr(layer, "out_features")] == [50, 50, 10]
     assert all(map(torch.equal, model.parameters(), workload.build_model(3).parameters()))
     assert (len(workload.train), len(workload.eval)) == (8192, 1024)
     assert (workload.train.lengths == 1).all() and workload.positions == 1
 
 
-def test_other_digits_are_other_data(tmp_path: Path, workload: DigitClassification) -> None:
+def test_other_digits_are_other_data(tmp_path, workload):
     found = DigitClassification(configured("dataset=mnist", f"data_path={write_mnist(tmp_path)}"))
     assert (len(found.train), len(found.eval)) == (300, 60)
     assert found.train.fingerprint != workload.train.fingerprint
     assert found.facts["fingerprint"] == found.train.fingerprint
 
 
-def test_what_is_saved_is_read_back(tmp_path: Path, workload: DigitClassification) -> None:
+def test_what_is_saved_is_read_back(tmp_path, workload):
     model = workload.build_model(5)
     workload.save(tmp_path / "last", model.state_dict())
     workload.save(tmp_path / "last", model.state_dict())
@@ -47,7 +44,7 @@ def test_what_is_saved_is_read_back(tmp_path: Path, workload: DigitClassificatio
     assert all(map(torch.equal, model.parameters(), again.parameters()))
 
 
-def test_other_folders_are_refused(tmp_path: Path, workload: DigitClassification) -> None:
+def test_other_folders_are_refused(tmp_path, workload):
     pretrained = DigitClassification(configured("weights=pretrained", f"model={tmp_path}"))
     with pytest.raises(DataError, match="expected a network that --save-model kept"):
         pretrained.build_model(0)

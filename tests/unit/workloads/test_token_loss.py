@@ -46,7 +46,7 @@ def losses(make: str, loss: Callable[[Tensor, Tensor], Tensor], targets: float =
 
 @pytest.mark.parametrize("piece", [1, 4 * VOCABULARY, 2**20])
 @pytest.mark.parametrize("make", MAKERS)
-def test_it_is_torchs_own_in_pieces(monkeypatch: pytest.MonkeyPatch, make: str, piece: int) -> None:
+def test_it_is_torchs_own_in_pieces(monkeypatch, make, piece):
     monkeypatch.setattr(token_loss, "PIECE", piece)
     wanted, _ = losses(make, torchs_own)
     found, over = losses(make, summed_cross_entropy)
@@ -56,12 +56,12 @@ def test_it_is_torchs_own_in_pieces(monkeypatch: pytest.MonkeyPatch, make: str, 
     assert over == (make in OVERWRITTEN)
 
 
-def test_without_a_target_it_is_nothing() -> None:
+def test_without_a_target_it_is_nothing():
     (loss, *gradients), _ = losses("linear", summed_cross_entropy, targets=0)
     assert loss == 0 and not any(gradient.any() for gradient in gradients)
 
 
-def test_overwriting_what_is_still_needed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overwriting_what_is_still_needed_is_noticed(monkeypatch):
     """Planted: an operation that looks at its own output is taken for one that does not."""
     monkeypatch.setattr(token_loss, "KEEPS_NO_OUTPUT", (*token_loss.KEEPS_NO_OUTPUT, "Tanh"))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

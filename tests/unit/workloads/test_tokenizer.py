@@ -32,9 +32,7 @@ def encoded(tokenizer: TextTokenizer, texts: list[str], max_length: int | None =
 @pytest.mark.parametrize("max_length", [2, 3, 4, 5, 64])
 def test_wordpiece_is_cut_before_its_closing_token_and_what_is_cut_is_counted(vocab_file, max_length):
     tokenizer = load(vocab_file)
-    expected = [
-        (ids, 0) if len(ids) <= max_length else ([*ids[: max_length - 1], 3], len(ids) - max_length) for ids in IDS
-    ]
+    expected = [([*ids[:-1][: max_length - 1], 3], max(0, len(ids) - max_length)) for ids in IDS]
     assert encoded(tokenizer, TEXTS, max_length) == expected
     assert encoded(tokenizer, TEXTS, 64) == [(ids, 0) for ids in IDS], "earlier use changes nothing"
     assert (tokenizer.pad_id, tokenizer.vocab_size) == (0, 15)
@@ -77,7 +75,6 @@ def test_words_are_split_as_bert_splits_them(tmp_path):
         ("vocab.txt", "", "empty; expected one WordPiece token per line"),
         ("vocab.txt", "[PAD]\n[UNK]\nword\n", r"no \[CLS\], \[SEP\]; expected a WordPiece vocabulary"),
         ("README.md", "no tokenizer here", r"workload\.tokenizer: .*: expected a tokenizer saved by transformers"),
-        ("tokenizer.json", "{", "expected a tokenizer saved by transformers"),
         ("tokenizer.json", '{"foo": 1}', "expected a tokenizer saved by transformers"),
         ("tokenizer_config.json", "[]", "expected a tokenizer saved by transformers"),
     ],
@@ -104,20 +101,19 @@ def test_without_a_padding_token_the_end_pads_or_nothing_does(model_folder, tmp_
 
 
 @given(st.text(st.characters(exclude_categories=("Cs",)), max_size=40))
-def test_a_byte_is_its_own_token(text: str) -> None:
+def test_a_byte_is_its_own_token(text):
     assert encoded(load("bytes", ends=True), [text]) == [([BYTE_BEGIN, *text.encode(), BYTE_END], 0)]
 
 
-def test_bytes_are_the_default_of_language_models_of_their_own_size() -> None:
+def test_bytes_are_the_default_of_language_models_of_their_own_size():
     assert load_tokenizer(Workload(name="causal_lm")).vocab_size == 259
     assert Workload(name="causal_lm", weights="pretrained", model="m").tokenizer_name == "m"
     assert Workload(name="causal_lm", size="model", model="m").tokenizer_name == "m"
     assert Workload().tokenizer_name == "distilbert-base-uncased"
 
 
-@pytest.mark.parametrize(("most", "ids", "cut"), [(5, [256, 97, 98, 257], 0), (4, [256, 97, 98, 257], 0),
-                                                  (3, [256, 97, 98], 1), (2, [256, 97], 1)])  # fmt: skip
-def test_a_cut_text_has_no_end_and_ends_are_part_of_the_digest(most: int, ids: list[int], cut: int) -> None:
+@pytest.mark.parametrize(("most", "ids", "cut"), [(4, [256, 97, 98, 257], 0), (3, [256, 97, 98], 1), (2, [256, 97], 1)])
+def test_a_cut_text_has_no_end_and_ends_are_part_of_the_digest(most, ids, cut):
     ending, endless = load("bytes", ends=True), load("bytes")
     assert encoded(ending, ["ab"], most) == [(ids, cut)]
     assert encoded(endless, ["ab"], 9) == [([256, 97, 98], 0)] and ending.digest != endless.digest
@@ -133,7 +129,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_merges_are_found_beside_the_vocabulary(trained: Path, tmp_path: Path) -> None:
+def test_merges_are_found_beside_the_vocabulary(trained, tmp_path):
     reference = tokenizers.ByteLevelBPETokenizer(str(trained / "small-vocab.json"), str(trained / "small-merges.txt"))
     for name in ("vocab.json", "merges.txt"):  # as GPT-2's own repository calls them
         shutil.copy(trained / f"small-{name}", tmp_path / name)
@@ -155,9 +151,7 @@ def test_merges_are_found_beside_the_vocabulary(trained: Path, tmp_path: Path) -
         ([1], "#version: 0.2\n", "no JSON object"),
     ],
 )
-def test_a_vocabulary_that_makes_nothing_of_a_text_is_refused(
-    trained: Path, tmp_path: Path, vocabulary: object, merges: str | None, said: str
-) -> None:
+def test_a_vocabulary_that_makes_nothing_of_a_text_is_refused(trained, tmp_path, vocabulary, merges, said):
     stored = (trained / "small-vocab.json").read_text() if vocabulary == "trained" else json.dumps(vocabulary)
     (tmp_path / "own-vocab.json").write_text(stored, encoding="utf-8")
     if merges is not None:
@@ -171,7 +165,7 @@ def test_a_vocabulary_that_makes_nothing_of_a_text_is_refused(
         check_inputs(Config(workload=settings))
 
 
-def test_letters_alone_need_no_merges(tmp_path: Path) -> None:
+def test_letters_alone_need_no_merges(tmp_path):
     letters = {piece: token for piece, token in load("bytes").backend.get_vocab().items() if len(piece) == 1}
     (tmp_path / "vocab.json").write_text(json.dumps(letters), encoding="utf-8")
     (tmp_path / "merges.txt").write_text("", encoding="utf-8")

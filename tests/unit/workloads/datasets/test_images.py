@@ -20,7 +20,7 @@ def load(folder: Path, dataset: str = "image_folder", **options: bool) -> Splits
     return load_dataset(load_config(None, [f"workload.{each}" for each in given], **options).workload)
 
 
-def test_folders_are_classes_in_order(tmp_path: Path) -> None:
+def test_folders_are_classes_in_order(tmp_path):
     (write_folder(tmp_path) / "train" / "ant" / "notes.txt").write_text("none of them")
     splits = load(tmp_path)
     assert splits.train.classes == splits.eval.classes == CLASSES
@@ -30,7 +30,7 @@ def test_folders_are_classes_in_order(tmp_path: Path) -> None:
     assert (image.mode, image.size) == ("RGB", (40, 30)) and image.getpixel((5, 5))[1] > 130
 
 
-def test_other_sizes_are_other_data_and_what_goes_away_later_is_named(tmp_path: Path) -> None:
+def test_other_sizes_are_other_data_and_what_goes_away_later_is_named(tmp_path):
     split = load(write_folder(tmp_path, val=0)).train
     assert load(tmp_path).train.digest == split.digest and load(tmp_path).eval is None
     cut_short(tmp_path / "train" / "bee" / "03.jpg")
@@ -48,20 +48,20 @@ def test_other_sizes_are_other_data_and_what_goes_away_later_is_named(tmp_path: 
         (lambda root: (write_folder(root) / "val" / "aunt").mkdir(), "train has no class 'aunt'.*Did you mean 'ant'"),
     ],
 )
-def test_other_folders_are_refused_by_name(tmp_path: Path, make, said: str) -> None:
+def test_other_folders_are_refused_by_name(tmp_path, make, said):
     make(tmp_path)
     with pytest.raises(DataError, match=said):
         load(tmp_path)
 
 
-def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder(tmp_path):
     (tmp_path / "train.jpg").write_bytes(b"")
     for name, said in (("train.jpg", "is a file; expected the folder that holds it"), ("else", "does not exist")):
         with pytest.raises(ConfigError, match=said):
             load(tmp_path / name, paths=True)
 
 
-def test_the_four_files_of_mnist_are_read_plain_or_packed(tmp_path: Path) -> None:
+def test_the_four_files_of_mnist_are_read_plain_or_packed(tmp_path):
     plain, packed = (load(write_mnist(tmp_path / str(kind), packed=kind), "mnist") for kind in (False, True))
     assert plain.train.digest == packed.train.digest != plain.eval.digest
     made = generated_digits()
@@ -91,7 +91,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("said", FAULTS)
-def test_other_files_are_refused_by_name(tmp_path: Path, said: str) -> None:
+def test_other_files_are_refused_by_name(tmp_path, said):
     write_mnist(tmp_path)
     FAULTS[said](*(lambda what, begin=begin: tmp_path / f"{begin}-{what}-ubyte" for begin in ("train", "t10k")))
     with pytest.raises(DataError, match=said):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from dynbench.config.schema import Workload
 from dynbench.errors import DataError
 from dynbench.workloads.cache import Contents, contents_of, stem
 from dynbench.workloads.datasets import text_files
-from dynbench.workloads.datasets.base import MOST_CLASSES, CorpusSplit, Splits, load_dataset, numbered_as, read_label
+from dynbench.workloads.datasets.base import MOST_CLASSES, Splits, load_dataset, numbered_as, read_label
 
 TEXT_FILES = ("tsv", "csv", "jsonl")
 HEADER = {"tsv": 1, "csv": 1, "jsonl": 0}
@@ -39,40 +40,40 @@ def load(path: Path, dataset: str, content: bytes | str, **more: str) -> Splits:
     return load_dataset(Workload(dataset=dataset, data_path=str(path), **more))  # type: ignore[arg-type]
 
 
-def labelled(folder: Path, dataset: str, labels: list[object], evaluation: list[object] | None = None) -> Splits:
-    train, dev = (
-        "\n".join(written(dataset, [("a b", each) for each in found or []])) for found in (labels, evaluation)
-    )
+def labelled(folder: Path, dataset: str, labels: list[object], evaluation: list[object] = ()) -> Splits:
+    train, dev = ("\n".join(written(dataset, [("a b", each) for each in found])) for found in (labels, evaluation))
     (folder / "dev").write_text(dev)
-    more = {} if evaluation is None else {"eval_path": str(folder / "dev")}
+    more = {"eval_path": str(folder / "dev")} if evaluation else {}
     return load(folder / "train", dataset, train, **more)
 
 
-def error(path: Path, dataset: str, content: bytes | str, **more: str) -> DataError:
+def error(path: Path, dataset: str, content: bytes | str, **more: str) -> str:
+    """What is said of a file that cannot be used, after its path: the message, of one line, and what to do."""
     with pytest.raises(DataError) as caught:
-        load(path, dataset, content, **more)
-    assert "\n" not in caught.value.message and caught.value.message.startswith(f"{path}:")
-    return caught.value
+        list(load(path, dataset, content, **more).train.read())
+    found = caught.value
+    assert "\n" not in found.message and found.message.startswith(f"{path}:")
+    return f"{found.message.removeprefix(str(path))} {found.hint}"
 
 
 @pytest.mark.parametrize("dataset", TEXT_FILES)
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 @pytest.mark.parametrize("gap", ["", "  \n\n"])
-def test_marks_line_ends_and_empty_lines_change_nothing(tmp_path, dataset, end, mark, gap) -> None:
+def test_marks_line_ends_and_empty_lines_change_nothing(tmp_path, dataset, end, mark, gap):
     content = mark + gap.replace("\n", end) + "".join(line + end + gap.replace("\n", end) for line in written(dataset))
     split = load(tmp_path / "file", dataset, content).train
     assert list(zip(split.texts, map(str, split.labels), strict=True)) == ROWS
 
 
 @pytest.mark.parametrize("separator", text_files.DELIMITERS)
-def test_the_separator_is_found_in_the_header(tmp_path, separator) -> None:
+def test_the_separator_is_found_in_the_header(tmp_path, separator):
     rows = [["id", " sentence", "label "], ["1", '"a, b; c | d\nlong"', "0"], ["2", "e", " 1"]]
     split = load(tmp_path / "a", "csv", "".join(separator.join(row) + "\r\n" for row in rows)).train
     assert (list(split.texts), split.labels.tolist()) == (["a, b; c | d\nlong", "e"], [0, 1])
 
 
-def test_other_columns_and_an_evaluation_file(tmp_path) -> None:
+def test_other_columns_and_an_evaluation_file(tmp_path):
     (tmp_path / "dev").write_text("id\treview\tstars\n7\tfine\t3\n")
     settings = {"text_column": "review", "label_column": "stars", "eval_path": str(tmp_path / "dev")}
     splits = load(tmp_path / "a", "tsv", "id\treview\tstars\n1\tgood\t4\n2\tfair\t3\n", **settings)
@@ -80,9 +81,14 @@ def test_other_columns_and_an_evaluation_file(tmp_path) -> None:
     assert (list(splits.eval.texts), splits.eval.labels.tolist()) == (["fine"], [0])
 
 
-def test_parquet_with_classes_is_read_with_its_labels(tmp_path) -> None:
-    pl.DataFrame({"sentence": ["a", "b", "c"], "label": ["neg", "pos", "neg"]}).write_parquet(tmp_path / "a")
-    split = load(tmp_path / "a", "parquet", (tmp_path / "a").read_bytes()).train
+def parquet(**columns: list[object]) -> bytes:
+    content = io.BytesIO()
+    pl.DataFrame(columns).write_parquet(content)
+    return content.getvalue()
+
+
+def test_parquet_with_classes_is_read_with_its_labels(tmp_path):
+    split = load(tmp_path / "a", "parquet", parquet(sentence=["a", "b", "c"], label=["neg", "pos", "neg"])).train
     assert (split.texts, split.labels.tolist(), split.classes) == (["a", "b", "c"], [0, 1, 0], ("neg", "pos"))
 
 
@@ -94,15 +100,12 @@ JSON = '{"sentence": "a", "label": 1}\n'
     [
         ("tsv", "", 1, "empty; expected a header line"),
         ("tsv", "sentence\tlabel\n", 1, "no rows"),
-        ("tsv", "sentense\tlabel\nx\t1\n", 1, "no column 'sentence' (workload.text_column); found 'sentense', 'label'"),
         ("tsv", "sentence\tlabel\tlabel\nx\t1\t1\n", 1, "'label' occurs 2 times"),
         ("tsv", "sentence\tlabel\nx\t1\nx\t1\t1\n", 3, "3 fields; expected 2"),
         ("tsv", "sentence\tlabel\n\nx\t1\n\ny 1\n", 5, "1 field; expected 2"),
         ("tsv", b"sentence\tlabel\nx\t1\ncaf\xe9\t1\n", 3, "byte 0xe9 is not UTF-8"),
         ("csv", 'sentence,label\n"a\nb",1\nc\n', 4, "1 field; expected 2"),
         ("csv", 'sentence,label\na,1\n"b,1\nc,0\n', 3, "unexpected end of data"),
-        ("csv", 'sentence,label\na,1\n"b"c,1\n', 3, "',' expected after '\"'"),
-        ("csv", "sentence,label\na,1\nb\rc,1\n", 3, "new-line character seen"),
         ("csv", '""\n', 1, "no column 'sentence'"),
         ("jsonl", "\n", 1, "the file is empty; expected one JSON object per line"),
         ("jsonl", f'{JSON}\n{{"sentence": "a", "label": 1\n', 3, "Expecting ',' delimiter at character"),
@@ -110,55 +113,41 @@ JSON = '{"sentence": "a", "label": 1}\n'
         ("jsonl", f'{JSON}{{"sentence": "\\ud800", "label": 1}}\n', 2, "half a surrogate pair; expected Unicode text"),
         ("jsonl", f'{JSON}{{"sentence": null, "label": 1}}\n', 2, "'sentence' is null; expected a string"),
         ("jsonl", f'{JSON}{{"sentence": "a", "label": [1]}}\n', 2, "label [1]; expected an integer or a word"),
-        ("jsonl", f'{JSON}{{"sentence": "a", "label": NaN}}\n', 2, "label nan; expected an integer or a word"),
         ("jsonl", f'{JSON}{{"sentence": "a", "label": null}}\n', 2, "no label; expected an integer or a word"),
         ("jsonl", f'{JSON}{{"sentence": "a", "label": {"9" * 5000}}}\n', 2, "digits"),
         ("jsonl", f"{JSON}{'[' * 100_000}\n", 2, "recursion"),
+        ("tsv", b"PAR1\x15\xff", 1, "It looks like Parquet: use --dataset parquet."),
+        ("jsonl", gzip.compress(b"sentence\tlabel\n", mtime=0), 1, "gunzip -k"),
+        ("jsonl", "sentence\tlabel\n".encode("utf-16"), 1, "iconv -f UTF-16 -t UTF-8"),
+        ("tsv", "café\n".encode("latin-1"), 1, "Save it as UTF-8."),
+        ("tsv", "sentence,label\na,1\n", 1, "comma-separated: use --dataset csv"),
+        ("tsv", JSON, 1, "JSON Lines: use --dataset jsonl"),
+        ("csv", JSON, 1, "JSON Lines: use --dataset jsonl"),
+        ("jsonl", "sentence\tlabel\na\t1\n", 1, "tab-separated: use --dataset tsv"),
+        ("jsonl", f"[{JSON}]\n", 1, "one JSON document over all lines"),
+        ("tsv", "a good film\t1\nbad\t0\n", 1, "The first line must name the columns"),
+        ("jsonl", f'{JSON}{{"sentence": "b"}}\n', 2, "correct this line"),
+        ("tsv", "text\tsentiment\nx\t1", 1, "Did you mean --text-column text --label-column sentiment?"),
+        ("tsv", "sentiment\tphrase\n", 1, "Did you mean --label-column sentiment? Name the other with --text-column."),
+        ("tsv", "sentense\tmy label\nx\t1", 1, "Did you mean --text-column sentense --label-column 'my label'?"),
+        ("tsv", "a\tb\nx\t1", 1, "(workload.label_column); found 'a', 'b' Name them with --text-column and --label-c"),
     ],
 )
-def test_a_mistake_names_its_line_and_what_was_expected(tmp_path, dataset, content, line, said) -> None:
-    found = error(tmp_path / "a", dataset, content).message
-    assert found.startswith(f"{tmp_path / 'a'}:{line}: ") and said in found
+def test_a_mistake_names_its_line_and_what_to_do(tmp_path, dataset, content, line, said):
+    found = error(tmp_path / "a", dataset, content)
+    assert found.startswith(f":{line}: ") and said in found
 
 
-def test_a_field_without_end_is_found(tmp_path, monkeypatch) -> None:
+def test_a_field_without_end_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(text_files, "LONGEST_FIELD", 1000)
     found = error(tmp_path / "a", "csv", 'sentence,label\na,1\n"b,1\n' + "c,0\n" * 1000)
-    assert "a:3: field larger than field limit" in found.message
+    assert found.startswith(":3: field larger than field limit")
 
 
-def test_a_file_that_is_none_is_named_with_its_setting(tmp_path) -> None:
+def test_a_file_that_is_none_is_named_with_its_setting(tmp_path):
     for path, said in ((tmp_path / "absent", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(DataError, match=f"workload.data_path: {path}: {said}"):
             load_dataset(Workload(dataset="tsv", data_path=str(path)))
-
-
-@pytest.mark.parametrize(
-    ("dataset", "content", "hint"),
-    [
-        ("tsv", b"PAR1\x15\xff", "It looks like Parquet: use --dataset parquet."),
-        ("jsonl", gzip.compress(b"sentence\tlabel\n", mtime=0), "gunzip -k"),
-        ("tsv", b"PK\x03\x04\xff\xfe", "export it as CSV (--dataset csv)"),
-        ("jsonl", "sentence\tlabel\n".encode("utf-16"), "iconv -f UTF-16 -t UTF-8"),
-        ("tsv", "café\n".encode("latin-1"), "Save it as UTF-8."),
-        ("tsv", "sentence,label\na,1\n", "comma-separated: use --dataset csv"),
-        ("tsv", JSON, "JSON Lines: use --dataset jsonl"),
-        ("csv", JSON, "JSON Lines: use --dataset jsonl"),
-        ("jsonl", "sentence\tlabel\na\t1\n", "tab-separated: use --dataset tsv"),
-        ("jsonl", f"[{JSON}]\n", "one JSON document over all lines"),
-        ("jsonl", '{\n"sentence": "a"\n}\n', "one JSON document over all lines"),
-        ("tsv", "a good film\t1\nbad\t0\n", "The first line must name the columns"),
-        ("jsonl", f'{JSON}{{"sentence": "b"}}\n', "correct this line"),
-        ("csv", "text,label\na,1\n", "Did you mean --text-column text?"),
-        ("tsv", "text\tsentiment\nx\t1", "Did you mean --text-column text --label-column sentiment?"),
-        ("tsv", "sentiment\tphrase\n", "Did you mean --label-column sentiment? Name the other with --text-column."),
-        ("tsv", "sentense\tmy label\nx\t1", "Did you mean --text-column sentense --label-column 'my label'?"),
-        ("tsv", "a\tb\nx\t1", "Name them with --text-column and --label-column."),
-        ("tsv", "sentence\tb\nx\t1", "Name it with --label-column."),
-    ],
-)
-def test_a_hint_says_what_to_do(tmp_path, dataset, content, hint) -> None:
-    assert hint in error(tmp_path / "file", dataset, content).hint
 
 
 PIECES = st.one_of(
@@ -171,7 +160,7 @@ CONTENT = st.one_of(st.binary(max_size=60), st.lists(PIECES, max_size=30).map(la
 
 @pytest.mark.parametrize("dataset", TEXT_FILES)
 @given(content=CONTENT)
-def test_any_content_is_read_or_answered_in_one_line(tmp_path_factory, dataset, content) -> None:
+def test_any_content_is_read_or_answered_in_one_line(tmp_path_factory, dataset, content):
     path = tmp_path_factory.getbasetemp() / f"any.{dataset}"
     try:
         split = load(path, dataset, content).train
@@ -195,13 +184,13 @@ def test_any_content_is_read_or_answered_in_one_line(tmp_path_factory, dataset, 
         (["٣", "a"], ("a", "٣"), [1, 0]),
     ],
 )
-def test_the_different_labels_in_order_are_the_classes(tmp_path, dataset, labels, classes, indices) -> None:
+def test_the_different_labels_in_order_are_the_classes(tmp_path, dataset, labels, classes, indices):
     splits = labelled(tmp_path, dataset, labels, labels[:1])
     assert (splits.train.labels.tolist(), splits.eval.labels.tolist()) == (indices, indices[:1])
     assert splits.train.classes == splits.eval.classes == classes
 
 
-def test_json_values_mean_what_tables_write() -> None:
+def test_json_values_mean_what_tables_write():
     same = [(1, "1"), (1.0, "1.0"), (True, "true"), (False, "false"), ("x", " x")]
     assert all(read_label("here", value) == read_label("here", text) for value, text in same)
 
@@ -218,7 +207,7 @@ def test_json_values_mean_what_tables_write() -> None:
         (["", "x"], 1, "no label"),
     ],
 )
-def test_what_cannot_be_a_class_is_named_with_its_line(tmp_path, dataset, labels, line, said) -> None:
+def test_what_cannot_be_a_class_is_named_with_its_line(tmp_path, dataset, labels, line, said):
     with pytest.raises(DataError) as caught:
         labelled(tmp_path, dataset, labels)
     assert caught.value.message.startswith(f"{tmp_path / 'train'}:{line + HEADER[dataset]}: ")
@@ -226,7 +215,7 @@ def test_what_cannot_be_a_class_is_named_with_its_line(tmp_path, dataset, labels
 
 
 @pytest.mark.parametrize(("labels", "other"), [(["b", "a"], "c"), ([0, 2], 1), ([0, 1], "a")])
-def test_a_label_that_training_never_shows_is_refused(tmp_path, labels, other) -> None:
+def test_a_label_that_training_never_shows_is_refused(tmp_path, labels, other):
     with pytest.raises(DataError) as caught:
         labelled(tmp_path, "jsonl", labels, [labels[0], other])
     known = ", ".join(map(repr, sorted(labels)))
@@ -245,7 +234,7 @@ def test_a_label_that_training_never_shows_is_refused(tmp_path, labels, other) -
         ([1, 3], ("dog", "cat", "bee"), "class '3'"),
     ],
 )
-def test_labels_become_the_classes_of_a_model_by_name(tmp_path, labels, names, numbers) -> None:
+def test_labels_become_the_classes_of_a_model_by_name(tmp_path, labels, names, numbers):
     splits = labelled(tmp_path, "jsonl", labels, labels[:1])
     if isinstance(numbers, str):
         with pytest.raises(DataError, match=numbers):
@@ -275,50 +264,33 @@ def write_articles(path: Path, dataset: str, articles: list[dict[str, str]] = AR
     return path
 
 
-def corpus(path: Path, dataset: str = "json", **settings: str) -> CorpusSplit:
-    split = load_dataset(Workload(name="causal_lm", dataset=dataset, data_path=str(path), **settings)).train  # type: ignore[arg-type]
-    assert isinstance(split, CorpusSplit)
-    return split
-
-
-def texts(path: Path, dataset: str = "json", **settings: str) -> list[str]:
-    return list(corpus(path, dataset, **settings).read())
-
-
-def stream_error(path: Path, content: bytes | str, dataset: str = "json") -> DataError:
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(DataError) as caught:
-        texts(path, dataset)
-    assert "\n" not in caught.value.message and caught.value.message.startswith(f"{path}:")
-    return caught.value
+def corpora(path: Path, dataset: str = "json", **settings: str) -> Splits:
+    return load_dataset(Workload(name="causal_lm", dataset=dataset, data_path=str(path), **settings))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dataset", STREAMED)
-def test_every_format_gives_the_same_articles_as_often_as_asked(tmp_path, dataset) -> None:
+def test_every_format_gives_the_same_articles_as_often_as_asked(tmp_path, dataset):
     path = write_articles(tmp_path / "file", dataset)
-    split = corpus(path, dataset, eval_path=str(write_articles(tmp_path / "eval", dataset, ARTICLES[:1])))
-    assert [list(split.read()), list(split.read()), len(split)] == [TEXTS, TEXTS, 3]
-    settings = Workload(name="causal_lm", dataset=dataset, data_path=str(path), eval_path=str(tmp_path / "eval"))  # type: ignore[call-arg]
-    evaluation = load_dataset(settings).eval
-    assert (len(evaluation), evaluation.source) == (1, str(tmp_path / "eval"))
-    assert corpus(path, dataset).state == split.state
+    splits = corpora(path, dataset, eval_path=str(write_articles(tmp_path / "eval", dataset, ARTICLES[:1])))
+    assert [*splits.train.read(), *splits.train.read()] == [*TEXTS, *TEXTS] and len(splits.train) == 3
+    assert (len(splits.eval), splits.eval.source) == (1, str(tmp_path / "eval"))
+    assert corpora(path, dataset).train.state == splits.train.state
     write_articles(path, dataset, ARTICLES[:2])
-    assert corpus(path, dataset).state != split.state, "the state follows the file"
+    assert corpora(path, dataset).train.state != splits.train.state, "the state follows the file"
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 @pytest.mark.parametrize("space", [b"", b" \r\n\t"])
-def test_a_mark_and_space_around_the_array_change_nothing(tmp_path, mark, space) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(mark + space + json.dumps(ARTICLES).encode() + space)
-    assert texts(path) == TEXTS
+def test_a_mark_and_space_around_the_array_change_nothing(tmp_path, mark, space):
+    content = mark + space + json.dumps(ARTICLES).encode() + space
+    assert list(load(tmp_path / "file", "json", content, name="causal_lm").train.read()) == TEXTS
 
 
-def test_lines_of_another_column_and_null_titles_are_read(tmp_path) -> None:
-    path = tmp_path / "file"
-    path.write_text('\ufeff{"body": "a", "title": null}\r\n  \n{"body": "b", "title": "t"}\r\n', encoding="utf-8")
-    assert texts(path, "jsonl", text_column="body") == ["a", "t\nb"]
-    assert "Did you mean --text-column body?" in stream_error(path, path.read_bytes(), "jsonl").hint
+def test_lines_of_another_column_and_null_titles_are_read(tmp_path):
+    lines = '\ufeff{"body": "a", "title": null}\r\n  \n{"body": "b", "title": "t"}\r\n'
+    found = load(tmp_path / "file", "jsonl", lines, name="causal_lm", text_column="body").train
+    assert list(found.read()) == ["a", "t\nb"]
+    assert "Did you mean --text-column body?" in error(tmp_path / "file", "jsonl", lines, name="causal_lm")
 
 
 def an(index: int = 0, **changes: object) -> str:
@@ -335,50 +307,35 @@ def an(index: int = 0, **changes: object) -> str:
         ("json", f"[{an(0)}, {an(1, text=...)}]", "item 2: no 'text'; found 'id', 'title'"),
         ("json", "[{}]", "item 1: no 'id' and no 'title' and no 'text'; found no key"),
         ("json", f"[{an(0)}, 5]", "item 2: int; expected an array of objects"),
-        ("json", "[null]", "item 1: null"),
         ("json", f"[{an(0)}, {an(1, text=['x'])}]", "item 2: 'text' is list; expected a string"),
         ("json", f"[{an(title=None)}]", "item 1: 'title' is null; expected a string"),
         ("json", f"[{an(id=True)}]", "item 1: 'id' is True; expected a string or an integer"),
         ("json", f"[{an(0)}, {an(1)}, {an(0)}]", "item 3: id '0' is that of item 1 too"),
         ("json", f"[{an(id=7)}, {an(id='7')}]", "item 2: id '7' is that of item 1 too"),
         ("json", f"[{an(0)}", "item 2: parse error: premature EOF"),
-        ("json", f"[{an(0)},]", "item 2: parse error: unallowed token at this point in JSON text"),
         ("json", f"[{an(0)}] [", "item 2: parse error: trailing garbage"),
         ("json", f"[{an(0)}, {an(1, text='?')}]".encode().replace(b"?", b"\xff"), "item 2: lexical error: invalid"),
         ("jsonl", '{"text": "a"}\n\n{"body": "b"}\n', ":3: no column 'text' (workload.text_column); found 'body'"),
         ("jsonl", '{"text": "a", "title": []}\n', ":1: 'title' is list"),
-        ("parquet", b"no parquet", "expected a Parquet file"),
         ("parquet", b"PAR1 and more PAR1", "expected a Parquet file"),
+        ("parquet", {"body": ["a"]}, "no column 'sentence' (workload.text_column); found 'body'"),
+        ("parquet", {"text": ["a", None]}, "row 2: 'text' is null; expected a string"),
+        ("parquet", {"text": []}, "no rows; expected a Parquet file"),
     ],
 )
-def test_a_mistake_in_a_stream_is_one_line_that_names_its_place(tmp_path, dataset, content, said) -> None:
-    assert said in stream_error(tmp_path / "file", content, dataset).message
-
-
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        ({"body": ["a"]}, "no column 'sentence' (workload.text_column); found 'body'"),
-        ({"text": ["a", None]}, "row 2: 'text' is null; expected a string"),
-        ({"text": [1]}, "row 1: 'text' is int; expected a string"),
-        ({"text": []}, "no rows; expected a Parquet file"),
-    ],
-)
-def test_a_mistake_in_parquet_names_the_row(tmp_path, rows, said) -> None:
-    path = tmp_path / "file"
-    pl.DataFrame(rows).write_parquet(path)
-    assert said in stream_error(path, path.read_bytes(), "parquet").message
+def test_a_mistake_in_a_stream_is_one_line_that_names_its_place(tmp_path, dataset, content, said):
+    given = parquet(**content) if isinstance(content, dict) else content
+    assert said in error(tmp_path / "file", dataset, given, name="causal_lm")
 
 
 @pytest.mark.parametrize("where", ["collect_schema", "collect"])
-def test_damage_that_polars_panics_at_is_no_parquet(tmp_path, monkeypatch, where) -> None:
+def test_damage_that_polars_panics_at_is_no_parquet(tmp_path, monkeypatch, where):
     def panics(*_, **__):
         raise pl.exceptions.PanicException("called `Option::unwrap()` on a `None` value")
 
-    path = tmp_path / "file"
-    pl.DataFrame({"text": ["a"]}).write_parquet(path)
     monkeypatch.setattr(pl.LazyFrame, where, panics)
-    assert "expected a Parquet file" in stream_error(path, path.read_bytes(), "parquet").message
+    said = error(tmp_path / "file", "parquet", parquet(text=["a"]), name="causal_lm")
+    assert "expected a Parquet file" in said
 
 
 READ_WHOLE = """
@@ -394,7 +351,7 @@ print(*peak(sys.argv[2]), *peak(sys.argv[3]))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dataset", STREAMED)
-def test_a_file_is_never_in_memory_whole(tmp_path, dataset) -> None:
+def test_a_file_is_never_in_memory_whole(tmp_path, dataset):
     """48 MB are read within a sixth of them more than a file of 1 MB takes; the planted fault is a list of its rows."""
     rows = [{"id": str(i), "title": "t", "text": f"{i:08d} " * 1000} for i in range(5300)]
     paths = write_articles(tmp_path / "small", dataset, rows[:100]), write_articles(tmp_path / "large", dataset, rows)
@@ -407,9 +364,9 @@ def test_a_file_is_never_in_memory_whole(tmp_path, dataset) -> None:
 
 
 @pytest.mark.parametrize("dataset", ["jsonl", "parquet"])
-def test_another_column_of_a_file_is_another_source(tmp_path, dataset) -> None:
+def test_another_column_of_a_file_is_another_source(tmp_path, dataset):
     path = write_articles(tmp_path / "a", dataset, [{"one": "a word", "two": "another"}])
-    one, two = (corpus(path, dataset, text_column=column) for column in ("one", "two"))
+    one, two = (corpora(path, dataset, text_column=column).train for column in ("one", "two"))
     found = contents_of(tmp_path, one)
     assert found != contents_of(tmp_path, two) and found == Contents(1, 6, found.digest)
     assert stem(one) != stem(two), "neither overwrites what is cached of the other"
