@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from batches import batch_of
-from strategy_jobs import CPU, known, named, train_run
+from strategy_jobs import CPU, before, known, named, train_run
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from toys import STRATEGIES as TOYS
@@ -35,17 +35,13 @@ from dynbench.engine.rank.toy_check import (
     Case,
     Difference,
     check_strategy,
-    difference,
     toy_model,
-    train_alone,
-    train_on_ranks,
 )
 from dynbench.errors import UsageError
 from dynbench.plugins import STRATEGIES
 from dynbench.sync import (
     BucketedDDP,
     FlatDDP,
-    FullyShardedDDP,
     NaiveDDP,
     OverlapDDP,
     ShardedOptimizer,
@@ -128,15 +124,10 @@ def seeded(kind: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
 
 MODELS = {
     "toy": toy_model,
-    **{
-        name: seeded(kind)
-        for name, kind in (
-            ("gpt2", SmallGpt2),
-            ("uses_weights", UsesWeights),
-            ("tied_block", TiedBlock),
-            ("one_weight", OneWeight),
-        )
-    },
+    "gpt2": seeded(SmallGpt2),
+    "uses_weights": seeded(UsesWeights),
+    "tied_block": seeded(TiedBlock),
+    "one_weight": seeded(OneWeight),
 }
 
 
@@ -182,15 +173,9 @@ def begun(strategy: Strategy, model: nn.Module, lr: float = 0.1) -> Steps:
 
 
 @contextmanager
-def stepping(
-    config: Config,
-    model: nn.Module,
-    lr: float = 0.1,
-    waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> Iterator[Steps]:
+def stepping(config: Config, model: nn.Module, lr: float = 0.1) -> Iterator[Steps]:
     """Steps of a configured strategy, which is closed afterwards."""
     with known(), session(build_strategy(config, CPU)) as strategy:
-        strategy.waiting = waiting
         yield begun(strategy, model, lr)
 
 
@@ -212,21 +197,18 @@ def checked(rank: int, sync: str, model: str, optimizer: Any, *settings: str) ->
 
 def gathered_late(rank: int, model: str) -> Difference | None:
     """As `checked`, of zero1 whose gathered parameters come when they are waited for, and not before."""
-    case = Case("adamw", model=MODELS[model])
-    with session(build_strategy(configured("zero1"), CPU)) as strategy:
-        gather = strategy.wire.gather
+    gather = Wire.gather
 
-        def late(full: Tensor, shard: Tensor) -> Any:
-            if full.dtype == torch.uint8:  # which parameters are used
-                return gather(full, shard)
-            arrived, future = torch.empty_like(full), Mock()
-            under_way = gather(arrived, shard)
-            future.wait.side_effect = lambda: full.copy_(under_way.wait())
-            return future
+    def late(self: Wire, full: Tensor, shard: Tensor, *parts: Any) -> Any:
+        if full.dtype == torch.uint8:  # which parameters are used
+            return gather(self, full, shard, *parts)
+        arrived, future = torch.empty_like(full), Mock()
+        under_way = gather(self, arrived, shard, *parts)
+        future.wait.side_effect = lambda: full.copy_(under_way.wait())
+        return future
 
-        with patch.object(strategy.wire, "gather", late):
-            state = train_on_ranks(strategy, case)
-    return None if state is None else difference(state, train_alone(case, 2))
+    with patch.object(Wire, "gather", late):
+        return checked(rank, "zero1", model, "adamw")
 
 
 def sent_during_backward(rank: int, sync: str) -> list[tuple[int, int]]:
@@ -310,22 +292,6 @@ def overflowing(rank: int, sync: str) -> list[tuple[bool, bool]]:
     return found
 
 
-def waits_noted(rank: int, sync: str) -> bool:
-    """Whether in a second step something is waited for between `finish` and the next, as the strategy says itself."""
-    noted: list[bool] = []
-
-    @contextmanager
-    def waiting() -> Iterator[None]:
-        noted.append(True)
-        yield
-
-    with stepping(configured(sync), MODELS["gpt2"](), waiting=waiting) as steps:
-        steps()
-        noted.clear()
-        steps()
-        return bool(noted)
-
-
 def pushed_buffers(rank: int) -> dict[str, float]:
     """What the server has of a running mean after the workers saw three rows of 1 and one row of 5."""
     with stepping(configured("ps"), nn.BatchNorm1d(2, momentum=None).train()) as steps:
@@ -378,73 +344,48 @@ def killed(rank: int, sync: str, *settings: str) -> None:
 PUBLIC = {"naive": NaiveDDP, "flat": FlatDDP, "overlap": OverlapDDP, "bucketed": BucketedDDP}
 
 
-def odd_layouts(rank: int, name: str) -> float:
-    """Largest error of the mean gradient of parameters that are not contiguous, of several types, or empty."""
-
-    def build() -> nn.Module:
-        torch.manual_seed(1)
-        model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(16, 2)).to(memory_format=torch.channels_last)
-        model[2].weight = nn.Parameter(torch.randn(16, 2).t())
-        model[2].bias = nn.Parameter(torch.randn(2).double())
-        model.register_parameter("empty", nn.Parameter(torch.empty(0)))
-        return model
-
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
-        flat = model[1](model[0](x))
-        return ((flat @ model[2].weight.t()).double() + model[2].bias).square().sum()
-
-    x = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(2))
-    alone, mine = build(), build()
-    module = PUBLIC[name](mine)
-    (loss(alone, x) / 2).backward()
-    loss(module.module, x[rank * 2 : rank * 2 + 2]).backward()
-    module.finish_gradient_synchronization()
-    pairs = [(a.grad, b.grad) for a, b in zip(alone.parameters(), mine.parameters(), strict=True) if a.numel()]
-    return max(float((a - b).abs().max()) for a, b in pairs)
-
-
-class Course(nn.Module):
-    """As in the tests of the course: layers without biases, one frozen parameter, perhaps a tied one."""
+class Odd(nn.Module):
+    """Parameters that are not contiguous, of several types, empty, frozen, and perhaps tied."""
 
     def __init__(self, tied: bool) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(10, 10, bias=False)
-        self.fc2 = nn.Linear(10, 10 if tied else 50, bias=False)
-        self.fc3 = nn.Linear(self.fc2.out_features, 10 if tied else 5, bias=False)
-        if tied:
-            self.fc3.weight = self.fc1.weight
-        self.no_grad_fixed_param = nn.Parameter(torch.tensor([2.0, 2.0]), requires_grad=False)
+        self.conv = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+        self.weight = nn.Parameter(torch.randn(16, 16).t())
+        self.last = self.weight if tied else nn.Parameter(torch.randn(16, 5).t())
+        self.bias = nn.Parameter(torch.randn(len(self.last)).double())
+        self.empty = nn.Parameter(torch.empty(0))
+        self.frozen = nn.Parameter(torch.tensor([2.0, 2.0]), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc3(torch.relu(self.fc2(torch.relu(self.fc1(x)))))
+        hidden = torch.relu(self.conv(x).flatten(1) @ self.weight.t())
+        return (hidden @ self.last.t()).double() + self.bias
 
 
 ADAPTERS: dict[str, Callable[[nn.Module], Any]] = {
     **PUBLIC,
     **{f"buckets of {size} MiB": lambda module, size=size: BucketedDDP(module, size) for size in (0.0001, 0.0016)},
-    "fully sharded": FullyShardedDDP,
 }
 """How a loop of one's own takes up a public class."""
 
 
-def course(rank: int, tied: bool, adapter: str) -> float:
+def own_loop(rank: int, tied: bool, adapter: str) -> float:
     """A loop of one's own over halves of the samples: largest difference from one process, which begins as rank 0."""
     torch.manual_seed(rank)
-    module = ADAPTERS[adapter](Course(tied))
+    module = ADAPTERS[adapter](Odd(tied))
     torch.manual_seed(0)
-    alone = Course(tied)
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (alone, module)]
+    alone = Odd(tied)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (alone, module)]
     for step in range(5):
-        drawn = torch.Generator().manual_seed(step)
-        x, y = (torch.randn(20, size, generator=drawn) for size in (10, alone.fc3.out_features))
-        for model, rows in ((alone, slice(None)), (module, slice(rank * 10, rank * 10 + 10))):
+        x = torch.randn(8, 3, 3, 3, generator=torch.Generator().manual_seed(step))
+        for model, rows in ((alone, slice(None)), (module, slice(rank * 4, rank * 4 + 4))):
             model.zero_grad()
-            nn.functional.mse_loss(model(x[rows]), y[rows]).backward()
+            model(x[rows]).square().mean().backward()
         module.finish_gradient_synchronization()
         for optimizer in optimizers:
             optimizer.step()
-    whole = module.gather_full_params() if adapter == "fully sharded" else module.module.state_dict()
-    return max(float((whole[name] - tensor).abs().max()) for name, tensor in alone.state_dict().items())
+    found = module.module.state_dict()
+    pairs = [(tensor, found[name]) for name, tensor in alone.state_dict().items() if tensor.numel()]
+    return max(float((ours - wanted).abs().max()) for wanted, ours in pairs)
 
 
 BuildOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
@@ -591,9 +532,9 @@ def averaged(rank: int, piece: int) -> tuple[float, int, bool]:
 
 def trained_ahead(rank: int, folder: str, config: Config, gate: str, first: int, patience_s: float) -> None:
     """A run in which the last rank begins only when the first one has come to a step of its own."""
-    opened, share = Path(gate), ReplicatedPlans.share
+    opened = Path(gate)
 
-    def gated(self: ReplicatedPlans, step: int) -> Sequence[Any]:
+    def gated(_: ReplicatedPlans, step: int) -> None:
         if rank == 0 and step == first:
             opened.touch()
         if rank == 1 and step == 0:
@@ -602,8 +543,7 @@ def trained_ahead(rank: int, folder: str, config: Config, gate: str, first: int,
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"the first rank has not come to step {first}")
                 time.sleep(0.01)
-        return share(self, step)
 
-    with patch.object(ReplicatedPlans, "share", gated):
+    with before(ReplicatedPlans, "share", gated):
         train_run(rank, folder, config)
     dist.barrier()
