@@ -13,6 +13,7 @@ from compress_jobs import (
     trained,
 )
 from compressors import FORMS, NAMED, OWN, settings
+from sampled import sampled
 from strategy_jobs import train_run
 from warm import WarmRanks
 
@@ -27,8 +28,7 @@ from dynbench.runs.records import read_columns
 
 pytestmark = pytest.mark.multiproc
 
-SYNC = ["flat", "overlap", "bucketed", "ddp", "zero1", "fsdp"]
-OTHERS = [*(pytest.param(name, marks=pytest.mark.matrix) for name in ("naive", "zero1_torch", "local_sgd")), "diloco"]
+SYNC = ("flat", "overlap", "bucketed", "ddp", "zero1", "fsdp", "diloco", "local_sgd")
 NEAR = {
     "fp16": 0.01,
     "bf16": 0.03,
@@ -54,21 +54,19 @@ def judge(results: list[dict[str, tuple[str, float, float, int]]], sync: str) ->
             assert apart < NEAR[form] * moved, f"{form}: {apart} from the weights of one process, {moved} on its way"
 
 
-@pytest.mark.parametrize("sync", [*SYNC, *OTHERS])
+@pytest.mark.parametrize("sync", sampled((*SYNC, "naive", "zero1_torch"), SYNC[:-1]))
 def test_ranks_keep_one_model(ranks: WarmRanks, sync: str) -> None:
     judge(ranks(trained, sync, SAMPLE, STEPS), sync)
 
 
 @pytest.mark.slow
 @pytest.mark.matrix
-@pytest.mark.parametrize("sync", [*SYNC, "local_sgd", "diloco"])
+@pytest.mark.parametrize("sync", SYNC)
 def test_ranks_keep_one_model_with_every_compressor(ranks: WarmRanks, sync: str) -> None:
     judge(ranks(trained, sync, [form for form in (*FORMS, *OWN, "fp16_torch") if form not in SAMPLE], STEPS), sync)
 
 
-@pytest.mark.parametrize(
-    "sync", ["bucketed", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("zero1", "fsdp"))]
-)
+@pytest.mark.parametrize("sync", sampled(("bucketed", "zero1", "fsdp"), ["bucketed"]))
 def test_four_ranks_keep_one_model(four: WarmRanks, sync: str) -> None:
     judge(four(trained, sync, [*SAMPLE, "signsgd error_feedback=false"], 8), sync)
 
