@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pytest
 from forked import ForkedPopen
 
 from dynbench.runs.run import Run
@@ -51,10 +52,14 @@ def work_hashes(run: Run) -> list[int]:
     return [sum(hashes) % 2**64 for hashes in per_step]
 
 
+def sets(*settings: str) -> list[str]:
+    """Options of a command that set these."""
+    return [word for setting in settings for word in ("--set", setting)]
+
+
 def command(*arguments: str, settings: Sequence[str] = TINY, figures: bool = False) -> list[str]:
     """A command line of `dynbench`; `train` draws figures, which take longer than its steps, only where asked to."""
-    sets = [word for setting in settings for word in ("--set", setting)]
-    training = [*(() if figures else ("--no-figures",)), *sets] if arguments[0] == "train" else []
+    training = [*(() if figures else ("--no-figures",)), *sets(*settings)] if arguments[0] == "train" else []
     return [sys.executable, "-m", "dynbench.cli.main", *arguments, *training]
 
 
@@ -83,3 +88,11 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 300) -
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what}"
         time.sleep(0.05)
+
+
+def own_strategy(folder: Path, patch: pytest.MonkeyPatch, code: str) -> None:
+    """A strategy `own` of the user's own, the class `Own` of the code; found by what starts as a user's does."""
+    entry = "from dynbench.plugins import *\nregister(StrategyEntry('own', 'of a test', 'own_class:Own'))\n"
+    for name, text in (("plugins.py", entry), ("own_class.py", code)):
+        (folder / name).write_text(text, encoding="utf-8")
+    patch.setenv("DYNBENCH_PLUGINS", str(folder / "plugins.py"))

@@ -6,15 +6,18 @@ import json
 import signal
 import socket
 import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from forked import ForkedPopen
 from multiproc.faults import TORCHRUN
 from multiproc.launches import TINY, command, environment, fork, rows_of
+from multiproc.preparing_rank import prepared
 from pixel import UNRENDERED
 from planted import at
+from warm import RankError, WarmRanks
 
 from dynbench.analysis.analyze import analyze_runs
 from dynbench.analysis.selection import Selection
@@ -25,38 +28,48 @@ from dynbench.runs.store import RunStore
 pytestmark = pytest.mark.multiproc
 
 ONE_RANK = tuple(setting for setting in TINY if not setting.startswith("launch.nproc"))
+Ended = list[tuple[int, dict[str, Any]]]
+"""Exit codes and JSON objects."""
+NONE: tuple[str, ...] = ()
 
 
-def free_port() -> int:
+def both_nodes(
+    folders: Sequence[Path], *more: str, own: Sequence[Sequence[str]] = (NONE, NONE), firsts: Sequence[str] = ("", "")
+) -> Ended:
+    """Two launchers with a rank each, with words of both and of each its own, and statements that run first."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+        port = listener.getsockname()[1]
+    given = ("train", "--json", "--nproc", "1", "--name", "both", "--rdzv-endpoint", f"127.0.0.1:{port}")
+    nodes = [
+        fork(
+            folder, *given, "--rdzv-id", "t", "--nnodes", "2", "--node-rank", str(node), *more, *own[node],
+            settings=ONE_RANK, first=first,
+        )
+        for node, (folder, first) in enumerate(zip(folders, firsts, strict=True))
+    ]  # fmt: skip
+    outputs = [node.communicate(timeout=300)[0] for node in nodes]
+    return [(node.returncode, json.loads(out or "{}")) for node, out in zip(nodes, outputs, strict=True)]
 
 
-def fork_node(results: Path, node: int, port: int, *more: str, first: str = "") -> subprocess.Popen[str]:
-    rendezvous = ("--nnodes", "2", "--node-rank", str(node), "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "t")
-    words = ("train", "--json", "--nproc", "1", "--name", "both", *rendezvous, *more)
-    return fork(results, *words, settings=ONE_RANK, first=first)
+def own_folders(folder: Path) -> list[Path]:
+    return [folder / "0", folder / "1"]
 
 
 def test_nodes_with_a_shared_folder_make_one_run(tmp_path: Path) -> None:
-    port = free_port()
-    nodes = [fork_node(tmp_path, node, port) for node in (0, 1)]
-    outputs = [node.communicate(timeout=300) for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], outputs
-    runs = RunStore(tmp_path).list()
-    assert len(runs) == 1 and {json.loads(out)["run"]["id"] for out, _ in outputs} == {runs[0].id}
-    assert rows_of(runs[0]).select("step", "rank").rows() == [(step, rank) for step in range(8) for rank in (0, 1)]
-    assert runs[0].name == "both"
-    assert sorted(log.name for log in runs[0].logs_dir.iterdir()) == ["rank_0.log", "rank_1.log"]
+    found = both_nodes([tmp_path] * 2)
+    assert [code for code, _ in found] == [0, 0], found
+    (run,) = RunStore(tmp_path).list()
+    assert {said["run"]["id"] for _, said in found} == {run.id}
+    assert rows_of(run).select("step", "rank").rows() == [(step, rank) for step in range(8) for rank in (0, 1)]
+    assert run.name == "both"
+    assert sorted(log.name for log in run.logs_dir.iterdir()) == ["rank_0.log", "rank_1.log"]
 
 
 def test_nodes_with_their_own_folders_keep_one_id(tmp_path: Path) -> None:
-    port = free_port()
-    nodes = [fork_node(tmp_path / str(node), node, port) for node in (0, 1)]
-    outputs = [node.communicate(timeout=300) for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], outputs
-    runs = [RunStore(tmp_path / str(node)).list()[0] for node in (0, 1)]
+    found = both_nodes(own_folders(tmp_path))
+    assert [code for code, _ in found] == [0, 0], found
+    runs = [RunStore(folder).list()[0] for folder in own_folders(tmp_path)]
     assert runs[0].id == runs[1].id == runs[0].record().id == runs[1].record().id
     assert [run.name for run in runs] == ["both", "both"]
     assert {path.name for run in runs for path in run.ranks_dir.glob("rank_*.csv")} == {"rank_0.csv", "rank_1.csv"}
@@ -66,11 +79,9 @@ def test_nodes_with_their_own_folders_keep_one_id(tmp_path: Path) -> None:
 
 
 def test_nodes_that_disagree_are_refused(tmp_path: Path) -> None:
-    port = free_port()
-    nodes = [fork_node(tmp_path, node, port, "--seed", str(node)) for node in (0, 1)]
-    outputs = [node.communicate(timeout=300) for node in nodes]
-    assert [node.returncode for node in nodes] == [2, 2], outputs
-    assert "nodes disagree in config: train.seed" in json.loads(outputs[0][0])["error"]["message"]
+    found = both_nodes([tmp_path] * 2, own=(("--seed", "0"), ("--seed", "1")))
+    assert [code for code, _ in found] == [2, 2], found
+    assert "nodes disagree in config: train.seed" in found[0][1]["error"]["message"]
 
 
 FAULT = """
@@ -101,26 +112,21 @@ ERRORS = {"memory": "torch.OutOfMemoryError", "worker": "ValueError"}
 def test_what_ends_a_rank_of_the_second_node_is_told_on_both(
     tmp_path: Path, fault: str, shared: bool, status: Status, exit_code: int
 ) -> None:
-    stores = [RunStore(tmp_path / ("results" if shared else str(node))) for node in (0, 1)]
-    port, planted = free_port(), FAULT.format(error=ERRORS[fault])
-    nodes = [fork_node(stores[0].root, 0, port), fork_node(stores[1].root, 1, port, first=planted)]
-    outputs = [node.communicate(timeout=300) for node in nodes]
-    assert [node.returncode for node in nodes] == [exit_code, exit_code], outputs
-    for store, (stdout, _) in zip(stores, outputs, strict=True):
-        assert "planted" in json.loads(stdout)["error"]["message"]
-        (run,) = store.list()
+    folders = [tmp_path] * 2 if shared else own_folders(tmp_path)
+    found = both_nodes(folders, firsts=("", FAULT.format(error=ERRORS[fault])))
+    assert [code for code, _ in found] == [exit_code] * 2, found
+    for folder, (_, said) in zip(folders, found, strict=True):
+        (run,) = RunStore(folder).list()
         failure = run.record().failure
         assert failure is not None and (run.status, failure.kind) == (status, fault)
-        assert "planted" in failure.message
+        assert "planted" in said["error"]["message"] and "planted" in failure.message
 
 
 def test_a_lost_node_ends_the_other(tmp_path: Path) -> None:
-    port = free_port()
     endless = ("--steps", "100000", "--set", "launch.timeout_s=20")
     lost = ("", at("launcher killed", "forward", rank=1, step=4))
-    nodes = [fork_node(tmp_path / str(node), node, port, *endless, first=lost[node]) for node in (0, 1)]
-    outputs = [node.communicate(timeout=300) for node in nodes]
-    assert [node.returncode for node in nodes] == [3, -signal.SIGKILL], outputs
+    found = both_nodes(own_folders(tmp_path), *endless, firsts=lost)
+    assert [code for code, _ in found] == [3, -signal.SIGKILL], found
     (survivor,) = RunStore(tmp_path / "0").list()
     assert survivor.status is Status.FAILED
     assert len(rows_of(survivor)) >= 4
@@ -158,36 +164,19 @@ def test_a_mistake_inside_torchrun_is_told_once(tmp_path: Path) -> None:
     assert "bug in dynbench" not in stderr
 
 
-RANK_PROGRAM = Path(__file__).with_name("preparing_rank.py")
 ONE_NODE, TWO_NODES = (0, 1), (0, 0)
 """Local ranks."""
 
 
-def ended(folder: Path, local_ranks: tuple[int, int], slow_rank: int, what: str) -> list[tuple[int, str, str]]:
-    """Exit code, output and errors of both ranks."""
-    ranks = [
-        ForkedPopen(
-            [sys.executable, str(RANK_PROGRAM), str(rank), str(local_rank), str(folder / "meet"), str(slow_rank), what],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, local_rank in enumerate(local_ranks)
-    ]
-    outputs = [rank.communicate(timeout=300) for rank in ranks]
-    return [(rank.returncode, *output) for rank, output in zip(ranks, outputs, strict=True)]
-
-
 @pytest.mark.parametrize(("local_ranks", "slow_rank"), [(ONE_NODE, 0), (ONE_NODE, 1), (TWO_NODES, 1)])
 def test_preparing_data_may_take_longer_than_a_collective(
-    tmp_path: Path, local_ranks: tuple[int, int], slow_rank: int
+    ranks: WarmRanks, tmp_path: Path, local_ranks: tuple[int, int], slow_rank: int
 ) -> None:
-    found = ended(tmp_path, local_ranks, slow_rank, "is slow")
-    assert [(code, out.strip()) for code, out, _ in found] == [(0, "data")] * 2, found
+    assert ranks(prepared, str(tmp_path), local_ranks, slow_rank, "is slow") == ["data"] * 2
 
 
-@pytest.mark.parametrize("what", ["dies", "fails"])
-def test_nobody_waits_for_a_rank_that_is_gone(tmp_path: Path, what: str) -> None:
-    (code, _, errors), (waiting, _, noticed) = ended(tmp_path, ONE_NODE, 0, what)
-    assert code == (-9 if what == "dies" else 1), errors
-    assert waiting == 1 and "onnection closed by peer" in noticed
+@pytest.mark.parametrize(("what", "said"), [("dies", "ended without a word"), ("fails", "OSError: planted")])
+def test_nobody_waits_for_a_rank_that_is_gone(ranks: WarmRanks, tmp_path: Path, what: str, said: str) -> None:
+    with pytest.raises(RankError) as ended:
+        ranks(prepared, str(tmp_path), ONE_NODE, 0, what)
+    assert said in ended.value.errors[0] and "onnection closed by peer" in ended.value.errors[1]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from multiproc.launches import TINY, fork, rows_of, start
+from multiproc.launches import TINY, fork, rows_of, sets, start
 from own import write_own
 
 from dynbench.runs.store import RunStore
@@ -21,8 +21,7 @@ OWN = (
 
 def forked(folder: Path, *arguments: str) -> tuple[int, dict[str, object]]:
     """Exit code and JSON object of a command started in `folder`."""
-    sets = [word for setting in OWN for word in ("--set", setting)]
-    process = fork(folder / "results", *arguments, *sets, "--json", settings=(), cwd=folder)
+    process = fork(folder / "results", *arguments, *sets(*OWN), "--json", settings=(), cwd=folder)
     stdout, _ = process.communicate(timeout=300)
     return process.returncode, json.loads(stdout)
 
@@ -51,18 +50,6 @@ def test_an_error_in_its_step_is_one_line_and_its_traceback_is_in_the_log(tmp_pa
     assert "Traceback" in (run.logs_dir / "rank_0.log").read_text(encoding="utf-8")
 
 
-def test_a_parameter_that_fsdp_cannot_divide_is_named_before_the_first_step(tmp_path: Path) -> None:
-    """Not before the launch: what a model of the user's own has is known once their code has run, in the ranks."""
-    scalar = "        model.scale = __import__('torch').nn.Parameter(__import__('torch').tensor(1.0))\n"
-    write_own(
-        tmp_path,
-        f"    def build_model(self, seed):\n        model = super().build_model(seed)\n{scalar}        return model\n",
-    )
-    code, shown = forked(tmp_path, "train", "--workload", "mine:Mine", "--set", "sync.name=fsdp")
-    assert (code, shown["error"]["kind"]) == (2, "usage"), shown
-    assert "parameter scale is a scalar, which fully_shard cannot divide" in shown["error"]["message"]
-
-
 FILE = str(Path(__file__).parents[1] / "toy_plugins.py")
 DATA = ("workload.name=noted", "workload.note=seen", "workload.dataset=few_words", "workload.words=48")
 SHORT = (*(one for one in TINY if "subset" not in one), *DATA, "train.warmup_steps=0", "train.steps=2")
@@ -83,11 +70,7 @@ def started(root: Path, *arguments: str) -> dict:
     return json.loads(out)
 
 
-def sets(*settings: str) -> list[str]:
-    return [word for setting in settings for word in ("--set", setting)]
-
-
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_every_kind_trains_with_its_options(tmp_path: Path) -> None:
     chosen = ("schedule.policy=turned", "schedule.turns=1", "sync.name=one_by_one", "sync.divide_late=true")
     compressed = ("compress.name=rounded", "compress.digits=4", "launch.launcher=torchrun")
@@ -102,7 +85,7 @@ def test_every_kind_trains_with_its_options(tmp_path: Path) -> None:
     assert list(env["plugins"]) == ["toy_plugins.py"]
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 def test_a_benchmark_of_ones_own(tmp_path: Path) -> None:
     (row,) = started(tmp_path, "bench", "nothing", "--set", "rounds=2", "--name", "timed")["rows"]
     assert (row["case"], row["n"], row["p50"], row["ranks"]) == ("nothing", 2, 0.0, 1)

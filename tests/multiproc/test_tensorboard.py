@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import polars as pl
 import pytest
-from multiproc.launches import fork, start
+from multiproc.launches import fork
 
 from dynbench.engine.rank.evaluation import EVAL_FILE, SCALARS_FOLDER
 from dynbench.runs.store import RunStore
@@ -35,7 +35,7 @@ def test_scalars_are_read_back_and_served(tmp_path: Path) -> None:
     (evaluation,) = events.Scalars("evaluation/loss")
     assert evaluation.value == pytest.approx(pl.read_csv(run.path / EVAL_FILE)["loss"][0], rel=1e-6)
 
-    server = start(tmp_path, "tensorboard", "--json", "--host", "127.0.0.1", settings=())
+    server = fork(tmp_path, "tensorboard", "--json", "--host", "127.0.0.1", settings=())
     try:
         assert server.stdout is not None
         printed = ""
