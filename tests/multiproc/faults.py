@@ -74,7 +74,13 @@ class Command:
         self.process: subprocess.Popen[str] | None = None
 
     def begin(
-        self, *arguments: str, first: str = "", real: bool = False, bare: bool = False, under: Sequence[str] = ()
+        self,
+        *arguments: str,
+        first: str = "",
+        real: bool = False,
+        bare: bool = False,
+        under: Sequence[str] = (),
+        figures: bool = False,
     ) -> subprocess.Popen[str]:
         """Start it: forked from a program that has imported everything, or as a user does.
 
@@ -84,10 +90,11 @@ class Command:
             real: as a user does.
             bare: no settings are added.
             under: words before the command, as of torchrun.
+            figures: `train` draws them.
         """
         bare = bare or "--resume" in arguments
         settings = [] if bare else SETS.get(arguments[0], SETS["train"])
-        python, *words = command(arguments[0], "--json", *settings, *arguments[1:], settings=())
+        python, *words = command(arguments[0], "--json", *settings, *arguments[1:], settings=(), figures=figures)
         line = [python, *under, *words]
         more: dict[str, Any] = {"env": environment(self.store.root), "cwd": self.work, "text": True}
         more |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
@@ -106,9 +113,9 @@ class Command:
         """Neither of its process group nor of those of its ranks, which torchrun gives groups of their own."""
         wait_until(lambda: not in_folder(self.work) and not _group(self.process), "all processes to end", seconds)
 
-    def ran(self, *arguments: str, first: str = "", bare: bool = False, under: Sequence[str] = ()) -> Command:
-        """From its start to its end, forked."""
-        self.begin(*arguments, first=first, bare=bare, under=under)
+    def ran(self, *arguments: str, **how: Any) -> Command:
+        """From its start to its end, forked; `how` as of `begin`."""
+        self.begin(*arguments, **how)
         return self.end()
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import product
 from pathlib import Path
 
@@ -10,7 +9,8 @@ import polars as pl
 import pytest
 from compared import compare_arms
 from forked import forked_ranks
-from multiproc.launches import TINY, fork, global_loss, rows_of, work_hashes
+from multiproc.faults import Command, settled
+from multiproc.launches import TINY, global_loss, rows_of, sets, work_hashes
 from sampled import matrix, sampled
 
 from dynbench.analysis.arms import named_arms
@@ -113,14 +113,9 @@ def test_packed_and_padded_arms_take_the_same_steps(tmp_path: Path, launcher: st
 
 
 def test_a_leak_ends_the_run_before_its_first_step(tmp_path: Path) -> None:
-    settings = (*SHORT, *LAYOUTS["packed"])
-    process = fork(tmp_path, "train", "--json", settings=settings, first=SHIFTED)
-    stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == EXIT_CHECKS, stderr
-    error = json.loads(stdout)["error"]
-    assert error["kind"] == "leak" and "another sample's embeddings" in error["message"]
-    (run,) = RunStore(tmp_path).list()
-    assert run.status is Status.FAILED and not any(run.ranks_dir.glob("rank_*.csv"))
+    ended = Command(tmp_path).ran("train", *sets(*SHORT, *LAYOUTS["packed"]), first=SHIFTED)
+    settled(ended, ended.run, EXIT_CHECKS, Status.FAILED, "another sample's embeddings")
+    assert ended.error["kind"] == "leak" and not any(ended.run.ranks_dir.glob("rank_*.csv"))
 
 
 def test_a_training_beside_its_like_without_communication(store: RunStore) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import ForkedPopen
-from multiproc.faults import TORCHRUN
-from multiproc.launches import TINY, command, environment, fork, rows_of
+from multiproc.faults import TORCHRUN, Command
+from multiproc.launches import TINY, fork, rows_of
 from multiproc.preparing_rank import prepared
 from pixel import UNRENDERED
 from planted import at
@@ -132,36 +130,24 @@ def test_a_lost_node_ends_the_other(tmp_path: Path) -> None:
     assert len(rows_of(survivor)) >= 4
 
 
-def under_torchrun(results: Path, *arguments: str, figures: bool = False) -> tuple[int, str, str]:
-    """Exit code, output and errors of a command that a user's torchrun runs on every rank."""
-    python, *words = command(*arguments, figures=figures)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment(results)}
-    process = ForkedPopen([python, *TORCHRUN, *words], forks=True, first=UNRENDERED, **pipes)
-    stdout, stderr = process.communicate(timeout=300)
-    return process.returncode, stdout, stderr
-
-
 def test_inside_torchrun(tmp_path: Path) -> None:
-    code, stdout, stderr = under_torchrun(
-        tmp_path, "train", "--json", "--name", "inner", "--subset", "1000000", figures=True
+    ended = Command(tmp_path).ran(
+        "train", "--name", "inner", "--subset", "1000000", first=UNRENDERED, under=TORCHRUN, figures=True
     )
-    assert code == 0, stderr
-    printed = json.loads(stdout)
-    runs = RunStore(tmp_path).list()
-    assert [run.id for run in runs] == [printed["run"]["id"]]
-    assert runs[0].status is Status.COMPLETED and runs[0].name == "inner"
-    assert rows_of(runs[0]).select("step", "rank").rows() == [(step, rank) for step in range(8) for rank in (0, 1)]
-    assert printed["summary"]["world_size"] == 2
+    assert ended.code == 0, ended.stderr
+    printed, (run,) = ended.said, ended.runs
+    assert printed["run"]["id"] == run.id and run.status is Status.COMPLETED and run.name == "inner"
+    assert rows_of(run).select("step", "rank").rows() == [(step, rank) for step in range(8) for rank in (0, 1)]
+    assert printed["summary"]["world_size"] == run.config().launch.nproc == 2
     assert printed["figures"] and all(Path(figure).is_file() for figure in printed["figures"])
-    assert runs[0].config().launch.nproc == 2
-    assert len([warning for warning in runs[0].record().warnings if "1000000 of" in warning]) == 1
+    assert len([warning for warning in run.record().warnings if "1000000 of" in warning]) == 1
 
 
 def test_a_mistake_inside_torchrun_is_told_once(tmp_path: Path) -> None:
-    RunStore(tmp_path).create("train", "static", name="taken")
-    _, stdout, stderr = under_torchrun(tmp_path, "train", "--json", "--name", "taken")
-    assert json.loads(stdout)["error"]["kind"] == "run"
-    assert "bug in dynbench" not in stderr
+    command = Command(tmp_path)
+    command.store.create("train", "static", name="taken")
+    command.ran("train", "--name", "taken", under=TORCHRUN)
+    assert command.error["kind"] == "run" and "bug in dynbench" not in command.stderr
 
 
 ONE_NODE, TWO_NODES = (0, 1), (0, 0)

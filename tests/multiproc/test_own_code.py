@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from multiproc.launches import TINY, fork, rows_of, sets, start
+from multiproc.faults import Command, settled
+from multiproc.launches import TINY, rows_of, sets, start
 from own import write_own
 
+from dynbench.runs.run import Status
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc
@@ -19,35 +21,29 @@ OWN = (
 )
 
 
-def forked(folder: Path, *arguments: str) -> tuple[int, dict[str, object]]:
-    """Exit code and JSON object of a command started in `folder`."""
-    process = fork(folder / "results", *arguments, *sets(*OWN), "--json", settings=(), cwd=folder)
-    stdout, _ = process.communicate(timeout=300)
-    return process.returncode, json.loads(stdout)
+def trained(folder: Path, workload: str, *more: str, body: str = "    pass\n") -> Command:
+    """A training that is started in the folder of a module of the user's own."""
+    command = Command(folder)
+    write_own(command.work, body)
+    return command.ran("train", "--workload", workload, *more, *sets(*OWN), bare=True)
 
 
 def test_a_module_of_the_current_folder_trains_on_real_ranks(tmp_path: Path) -> None:
-    write_own(tmp_path)
-    code, shown = forked(tmp_path, "train", "--workload", "mine:Mine", "--mode", "dynamic")
-    assert code == 0, shown
-    assert shown["summary"]["rows"] == 2 * (1 + 4)
-    assert shown["summary"]["eval"]["accuracy"] is None and shown["summary"]["eval"]["loss"] > 0
-    run = RunStore(tmp_path / "results").resolve("@latest")
-    stored = run.config().workload
-    assert (stored.name, stored.import_from, len(stored.code_digest)) == ("mine:Mine", str(tmp_path), 16)
-    data = run.env()["data"]
-    assert data["workload"]["digest"] == stored.code_digest and list(data["workload"]["beside"]) == [
-        "length_regression.py"
-    ]
+    ended = trained(tmp_path, "mine:Mine", "--mode", "dynamic")
+    assert ended.code == 0, ended.stderr
+    summary, stored = ended.said["summary"], ended.run.config().workload
+    assert summary["rows"] == 2 * (1 + 4)
+    assert summary["eval"]["accuracy"] is None and summary["eval"]["loss"] > 0
+    assert (stored.name, stored.import_from, len(stored.code_digest)) == ("mine:Mine", str(ended.work), 16)
+    data = ended.run.env()["data"]["workload"]
+    assert data["digest"] == stored.code_digest and list(data["beside"]) == ["length_regression.py"]
 
 
 def test_an_error_in_its_step_is_one_line_and_its_traceback_is_in_the_log(tmp_path: Path) -> None:
-    write_own(tmp_path, "    def loss(self, model, batch):\n        return model(batch['words'])\n")
-    code, shown = forked(tmp_path, "train", "--workload", "mine.py:Mine", "--launcher", "virtual")
-    assert (code, shown["error"]["kind"]) == (3, "worker")
-    assert "mine.py:6: KeyError: 'words'" in shown["error"]["message"]
-    run = RunStore(tmp_path / "results").resolve("@latest")
-    assert "Traceback" in (run.logs_dir / "rank_0.log").read_text(encoding="utf-8")
+    body = "    def loss(self, model, batch):\n        return model(batch['words'])\n"
+    ended = trained(tmp_path, "mine.py:Mine", "--launcher", "virtual", body=body)
+    settled(ended, ended.run, 3, Status.FAILED, "mine.py:6: KeyError: 'words'", rank=0)
+    assert "Traceback" in (ended.run.logs_dir / "rank_0.log").read_text(encoding="utf-8")
 
 
 FILE = str(Path(__file__).parents[1] / "toy_plugins.py")
