@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 from forked import ForkedPopen
-from multiproc.launches import TINY, command, environment, sets, wait_until
+from multiproc.launches import TINY, sets, wait_until
 from pixel import png
 from planted import in_folder
 
@@ -90,13 +92,15 @@ class Command:
             real: as a user does.
             bare: no settings are added.
             under: words before the command, as of torchrun.
-            figures: `train` draws them.
+            figures: `train` draws them, which takes longer than its steps.
         """
         bare = bare or "--resume" in arguments
         settings = [] if bare else SETS.get(arguments[0], SETS["train"])
-        python, *words = command(arguments[0], "--json", *settings, *arguments[1:], settings=(), figures=figures)
-        line = [python, *under, *words]
-        more: dict[str, Any] = {"env": environment(self.store.root), "cwd": self.work, "text": True}
+        drawn = ["--no-figures"] if arguments[0] == "train" and not figures else []
+        words = [arguments[0], "--json", *drawn, *settings, *arguments[1:]]
+        line = [sys.executable, *under, "-m", "dynbench.cli.main", *words]
+        env = {**os.environ, "DYNBENCH_RESULTS": str(self.store.root)}
+        more: dict[str, Any] = {"env": env, "cwd": self.work, "text": True}
         more |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
         self.process = subprocess.Popen(line, **more) if real else ForkedPopen(line, forks=True, first=first, **more)
         return self.process

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import time
 from itertools import product
 from pathlib import Path
 
 import pytest
 from multiproc.faults import ENDLESS, PHASES, TORCHRUN, Command, analyzed, check, check_rows, settled
-from multiproc.launches import command, environment, wait_until
+from multiproc.launches import wait_until
 from planted import at, in_folder
 from sampled import sampled
 
 from dynbench.engine.failure import last_position
 from dynbench.runs.run import Status
-from dynbench.runs.store import RunStore
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
 
@@ -46,13 +44,13 @@ def test_launcher_told_to_stop(tmp_path: Path, signum: signal.Signals, times: in
 
 @pytest.mark.matrix
 def test_a_run_whose_reader_goes_away_is_completed(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        command("train"), env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    assert process.stdout is not None and process.stdout.readline()
-    process.stdout.close()
+    command = Command(tmp_path)
+    process = command.begin("train", real=True)
+    assert process.stdout is not None and process.stderr is not None and process.stderr.readline()
+    for stream in (process.stdout, process.stderr):
+        stream.close()
     assert process.wait(300) == 141
-    (run,) = RunStore(tmp_path).list()
+    (run,) = command.runs
     assert (run.status, run.record().exit_code) == (Status.COMPLETED, 0)
 
 

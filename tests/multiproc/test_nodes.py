@@ -2,84 +2,88 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from multiproc.faults import TORCHRUN, Command
-from multiproc.launches import TINY, fork, rows_of
+from multiproc.launches import TINY, rows_of, sets
 from multiproc.preparing_rank import prepared
 from pixel import UNRENDERED
 from planted import at
+from sampled import matrix
 from warm import RankError, WarmRanks
 
 from dynbench.analysis.analyze import analyze_runs
 from dynbench.analysis.selection import Selection
 from dynbench.config.schema import Analysis
 from dynbench.runs.run import Status
-from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc
 
-ONE_RANK = tuple(setting for setting in TINY if not setting.startswith("launch.nproc"))
-Ended = list[tuple[int, dict[str, Any]]]
-"""Exit codes and JSON objects."""
-NONE: tuple[str, ...] = ()
+ONE_RANK = sets(*(setting for setting in TINY if not setting.startswith("launch.nproc")))
 
 
 def both_nodes(
-    folders: Sequence[Path], *more: str, own: Sequence[Sequence[str]] = (NONE, NONE), firsts: Sequence[str] = ("", "")
-) -> Ended:
-    """Two launchers with a rank each, with words of both and of each its own, and statements that run first."""
+    folder: Path,
+    *more: str,
+    shared: bool = False,
+    own: tuple[Sequence[str], Sequence[str]] = ((), ()),
+    firsts: tuple[str, str] = ("", ""),
+) -> tuple[Command, Command]:
+    """Two launchers of a rank each have ended.
+
+    Args:
+        folder: where they are.
+        more: words of both.
+        shared: whether they have one results folder.
+        own: words of each.
+        firsts: statements that each runs first.
+    """
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    given = ("train", "--json", "--nproc", "1", "--name", "both", "--rdzv-endpoint", f"127.0.0.1:{port}")
-    nodes = [
-        fork(
-            folder, *given, "--rdzv-id", "t", "--nnodes", "2", "--node-rank", str(node), *more, *own[node],
-            settings=ONE_RANK, first=first,
-        )
-        for node, (folder, first) in enumerate(zip(folders, firsts, strict=True))
-    ]  # fmt: skip
-    outputs = [node.communicate(timeout=300)[0] for node in nodes]
-    return [(node.returncode, json.loads(out or "{}")) for node, out in zip(nodes, outputs, strict=True)]
+    one, two = Command(folder / "one"), Command(folder / "two")
+    if shared:
+        two.store = one.store
+    given = ("train", "--nproc", "1", "--name", "both", "--nnodes", "2", "--rdzv-id", "t", *ONE_RANK, *more)
+    for node, command in enumerate((one, two)):
+        words = ("--node-rank", str(node), "--rdzv-endpoint", f"127.0.0.1:{port}", *own[node])
+        command.begin(*given, *words, first=firsts[node], bare=True)
+    return one.end(), two.end()
 
 
-def own_folders(folder: Path) -> list[Path]:
-    return [folder / "0", folder / "1"]
+def codes(nodes: tuple[Command, Command]) -> list[int]:
+    return [node.code for node in nodes]
 
 
 def test_nodes_with_a_shared_folder_make_one_run(tmp_path: Path) -> None:
-    found = both_nodes([tmp_path] * 2)
-    assert [code for code, _ in found] == [0, 0], found
-    (run,) = RunStore(tmp_path).list()
-    assert {said["run"]["id"] for _, said in found} == {run.id}
+    one, two = nodes = both_nodes(tmp_path, shared=True)
+    assert codes(nodes) == [0, 0], one.stderr + two.stderr
+    (run,) = one.runs
+    assert one.said["run"]["id"] == two.said["run"]["id"] == run.id and run.name == "both"
     assert rows_of(run).select("step", "rank").rows() == [(step, rank) for step in range(8) for rank in (0, 1)]
-    assert run.name == "both"
     assert sorted(log.name for log in run.logs_dir.iterdir()) == ["rank_0.log", "rank_1.log"]
 
 
 def test_nodes_with_their_own_folders_keep_one_id(tmp_path: Path) -> None:
-    found = both_nodes(own_folders(tmp_path))
-    assert [code for code, _ in found] == [0, 0], found
-    runs = [RunStore(folder).list()[0] for folder in own_folders(tmp_path)]
+    one, two = nodes = both_nodes(tmp_path)
+    assert codes(nodes) == [0, 0], one.stderr + two.stderr
+    runs = [one.run, two.run]
     assert runs[0].id == runs[1].id == runs[0].record().id == runs[1].record().id
     assert [run.name for run in runs] == ["both", "both"]
     assert {path.name for run in runs for path in run.ranks_dir.glob("rank_*.csv")} == {"rank_0.csv", "rank_1.csv"}
-    report = analyze_runs(Selection(runs), RunStore(tmp_path / "0"), Analysis())
+    report = analyze_runs(Selection(runs), one.store, Analysis())
     (merged,) = report.runs
     assert (merged.run.id, merged.ranks, merged.world_size, merged.partial) == (runs[0].id, (0, 1), 2, False)
 
 
 def test_nodes_that_disagree_are_refused(tmp_path: Path) -> None:
-    found = both_nodes([tmp_path] * 2, own=(("--seed", "0"), ("--seed", "1")))
-    assert [code for code, _ in found] == [2, 2], found
-    assert "nodes disagree in config: train.seed" in found[0][1]["error"]["message"]
+    nodes = both_nodes(tmp_path, shared=True, own=(("--seed", "0"), ("--seed", "1")))
+    assert codes(nodes) == [2, 2]
+    assert "nodes disagree in config: train.seed" in nodes[0].error["message"]
 
 
 FAULT = """
@@ -102,7 +106,7 @@ ERRORS = {"memory": "torch.OutOfMemoryError", "worker": "ValueError"}
 @pytest.mark.parametrize(
     ("fault", "shared", "status", "exit_code"),
     [
-        pytest.param("memory", True, Status.OOM, 4, marks=pytest.mark.matrix),
+        matrix("memory", True, Status.OOM, 4),
         ("memory", False, Status.OOM, 4),
         ("worker", True, Status.FAILED, 3),
     ],
@@ -110,22 +114,20 @@ ERRORS = {"memory": "torch.OutOfMemoryError", "worker": "ValueError"}
 def test_what_ends_a_rank_of_the_second_node_is_told_on_both(
     tmp_path: Path, fault: str, shared: bool, status: Status, exit_code: int
 ) -> None:
-    folders = [tmp_path] * 2 if shared else own_folders(tmp_path)
-    found = both_nodes(folders, firsts=("", FAULT.format(error=ERRORS[fault])))
-    assert [code for code, _ in found] == [exit_code] * 2, found
-    for folder, (_, said) in zip(folders, found, strict=True):
-        (run,) = RunStore(folder).list()
+    nodes = both_nodes(tmp_path, shared=shared, firsts=("", FAULT.format(error=ERRORS[fault])))
+    assert codes(nodes) == [exit_code] * 2
+    for node in nodes:
+        (run,) = node.runs
         failure = run.record().failure
         assert failure is not None and (run.status, failure.kind) == (status, fault)
-        assert "planted" in said["error"]["message"] and "planted" in failure.message
+        assert "planted" in node.error["message"] and "planted" in failure.message
 
 
 def test_a_lost_node_ends_the_other(tmp_path: Path) -> None:
-    endless = ("--steps", "100000", "--set", "launch.timeout_s=20")
     lost = ("", at("launcher killed", "forward", rank=1, step=4))
-    found = both_nodes(own_folders(tmp_path), *endless, firsts=lost)
-    assert [code for code, _ in found] == [3, -signal.SIGKILL], found
-    (survivor,) = RunStore(tmp_path / "0").list()
+    nodes = both_nodes(tmp_path, "--steps", "100000", *sets("launch.timeout_s=20"), firsts=lost)
+    assert codes(nodes) == [3, -signal.SIGKILL]
+    (survivor,) = nodes[0].runs
     assert survivor.status is Status.FAILED
     assert len(rows_of(survivor)) >= 4
 

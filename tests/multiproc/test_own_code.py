@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from multiproc.faults import Command, settled
-from multiproc.launches import TINY, rows_of, sets, start
+from multiproc.launches import TINY, rows_of, sets
 from own import write_own
 
 from dynbench.runs.run import Status
-from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc
 
@@ -59,21 +58,26 @@ launches: 2
 """
 
 
-def started(root: Path, *arguments: str) -> dict:
-    process = start(root, *arguments, "--json", settings=(), DYNBENCH_PLUGINS=FILE)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
-    return json.loads(out)
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """One whose processes find the plug-ins."""
+    monkeypatch.setenv("DYNBENCH_PLUGINS", FILE)
+    return Command(tmp_path)
+
+
+def started(command: Command, *arguments: str) -> dict[str, Any]:
+    """What it says; plug-ins are found on import, which what is forked has behind it."""
+    command.begin(*arguments, real=True, bare=True)
+    assert command.end().code == 0, command.stderr
+    return command.said
 
 
 @pytest.mark.matrix
-def test_every_kind_trains_with_its_options(tmp_path: Path) -> None:
+def test_every_kind_trains_with_its_options(command: Command) -> None:
     chosen = ("schedule.policy=turned", "schedule.turns=1", "sync.name=one_by_one", "sync.divide_late=true")
     compressed = ("compress.name=rounded", "compress.digits=4", "launch.launcher=torchrun")
-    started(tmp_path, "train", *sets(*SHORT, *chosen, *compressed), "--name", "toys")
-
-    run = RunStore(tmp_path).resolve("toys")
-    rows, env = rows_of(run), run.env()
+    started(command, "train", *sets(*SHORT, *chosen, *compressed))
+    rows, env = rows_of(command.run), command.run.env()
     assert rows["divided_late"].to_list() == [1] * 4
     assert (rows["bytes_wire"] > 0).all()
     assert env["data"]["note"] == "seen"
@@ -82,23 +86,22 @@ def test_every_kind_trains_with_its_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_benchmark_of_ones_own(tmp_path: Path) -> None:
-    (row,) = started(tmp_path, "bench", "nothing", "--set", "rounds=2", "--name", "timed")["rows"]
+def test_a_benchmark_of_ones_own(command: Command) -> None:
+    (row,) = started(command, "bench", "nothing", *sets("rounds=2"))["rows"]
     assert (row["case"], row["n"], row["p50"], row["ranks"]) == ("nothing", 2, 0.0, 1)
-    assert list(RunStore(tmp_path).resolve("timed").env()["plugins"]) == ["toy_plugins.py"]
+    assert list(command.run.env()["plugins"]) == ["toy_plugins.py"]
 
 
 @pytest.mark.matrix
-def test_compared_reported_and_planned(tmp_path: Path) -> None:
-    recipe = tmp_path / "own.yaml"
+def test_compared_reported_and_planned(command: Command) -> None:
+    recipe = command.work / "own.yaml"
     recipe.write_text(RECIPE, encoding="utf-8")
     virtual = ("launch.launcher=virtual", "launch.world_size=2")
-    found = started(tmp_path, "compare", str(recipe), "--name", "own", *sets(*SHORT, *virtual))
+    found = started(command, "compare", str(recipe), "--name", "own", *sets(*SHORT, *virtual))
     assert [arm["name"] for arm in found["arms"]] == ["static", "turned"]
     assert found["comparison"]["level"] == "step"
-    text = Path(started(tmp_path, "report", "own")["path"]).read_text(encoding="utf-8")
-    assert "`schedule.turns`" in text
+    assert "`schedule.turns`" in Path(started(command, "report", "own")["path"]).read_text(encoding="utf-8")
 
     words = ["--policy", "static,turned", "--world-size", "4", "--batch-per-rank", "2", "--steps", "3", "--no-figures"]
-    plans = started(tmp_path, "solve", "--dataset", "few_words", *words, "--set", "schedule.turns=3")
+    plans = started(command, "solve", "--dataset", "few_words", *words, *sets("schedule.turns=3"))
     assert {line["policy"] for line in plans["results"]} == {"static", "turned"}
