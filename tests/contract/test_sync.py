@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sampled import matrix, sampled
+from sampled import matrix
 from sync_jobs import (
     ADAPTERS,
     FAULTS,

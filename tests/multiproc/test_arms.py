@@ -15,6 +15,7 @@ from sampled import matrix, sampled
 
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.merge import merge_run
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Analysis
 from dynbench.engine.launching.run_launch import launch_arms
 from dynbench.engine.turn_order import Turns

@@ -129,4 +129,3 @@ def test_many_at_once_make_as_many_runs(tmp_path: Path) -> None:
     code, said = printed_by(root, "runs", "ls")
     assert code == 0 and {run["id"] for run in said["runs"]} == ids
     assert len({run["name"] for run in said["runs"]}) == MAKERS
-
