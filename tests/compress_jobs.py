@@ -9,7 +9,8 @@ from functools import cache
 import torch
 import torch.distributed as dist
 from compressors import compressor, settings
-from sync_jobs import CPU, MODELS, configured
+from sync_jobs import CPU, configured
+from sync_models import MODELS
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 

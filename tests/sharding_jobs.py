@@ -11,7 +11,8 @@ import pytest
 import torch
 from gpu.fully_shard import WAYS, peaks_of
 from strategy_jobs import UNPADDED
-from sync_jobs import CPU, MODELS, configured
+from sync_jobs import CPU, configured
+from sync_models import MODELS
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from toys import TiedModel, Toy

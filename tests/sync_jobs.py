@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -16,22 +14,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from batches import batch_of
-from strategy_jobs import CPU, before, known, named, train_run
+from strategy_jobs import CPU, known, named
+from sync_models import MODELS, OneWeight
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from toys import STRATEGIES as TOYS
 from toys import Toy
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
-from dynbench.engine.planning import ReplicatedPlans
 from dynbench.engine.rank.exchange import max_over_ranks
 from dynbench.engine.rank.loop import build_strategy, session
 from dynbench.engine.rank.optimizer_step import Clipper, Precision
 from dynbench.engine.rank.toy_check import (
     SMALL_BUCKET_MB,
-    VOCABULARY,
     Case,
     Difference,
     check_strategy,
@@ -45,90 +41,9 @@ from dynbench.sync import (
     NaiveDDP,
     OverlapDDP,
     ShardedOptimizer,
-    local_steps,
 )
 from dynbench.sync.base import Strategy
 from dynbench.wire.base import Wire
-
-
-class SmallGpt2(nn.Module):
-    """The logits behind a row's last token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": VOCABULARY}
-        drops = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-        self.inner = GPT2LMHeadModel(GPT2Config(**sizes, **drops, use_cache=False))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.inner(tokens).logits[:, -1]
-
-
-class UsesWeights(nn.Module):
-    """Blocks whose weights are used without calling them, and one whose weight is used before it is called, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, 16)
-        self.by_hand = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(2))
-        self.tied = nn.ModuleList([nn.Sequential(nn.Linear(16, VOCABULARY))])
-        self.tied[0][0].weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.embed(tokens).mean(1)
-        for block in self.by_hand:
-            hidden = hidden + nn.functional.linear(hidden, block[0].weight, block[0].bias).tanh()
-        return self.tied[0](hidden)
-
-
-class TiedBlock(nn.Module):
-    """The last block scores with the embedding's weight; a buffer is also a plain attribute."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, 16)
-        self.norm = nn.BatchNorm1d(16, dtype=torch.float64).eval()
-        self.norm.running_var.mul_(2)
-        self.same = self.norm.running_var
-        last = nn.Sequential(nn.Linear(16, VOCABULARY))
-        self.blocks = nn.ModuleList([*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3)), last])
-        last[0].weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.norm(self.embed(tokens).mean(1))
-        for block in self.blocks:
-            hidden = block(hidden)
-        return hidden + self.same.sum()
-
-
-class OneWeight(nn.Module):
-    """Fewer elements to train than ranks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return nn.functional.one_hot(tokens[:, 0], VOCABULARY).to(self.weight) * self.weight
-
-
-def seeded(kind: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """Builds a model in double precision, the same wherever it is built."""
-
-    def build() -> nn.Module:
-        torch.manual_seed(0)
-        return kind().double()
-
-    return build
-
-
-MODELS = {
-    "toy": toy_model,
-    "gpt2": seeded(SmallGpt2),
-    "uses_weights": seeded(UsesWeights),
-    "tied_block": seeded(TiedBlock),
-    "one_weight": seeded(OneWeight),
-}
 
 
 def configured(sync: str, *settings: str, null: bool = False) -> Config:
@@ -437,113 +352,3 @@ def sharded(rank: int, kind: type[Optimizer], settings: dict[str, float]) -> tup
 def sharded_from(rank: int, kind: type[Optimizer], settings: dict[str, float], state: Any) -> list[list[float]]:
     """As `resumed`, of such an optimizer, from a state that only rank 0 is given."""
     return resumed(lambda groups: ShardedOptimizer(groups, kind, **settings), state if rank == 0 else {})
-
-
-RATE, SCALE, MOMENTUM = 0.1, 0.5, 0.8
-"""Of the inner step, and of the outer one."""
-
-
-def constant(rank: int) -> Callable[[nn.Module], Tensor]:
-    """A loss whose gradient is this rank's own constant."""
-    return lambda module: sum((p * (rank + 1)).sum() for p in module.parameters())
-
-
-def streamed(rank: int, overlap: int, own: float, steps: int = 12) -> list[float]:
-    """A weight after each step, where an outer step of every fourth one takes `overlap` steps."""
-    given = ("inner_steps=4", f"overlap_steps={overlap}", f"own_share={own}", f"outer_rate={SCALE}")
-    config = configured("diloco", *(f"sync.{each}" for each in (*given, f"outer_momentum={MOMENTUM}")))
-    model, found = nn.Linear(1, 1, bias=False).double(), []
-    nn.init.ones_(model.weight)
-    with stepping(config, model, RATE) as stepped:
-        for _ in range(steps):
-            stepped(constant(rank))
-            found.append(float(model.weight))
-        stepped.strategy.drain()
-    return found
-
-
-def sent_and_met(rank: int, fragments: int, overlap: int) -> tuple[list[int], list[int], list[tuple[int, int]], int]:
-    """Of three rounds: bytes sent after each step, parameters that went on from a mean, and when each was asked for.
-
-    Last all trained elements.
-    """
-    given = ("sync.inner_steps=4", f"sync.fragments={fragments}", f"sync.overlap_steps={overlap}")
-    sent, met, events, receive = [], [], [], local_steps.Fragment.receive
-
-    def received(fragment: Any) -> Any:
-        events.append((fragment.sent_after, len(met) + 1))
-        return receive(fragment)
-
-    with (
-        patch.object(local_steps.Fragment, "receive", received),
-        stepping(configured("diloco", *given), toy_model()) as steps,
-    ):
-        steps.strategy.wire.take()
-        for _ in range(12):
-            met.append(steps()["met_parameters"])
-            steps.strategy.drain()  # so that what was sent is counted where it was
-            sent.append(steps.strategy.wire.take().bytes_raw)
-        return sent, met, events, sum(p.numel() for p in steps.module.parameters() if p.requires_grad)
-
-
-def stopped(rank: int, sync: str, number: int) -> tuple[float, bool] | None:
-    """What the first rank gives alone that stopped after some steps, every fourth of which averaged the models.
-
-    Returns:
-        How far it is from the weights after the last average, None where it gives nothing; whether the rank's own
-        weights have stayed.
-    """
-    torch.manual_seed(0)
-    with stepping(configured(sync, "sync.inner_steps=4"), nn.Linear(3, 3).double(), RATE) as steps:
-        module, met = steps.module, {}
-        for _ in range(number):
-            if steps(constant(rank))["met_parameters"]:
-                met = deepcopy(module.state_dict())
-        own = deepcopy(module.state_dict())
-        given = steps.strategy.state_alone() if rank == 0 else None
-        dist.barrier()
-        if given is None:
-            return None
-        stayed = all(torch.equal(own[name], tensor) for name, tensor in module.state_dict().items())
-        return max(float((given[name] - met[name]).abs().max()) for name in given), stayed
-
-
-def averaged(rank: int, piece: int) -> tuple[float, int, bool]:
-    """An evaluation of ranks that have moved apart.
-
-    Returns:
-        How far what is evaluated is from their mean; the most elements that a gather was of; whether a rank's own
-        parameters are back afterwards.
-    """
-    model = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
-    with patch.object(local_steps, "PIECE", piece), stepping(configured("local_sgd"), model) as steps:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(rank)
-        own = [p.detach().clone() for p in model.parameters()]
-        gather, sizes = steps.strategy.wire.gather, []
-        noting = lambda full, shard: sizes.append(len(full)) or gather(full, shard)  # noqa: E731
-        with patch.object(steps.strategy.wire, "gather", noting), steps.strategy.evaluating() as mean:
-            pairs = zip(mean.parameters(), own, strict=True)
-            apart = max(float((p - (q + 0.5 - rank)).detach().abs().max()) for p, q in pairs)
-        back = all(torch.equal(p, q) for p, q in zip(model.parameters(), own, strict=True))
-        return apart, max(sizes), back
-
-
-def trained_ahead(rank: int, folder: str, config: Config, gate: str, first: int, patience_s: float) -> None:
-    """A run in which the last rank begins only when the first one has come to a step of its own."""
-    opened = Path(gate)
-
-    def gated(_: ReplicatedPlans, step: int) -> None:
-        if rank == 0 and step == first:
-            opened.touch()
-        if rank == 1 and step == 0:
-            deadline = time.monotonic() + patience_s
-            while not opened.exists():
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"the first rank has not come to step {first}")
-                time.sleep(0.01)
-
-    with before(ReplicatedPlans, "share", gated):
-        train_run(rank, folder, config)
-    dist.barrier()

@@ -6,7 +6,6 @@ import pytest
 import torch
 from gpu.fully_shard import told
 from sharding_jobs import (
-    MODELS,
     Wide,
     built,
     changed_in_place,
@@ -17,6 +16,7 @@ from sharding_jobs import (
     peaks_beside_torchs,
     refused,
 )
+from sync_models import MODELS
 from warm import WarmRanks
 
 from dynbench.sync.fully_sharded_streams import blocks_of
