@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from contextlib import closing
 from functools import cache
 
 import torch
 import torch.distributed as dist
 from compressors import compressor, settings
-from sync_jobs import CPU, MODELS, configured
+from sync_jobs import CPU, configured
+from sync_models import MODELS
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from wire_jobs import MINUTE, kernel_bytes
 
 from dynbench.compress import CompressedMean, TopK
 from dynbench.engine.rank.loop import build_strategy, session
@@ -58,30 +57,6 @@ def trained(rank: int, sync: str, forms: Sequence[str], steps: int = STEPS) -> d
             moved = difference(state, MODELS["toy"]().state_dict()).largest
         results[form] = (word, apart, moved, sent)
     return results
-
-
-def counted_over_calculated(rank: int, forms: Sequence[str], shards: bool) -> dict[str, float]:
-    """By form, bytes that the kernel counts of a gradient of 3,000,000 elements over what the wire says of it."""
-    found = {}
-    segments = lay_out([("weight", [2990, 1000]), ("bias", [10_000])])
-    for form in forms:
-        with closing(QueuedWire(Channel.of_its_own(CPU, MINUTE), compressor(form))) as wire:
-            wire.mean(torch.ones(2), lay_out([("first", [2])])).wait()
-            wire.take()
-            flat = torch.randn(3_000_000, generator=torch.Generator().manual_seed(rank))
-            shard = torch.empty(1_500_000)
-            counted = kernel_bytes(
-                lambda wire=wire, flat=flat, shard=shard: (
-                    wire.mean_shard(flat, segments, shard) if shards else wire.mean(flat, segments)
-                ).wait()
-            )
-            traffic = wire.take()
-        assert sum(call.bytes_wire for call in traffic.calls) == traffic.bytes_wire
-        numbers = [call.number for call in traffic.calls]
-        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-        assert traffic.bytes_raw == flat.nbytes
-        found[form] = counted / traffic.bytes_wire
-    return found
 
 
 def in_flight(rank: int, forms: Sequence[str]) -> list[bool]:
@@ -129,8 +104,8 @@ def as_a_hook(rank: int) -> float:
     return float((found - wanted).abs().max())
 
 
-def measured(rank: int, form: str, shards: bool) -> list[tuple[float | None, float]]:
-    """Of three averages, the relative error as the compressor says it, and as it is of the whole gradient."""
+def measured(rank: int, form: str, shards: bool) -> list[tuple[float | None, float, int]]:
+    """Of three averages, the relative error as the compressor says it and as it is of the whole gradient, and bytes."""
     made, channel, found = compressor(f"{form} error_every=2"), Channel(device=CPU), []
     for step in range(3):
         flat = torch.randn(600, generator=torch.Generator().manual_seed(10 * step + rank))
@@ -147,5 +122,5 @@ def measured(rank: int, form: str, shards: bool) -> list[tuple[float | None, flo
         error = row["grad_rel_error"]
         assert (error is None) == (row["grad_cos_sim"] is None) == (row["residual_norm"] is None)
         assert error is None or 0 <= row["grad_cos_sim"] <= 1 + 1e-9
-        found.append((error, float((flat - exact).norm() / exact.norm())))
+        found.append((error, float((flat - exact).norm() / exact.norm()), channel.ledger.take().bytes_wire))
     return found

@@ -13,7 +13,7 @@ import pixel
 import pytest
 from _pytest.terminal import TerminalReporter
 from hypothesis import settings
-from warm import WarmRanks
+from warm import gloo_ranks
 
 from dynbench.runs.store import RunStore
 
@@ -74,12 +74,8 @@ def _nothing_waits_for_the_disk() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
-    """Two gloo ranks that stay for the whole session; they start when first asked something."""
-    warm = WarmRanks(tmp_path_factory.mktemp("meet"))
-    yield warm
-    warm.close()
+ranks = gloo_ranks(2)
+"""They stay for the whole session, and start when first asked something."""
 
 
 @pytest.fixture

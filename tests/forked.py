@@ -76,32 +76,27 @@ class ForkedPopen(subprocess.Popen[Any]):
             "first": self._first,
         }
         files = [own if file == -1 else file for own, file in enumerate((p2cread, c2pwrite, errwrite))]
-        self.pid = _connection().fork(request, [*files, *passed])
+        self.pid = _forked(request, [*files, *passed])
         self._child_created = True
         self._close_pipe_fds(*pipes)
 
 
-class _Connection:
-    """This process's end of a socket to the process that forks."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self.end = end
-
-    def fork(self, request: Mapping[str, object], files: Sequence[int]) -> int:
-        """Process id of a new child of this process."""
-        with _orphans_are_ours():
-            socket.send_fds(self.end, [json.dumps(request).encode()], list(files))
-            answer = json.loads(self.end.recv(_LIMIT) or '{"error": "the process that forks has ended"}')
-        if "error" in answer:
-            raise RuntimeError(answer["error"])
-        return int(answer["pid"])
+_ours: dict[int, socket.socket] = {}
+"""By process, its end of a socket to the process that forks: a forked process has one of its own or none."""
 
 
-_ours: dict[int, _Connection] = {}
-"""By process, as a forked process has a connection of its own or none."""
+def _forked(request: Mapping[str, object], files: Sequence[int]) -> int:
+    """Process id of a new child of this process."""
+    end = _connection()
+    with _orphans_are_ours():
+        socket.send_fds(end, [json.dumps(request).encode()], list(files))
+        answer = json.loads(end.recv(_LIMIT) or '{"error": "the process that forks has ended"}')
+    if "error" in answer:
+        raise RuntimeError(answer["error"])
+    return int(answer["pid"])
 
 
-def _connection() -> _Connection:
+def _connection() -> socket.socket:
     if os.getpid() not in _ours:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         one = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -113,7 +108,7 @@ def _connection() -> _Connection:
         )
         there.close()
         atexit.register(_end, here, process)
-        _ours[os.getpid()] = _Connection(here)
+        _ours[os.getpid()] = here
     return _ours[os.getpid()]
 
 
@@ -237,7 +232,7 @@ def _fork_for_this() -> None:
         _serve(there)
         os._exit(0)
     there.close()
-    _ours[os.getpid()] = _Connection(here)
+    _ours[os.getpid()] = here
 
 
 def _run(args: list[str]) -> None:

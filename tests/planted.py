@@ -135,22 +135,6 @@ def powerless() -> None:
         raise OSError(ctypes.get_errno(), "capset")
 
 
-def _killed(_: PositionFile) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _launcher_killed(_: PositionFile) -> None:
-    os.kill(os.getppid(), signal.SIGKILL)
-
-
-def _hangs(_: PositionFile) -> None:
-    time.sleep(10**6)
-
-
-def _stopped(_: PositionFile) -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
 def _without_memory(_: PositionFile) -> None:
     import torch
 
@@ -165,27 +149,19 @@ def _disk_full(here: PositionFile) -> None:
     _limit_files(rows.stat().st_size + ROOM)
 
 
-def _no_room(_: PositionFile) -> None:
-    _limit_files(64)
-
-
-def _room_for_a_record(_: PositionFile) -> None:
-    _limit_files(RECORD)
-
-
 def _limit_files(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
 FAULTS: dict[str, Callable[[PositionFile], None]] = {
-    "killed": _killed,
-    "launcher killed": _launcher_killed,
-    "hangs": _hangs,
-    "stopped": _stopped,
+    "killed": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    "launcher killed": lambda _: os.kill(os.getppid(), signal.SIGKILL),
+    "hangs": lambda _: time.sleep(10**6),
+    "stopped": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
     "without memory": _without_memory,
     "disk full": _disk_full,
-    "no room": _no_room,
-    "room for a record": _room_for_a_record,
+    "no room": lambda _: _limit_files(64),
+    "room for a record": lambda _: _limit_files(RECORD),
 }
 
 

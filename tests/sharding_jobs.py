@@ -10,10 +10,12 @@ from unittest.mock import patch
 import pytest
 import torch
 from gpu.fully_shard import WAYS, peaks_of
-from packed_jobs import TINY
-from sync_jobs import CPU, MODELS, configured
+from strategy_jobs import UNPADDED
+from sync_jobs import CPU, configured
+from sync_models import MODELS
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from toys import TiedModel, Toy
 
 from dynbench.compress.quantised import Fp8, Qsgd
 from dynbench.config.layers import load_config
@@ -35,7 +37,7 @@ from dynbench.wire.traffic import Traffic
 
 
 def filled(rank: int, model: str) -> tuple[Difference | None, int]:
-    """Fully sharded training of a model that only the first rank has values of.
+    """Fully sharded training of a model that only the first rank has values of, and knows what is frozen.
 
     Returns:
         How far it is from one process's training, where this rank has the state, and the most elements that this rank
@@ -45,6 +47,8 @@ def filled(rank: int, model: str) -> tuple[Difference | None, int]:
     def build() -> nn.Module:
         with torch.device("meta" if rank else "cpu"):
             models.append(MODELS[model]())
+        if rank:
+            models[-1].requires_grad_(True)
         return models[-1]
 
     models: list[nn.Module] = []
@@ -64,13 +68,21 @@ def filled(rank: int, model: str) -> tuple[Difference | None, int]:
     return None if state is None else difference(state, train_alone(alone, 2)), max(whole)
 
 
-def built(rank: int, packed: bool) -> list[str]:
+class BuildsEmpty(Toy):
+    """The toy, whose model can be built without values."""
+
+    def build_empty_model(self) -> nn.Module:
+        with torch.device("meta"):
+            return TiedModel().double()
+
+
+def built(rank: int) -> list[str]:
     """How an engine's rank that is fully sharded builds its model."""
-    workload, calls = TINY["language"](packed), []
+    workload, calls = BuildsEmpty(), []
     for name in ("build_model", "build_empty_model"):
         build = getattr(workload, name)
         setattr(workload, name, lambda *seed, name=name, build=build: calls.append(name) or build(*seed))
-    config = configured("fsdp", "train.learning_rate=1e-3", "workload.pad_to_multiple_of=1")
+    config = configured("fsdp", *UNPADDED)
     with session(build_strategy(config, CPU)) as strategy:
         Replica(config, workload, CPU, StepTimer(CPU), strategy)
     return calls

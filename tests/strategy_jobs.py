@@ -18,7 +18,6 @@ from broken_sync import BROKEN_SYNC
 from torch import Tensor
 from toys import (
     BROKEN_COMPRESSORS,
-    BROKEN_NORMS,
     BROKEN_SERVING,
     BROKEN_STRATEGIES,
     COMPRESSORS,
@@ -44,7 +43,6 @@ from dynbench.engine.rank.worker import train
 from dynbench.plugins import CompressorEntry, StrategyEntry
 from dynbench.runs.run import Run
 from dynbench.sync.fsdp import Fsdp
-from dynbench.workloads.base import Workload
 from dynbench.workloads.batches import evened_out
 from dynbench.workloads.data import TokenisedData
 
@@ -75,7 +73,7 @@ def entries(form: Any, made: dict[str, Any], **properties: Any) -> dict[str, Any
 @contextmanager
 def known() -> Iterator[None]:
     """The toys are registered."""
-    strategies = entries(StrategyEntry, STRATEGIES | BROKEN_STRATEGIES | BROKEN_NORMS | BROKEN_SYNC)
+    strategies = entries(StrategyEntry, STRATEGIES | BROKEN_STRATEGIES | BROKEN_SYNC)
     serving = entries(StrategyEntry, BROKEN_SERVING, servers=1)
     with (
         patch.dict(plugins.STRATEGIES.entries, strategies | serving),
@@ -96,10 +94,10 @@ UNPADDED = ("workload.pad_to_multiple_of=1", "train.precision=fp32", "train.lear
 
 
 @contextmanager
-def replicated(config: Config, workload: Any) -> Iterator[Replica]:
+def replicated(config: Config, workload: Any, device: torch.device = CPU) -> Iterator[Replica]:
     """This rank's replica under a configured strategy, which is closed afterwards."""
-    with known(), closing(real.build_strategy(config, CPU)) as strategy:
-        yield Replica(config, workload, CPU, StepTimer(CPU), strategy)
+    with known(), closing(real.build_strategy(config, device)) as strategy:
+        yield Replica(config, workload, device, StepTimer(device), strategy)
 
 
 @dataclass
@@ -156,7 +154,13 @@ class Watch:
 
 
 def watched_steps(
-    rank: int, sync: str, compress: str, null: bool, fault: str | None = None, clips: bool = False
+    rank: int,
+    sync: str,
+    compress: str,
+    null: bool,
+    fault: str | None = None,
+    clips: bool = False,
+    device: torch.device = CPU,
 ) -> list[dict[str, Any]]:
     """Steps on random uneven shares, each of which moves the parameters by their gradient.
 
@@ -177,7 +181,7 @@ def watched_steps(
         patch.object(replica, "build_optimizer", lambda parameters, _: torch.optim.SGD(parameters, lr=1.0)),
         patch.object(toy, "build_model", lambda seed: watch.count((model := build(seed)).parameters()) or model),
         patch.object(Replica, "_on_ready", lambda self: watch.ready(self._timer)),
-        replicated(config, toy) as one,
+        replicated(config, toy, device) as one,
     ):
         strategy = one.strategy
         if isinstance(strategy, Fsdp):
@@ -215,34 +219,6 @@ def watched_steps(
     return results
 
 
-def trained_beside_one_process(
-    config: Config, ours: Workload, theirs: Workload, steps: int = TRIALS
-) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:
-    """Steps of the engine's optimizer on random uneven shares, and one process's on the whole batches.
-
-    Args:
-        config: of the ranks.
-        ours: what the ranks train.
-        theirs: the same for one process.
-        steps: their number.
-
-    Returns:
-        The whole state, where this rank has it, and the one process's.
-    """
-    random, alone = np.random.default_rng(2), theirs.build_model(config.train.seed)
-    optimizer = replica.build_optimizer(alone.parameters(), config.train)
-    with replicated(config, ours) as one:
-        for _ in range(steps):
-            step = deal(random, one)
-            one.compute(step.batches, step.total.scale)
-            one.update()
-            whole = np.concatenate([ids for share in step.shares for ids in share])
-            (theirs.loss(alone, batch_of(theirs, whole)) / theirs.train.weight(whole)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return one.strategy.full_state(), alone.state_dict()
-
-
 def memory_and_losses(rank: int, folder: str, sync: str, null: bool) -> tuple[dict[str, float | None], list[float]]:
     """This rank's memory after a step, MB by kind, and the losses of a few steps, with communication or without."""
     config = named(load_config(None, UNPADDED), sync, "none", null)
@@ -258,20 +234,6 @@ def memory_and_losses(rank: int, folder: str, sync: str, null: bool) -> tuple[di
         one.strategy.drain()
     found = memory._found["after_step"]
     return {kind: value for kind, value in found.items() if kind != "peak_mb"}, losses
-
-
-def trained(rank: int, sync: str) -> tuple[float | None, list[str] | None]:
-    """Such steps of the toy.
-
-    Returns:
-        Where this rank has the state: its largest difference from one process's, and the names of its tensors; else
-        None and None.
-    """
-    config = named(load_config(None, UNPADDED), sync, "none")
-    state, wanted = trained_beside_one_process(config, Toy(), Toy())
-    if state is None:
-        return None, None
-    return max(float((state[name] - tensor).abs().max()) for name, tensor in wanted.items()), sorted(state)
 
 
 def random_shares(random: np.random.Generator, counts: np.ndarray) -> list[list[np.ndarray]]:
@@ -304,17 +266,7 @@ def distance(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
     return float(torch.cat([(before[name] - after[name]).flatten() for name in names]).norm())
 
 
-def profiled(rank: int, sync: str, compress: str) -> list[str]:
-    """Names of our ranges in the profile of a step."""
-    with replicated(named(load_config(None, UNPADDED), sync, compress), Toy()) as one:
-        batches = one.load((np.arange(rank, 60, 2),))
-        everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-        with torch.profiler.profile(experimental_config=everywhere) as profile:
-            one.compute(batches, lambda: 1 / 30)
-    return [event.name for event in profile.events() if event.name.startswith("dynbench::")]
-
-
-def train_run(rank: int, folder: str, config: Config, tell: bool = False, forgets: bool = False) -> None:
+def train_run(rank: int, folder: str, config: Config, tell: bool = False) -> None:
     """This rank's part of a run, as a launched rank trains it, with uneven micro-batches and evaluation batches."""
     whole = ReplicatedPlans.share
 
@@ -330,7 +282,6 @@ def train_run(rank: int, folder: str, config: Config, tell: bool = False, forget
         known(),
         patch.object(ReplicatedPlans, "share", uneven),
         patch.object(evaluation, "EVAL_BATCH", 4),
-        _one_batch_too_few() if forgets else nullcontext(),
     ):
         try:
             train([run], [config], context, StopFlag())
@@ -338,6 +289,17 @@ def train_run(rank: int, folder: str, config: Config, tell: bool = False, forget
             if tell:
                 tell_failure(run, rank, error)
             raise
+
+
+def before(owner: type, name: str, does: Callable[..., object]) -> Any:
+    """Patches a method of a class: something is done first, with the same arguments."""
+    inner = getattr(owner, name)
+
+    def method(self: Any, *given: Any) -> Any:
+        does(self, *given)
+        return inner(self, *given)
+
+    return patch.object(owner, name, method)
 
 
 PLACES = ("plan", "data", "compute")
@@ -357,8 +319,7 @@ def train_late(rank: int, folder: str, config: Config, first: int, late_s: float
     world_size, run = dist.get_world_size(), Run(Path(folder))
     context, found = RankContext(rank, rank, world_size, CPU), {place: [] for place in PLACES}
     late = rank == world_size - 1
-    share, load, loss, end_step = ReplicatedPlans.share, Replica.load, Replica._loss, StepTimer.end_step
-    step = [0]
+    end_step, step = StepTimer.end_step, [0]
 
     def place() -> str | None:
         return PLACES[step[0] % len(PLACES)] if step[0] >= config.train.warmup_steps else None
@@ -374,18 +335,9 @@ def train_late(rank: int, folder: str, config: Config, first: int, late_s: float
         time.sleep(late_s)
         found[at].append((begin, time.perf_counter_ns()))
 
-    def planned(self: ReplicatedPlans, number: int) -> Any:
+    def planned(_: ReplicatedPlans, number: int) -> None:
         step[0] = number
         stop("plan")
-        return share(self, number)
-
-    def loaded(self: Replica, *arguments: Any) -> Any:
-        stop("data")
-        return load(self, *arguments)
-
-    def computed(self: Replica, *arguments: Any) -> Any:
-        stop("compute")
-        return loss(self, *arguments)
 
     def ended(self: StepTimer) -> Any:
         phases = end_step(self)
@@ -395,22 +347,10 @@ def train_late(rank: int, folder: str, config: Config, first: int, late_s: float
 
     context.position.open(run, rank)
     with (
-        patch.object(ReplicatedPlans, "share", planned),
-        patch.object(Replica, "load", loaded),
-        patch.object(Replica, "_loss", computed),
+        before(ReplicatedPlans, "share", planned),
+        before(Replica, "load", lambda *_: stop("data")),
+        before(Replica, "_loss", lambda *_: stop("compute")),
         patch.object(StepTimer, "end_step", ended),
     ):
         train([run], [config], context, StopFlag())
     return found
-
-
-def _one_batch_too_few() -> Any:
-    """Fault: a rank with fewer evaluation batches than others runs its own and no more."""
-    whole = evaluation.Evaluator._choose
-
-    def choose(self: evaluation.Evaluator, *arguments: Any) -> Any:
-        batches = whole(self, *arguments)
-        self._idle = []
-        return batches
-
-    return patch.object(evaluation.Evaluator, "_choose", choose)

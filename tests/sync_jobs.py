@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -16,128 +14,36 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from batches import batch_of
-from strategy_jobs import CPU, known, named, train_run
+from strategy_jobs import CPU, known, named
+from sync_models import MODELS, OneWeight
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from toys import STRATEGIES as TOYS
 from toys import Toy
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
-from dynbench.engine.planning import ReplicatedPlans
 from dynbench.engine.rank.exchange import max_over_ranks
 from dynbench.engine.rank.loop import build_strategy, session
 from dynbench.engine.rank.optimizer_step import Clipper, Precision
 from dynbench.engine.rank.toy_check import (
     SMALL_BUCKET_MB,
-    VOCABULARY,
     Case,
     Difference,
     check_strategy,
-    difference,
     toy_model,
-    train_alone,
-    train_on_ranks,
 )
 from dynbench.errors import UsageError
 from dynbench.plugins import STRATEGIES
 from dynbench.sync import (
     BucketedDDP,
     FlatDDP,
-    FullyShardedDDP,
     NaiveDDP,
     OverlapDDP,
     ShardedOptimizer,
-    local_steps,
 )
 from dynbench.sync.base import Strategy
 from dynbench.wire.base import Wire
-
-
-class SmallGpt2(nn.Module):
-    """The logits behind a row's last token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": VOCABULARY}
-        drops = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-        self.inner = GPT2LMHeadModel(GPT2Config(**sizes, **drops, use_cache=False))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.inner(tokens).logits[:, -1]
-
-
-class UsesWeights(nn.Module):
-    """Blocks whose weights are used without calling them, and one whose weight is used before it is called, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, 16)
-        self.by_hand = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(2))
-        self.tied = nn.ModuleList([nn.Sequential(nn.Linear(16, VOCABULARY))])
-        self.tied[0][0].weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.embed(tokens).mean(1)
-        for block in self.by_hand:
-            hidden = hidden + nn.functional.linear(hidden, block[0].weight, block[0].bias).tanh()
-        return self.tied[0](hidden)
-
-
-class TiedBlock(nn.Module):
-    """The last block scores with the embedding's weight; a buffer is also a plain attribute."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, 16)
-        self.norm = nn.BatchNorm1d(16, dtype=torch.float64).eval()
-        self.norm.running_var.mul_(2)
-        self.same = self.norm.running_var
-        last = nn.Sequential(nn.Linear(16, VOCABULARY))
-        self.blocks = nn.ModuleList([*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3)), last])
-        last[0].weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.norm(self.embed(tokens).mean(1))
-        for block in self.blocks:
-            hidden = block(hidden)
-        return hidden + self.same.sum()
-
-
-class OneWeight(nn.Module):
-    """Fewer elements to train than ranks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return nn.functional.one_hot(tokens[:, 0], VOCABULARY).to(self.weight) * self.weight
-
-
-def seeded(kind: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """Builds a model in double precision, the same wherever it is built."""
-
-    def build() -> nn.Module:
-        torch.manual_seed(0)
-        return kind().double()
-
-    return build
-
-
-MODELS = {
-    "toy": toy_model,
-    **{
-        name: seeded(kind)
-        for name, kind in (
-            ("gpt2", SmallGpt2),
-            ("uses_weights", UsesWeights),
-            ("tied_block", TiedBlock),
-            ("one_weight", OneWeight),
-        )
-    },
-}
 
 
 def configured(sync: str, *settings: str, null: bool = False) -> Config:
@@ -182,15 +88,9 @@ def begun(strategy: Strategy, model: nn.Module, lr: float = 0.1) -> Steps:
 
 
 @contextmanager
-def stepping(
-    config: Config,
-    model: nn.Module,
-    lr: float = 0.1,
-    waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> Iterator[Steps]:
+def stepping(config: Config, model: nn.Module, lr: float = 0.1) -> Iterator[Steps]:
     """Steps of a configured strategy, which is closed afterwards."""
     with known(), session(build_strategy(config, CPU)) as strategy:
-        strategy.waiting = waiting
         yield begun(strategy, model, lr)
 
 
@@ -212,21 +112,18 @@ def checked(rank: int, sync: str, model: str, optimizer: Any, *settings: str) ->
 
 def gathered_late(rank: int, model: str) -> Difference | None:
     """As `checked`, of zero1 whose gathered parameters come when they are waited for, and not before."""
-    case = Case("adamw", model=MODELS[model])
-    with session(build_strategy(configured("zero1"), CPU)) as strategy:
-        gather = strategy.wire.gather
+    gather = Wire.gather
 
-        def late(full: Tensor, shard: Tensor) -> Any:
-            if full.dtype == torch.uint8:  # which parameters are used
-                return gather(full, shard)
-            arrived, future = torch.empty_like(full), Mock()
-            under_way = gather(arrived, shard)
-            future.wait.side_effect = lambda: full.copy_(under_way.wait())
-            return future
+    def late(self: Wire, full: Tensor, shard: Tensor, *parts: Any) -> Any:
+        if full.dtype == torch.uint8:  # which parameters are used
+            return gather(self, full, shard, *parts)
+        arrived, future = torch.empty_like(full), Mock()
+        under_way = gather(self, arrived, shard, *parts)
+        future.wait.side_effect = lambda: full.copy_(under_way.wait())
+        return future
 
-        with patch.object(strategy.wire, "gather", late):
-            state = train_on_ranks(strategy, case)
-    return None if state is None else difference(state, train_alone(case, 2))
+    with patch.object(Wire, "gather", late):
+        return checked(rank, "zero1", model, "adamw")
 
 
 def sent_during_backward(rank: int, sync: str) -> list[tuple[int, int]]:
@@ -310,22 +207,6 @@ def overflowing(rank: int, sync: str) -> list[tuple[bool, bool]]:
     return found
 
 
-def waits_noted(rank: int, sync: str) -> bool:
-    """Whether in a second step something is waited for between `finish` and the next, as the strategy says itself."""
-    noted: list[bool] = []
-
-    @contextmanager
-    def waiting() -> Iterator[None]:
-        noted.append(True)
-        yield
-
-    with stepping(configured(sync), MODELS["gpt2"](), waiting=waiting) as steps:
-        steps()
-        noted.clear()
-        steps()
-        return bool(noted)
-
-
 def pushed_buffers(rank: int) -> dict[str, float]:
     """What the server has of a running mean after the workers saw three rows of 1 and one row of 5."""
     with stepping(configured("ps"), nn.BatchNorm1d(2, momentum=None).train()) as steps:
@@ -378,73 +259,48 @@ def killed(rank: int, sync: str, *settings: str) -> None:
 PUBLIC = {"naive": NaiveDDP, "flat": FlatDDP, "overlap": OverlapDDP, "bucketed": BucketedDDP}
 
 
-def odd_layouts(rank: int, name: str) -> float:
-    """Largest error of the mean gradient of parameters that are not contiguous, of several types, or empty."""
-
-    def build() -> nn.Module:
-        torch.manual_seed(1)
-        model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(16, 2)).to(memory_format=torch.channels_last)
-        model[2].weight = nn.Parameter(torch.randn(16, 2).t())
-        model[2].bias = nn.Parameter(torch.randn(2).double())
-        model.register_parameter("empty", nn.Parameter(torch.empty(0)))
-        return model
-
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
-        flat = model[1](model[0](x))
-        return ((flat @ model[2].weight.t()).double() + model[2].bias).square().sum()
-
-    x = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(2))
-    alone, mine = build(), build()
-    module = PUBLIC[name](mine)
-    (loss(alone, x) / 2).backward()
-    loss(module.module, x[rank * 2 : rank * 2 + 2]).backward()
-    module.finish_gradient_synchronization()
-    pairs = [(a.grad, b.grad) for a, b in zip(alone.parameters(), mine.parameters(), strict=True) if a.numel()]
-    return max(float((a - b).abs().max()) for a, b in pairs)
-
-
-class Course(nn.Module):
-    """As in the tests of the course: layers without biases, one frozen parameter, perhaps a tied one."""
+class Odd(nn.Module):
+    """Parameters that are not contiguous, of several types, empty, frozen, and perhaps tied."""
 
     def __init__(self, tied: bool) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(10, 10, bias=False)
-        self.fc2 = nn.Linear(10, 10 if tied else 50, bias=False)
-        self.fc3 = nn.Linear(self.fc2.out_features, 10 if tied else 5, bias=False)
-        if tied:
-            self.fc3.weight = self.fc1.weight
-        self.no_grad_fixed_param = nn.Parameter(torch.tensor([2.0, 2.0]), requires_grad=False)
+        self.conv = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+        self.weight = nn.Parameter(torch.randn(16, 16).t())
+        self.last = self.weight if tied else nn.Parameter(torch.randn(16, 5).t())
+        self.bias = nn.Parameter(torch.randn(len(self.last)).double())
+        self.empty = nn.Parameter(torch.empty(0))
+        self.frozen = nn.Parameter(torch.tensor([2.0, 2.0]), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc3(torch.relu(self.fc2(torch.relu(self.fc1(x)))))
+        hidden = torch.relu(self.conv(x).flatten(1) @ self.weight.t())
+        return (hidden @ self.last.t()).double() + self.bias
 
 
 ADAPTERS: dict[str, Callable[[nn.Module], Any]] = {
     **PUBLIC,
     **{f"buckets of {size} MiB": lambda module, size=size: BucketedDDP(module, size) for size in (0.0001, 0.0016)},
-    "fully sharded": FullyShardedDDP,
 }
 """How a loop of one's own takes up a public class."""
 
 
-def course(rank: int, tied: bool, adapter: str) -> float:
+def own_loop(rank: int, tied: bool, adapter: str) -> float:
     """A loop of one's own over halves of the samples: largest difference from one process, which begins as rank 0."""
     torch.manual_seed(rank)
-    module = ADAPTERS[adapter](Course(tied))
+    module = ADAPTERS[adapter](Odd(tied))
     torch.manual_seed(0)
-    alone = Course(tied)
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (alone, module)]
+    alone = Odd(tied)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (alone, module)]
     for step in range(5):
-        drawn = torch.Generator().manual_seed(step)
-        x, y = (torch.randn(20, size, generator=drawn) for size in (10, alone.fc3.out_features))
-        for model, rows in ((alone, slice(None)), (module, slice(rank * 10, rank * 10 + 10))):
+        x = torch.randn(8, 3, 3, 3, generator=torch.Generator().manual_seed(step))
+        for model, rows in ((alone, slice(None)), (module, slice(rank * 4, rank * 4 + 4))):
             model.zero_grad()
-            nn.functional.mse_loss(model(x[rows]), y[rows]).backward()
+            model(x[rows]).square().mean().backward()
         module.finish_gradient_synchronization()
         for optimizer in optimizers:
             optimizer.step()
-    whole = module.gather_full_params() if adapter == "fully sharded" else module.module.state_dict()
-    return max(float((whole[name] - tensor).abs().max()) for name, tensor in alone.state_dict().items())
+    found = module.module.state_dict()
+    pairs = [(tensor, found[name]) for name, tensor in alone.state_dict().items() if tensor.numel()]
+    return max(float((ours - wanted).abs().max()) for wanted, ours in pairs)
 
 
 BuildOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
@@ -496,114 +352,3 @@ def sharded(rank: int, kind: type[Optimizer], settings: dict[str, float]) -> tup
 def sharded_from(rank: int, kind: type[Optimizer], settings: dict[str, float], state: Any) -> list[list[float]]:
     """As `resumed`, of such an optimizer, from a state that only rank 0 is given."""
     return resumed(lambda groups: ShardedOptimizer(groups, kind, **settings), state if rank == 0 else {})
-
-
-RATE, SCALE, MOMENTUM = 0.1, 0.5, 0.8
-"""Of the inner step, and of the outer one."""
-
-
-def constant(rank: int) -> Callable[[nn.Module], Tensor]:
-    """A loss whose gradient is this rank's own constant."""
-    return lambda module: sum((p * (rank + 1)).sum() for p in module.parameters())
-
-
-def streamed(rank: int, overlap: int, own: float, steps: int = 12) -> list[float]:
-    """A weight after each step, where an outer step of every fourth one takes `overlap` steps."""
-    given = ("inner_steps=4", f"overlap_steps={overlap}", f"own_share={own}", f"outer_rate={SCALE}")
-    config = configured("diloco", *(f"sync.{each}" for each in (*given, f"outer_momentum={MOMENTUM}")))
-    model, found = nn.Linear(1, 1, bias=False).double(), []
-    nn.init.ones_(model.weight)
-    with stepping(config, model, RATE) as stepped:
-        for _ in range(steps):
-            stepped(constant(rank))
-            found.append(float(model.weight))
-        stepped.strategy.drain()
-    return found
-
-
-def sent_and_met(rank: int, fragments: int, overlap: int) -> tuple[list[int], list[int], list[tuple[int, int]], int]:
-    """Of three rounds: bytes sent after each step, parameters that went on from a mean, and when each was asked for.
-
-    Last all trained elements.
-    """
-    given = ("sync.inner_steps=4", f"sync.fragments={fragments}", f"sync.overlap_steps={overlap}")
-    sent, met, events, receive = [], [], [], local_steps.Fragment.receive
-
-    def received(fragment: Any) -> Any:
-        events.append((fragment.sent_after, len(met) + 1))
-        return receive(fragment)
-
-    with (
-        patch.object(local_steps.Fragment, "receive", received),
-        stepping(configured("diloco", *given), toy_model()) as steps,
-    ):
-        steps.strategy.wire.take()
-        for _ in range(12):
-            met.append(steps()["met_parameters"])
-            steps.strategy.drain()  # so that what was sent is counted where it was
-            sent.append(steps.strategy.wire.take().bytes_raw)
-        return sent, met, events, sum(p.numel() for p in steps.module.parameters() if p.requires_grad)
-
-
-def stopped(rank: int, sync: str, number: int) -> tuple[float, bool] | None:
-    """What the first rank gives alone that stopped after some steps, every fourth of which averaged the models.
-
-    Returns:
-        How far it is from the weights after the last average, None where it gives nothing; whether the rank's own
-        weights have stayed.
-    """
-    torch.manual_seed(0)
-    with stepping(configured(sync, "sync.inner_steps=4"), nn.Linear(3, 3).double(), RATE) as steps:
-        module, met = steps.module, {}
-        for _ in range(number):
-            if steps(constant(rank))["met_parameters"]:
-                met = deepcopy(module.state_dict())
-        own = deepcopy(module.state_dict())
-        given = steps.strategy.state_alone() if rank == 0 else None
-        dist.barrier()
-        if given is None:
-            return None
-        stayed = all(torch.equal(own[name], tensor) for name, tensor in module.state_dict().items())
-        return max(float((given[name] - met[name]).abs().max()) for name in given), stayed
-
-
-def averaged(rank: int, piece: int) -> tuple[float, int, bool]:
-    """An evaluation of ranks that have moved apart.
-
-    Returns:
-        How far what is evaluated is from their mean; the most elements that a gather was of; whether a rank's own
-        parameters are back afterwards.
-    """
-    model = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
-    with patch.object(local_steps, "PIECE", piece), stepping(configured("local_sgd"), model) as steps:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(rank)
-        own = [p.detach().clone() for p in model.parameters()]
-        gather, sizes = steps.strategy.wire.gather, []
-        noting = lambda full, shard: sizes.append(len(full)) or gather(full, shard)  # noqa: E731
-        with patch.object(steps.strategy.wire, "gather", noting), steps.strategy.evaluating() as mean:
-            pairs = zip(mean.parameters(), own, strict=True)
-            apart = max(float((p - (q + 0.5 - rank)).detach().abs().max()) for p, q in pairs)
-        back = all(torch.equal(p, q) for p, q in zip(model.parameters(), own, strict=True))
-        return apart, max(sizes), back
-
-
-def trained_ahead(rank: int, folder: str, config: Config, gate: str, first: int, patience_s: float) -> None:
-    """A run in which the last rank begins only when the first one has come to a step of its own."""
-    opened, share = Path(gate), ReplicatedPlans.share
-
-    def gated(self: ReplicatedPlans, step: int) -> Sequence[Any]:
-        if rank == 0 and step == first:
-            opened.touch()
-        if rank == 1 and step == 0:
-            deadline = time.monotonic() + patience_s
-            while not opened.exists():
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"the first rank has not come to step {first}")
-                time.sleep(0.01)
-        return share(self, step)
-
-    with patch.object(ReplicatedPlans, "share", gated):
-        train_run(rank, folder, config)
-    dist.barrier()

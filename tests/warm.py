@@ -8,12 +8,13 @@ import pickle
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import pytest
 from forked import ForkedPopen
 
 PATIENCE_S = 240
@@ -93,6 +94,18 @@ class WarmRanks:
             process.kill()
             process.wait()
         self._pipes, self._processes = [], []
+
+
+def gloo_ranks(number: int, scope: Literal["module", "session"] = "session") -> Any:
+    """A fixture of so many warm ranks."""
+
+    @pytest.fixture(scope=scope)
+    def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
+        warm = WarmRanks(tmp_path_factory.mktemp("meet"), number)
+        yield warm
+        warm.close()
+
+    return made
 
 
 def _serve(pipe: Connection, rank: int, world_size: int, meet: str) -> None:

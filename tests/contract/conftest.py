@@ -1,14 +1,13 @@
-"""Ranks that stay for all contract tests of a worker; the two of `tests/conftest.py` besides."""
+"""Ranks that stay for all contract tests of a worker, beside the two of `tests/conftest.py`; runs for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
 
 import pytest
 from strategy_jobs import SETTINGS
-from warm import WarmRanks
+from warm import gloo_ranks
 
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
@@ -18,18 +17,6 @@ from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
 NewRun = Callable[..., tuple[Run, Config]]
-
-
-def gloo_ranks(number: int, scope: Literal["module", "session"] = "session") -> Any:
-    """A fixture of so many warm ranks."""
-
-    @pytest.fixture(scope=scope)
-    def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
-        warm = WarmRanks(tmp_path_factory.mktemp("meet"), number)
-        yield warm
-        warm.close()
-
-    return made
 
 
 three, four = gloo_ranks(3), gloo_ranks(4)

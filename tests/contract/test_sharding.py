@@ -6,7 +6,6 @@ import pytest
 import torch
 from gpu.fully_shard import told
 from sharding_jobs import (
-    MODELS,
     Wide,
     built,
     changed_in_place,
@@ -17,6 +16,7 @@ from sharding_jobs import (
     peaks_beside_torchs,
     refused,
 )
+from sync_models import MODELS
 from warm import WarmRanks
 
 from dynbench.sync.fully_sharded_streams import blocks_of
@@ -37,9 +37,8 @@ def test_a_model_that_the_first_rank_alone_has_is_trained_as_in_one_process(rank
     assert most <= max(*parts, elements - sum(parts) + max(parts)) < elements
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_ranks_but_the_first_build_no_values(ranks: WarmRanks, packed: bool) -> None:
-    assert ranks(built, packed) == [["build_model"], ["build_empty_model"]]
+def test_ranks_but_the_first_build_no_values(ranks: WarmRanks) -> None:
+    assert ranks(built) == [["build_model"], ["build_empty_model"]]
 
 
 def test_batch_norm_stays_out_of_what_is_gathered_in_bf16(ranks: WarmRanks) -> None:

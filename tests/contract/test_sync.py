@@ -9,20 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from packed_jobs import packed
+from sampled import matrix
 from sync_jobs import (
     ADAPTERS,
     FAULTS,
-    PUBLIC,
     alone_on_the_first,
     checked,
-    course,
     gathered_late,
     killed,
     norm_of_one_weight,
-    odd_layouts,
     optimized,
     overflowing,
+    own_loop,
     process_id,
     public,
     pushed_buffers,
@@ -32,7 +30,6 @@ from sync_jobs import (
     sharded,
     sharded_from,
     toy_model,
-    waits_noted,
 )
 from toys import STRATEGIES as TOYS
 from warm import RankError, WarmRanks
@@ -46,10 +43,6 @@ EXACT = [name for name, entry in STRATEGIES.items() if entry.exact]
 EVERYONE_TRAINS = [name for name in EXACT if not STRATEGIES[name].servers]
 TRAINED = ("toy", "gpt2")
 """Models."""
-
-
-def matrix(*values: object) -> object:
-    return pytest.param(*values, marks=pytest.mark.matrix)
 
 
 def judge(found: list[Difference | None]) -> None:
@@ -72,27 +65,6 @@ def test_two_workers_train_what_one_process_trains(
 @pytest.mark.parametrize("sync", EXACT)
 def test_four_ranks_train_what_one_process_trains(four: WarmRanks, sync: str, optimizer: str, model: str) -> None:
     judge(four(checked, sync, model, optimizer))
-
-
-@pytest.mark.parametrize(
-    ("model", "optimizer"),
-    [
-        ("language", "sgd"),
-        matrix("language", "adamw"),
-        ("classification", "adamw"),
-        matrix("classification", "sgd"),
-    ],
-)
-@pytest.mark.parametrize("sync", EXACT)
-def test_packed_rows_are_trained_on_as_padded_batches_in_one_process(
-    ranks: WarmRanks, three: WarmRanks, sync: str, model: str, optimizer: str
-) -> None:
-    judge((three if STRATEGIES[sync].servers else ranks)(packed, sync, model, optimizer))
-
-
-@pytest.mark.parametrize("sync", [name if name == "zero1" else matrix(name) for name in EXACT])
-def test_packed_rows_on_four_ranks(four: WarmRanks, sync: str) -> None:
-    judge(four(packed, sync, "language", "adamw"))
 
 
 @pytest.mark.parametrize("model", [*TRAINED, "uses_weights"])
@@ -123,22 +95,17 @@ def test_options_that_leave_training_as_it_is(ranks: WarmRanks, sync: str, setti
 
 
 @pytest.mark.parametrize(
-    ("job", "arguments"),
+    ("sync", "settings"),
     [
-        (checked, ("local_sgd", "toy", "sgd", "sync.inner_steps=2")),
-        (checked, ("local_sgd_torch", "toy", "sgd", "sync.inner_steps=2")),
-        (checked, ("diloco", "toy", "sgd")),
-        (checked, ("ddp_noop", "toy", "sgd")),
-        *((checked, (broken, "toy", "sgd")) for broken in ("averages_parameters", "sends_early", "tied_twice")),
-        (checked, ("forgets_to_divide_gradients", "toy", "sgd")),
-        *((packed, ("ddp", "language", "sgd", fault)) for fault in ("rows", "forgets")),
+        ("local_sgd", ["sync.inner_steps=2"]),
+        ("local_sgd_torch", ["sync.inner_steps=2"]),
+        *((name, []) for name in ("diloco", "ddp_noop", "sends_early", "tied_twice")),
     ],
-    ids=lambda value: "-".join(value) if isinstance(value, tuple) else None,
 )
-def test_what_trains_something_else_is_caught(ranks: WarmRanks, job: object, arguments: tuple[str, ...]) -> None:
-    """Strategies that promise no more, strategies with a planted fault, and packed rows with one."""
+def test_what_trains_something_else_is_caught(ranks: WarmRanks, sync: str, settings: list[str]) -> None:
+    """Strategies that promise no more, and strategies with a planted fault."""
     with pytest.raises(AssertionError, match="largest"):
-        judge(ranks(job, *arguments))
+        judge(ranks(checked, sync, "toy", "sgd", *settings))
 
 
 def test_gathering_in_bfloat16_rounds(ranks: WarmRanks) -> None:
@@ -187,15 +154,10 @@ def test_models_that_differ_are_refused_on_all_ranks(ranks: WarmRanks, sync: str
         assert " of shape [" in refusal and " and type torch." in refusal
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_parameters_of_any_layout_and_type(ranks: WarmRanks, name: str) -> None:
-    assert max(ranks(odd_layouts, name)) < 1e-5
-
-
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_the_public_classes_in_the_loop_of_the_course(ranks: WarmRanks, adapter: str, tied: bool) -> None:
-    assert max(ranks(course, tied, adapter)) < 1e-6
+def test_the_public_classes_in_a_loop_of_ones_own(ranks: WarmRanks, adapter: str, tied: bool) -> None:
+    assert max(ranks(own_loop, tied, adapter)) < 1e-5
 
 
 def test_strategies_work_on_plain_torch(ranks: WarmRanks) -> None:
@@ -223,15 +185,6 @@ def test_a_sharded_optimizer_is_the_one_that_it_divides(
     after = resumed(lambda groups: kind(groups, **settings), state)
     for warm, size in ((ranks, 2), (four, 4)):
         assert warm(sharded_from, kind, settings, found[0][1]) == [after] * size
-
-
-WAIT_BESIDE_THE_GRADIENTS = ["fsdp", "zero1", "zero1_torch", "ps", "ps_flat", "local_sgd", "local_sgd_torch", "diloco"]
-
-
-@pytest.mark.parametrize("sync", STRATEGIES)
-def test_what_is_waited_for_within_passes_and_the_optimizers_step_is_noted(ranks: WarmRanks, sync: str) -> None:
-    """So that it is in the time to synchronise and in no other."""
-    assert ranks(waits_noted, sync) == [sync in WAIT_BESIDE_THE_GRADIENTS] * 2
 
 
 def test_the_workers_buffers_are_weighted_by_their_rows(three: WarmRanks) -> None:

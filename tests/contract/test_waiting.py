@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sampled import sampled
 from strategy_jobs import PLACES, train_late
 from warm import WarmRanks
 
@@ -21,10 +22,7 @@ IN_MAKE_TEST = ("ddp", "zero1", "fsdp", "ps")
 WAITED_FOR = {name: entry for name, entry in STRATEGIES.items() if entry.trains}
 
 
-@pytest.mark.parametrize(
-    "sync",
-    [pytest.param(name, marks=() if name in IN_MAKE_TEST else pytest.mark.matrix) for name in WAITED_FOR],
-)
+@pytest.mark.parametrize("sync", sampled(WAITED_FOR, IN_MAKE_TEST))
 def test_a_late_rank_is_waited_for_in_sync(ranks: WarmRanks, three: WarmRanks, new_run, sync: str) -> None:
     entry = WAITED_FOR[sync]
     steps = ["sync.inner_steps=1"] if entry.reads("inner_steps") else []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -20,30 +21,17 @@ from virtual_runs import configured as virtual
 
 from dynbench.analysis.rank_files import read_rank_file
 from dynbench.analysis.steps import step_table
-from dynbench.config.layers import load_config
-from dynbench.config.schema import Config, changed
+from dynbench.config.schema import Config
 from dynbench.engine.planning import build_problem
 from dynbench.engine.rank import replica
 from dynbench.engine.rank.exchange import GlobalBatch
 from dynbench.runs.records import COLUMNS, COLUMNS_FILE
 from dynbench.runs.run import Run
 from dynbench.schedule.policy import Planner, policy_class
-from dynbench.sync.base import gradient_norm
-from dynbench.workloads.causal_lm import CausalLanguageModel
 from dynbench.workloads.data import TokenisedData
-from dynbench.workloads.datasets.generated import generate_walks
 
 STEPS = 4
 CASES = [(policy, parts) for policy in TRAINABLE for parts in ((1, 2, 3) if policy_class(policy).splits else (1,))]
-WITH_A_LANGUAGE = (("static", 2), ("partition", 2), ("prefix", 1), ("window", 1), ("hf_batch_rebalance", 3))
-"""In `make test`; in the other cases what all policies do with a toy says the same."""
-
-
-class Language(CausalLanguageModel):
-    """A language model in double precision."""
-
-    def build_model(self, seed: int) -> torch.nn.Module:
-        return super().build_model(seed).double()
 
 
 def configured(policy: str, parts: int) -> Config:
@@ -56,14 +44,14 @@ def sgd(parameters, _=None) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.5)
 
 
-def trained(folder: Path, config: Config, toy: Toy | Language) -> tuple[list[torch.Tensor], pl.DataFrame]:
+def trained(folder: Path, config: Config, toy: Toy) -> tuple[list[torch.Tensor], pl.DataFrame]:
     """Parameters after all steps of virtual ranks, and the step table of their rows."""
     with patch.object(replica, "build_optimizer", sgd), loop_of(folder, config, toy) as loop:
         parameters = list(loop.replica.model.parameters())
     return parameters, step_table(rows_of(folder).partition_by("rank"))[0]
 
 
-def in_one_process(config: Config, toy: Toy | Language) -> tuple[list[torch.Tensor], list[float | None]]:
+def in_one_process(config: Config, toy: Toy) -> tuple[list[torch.Tensor], list[float | None]]:
     """The same samples step by step, all of them at once: parameters, and the mean loss by weight of each step."""
     planner = Planner(config.schedule.policy_name, build_problem(config, toy.train.lengths, RANKS, 1))
     model, losses = toy.build_model(config.train.seed), []
@@ -79,11 +67,14 @@ def in_one_process(config: Config, toy: Toy | Language) -> tuple[list[torch.Tens
     return list(model.parameters()), losses
 
 
-def judge(folder: Path, config: Config, toy: Toy | Language, fault=nullcontext) -> None:
+NO_FAULT = nullcontext()
+
+
+def judge(folder: Path, config: Config, toy: Toy, fault: Any = NO_FAULT) -> None:
     """The steps are those of one process, and their rows say so."""
-    with fault():
+    with fault:
         found, steps = trained(folder, config, toy)
-    wanted, losses = in_one_process(config, toy if isinstance(toy, Language) else Toy.of(toy.train))
+    wanted, losses = in_one_process(config, Toy.of(toy.train))
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
     assert steps["loss_global"].to_list() == [
@@ -94,42 +85,6 @@ def judge(folder: Path, config: Config, toy: Toy | Language, fault=nullcontext) 
 @pytest.mark.parametrize(("policy", "parts"), CASES)
 def test_a_run_is_that_of_one_process(tmp_path: Path, policy: str, parts: int) -> None:
     judge(tmp_path, configured(policy, parts), Toy())
-
-
-@pytest.fixture(scope="module")
-def language() -> Language:
-    settings = ("name=causal_lm", "size=tiny", "dropout=0", "max_length=24", "subset=80", "dataset=lognormal")
-    workload = Language(load_config(None, [f"workload.{setting}" for setting in settings]))
-    lengths = np.random.default_rng(0).integers(1, 25, size=len(workload.train))
-    data = generate_walks(lengths, 9)
-    workload.train = TokenisedData.from_arrays(data.tokens, data.offsets, data.labels, weights=lengths - 1)
-    return workload
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("policy", "parts"),
-    [pytest.param(*case, marks=[] if case in WITH_A_LANGUAGE else pytest.mark.matrix) for case in CASES],
-)
-def test_a_language_model_is_trained_as_in_one_process(
-    tmp_path: Path, language: Language, policy: str, parts: int
-) -> None:
-    judge(tmp_path, configured(policy, parts), language)
-
-
-@pytest.mark.slow
-def test_virtual_ranks_write_the_norm_of_the_whole_gradient(tmp_path: Path, language: Language) -> None:
-    config = changed(configured("partition", 2), {"train.max_grad_norm": 2.0})
-    trained(tmp_path, config, language)
-    planner = Planner("partition", build_problem(config, language.train.lengths, RANKS, 2))
-    model = language.build_model(config.train.seed)
-    ids = np.concatenate([ids for share in planner.plan(0).shares for ids in share])
-    (language.loss(model, batch_of(language, ids)) / language.train.weight(ids)).backward()
-    wanted = gradient_norm(model.parameters()).item()
-    for rank in range(RANKS):
-        rows = read_rank_file(rank, Run(tmp_path).rank_file(rank)).rows
-        assert rows["grad_norm"][0] == pytest.approx(wanted, rel=1e-6)
-        assert rows["clipped"].to_list()[0] == int(wanted > 2)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -144,23 +99,21 @@ def test_steps_that_weigh_nothing_move_nothing_and_have_no_loss(tmp_path: Path, 
     assert rows["weight"].to_list()[:2] == rows["loss"].to_list()[:2] == [0.0] * 2
 
 
-FAULTS = {
-    "counts in place of weights": lambda: patch.object(TokenisedData, "weight", lambda _, ids: float(len(ids))),
-    "weights of a micro-batch only": lambda: patch.object(
-        replica.Replica, "weight", lambda self, share: self._workload.train.weight(share[0])
+FAULTS: dict[str, tuple[type[Toy], Any]] = {
+    "counts in place of weights": (Toy, patch.object(TokenisedData, "weight", lambda _, ids: float(len(ids)))),
+    "weights of a micro-batch only": (
+        Toy,
+        patch.object(replica.Replica, "weight", lambda self, share: self._workload.train.weight(share[0])),
     ),
+    "a mean in place of a sum": (GivesMeans, NO_FAULT),
 }
 
 
-@pytest.mark.parametrize("fault", [*FAULTS, "a mean in place of a sum"])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_wrong_weights_are_caught(tmp_path: Path, fault: str) -> None:
+    toy, planted = FAULTS[fault]
     with pytest.raises(AssertionError):
-        judge(
-            tmp_path,
-            configured("partition", 2),
-            Toy() if fault in FAULTS else GivesMeans(),
-            FAULTS.get(fault, nullcontext),
-        )
+        judge(tmp_path, configured("partition", 2), toy(), planted)
 
 
 @pytest.mark.usefixtures("alone")

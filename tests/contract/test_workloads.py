@@ -1,8 +1,7 @@
 """Every workload of the registry trains under every policy, split or not, but for what is refused by name.
 
-In its smallest size and on generated data, by virtual ranks in this process; over real ranks,
-tests/multiproc/test_matrix.py launches every policy with one of them. Where samples have no lengths, policies that deal
-by lengths are refused, and capacities and speeds decide.
+In its smallest size and on generated data, by virtual ranks in this process; `reference` has real ones. Where samples
+have no lengths, policies that deal by lengths are refused, and capacities and speeds decide.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from sampled import sampled
 from torch import Tensor, nn
 from toys import Toy
 from virtual_runs import RANKS, TRAINABLE, loop_of, rows_of
@@ -81,7 +81,7 @@ def judge(folder: Path, config: Config, workload: Workload) -> pl.DataFrame:
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize(
     ("name", "policy"),
-    [pytest.param(*pair, marks=[pytest.mark.matrix] if pair in LEFT_OUT else []) for pair in PAIRS],
+    sampled(PAIRS, set(PAIRS) - LEFT_OUT),
 )
 def test_it_trains_or_is_refused_by_name(tmp_path: Path, name: str, policy: str, parts: int) -> None:
     try:

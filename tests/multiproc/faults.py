@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -14,32 +16,20 @@ from typing import Any
 
 import pytest
 from forked import ForkedPopen
-from multiproc.launches import TINY, command, environment, wait_until
+from multiproc.launches import TINY, sets, wait_until
 from pixel import png
 from planted import in_folder
 
 from dynbench.analysis.rank_files import find_rank_files, read_rank_file
 from dynbench.engine.failure import CONNECTING, PREPARING
-from dynbench.errors import EXIT_WORKER
 from dynbench.runs.run import Run, RunRecord, Status
 from dynbench.runs.store import RunStore
 
 NAME = "läufe, 'n results"
 """A results folder on a path with a space, a quote and a letter beyond ASCII."""
 SETS = {
-    "train": [word for setting in TINY for word in ("--set", setting)],
-    "bench": [
-        "--set",
-        "operations=all_reduce",
-        "--set",
-        "backend=gloo",
-        "--set",
-        "sizes_mib=0.25,0.5",
-        "--set",
-        "iterations=3",
-        "--set",
-        "warmup=1",
-    ],
+    "train": sets(*TINY),
+    "bench": sets("operations=all_reduce", "backend=gloo", "sizes_mib=0.25,0.5", "iterations=3", "warmup=1"),
 }
 ENDLESS = ["--set", "train.steps=100000"]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -76,6 +66,7 @@ class Command:
     folder: Path
 
     def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
         self.folder = self.folder.resolve()
         self.work = self.folder / "works here"
         self.work.mkdir(exist_ok=True)
@@ -85,21 +76,31 @@ class Command:
         self.process: subprocess.Popen[str] | None = None
 
     def begin(
-        self, *arguments: str, first: str = "", real: bool = False, bare: bool = False, under: Sequence[str] = ()
+        self,
+        *arguments: str,
+        first: str = "",
+        real: bool = False,
+        bare: bool = False,
+        under: Sequence[str] = (),
+        figures: bool = False,
     ) -> subprocess.Popen[str]:
         """Start it: forked from a program that has imported everything, or as a user does.
 
         Args:
-            arguments: of `dynbench`; tiny settings are added.
+            arguments: of `dynbench`; `--json` is added, and tiny settings unless it resumes.
             first: statements that a forked one runs first.
             real: as a user does.
             bare: no settings are added.
             under: words before the command, as of torchrun.
+            figures: `train` draws them, which takes longer than its steps.
         """
+        bare = bare or "--resume" in arguments
         settings = [] if bare else SETS.get(arguments[0], SETS["train"])
-        python, *words = command(arguments[0], *settings, *arguments[1:], settings=())
-        line = [python, *under, *words]
-        more: dict[str, Any] = {"env": environment(self.store.root), "cwd": self.work, "text": True}
+        drawn = ["--no-figures"] if arguments[0] == "train" and not figures else []
+        words = [arguments[0], "--json", *drawn, *settings, *arguments[1:]]
+        line = [sys.executable, *under, "-m", "dynbench.cli.main", *words]
+        env = {**os.environ, "DYNBENCH_RESULTS": str(self.store.root)}
+        more: dict[str, Any] = {"env": env, "cwd": self.work, "text": True}
         more |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
         self.process = subprocess.Popen(line, **more) if real else ForkedPopen(line, forks=True, first=first, **more)
         return self.process
@@ -116,9 +117,9 @@ class Command:
         """Neither of its process group nor of those of its ranks, which torchrun gives groups of their own."""
         wait_until(lambda: not in_folder(self.work) and not _group(self.process), "all processes to end", seconds)
 
-    def ran(self, *arguments: str, first: str = "", bare: bool = False, under: Sequence[str] = ()) -> Command:
-        """From its start to its end, forked."""
-        self.begin(*arguments, first=first, bare=bare, under=under)
+    def ran(self, *arguments: str, **how: Any) -> Command:
+        """From its start to its end, forked; `how` as of `begin`."""
+        self.begin(*arguments, **how)
         return self.end()
 
     @property
@@ -132,9 +133,14 @@ class Command:
         return self.runs[-1]
 
     @property
+    def said(self) -> dict[str, Any]:
+        """The JSON object that it printed."""
+        return dict(json.loads(self.stdout))
+
+    @property
     def error(self) -> dict[str, Any]:
-        """What `--json` says."""
-        return dict(json.loads(self.stdout)["error"])
+        """What it says of its failure."""
+        return dict(self.said["error"])
 
     def wait_for_rows(self, count: int = 4, ranks: int = 2) -> list[int]:
         """Until every rank of the last run has written more than so many lines; how many rows each has."""
@@ -185,7 +191,7 @@ def check(
     record = settled(ended, ended.run, code, status, *says, rank=rank)
     if rows is not None:
         check_rows(ended.run, rows)
-        analyzed(ended, draws=code == EXIT_WORKER)
+        analyzed(ended)
     return record
 
 
@@ -219,14 +225,14 @@ def check_rows(run: Run, fewest: int | Sequence[int]) -> None:
         assert read.rows is not None and read.rows.height >= least and read.torn_lines <= 1, (rank, read)
 
 
-def analyzed(ended: Command, *more: str, draws: bool = True) -> dict[str, Any]:
+def analyzed(ended: Command, *more: str, draws: bool = False) -> dict[str, Any]:
     """What `analyze` says of the last run: the next command works."""
     code, said = printed_by(ended.store.root, "analyze", ended.run.id, *more, draws=draws)
     assert code == 0, said
     return said
 
 
-def printed_by(root: Path, *arguments: str, draws: bool = True) -> tuple[int, dict[str, Any]]:
+def printed_by(root: Path, *arguments: str, draws: bool = False) -> tuple[int, dict[str, Any]]:
     """Exit code and answer of a command that launches nothing, in this process; figures are not made into pixels.
 
     Drawing them takes longer than the rest of an analysis: `draws` is for what may be in their way.

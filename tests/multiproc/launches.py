@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import polars as pl
-from forked import ForkedPopen
+import pytest
 
 from dynbench.runs.run import Run
 
@@ -51,30 +47,9 @@ def work_hashes(run: Run) -> list[int]:
     return [sum(hashes) % 2**64 for hashes in per_step]
 
 
-def command(*arguments: str, settings: Sequence[str] = TINY, figures: bool = False) -> list[str]:
-    """A command line of `dynbench`; `train` draws figures, which take longer than its steps, only where asked to."""
-    sets = [word for setting in settings for word in ("--set", setting)]
-    training = [*(() if figures else ("--no-figures",)), *sets] if arguments[0] == "train" else []
-    return [sys.executable, "-m", "dynbench.cli.main", *arguments, *training]
-
-
-def environment(results: Path) -> dict[str, str]:
-    """Variables of a command that writes its runs to `results`."""
-    return {**os.environ, "DYNBENCH_RESULTS": str(results)}
-
-
-def start(results: Path, *arguments: str, settings: Sequence[str] = TINY, **variables: str) -> subprocess.Popen[str]:
-    """`dynbench` in a process of its own with these variables too, as a user starts it."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    env = {**environment(results), **variables}
-    return subprocess.Popen(command(*arguments, settings=settings), env=env, text=True, **pipes)
-
-
-def fork(results: Path, *arguments: str, settings: Sequence[str] = TINY, **more: Any) -> subprocess.Popen[str]:
-    """As `start`, but the process and its ranks are forked: for what neither kills them nor looks for them."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    env = environment(results)
-    return ForkedPopen(command(*arguments, settings=settings), env=env, text=True, forks=True, **pipes, **more)
+def sets(*settings: str) -> list[str]:
+    """Options of a command that set these."""
+    return [word for setting in settings for word in ("--set", setting)]
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 300) -> None:
@@ -83,3 +58,11 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 300) -
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what}"
         time.sleep(0.05)
+
+
+def own_strategy(folder: Path, patch: pytest.MonkeyPatch, code: str) -> None:
+    """A strategy `own` of the user's own, the class `Own` of the code; found by what starts as a user's does."""
+    entry = "from dynbench.plugins import *\nregister(StrategyEntry('own', 'of a test', 'own_class:Own'))\n"
+    for name, text in (("plugins.py", entry), ("own_class.py", code)):
+        (folder / name).write_text(text, encoding="utf-8")
+    patch.setenv("DYNBENCH_PLUGINS", str(folder / "plugins.py"))

@@ -1,20 +1,17 @@
-"""One of two ranks that load their data: `preparing_rank.py RANK LOCAL_RANK RENDEZVOUS_FILE SLOW_RANK WHAT_IT_DOES`.
-
-Collectives time out after a second; the slow rank takes longer over its data, or ends in it.
-"""
+"""What warm ranks do while one of them takes long over its data, or ends in it."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-import traceback
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from warm import PATIENCE_S
 
 from dynbench.config.layers import load_config
 from dynbench.engine.rank import worker
@@ -23,10 +20,8 @@ from dynbench.engine.rank.rank_process import RankContext
 TIMEOUT_S = 1.0
 
 
-def main(rank: int, local_rank: int, file: str, slow_rank: int, what: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-    dist.barrier()
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=TIMEOUT_S), dist.group.WORLD)
+def prepared(rank: int, folder: str, local_ranks: tuple[int, int], slow_rank: int, what: str) -> object:
+    """The data, where collectives time out after a second and the slow rank takes longer, dies or fails."""
 
     def prepare(config: object) -> str:
         if rank == slow_rank:
@@ -35,20 +30,18 @@ def main(rank: int, local_rank: int, file: str, slow_rank: int, what: str) -> No
                 os.kill(os.getpid(), signal.SIGKILL)
             if what == "fails":
                 raise OSError("planted")
-        Path(f"{file}.{rank}").touch()
+        Path(folder, str(rank)).touch()
         return "data"
 
-    worker.build_workload = prepare
-    print(worker.load_workload(load_config(None), RankContext(rank, local_rank, 2, torch.device("cpu"))))
-    assert all(Path(f"{file}.{each}").exists() for each in range(2)), "one went on while the other prepared"
+    _time_out_after(TIMEOUT_S)
+    with patch.object(worker, "build_workload", prepare):
+        found = worker.load_workload(
+            load_config(None), RankContext(rank, local_ranks[rank], len(local_ranks), torch.device("cpu"))
+        )
+    assert all(Path(folder, str(each)).exists() for each in range(2)), "one went on while the other prepared"
+    _time_out_after(PATIENCE_S)
+    return found
 
 
-if __name__ == "__main__":
-    code = 0
-    try:
-        main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5])
-    except Exception:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    os._exit(code)  # what torch's threads do while the interpreter goes down is not under test
+def _time_out_after(seconds: float) -> None:
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), dist.group.WORLD)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from itertools import product
 from pathlib import Path
 
 import polars as pl
 import pytest
 from compared import compare_arms
 from forked import forked_ranks
-from multiproc.launches import TINY, fork, global_loss, rows_of, work_hashes
+from multiproc.faults import Command, settled
+from multiproc.launches import TINY, global_loss, rows_of, sets, work_hashes
+from sampled import matrix, sampled
 
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.merge import merge_run
@@ -19,7 +21,7 @@ from dynbench.engine.launching.run_launch import launch_arms
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import EXIT_CHECKS
 from dynbench.experiment.training import run_training
-from dynbench.runs.run import Status
+from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc
@@ -29,12 +31,11 @@ SHORT = (*TINY, "train.steps=3", "train.warmup_steps=1", "train.precision=fp32")
 ARMS = {"static": "schedule.mode=static", "prefix": "schedule.policy=prefix"}
 DROPOUT = ("workload.dropout=0.3", "train.eval_every=5")
 """Random numbers are drawn in every step, and the run is evaluated in its middle."""
-OTHER_TURNS = (("torchrun", 3), ("virtual", 1))
 
 
 @pytest.mark.parametrize(
     ("launcher", "block"),
-    [("torchrun", 1), ("virtual", 3), *(pytest.param(*each, marks=pytest.mark.matrix) for each in OTHER_TURNS)],
+    sampled(product(("torchrun", "virtual"), (1, 3)), [("torchrun", 1)]),
 )
 def test_every_arm_trains_as_it_would_alone(tmp_path: Path, launcher: str, block: int) -> None:
     store, more = RunStore(tmp_path), VIRTUAL if launcher == "virtual" else ()
@@ -67,8 +68,7 @@ def test_every_arm_trains_as_it_would_alone(tmp_path: Path, launcher: str, block
 
 LAYOUTS = {
     "static": ("schedule.policy=static",),
-    "packed": ("schedule.policy=partition", "workload.layout=packed"),
-    "packed in two rows": ("schedule.policy=partition", "workload.layout=packed", "schedule.micro_batches=2"),
+    "packed": ("schedule.policy=partition", "workload.layout=packed", "schedule.micro_batches=2"),
     "flattened": ("schedule.policy=partition", "workload.layout=flattened"),
 }
 SHIFTED = """
@@ -83,32 +83,30 @@ packed_attention.attend = shifted
 """Plants boundaries that are off by one."""
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("virtual", marks=pytest.mark.matrix)])
+def evaluated(run: Run) -> float:
+    """The loss of its only evaluation."""
+    return float(pl.read_csv(run.path / "eval.csv")["loss"].item())
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", matrix("virtual")])
 def test_packed_and_padded_arms_take_the_same_steps(tmp_path: Path, launcher: str) -> None:
     store, more = RunStore(tmp_path), VIRTUAL if launcher == "virtual" else ()
     configs = [load_config(None, [*SHORT, *more, *settings]) for settings in LAYOUTS.values()]
     with forked_ranks():
         runs = launch_arms([(config, {}) for config in configs], store, turns=Turns(tuple(LAYOUTS), 1, seed=3))
-    static, *packed, flattened = runs
-    losses = (static.path / "eval.csv").read_text().splitlines()[1].split(",")[1]
-    for run in packed:
-        assert run.status is Status.COMPLETED
-        assert work_hashes(run) == work_hashes(static)
-        assert global_loss(run) == pytest.approx(global_loss(static), rel=1e-5)
-        assert float((run.path / "eval.csv").read_text().splitlines()[1].split(",")[1]) == pytest.approx(
-            float(losses), rel=1e-5
-        )
-        rows = rows_of(run)
-        assert set(rows["layout"]) == {"packed"} and (rows["padded_tokens"] == rows["real_tokens"]).all()
-        proof = run.env()["packed_rows"]
-        assert proof["foreign_gradient"] == 0 and max(proof["lengths"]) == run.env()["data"]["train"]["longest"]
-    rows = rows_of(static)
-    assert set(rows["layout"]) == {"padded"} and (rows["padded_tokens"] > rows["real_tokens"]).any()
+    static, packed, flattened = runs
+    assert {run.status for run in runs} == {Status.COMPLETED}
+    assert work_hashes(static) == work_hashes(packed) == work_hashes(flattened)
+    assert global_loss(packed) == pytest.approx(global_loss(static), rel=1e-5)
+    assert evaluated(packed) == pytest.approx(evaluated(static), rel=1e-5)
+    rows = {name: rows_of(run) for name, run in zip(LAYOUTS, runs, strict=True)}
+    assert [set(each["layout"]) for each in rows.values()] == [{"padded"}, {"packed"}, {"flattened"}]
+    assert (rows["static"]["padded_tokens"] > rows["static"]["real_tokens"]).any()
+    assert (rows["packed"]["padded_tokens"] == rows["packed"]["real_tokens"]).all()
+    assert set(rows["packed"]["micro_batches"]) == {2}
     assert "packed_rows" not in static.env()
-    assert set(rows_of(packed[1])["micro_batches"]) == {2}
-    assert flattened.status is Status.COMPLETED and work_hashes(flattened) == work_hashes(static)
-    assert set(rows_of(flattened)["layout"]) == {"flattened"}
-    seen = flattened.env()["packed_rows"]
+    proof, seen = packed.env()["packed_rows"], flattened.env()["packed_rows"]
+    assert proof["foreign_gradient"] == 0 and max(proof["lengths"]) == packed.env()["data"]["train"]["longest"]
     assert seen["foreign_gradient"] > 0 and "another sample's embeddings" in seen["leak"]
     arms = named_arms({name: [merge_run(run)] for name, run in (("static", static), ("theirs", flattened))})
     (found,) = compare_arms(arms, Analysis())
@@ -116,14 +114,9 @@ def test_packed_and_padded_arms_take_the_same_steps(tmp_path: Path, launcher: st
 
 
 def test_a_leak_ends_the_run_before_its_first_step(tmp_path: Path) -> None:
-    settings = (*SHORT, *LAYOUTS["packed"])
-    process = fork(tmp_path, "train", "--json", settings=settings, first=SHIFTED)
-    stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == EXIT_CHECKS, stderr
-    error = json.loads(stdout)["error"]
-    assert error["kind"] == "leak" and "another sample's embeddings" in error["message"]
-    (run,) = RunStore(tmp_path).list()
-    assert run.status is Status.FAILED and not any(run.ranks_dir.glob("rank_*.csv"))
+    ended = Command(tmp_path).ran("train", *sets(*SHORT, *LAYOUTS["packed"]), first=SHIFTED)
+    settled(ended, ended.run, EXIT_CHECKS, Status.FAILED, "another sample's embeddings")
+    assert ended.error["kind"] == "leak" and not any(ended.run.ranks_dir.glob("rank_*.csv"))
 
 
 def test_a_training_beside_its_like_without_communication(store: RunStore) -> None:

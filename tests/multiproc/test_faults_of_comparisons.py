@@ -1,14 +1,12 @@
-"""Comparisons that are stopped and resumed, share a folder, are moved or damaged, or whose data change."""
+"""Comparisons that are stopped and resumed, share a folder or are moved, or whose data change."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 from pathlib import Path
 
 import pytest
-from damaged import DAMAGES, refused
 from multiproc.faults import (
     Command,
     check_rows,
@@ -22,7 +20,6 @@ from pixel import UNRENDERED
 
 from dynbench.experiment.launch_plan import read_state
 from dynbench.runs.run import Status
-from dynbench.runs.store import RunStore
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
 
@@ -32,36 +29,34 @@ def test_terminated_and_resumed(tmp_path: Path) -> None:
     command = Command(tmp_path)
     store = command.store
 
-    process = command.begin("compare", recipe, "--name", "demo", "--json", first=UNRENDERED)
+    process = command.begin("compare", recipe, "--name", "demo", first=UNRENDERED)
     wait_until(lambda: len(store.list()) == 3 and store.list()[2].rank_file(0).exists(), "the second launch")
     process.send_signal(signal.SIGTERM)
-    stopped = command.end()
+    command.end()
 
     comparison = store.resolve("demo")
-    settled(stopped, comparison, 143, Status.INTERRUPTED, "stopped by SIGTERM")
-    assert "dynbench compare --resume demo" in stopped.error["hint"]
+    settled(command, comparison, 143, Status.INTERRUPTED, "stopped by SIGTERM")
+    assert "dynbench compare --resume demo" in command.error["hint"]
     first = read_state(comparison.path).launches[0]
     assert first.done and first.run is not None
     check_rows(store.resolve(first.run), 8)
 
-    resumed = command.ran("compare", "--resume", "demo", "--json", bare=True, first=UNRENDERED)
+    command.ran("compare", "--resume", "demo", first=UNRENDERED)
 
-    settled(resumed, comparison, 0, Status.COMPLETED)
-    stdout, stderr = resumed.stdout, resumed.stderr
-    assert "launch 1/4" not in stderr
-    result = json.loads(stdout)
+    settled(command, comparison, 0, Status.COMPLETED)
+    assert "launch 1/4" not in command.stderr
+    result = command.said
     assert (result["command"], result["recipe"], result["run"]["status"]) == ("compare", "tiny", "completed")
     runs = {arm["name"]: arm["runs"] for arm in result["arms"]}
-    assert list(runs) == ["static", "partition"]
-    assert runs["static"][0] == first.run
-    assert all(store.resolve(run_id).status is Status.COMPLETED for ids in runs.values() for run_id in ids)
-    assert [store.resolve(run_id).config().train.seed for run_id in runs["static"] + runs["partition"]] == [0, 1, 0, 1]
+    assert list(runs) == ["static", "partition"] and runs["static"][0] == first.run
+    launched = [store.resolve(run_id) for run_id in runs["static"] + runs["partition"]]
+    assert all(run.status is Status.COMPLETED for run in launched)
+    assert [run.config().train.seed for run in launched] == [0, 1, 0, 1]
     found = result["comparison"]
     assert (found["level"], found["launches"], found["same_work"]) == ("step", 2, True)
     assert found["loss_max_rel_diff"] < 1e-4
-    assert len(result["figures"]) >= 6 and all(
-        Path(path).is_file() for path in (*result["figures"], *result["reports"])
-    )
+    assert len(result["figures"]) >= 6
+    assert all(Path(path).is_file() for path in (*result["figures"], *result["reports"]))
 
 
 @pytest.fixture(scope="module")
@@ -69,21 +64,16 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, Command
     """Two comparisons at once in one results folder."""
     folder = tmp_path_factory.mktemp("compared")
     recipe = recipe_of(folder, "{count: 1, mode: interleaved}")
-    found = []
-    for name in ("one", "two"):
-        (folder / name).mkdir()
-        found.append(Command(folder / name))
-    found[1].store = found[0].store
-    for command in found:
-        command.begin("compare", recipe, "--name", command.folder.name, "--json", first=UNRENDERED)
-    for command in found:
-        command.end()
-    return found[0], found[1]
+    one, two = Command(folder / "one"), Command(folder / "two")
+    two.store = one.store
+    for command in (one, two):
+        command.begin("compare", recipe, "--name", command.folder.name, first=UNRENDERED)
+    return one.end(), two.end()
 
 
 def test_two_comparisons_at_once(compared: tuple[Command, Command]) -> None:
     assert [command.code for command in compared] == [0, 0], compared[0].stderr + compared[1].stderr
-    said = [json.loads(command.stdout) for command in compared]
+    said = [command.said for command in compared]
     ids = [{run for arm in each["arms"] for run in arm["runs"]} for each in said]
     assert len(ids[0]) == len(ids[1]) == 2 and not ids[0] & ids[1]
     store = compared[0].store
@@ -92,21 +82,6 @@ def test_two_comparisons_at_once(compared: tuple[Command, Command]) -> None:
         assert comparison.status is Status.COMPLETED
         assert {run.record().group for run in map(store.resolve, own)} == {comparison.id}
         assert all(Path(report).is_file() for report in each["reports"])
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("file", ["compare.json", "recipe.yaml"])
-def test_a_damaged_file_of_a_comparison(compared: tuple[Command, Command], tmp_path: Path, file: str) -> None:
-    """Gone on with, it is refused before anything is launched."""
-    for name, damage in DAMAGES.items():
-        store = RunStore(tmp_path / name)
-        shutil.copytree(compared[0].store.root, store.root)
-        path = store.resolve("one").path / file
-        path.write_bytes(damage(path.read_bytes()))
-        runs = len(store.list())
-        code, said = printed_by(store.root, "compare", "--resume", "one")
-        assert code == 2 and len(store.list()) == runs, said
-        refused(said, path)
 
 
 def test_a_moved_comparison(compared: tuple[Command, Command], tmp_path: Path) -> None:
@@ -128,7 +103,7 @@ def test_data_that_change_in_a_comparison(tmp_path: Path, monkeypatch: pytest.Mo
     data, recipe = tmp_path / "texts.tsv", recipe_of(tmp_path, f"{{count: 2, mode: {mode}}}")
     changes = f"; import planted; planted.data_that_change({str(data)!r}, 'kind3', 'kind4 kind5', 1)"
     command = Command(tmp_path)
-    words = ("compare", recipe, "--name", "demo", "--json", *own_texts(data, tmp_path / "vocab.txt"))
+    words = ("compare", recipe, "--name", "demo", *own_texts(data, tmp_path / "vocab.txt"))
     ended = command.ran(*words, "--set", "workload.subset=null", first=UNRENDERED + changes)
     comparison, *launched = ended.runs
     for run in launched:
@@ -139,5 +114,5 @@ def test_data_that_change_in_a_comparison(tmp_path: Path, monkeypatch: pytest.Mo
         assert "start anew" in ended.error["hint"] and "--resume" not in ended.error["hint"]
         return
     settled(ended, comparison, 0, Status.COMPLETED)
-    (found,) = [each for each in json.loads(ended.stdout)["checks"] if "data.fingerprint" in each["seen"]]
+    (found,) = [each for each in ended.said["checks"] if "data.fingerprint" in each["seen"]]
     assert found["severity"] == "warn"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from multiproc.launches import TINY, fork, rows_of, start
+from multiproc.faults import Command, settled
+from multiproc.launches import TINY, rows_of, sets
 from own import write_own
 
-from dynbench.runs.store import RunStore
+from dynbench.runs.run import Status
 
 pytestmark = pytest.mark.multiproc
 
@@ -19,48 +20,29 @@ OWN = (
 )
 
 
-def forked(folder: Path, *arguments: str) -> tuple[int, dict[str, object]]:
-    """Exit code and JSON object of a command started in `folder`."""
-    sets = [word for setting in OWN for word in ("--set", setting)]
-    process = fork(folder / "results", *arguments, *sets, "--json", settings=(), cwd=folder)
-    stdout, _ = process.communicate(timeout=300)
-    return process.returncode, json.loads(stdout)
+def trained(folder: Path, workload: str, *more: str, body: str = "    pass\n") -> Command:
+    """A training that is started in the folder of a module of the user's own."""
+    command = Command(folder)
+    write_own(command.work, body)
+    return command.ran("train", "--workload", workload, *more, *sets(*OWN), bare=True)
 
 
 def test_a_module_of_the_current_folder_trains_on_real_ranks(tmp_path: Path) -> None:
-    write_own(tmp_path)
-    code, shown = forked(tmp_path, "train", "--workload", "mine:Mine", "--mode", "dynamic")
-    assert code == 0, shown
-    assert shown["summary"]["rows"] == 2 * (1 + 4)
-    assert shown["summary"]["eval"]["accuracy"] is None and shown["summary"]["eval"]["loss"] > 0
-    run = RunStore(tmp_path / "results").resolve("@latest")
-    stored = run.config().workload
-    assert (stored.name, stored.import_from, len(stored.code_digest)) == ("mine:Mine", str(tmp_path), 16)
-    data = run.env()["data"]
-    assert data["workload"]["digest"] == stored.code_digest and list(data["workload"]["beside"]) == [
-        "length_regression.py"
-    ]
+    ended = trained(tmp_path, "mine:Mine", "--mode", "dynamic")
+    assert ended.code == 0, ended.stderr
+    summary, stored = ended.said["summary"], ended.run.config().workload
+    assert summary["rows"] == 2 * (1 + 4)
+    assert summary["eval"]["accuracy"] is None and summary["eval"]["loss"] > 0
+    assert (stored.name, stored.import_from, len(stored.code_digest)) == ("mine:Mine", str(ended.work), 16)
+    data = ended.run.env()["data"]["workload"]
+    assert data["digest"] == stored.code_digest and list(data["beside"]) == ["length_regression.py"]
 
 
 def test_an_error_in_its_step_is_one_line_and_its_traceback_is_in_the_log(tmp_path: Path) -> None:
-    write_own(tmp_path, "    def loss(self, model, batch):\n        return model(batch['words'])\n")
-    code, shown = forked(tmp_path, "train", "--workload", "mine.py:Mine", "--launcher", "virtual")
-    assert (code, shown["error"]["kind"]) == (3, "worker")
-    assert "mine.py:6: KeyError: 'words'" in shown["error"]["message"]
-    run = RunStore(tmp_path / "results").resolve("@latest")
-    assert "Traceback" in (run.logs_dir / "rank_0.log").read_text(encoding="utf-8")
-
-
-def test_a_parameter_that_fsdp_cannot_divide_is_named_before_the_first_step(tmp_path: Path) -> None:
-    """Not before the launch: what a model of the user's own has is known once their code has run, in the ranks."""
-    scalar = "        model.scale = __import__('torch').nn.Parameter(__import__('torch').tensor(1.0))\n"
-    write_own(
-        tmp_path,
-        f"    def build_model(self, seed):\n        model = super().build_model(seed)\n{scalar}        return model\n",
-    )
-    code, shown = forked(tmp_path, "train", "--workload", "mine:Mine", "--set", "sync.name=fsdp")
-    assert (code, shown["error"]["kind"]) == (2, "usage"), shown
-    assert "parameter scale is a scalar, which fully_shard cannot divide" in shown["error"]["message"]
+    body = "    def loss(self, model, batch):\n        return model(batch['words'])\n"
+    ended = trained(tmp_path, "mine.py:Mine", "--launcher", "virtual", body=body)
+    settled(ended, ended.run, 3, Status.FAILED, "mine.py:6: KeyError: 'words'", rank=0)
+    assert "Traceback" in (ended.run.logs_dir / "rank_0.log").read_text(encoding="utf-8")
 
 
 FILE = str(Path(__file__).parents[1] / "toy_plugins.py")
@@ -76,25 +58,26 @@ launches: 2
 """
 
 
-def started(root: Path, *arguments: str) -> dict:
-    process = start(root, *arguments, "--json", settings=(), DYNBENCH_PLUGINS=FILE)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
-    return json.loads(out)
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """One whose processes find the plug-ins."""
+    monkeypatch.setenv("DYNBENCH_PLUGINS", FILE)
+    return Command(tmp_path)
 
 
-def sets(*settings: str) -> list[str]:
-    return [word for setting in settings for word in ("--set", setting)]
+def started(command: Command, *arguments: str) -> dict[str, Any]:
+    """What it says; plug-ins are found on import, which what is forked has behind it."""
+    command.begin(*arguments, real=True, bare=True)
+    assert command.end().code == 0, command.stderr
+    return command.said
 
 
-@pytest.mark.slow
-def test_every_kind_trains_with_its_options(tmp_path: Path) -> None:
+@pytest.mark.matrix
+def test_every_kind_trains_with_its_options(command: Command) -> None:
     chosen = ("schedule.policy=turned", "schedule.turns=1", "sync.name=one_by_one", "sync.divide_late=true")
     compressed = ("compress.name=rounded", "compress.digits=4", "launch.launcher=torchrun")
-    started(tmp_path, "train", *sets(*SHORT, *chosen, *compressed), "--name", "toys")
-
-    run = RunStore(tmp_path).resolve("toys")
-    rows, env = rows_of(run), run.env()
+    started(command, "train", *sets(*SHORT, *chosen, *compressed))
+    rows, env = rows_of(command.run), command.run.env()
     assert rows["divided_late"].to_list() == [1] * 4
     assert (rows["bytes_wire"] > 0).all()
     assert env["data"]["note"] == "seen"
@@ -102,24 +85,23 @@ def test_every_kind_trains_with_its_options(tmp_path: Path) -> None:
     assert list(env["plugins"]) == ["toy_plugins.py"]
 
 
-@pytest.mark.matrix
-def test_a_benchmark_of_ones_own(tmp_path: Path) -> None:
-    (row,) = started(tmp_path, "bench", "nothing", "--set", "rounds=2", "--name", "timed")["rows"]
+@pytest.mark.slow
+def test_a_benchmark_of_ones_own(command: Command) -> None:
+    (row,) = started(command, "bench", "nothing", *sets("rounds=2"))["rows"]
     assert (row["case"], row["n"], row["p50"], row["ranks"]) == ("nothing", 2, 0.0, 1)
-    assert list(RunStore(tmp_path).resolve("timed").env()["plugins"]) == ["toy_plugins.py"]
+    assert list(command.run.env()["plugins"]) == ["toy_plugins.py"]
 
 
 @pytest.mark.matrix
-def test_compared_reported_and_planned(tmp_path: Path) -> None:
-    recipe = tmp_path / "own.yaml"
+def test_compared_reported_and_planned(command: Command) -> None:
+    recipe = command.work / "own.yaml"
     recipe.write_text(RECIPE, encoding="utf-8")
     virtual = ("launch.launcher=virtual", "launch.world_size=2")
-    found = started(tmp_path, "compare", str(recipe), "--name", "own", *sets(*SHORT, *virtual))
+    found = started(command, "compare", str(recipe), "--name", "own", *sets(*SHORT, *virtual))
     assert [arm["name"] for arm in found["arms"]] == ["static", "turned"]
     assert found["comparison"]["level"] == "step"
-    text = Path(started(tmp_path, "report", "own")["path"]).read_text(encoding="utf-8")
-    assert "`schedule.turns`" in text
+    assert "`schedule.turns`" in Path(started(command, "report", "own")["path"]).read_text(encoding="utf-8")
 
     words = ["--policy", "static,turned", "--world-size", "4", "--batch-per-rank", "2", "--steps", "3", "--no-figures"]
-    plans = started(tmp_path, "solve", "--dataset", "few_words", *words, "--set", "schedule.turns=3")
+    plans = started(command, "solve", "--dataset", "few_words", *words, *sets("schedule.turns=3"))
     assert {line["policy"] for line in plans["results"]} == {"static", "turned"}

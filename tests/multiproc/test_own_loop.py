@@ -1,4 +1,4 @@
-"""Loops of the user's own: the programs of recipes/own_loop as they stand, the sampler, and weights of a gradient."""
+"""Loops of the user's own: the programs of recipes/own_loop as they stand, and weights by targets."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from forked import ForkedPopen
-from multiproc import sampler_rank, target_weight_rank
 from multiproc.faults import TORCHRUN
-from multiproc.launches import Launch, rows_of
 from pages import READMES, read
 from warm import WarmRanks
+
+from dynbench.sampler import PlannedBatchSampler
 
 pytestmark = pytest.mark.multiproc
 
@@ -126,28 +127,20 @@ def test_a_causal_model_of_the_trainer_weighs_by_its_targets_itself(tmp_path: Pa
     assert max(errors[:12]) < 1e-9  # its evaluation is a mean of the batches' means
 
 
-Steps = list[tuple[int, int, int, int, float]]
-"""Step, rank, samples, work hash, loss."""
+TARGETS = ((5, 2, 0), (1, 4, 9))
+"""By rank, the target tokens of the batches of an optimizer step."""
 
 
-@pytest.mark.parametrize("policy", ["partition", "prefix"])
-def test_the_sampler_in_a_loop_that_is_resumed_does_what_train_does(
-    launch: Launch, ranks: WarmRanks, tmp_path: Path, policy: str
-) -> None:
-    run = launch("schedule.mode=dynamic", f"schedule.policy={policy}")
-    theirs = rows_of(run).select("step", "rank", "local_batch", "work_hash", "loss").rows()
-    assert len({samples for _, _, samples, _, _ in theirs}) > 1
-    state = str(tmp_path / "state.pt")
-    first, then = (ranks(sampler_rank.trained, str(run.config_file), state, stop) for stop in (3, None))
-    assert {step for step, *_ in first[0]} == set(range(3))
-    ours: Steps = sorted(step for steps in (*first, *then) for step in steps)
-    assert [step[:4] for step in ours] == [step[:4] for step in theirs]
-    assert [step[4] for step in ours] == pytest.approx([step[4] for step in theirs], rel=1e-5)
+def target_weights(rank: int) -> tuple[float, list[float]]:
+    """What a rank's batch weighs by its targets, and each of the batches that are accumulated."""
+    sampler = PlannedBatchSampler([4] * 12, dist.get_world_size(), rank, 12)
+    first, *_ = TARGETS[rank]
+    return sampler.weight(6, targets=first), sampler.target_weights(TARGETS[rank], group=dist.group.WORLD)
 
 
-def test_weighted_by_targets_the_gradient_is_that_of_all_of_them_and_by_less_it_is_another(ranks: WarmRanks) -> None:
-    errors, _ = ranks(target_weight_rank.errors)
-    for right in ((1, "each batch"), (1, "step"), (3, "step")):
-        assert max(errors[right]) < 1e-9
-    for wrong in ((1, "samples"), (3, "samples"), (3, "each batch")):
-        assert min(errors[wrong]) > 1e-3
+def test_batches_weigh_by_their_part_of_all_ranks_targets(ranks: WarmRanks) -> None:
+    """So that means of the batches, averaged over ranks and batches, are the mean over all targets."""
+    total, firsts = sum(map(sum, TARGETS)), sum(mine[0] for mine in TARGETS)
+    for (one, accumulated), mine in zip(ranks(target_weights), TARGETS, strict=True):
+        assert one == pytest.approx(2 * mine[0] / firsts)
+        assert accumulated == pytest.approx([2 * 3 * targets / total for targets in mine])

@@ -5,19 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from multiproc.launches import own_strategy
 from scale.soak import ENDLESS, Look, begin, end, leaks
 
 pytestmark = pytest.mark.multiproc
 
-PLUGIN = """\
-from dynbench.plugins import StrategyEntry, register
-register(StrategyEntry('leaking', 'keeps something of every step on rank 1', 'leaking:Leaking'))
-"""
 LEAKING = """\
 import os
 from dynbench.sync.ddp import Ddp
 
-class Leaking(Ddp):
+class Own(Ddp):
     leaked = []
 
     def step(self, optimizer, precision):
@@ -33,10 +30,8 @@ STEPS = 150
 @pytest.mark.matrix  # with the soak itself, in `make nightly`
 def test_a_leak_of_one_rank_is_found_there_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """400 kB of every step and a file of every tenth: 60 MB, in 150 steps."""
-    (tmp_path / "plugins.py").write_text(PLUGIN)
-    (tmp_path / "leaking.py").write_text(LEAKING)
-    monkeypatch.setenv("DYNBENCH_PLUGINS", str(tmp_path / "plugins.py"))
-    soak = begin(tmp_path / "results", (*ENDLESS, "sync.name=leaking", "train.eval_every=50"))
+    own_strategy(tmp_path, monkeypatch, LEAKING)
+    soak = begin(tmp_path / "results", (*ENDLESS, "sync.name=own", "train.eval_every=50"))
     last = soak.steps() + STEPS
     soak.watch(0.05, lambda: soak.steps() < last)
     found = soak.found()

@@ -11,10 +11,10 @@ from urllib.request import urlopen
 
 import polars as pl
 import pytest
-from multiproc.launches import fork, start
+from multiproc.faults import Command
+from multiproc.launches import sets
 
 from dynbench.engine.rank.evaluation import EVAL_FILE, SCALARS_FOLDER
-from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc
 LAUNCH = ("launch.launcher=virtual", "launch.world_size=2", "launch.device=cpu", "workload.subset=96")
@@ -23,10 +23,9 @@ STEPS = ("train.steps=4", "train.warmup_steps=1", "train.global_batch=12", "trai
 
 def test_scalars_are_read_back_and_served(tmp_path: Path) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    trained = fork(tmp_path, "train", "--tensorboard", settings=(*LAUNCH, *STEPS))
-    said, complaint = trained.communicate(timeout=240)
-    assert trained.returncode == 0, said + complaint
-    run = RunStore(tmp_path).resolve("@latest")
+    command = Command(tmp_path).ran("train", "--tensorboard", *sets(*LAUNCH, *STEPS), bare=True)
+    assert command.code == 0, command.stderr
+    run = command.run
     events = reader.EventAccumulator(str(run.path / SCALARS_FOLDER)).Reload()
     rows = pl.read_csv(run.rank_file(0))
     for name in ("loss", "step_time_ms", "real_tokens"):
@@ -35,7 +34,7 @@ def test_scalars_are_read_back_and_served(tmp_path: Path) -> None:
     (evaluation,) = events.Scalars("evaluation/loss")
     assert evaluation.value == pytest.approx(pl.read_csv(run.path / EVAL_FILE)["loss"][0], rel=1e-6)
 
-    server = start(tmp_path, "tensorboard", "--json", "--host", "127.0.0.1", settings=())
+    server = command.begin("tensorboard", "--host", "127.0.0.1", bare=True)
     try:
         assert server.stdout is not None
         printed = ""
@@ -43,12 +42,11 @@ def test_scalars_are_read_back_and_served(tmp_path: Path) -> None:
             line = server.stdout.readline()
             assert line, "it ended: " + (server.stderr.read() if server.stderr else "")
             printed += line
-        address = json.loads(printed)["address"]
-        tags = _served(f"{address}data/plugin/scalars/tags")
+        tags = _served(f"{json.loads(printed)['address']}data/plugin/scalars/tags")
         assert "rank_0/loss" in next(iter(tags.values()))
     finally:
         server.send_signal(signal.SIGINT)
-    assert server.wait(timeout=30) == 0
+    assert command.end().code == 0
 
 
 def _served(url: str, patience_s: float = 60) -> dict[str, dict[str, object]]:

@@ -13,24 +13,22 @@ import polars as pl
 import pytest
 import torch
 from forked import forked_ranks
-from multiproc.launches import TINY, Launch, fork, rows_of, wait_until, work_hashes
+from multiproc.faults import Command, check, printed_by
+from multiproc.launches import TINY, Launch, rows_of, sets
 from photographs import cut_short, write_folder
 from safetensors.torch import load_file
 
-from dynbench.analysis.merge import MergedRun, merge_run
+from dynbench.analysis.merge import merge_run
 from dynbench.analysis.summary import summary_of
-from dynbench.analysis.verdict import weights_difference
-from dynbench.cli.main import main
 from dynbench.config.layers import load_config
 from dynbench.engine.launching.progress import Progress
 from dynbench.engine.launching.run_launch import launch_arms
 from dynbench.engine.planning import build_problem
 from dynbench.engine.rank.saved import Saved, evaluate_saved
-from dynbench.runs.records import read_columns, work_hash
+from dynbench.runs.records import read_columns
 from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 from dynbench.schedule.policy import Planner
-from dynbench.workloads.registry import build_workload
 
 pytestmark = pytest.mark.multiproc
 
@@ -63,12 +61,7 @@ def endless(articles: Path) -> tuple[str, ...]:
     words = [f"word{number % 7} and number {number % 11}" for number in range(200)]
     articles.write_text(json.dumps([{"id": number, "title": "t", "text": text} for number, text in enumerate(words)]))
     workload = ("name=causal_lm", "size=tiny", "dataset=json", f"data_path={articles}", "max_length=24")
-    return (*TINY, *(f"workload.{each}" for each in workload), "train.steps=100000")
-
-
-def lines(run: Run, rank: int) -> int:
-    file = run.rank_file(rank)
-    return file.read_bytes().count(b"\n") if file.exists() else 0
+    return (*(f"workload.{each}" for each in workload), "train.steps=100000")
 
 
 @pytest.mark.parametrize(
@@ -77,66 +70,34 @@ def lines(run: Run, rank: int) -> int:
     ids=lambda given: given[0][5:],
 )
 def test_what_was_learnt_is_kept_and_read_back(tmp_path: Path, sync: tuple[str, ...]) -> None:
-    chosen = (*endless(tmp_path / "articles.json"), *(f"sync.{each}" for each in sync))
-    process = fork(tmp_path, "train", "--json", "--save-model", settings=chosen)
-    store = RunStore(tmp_path)
-    wait_until(lambda: len(store.list()) == 1, "the run folder")
-    (run,) = store.list()
-    wait_until(lambda: all(lines(run, rank) > 6 for rank in (0, 1)), "the first rows")
+    chosen = sets(*endless(tmp_path / "articles.json"), *(f"sync.{each}" for each in sync))
+    begun = Command(tmp_path)
+    process = begun.begin("train", "--save-model", *chosen)
+    written = begun.wait_for_rows(6)
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == 130, stderr
-    assert json.loads(stdout)["error"]["kind"] == "interrupted"
-    assert (run.status, run.record().exit_code) == (Status.INTERRUPTED, 130)
-
-    assert [path.name for path in (run.path / "model").iterdir()] == ["last"]
-    rows = rows_of(run)
-    if sync == ("name=ddp",):  # under others, some columns are those of one rank
-        nulls = rows.null_count()
-        assert nulls.sum_horizontal().item() == 0
-    for rank in (0, 1):
-        text = run.rank_file(rank).read_text()
-        assert text.endswith("\n") and {line.count(",") for line in text.splitlines()} == {rows.width - 1}
-
-    found = answer(tmp_path, "eval", run.id)
-    assert math.isfinite(found["loss"]) and found["perplexity"] == pytest.approx(math.exp(found["loss"]))
-    assert answer(tmp_path, "generate", run.id, "--prompt", "word1", "--length", "5")["tokens"] <= 5
-
-
-def answer(results: Path, *arguments: str) -> dict[str, object]:
-    process = fork(results, *arguments, "--json", "--device", "cpu")
-    stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
-    return json.loads(stdout)
-
-
-SMALL_IMAGES = ("workload.name=image_classification", "workload.size=small", "workload.image_size=16")
-
-
-def launched(store: RunStore, *given: str, shown: list[Progress] | None = None) -> Run:
-    """A run in epochs of the tiny settings."""
-    tiny = [each for each in TINY if not each.startswith(("train.steps", "workload.dropout", "train.warmup"))]
-    settings = [*tiny, "train.warmup_steps=1", "train.epochs=2", "train.save_model=true", *given]
-    with forked_ranks():
-        on_progress = None if shown is None else shown.append
-        return launch_arms([(load_config(None, settings), {})], store, on_progress=on_progress)[0]
+    ended = begun.end()
+    check(ended, 130, Status.INTERRUPTED, rows=written)
+    assert [path.name for path in (ended.run.path / "model").iterdir()] == ["last"]
+    on_cpu = (ended.run.id, "--device", "cpu")
+    code, found = printed_by(ended.store.root, "eval", *on_cpu)
+    assert code == 0 and math.isfinite(found["loss"]) and found["perplexity"] == pytest.approx(math.exp(found["loss"]))
+    code, found = printed_by(ended.store.root, "generate", *on_cpu, "--prompt", "word1", "--length", "5")
+    assert code == 0 and found["tokens"] <= 5
 
 
 @pytest.fixture(scope="module")
-def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of 48 JPEGs, one of them broken, and its cache."""
-    root = tmp_path_factory.mktemp("photographs")
+def run(store: RunStore, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[Progress]]:
+    """Two epochs of a ResNet on 48 JPEGs, one of them broken, that are decoded ahead."""
+    root, shown = tmp_path_factory.mktemp("photographs"), []
     write_folder(root / "data", train=16, val=4)
     cut_short(root / "data" / "train" / "cat" / "07.jpg")
-    return root
-
-
-@pytest.fixture(scope="module")
-def run(store: RunStore, photographs: Path) -> tuple[Run, list[Progress]]:
-    """Two epochs of a ResNet, its images decoded ahead."""
-    shown: list[Progress] = []
-    data = ("dataset=image_folder", f"data_path={photographs / 'data'}", f"cache_dir={photographs}", "workers=1")
-    return launched(store, *SMALL_IMAGES, *(f"workload.{each}" for each in data), shown=shown), shown
+    images = ("name=image_classification", "size=small", "image_size=16", "dataset=image_folder")
+    data = (*images, f"data_path={root / 'data'}", f"cache_dir={root}", "workers=1")
+    tiny = [each for each in TINY if not each.startswith(("train.steps", "workload.dropout", "train.warmup"))]
+    trained = ("train.warmup_steps=1", "train.epochs=2", "train.save_model=true")
+    config = load_config(None, [*tiny, *trained, *(f"workload.{each}" for each in data)])
+    with forked_ranks():
+        return launch_arms([(config, {})], store, on_progress=shown.append)[0], shown
 
 
 def test_epochs_on_a_folder_of_photographs(run: tuple[Run, list[Progress]]) -> None:
@@ -170,78 +131,18 @@ def test_the_kept_model_is_evaluated_as_in_training(run: tuple[Run, list[Progres
     )
 
 
-DIGITS = (
-    *(each for each in TINY if "dropout" not in each),
-    *("workload.name=mlp", "sync.name=naive", "train.optimizer=sgd", "train.learning_rate=0.1"),
-    "train.save_model=true",
-)
-UNWEIGHTED = "from dynbench.engine.rank import exchange; exchange.GlobalBatch.scale = lambda it: 1 / it.samples()"
-"""A rank's part of the mean without the number of ranks that it is averaged over."""
-
-
-def trained_on_digits(store: RunStore, ranks: int, first: str = "") -> MergedRun:
-    process = fork(store.root, "train", settings=(*DIGITS, f"launch.nproc={ranks}"), first=first)
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
-    return merge_run(store.resolve("@latest"))
-
-
-def test_two_naive_ranks_end_with_the_weights_of_one_process_and_wrongly_weighted_ones_do_not(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    one, two, wrong = (trained_on_digits(store, *each) for each in ((1,), (2,), (2, UNWEIGHTED)))
-    rounding, apart = weights_difference([(one, two)]), weights_difference([(one, wrong)])
-    assert rounding is not None and apart is not None and rounding < 1e-6 < 1e-3 < apart
-
-
-STEPS = (
-    "schedule.mode=dynamic",
-    "train.steps=3",
-    "train.warmup_steps=0",
-    "train.global_batch=12",
-    "workload.subset=60",
-)
-
-
-def test_ranks_on_exported_lengths_run_the_steps_of_the_texts(
-    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
-    words = np.random.default_rng(2).integers(1, 60, 120)
-    rows = [f"{'good ' * count}\t{row % 2}" for row, count in enumerate(words)]
-    (tmp_path / "own.tsv").write_text("sentence\tlabel\n" + "\n".join(rows) + "\n", encoding="utf-8")
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\ngood\n", encoding="utf-8")
-    texts = ["--dataset", "tsv", "--data-path", str(tmp_path / "own.tsv"), "--tokenizer", str(tmp_path / "vocab.txt")]
-    trace = tmp_path / "shared.parquet"
-    assert main(["data", "lengths", *texts, "-o", str(trace)]) == 0
-
-    run = launch(*STEPS, "workload.dataset=lengths", f"workload.data_path={trace}")
-
-    own = (f"workload.{key[2:].replace('-', '_')}={value}" for key, value in zip(texts[::2], texts[1::2], strict=True))
-    config = load_config(None, [*STEPS, *own])
-    lengths = build_workload(config).train.lengths
-    planner = Planner("partition", build_problem(config, lengths, 2, 1))
-    shares = [[np.concatenate(share) for share in planner.plan(step).shares] for step in range(3)]
-    assert work_hashes(run) == [work_hash(ids := np.concatenate(step), lengths[ids]) for step in shares]
-    found = rows_of(run)
-    assert found["local_batch"].to_list() == [len(ids) for step in shares for ids in step]
-    assert found["max_seq_len_in_batch"].to_list() == [int(lengths[ids].max()) for step in shares for ids in step]
-    assert run.env()["data"]["train_source"] == str(trace)
-
-
 def test_ranks_on_a_trace_of_two_columns_run_what_both_were_planned_for(launch: Launch, tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     lengths, patches = rng.integers(2, 60, 60), rng.choice([0, 0, 30, 200], 60)
     pl.DataFrame({"length": lengths, "patches": patches}).write_csv(tmp_path / "two.csv")
     wanted = (
-        *(*STEPS[:-1], "schedule.policy=prefix", "schedule.exchange=gather", "schedule.second_weight=0.5"),
+        *("train.steps=3", "train.warmup_steps=0", "train.global_batch=12", "schedule.second_weight=0.5"),
+        *("schedule.mode=dynamic", "schedule.policy=prefix", "schedule.exchange=gather"),
         *("workload.dataset=lengths", f"workload.data_path={tmp_path / 'two.csv'}", "workload.second_column=patches"),
     )
-    run = launch(*wanted)
-
     problem = build_problem(load_config(None, list(wanted)), lengths, 2, 1, second=patches)
-    found = rows_of(run)["local_batch"].to_list()
     knows, blind = (
         [count for step in range(3) for count in Planner("prefix", each).plan(step).local_batches]
         for each in (problem, replace(problem, second=None))
     )
-    assert found == knows != blind
+    assert rows_of(launch(*wanted))["local_batch"].to_list() == knows != blind

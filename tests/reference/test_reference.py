@@ -6,7 +6,6 @@ Strategies that train as one process does, and virtual ranks, under policies, la
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 from math import isnan
 from pathlib import Path
@@ -20,7 +19,7 @@ from packed import SLIDING
 from reference.one_process import Course, class_loss, token_loss, train
 from reference.rank_steps import FAULTY, Answer, Steps, built, steps
 from torch import Tensor, nn
-from warm import WarmRanks
+from warm import WarmRanks, gloo_ranks
 
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
@@ -64,10 +63,10 @@ Case = tuple[str, str, str, str]
 SAMPLE: tuple[Case, ...] = (
     ("ddp", "partition", "padded", "distilbert"),
     ("naive", "prefix", "padded", "gpt2"),
-    ("flat", "static", "packed", "llama"),
+    ("flat", "token_budget", "padded", "llama"),
     ("overlap", "window", "padded", "modernbert"),
     ("bucketed", "partition", "packed", "gpt2"),
-    ("zero1", "token_budget", "padded", "llama"),
+    ("zero1", "static", "packed", "llama"),
     ("zero1_torch", "lpt", "padded", "gpt2"),
     ("fsdp", "partition", "packed", "distilbert"),
     ("ps", "prefix", "padded", "mlp"),
@@ -96,12 +95,7 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
-    """Three gloo ranks for all tests of this module."""
-    warm = WarmRanks(tmp_path_factory.mktemp("meet"), RANKS)
-    yield warm
-    warm.close()
+three = gloo_ranks(RANKS, "module")
 
 
 @pytest.fixture(scope="module")
