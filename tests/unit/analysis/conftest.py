@@ -83,7 +83,7 @@ class Fake:
     fingerprint: str = "data-1"
     overrides: tuple[str, ...] = ()
     env: dict[str, object] = field(default_factory=dict)
-    row: Callable[[StepRow], Mapping[str, Any]] = lambda row: {}
+    row: Callable[[StepRow], Mapping[str, Any]] = field(default=lambda row: {})
     extra: Mapping[str, object] | Callable[[StepRow], Mapping[str, object]] = field(default_factory=dict)
 
 
