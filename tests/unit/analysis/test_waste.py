@@ -124,12 +124,12 @@ def split(row: StepRow) -> dict[str, object]:
 
 @pytest.mark.parametrize("dealt", [packed, split])
 def test_the_cost_of_packed_rows_and_of_several_micro_batches_is_found(merged: Merged, dealt: Any) -> None:
-    def row(row: StepRow) -> dict[str, object]:
+    def made(row: StepRow) -> dict[str, object]:
         here = replace(row, **dealt(row))
         cost = 2.0 * here.micro_batches + 0.05 * here.padded_tokens + 0.002 * here.padded_tokens2
         return {**dealt(row), "compute_ms": cost}
 
-    found = fit_compute(compute_rows(merged("partition", world_size=4, row=row), np.ones(4)))
+    found = fit_compute(compute_rows(merged("partition", world_size=4, row=made), np.ones(4)))
 
     assert found is not None
     assert (found.alpha, found.beta, found.gamma) == pytest.approx((2.0, 0.05, 0.002), rel=1e-3)
@@ -233,7 +233,7 @@ DEALT = {
 def dealt(make_run, policy):
     """A run whose steps are those of `DEALT` in turn; a padded token takes 0.1 ms, the rest of a step 2 ms."""
 
-    def row(row):
+    def made(row):
         step = DEALT[policy][row.step % 2]
         share = step[row.rank]
         padded = [len(each) * max(each) for each in step]
@@ -249,7 +249,7 @@ def dealt(make_run, policy):
         }
 
     window = 2 if policy == "window" else 1
-    run = make_run(policy, world_size=4, global_batch=8, warmup_steps=2, steps=8, window=window, row=row)
+    run = make_run(policy, world_size=4, global_batch=8, warmup_steps=2, steps=8, window=window, row=made)
     (run.path / "eval.csv").unlink()
     return merge_run(run)
 
