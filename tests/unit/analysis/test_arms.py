@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from copy import deepcopy
 from datetime import UTC, datetime, timedelta
@@ -14,7 +13,6 @@ import pytest
 from dynbench.analysis.arms import Arm, group_runs, named_arms, pair_launches
 from dynbench.analysis.checks.comparisons import environment
 from dynbench.analysis.checks.evidence import worded
-from dynbench.analysis.merge import merge_run
 from dynbench.analysis.questions import DEFAULT
 from dynbench.analysis.stats import paired_ratio
 from dynbench.analysis.verdict import Verdict, decide
@@ -52,12 +50,8 @@ def test_an_arm_without_a_run_is_refused(merged):
 
 
 def test_a_data_file_that_changed_between_runs_makes_two_arms(merged):
-    def of(data, seed=0):
-        run = merged("static", seed=seed).run
-        run.env_file.write_text(json.dumps({**run.env(), "data": {"fingerprint": data}}))
-        return merge_run(run)
-
-    before, again, after, other_subset = of("one"), of("one"), of("two"), of("three", seed=1)
+    before, again, after = (merged(fingerprint=data) for data in ("one", "one", "two"))
+    other_subset = merged(fingerprint="three", seed=1)
     arms = group_runs([before, after, again, other_subset])
     assert [ids(arm.runs) for arm in arms] == [ids([before, again, other_subset]), ids([after])]
 
@@ -111,18 +105,11 @@ def test_a_launch_that_is_missing_takes_its_partner_along_and_shifts_no_pair(arm
     order = [(at, planned) for at, planned in enumerate(abba_order(arms)) if planned.arm in "AB"]
     drift = [math.exp(0.05 * at) for at in range(len(arms) * BLOCKS)]
     for seed_of, (_, lost) in itertools.product(SEEDS, order):
-        launches = [
-            launch(
-                each.arm,
-                each.block,
-                seed_of(each.block),
-                at,
-                partial=each == lost,
-                rows=each != lost or fault == "partial",
-            )
-            for at, each in order
-            if each != lost or fault != "removed"
-        ]
+        launches = []
+        for at, each in order:
+            usable = {"partial": each == lost, "rows": each != lost or fault == "partial"}
+            if each != lost or fault != "removed":
+                launches.append(launch(each.arm, each.block, seed_of(each.block), at, **usable))
         pairing = pair(launches)
         kept = [block for block in range(BLOCKS) if block != lost.block]
         assert names(pairing) == [f"A{block}B{block}" for block in kept]
