@@ -6,33 +6,28 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
+from unit.analysis.conftest import Make
 
-from dynbench.analysis.analyze import Report, analyze_runs
 from dynbench.analysis.figures.views import ArmView, caption
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.measures import MEASURES, METRICS, improvement_percent, improvements, means
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.record import MeanRecord
-from dynbench.analysis.results_csv import BY_ARM_FILE, COLUMNS, RESULTS_FILE, over_launches
+from dynbench.analysis.results_csv import COLUMNS, RESULTS_FILE, over_launches
 from dynbench.analysis.run_facts import read_data
-from dynbench.analysis.selection import Selection
-from dynbench.analysis.summary import rank_notes, summarise, summary_of, verdict_lines
+from dynbench.analysis.summary import summarise, summary_of
 from dynbench.analysis.tables import metric_tables, summary_rows
-from dynbench.config.schema import Analysis
 from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore
 
 
 def test_statistics_leave_the_warm_up_out_and_use_ratios_of_totals(make_run):
-    run = make_run("static")
-    merged = merge_run(run)
+    merged = merge_run(make_run())
     summary = summary_of(merged)
     times = merged.steps["step_time_max_ms"].to_numpy()[10:]
     tokens = merged.steps["real_tokens"].to_numpy()[10:]
@@ -40,9 +35,8 @@ def test_statistics_leave_the_warm_up_out_and_use_ratios_of_totals(make_run):
     assert lookup(summary, "step_time_ms.p95") == pytest.approx(np.percentile(times, 95))
     assert lookup(summary, "throughput_tokens_per_s.mean") == pytest.approx(tokens.sum() / times.sum() * 1000)
     assert lookup(summary, "throughput_tokens_per_s.mean") != pytest.approx(np.mean(tokens / times) * 1000)
-    assert lookup(summary, "wait_fraction") == pytest.approx(
-        merged.steps["wait_ms_mean"].to_numpy()[10:].sum() / times.sum()
-    )
+    waited = merged.measured["wait_ms_mean"].sum()
+    assert lookup(summary, "wait_fraction") == pytest.approx(waited / times.sum())
     assert summary["samples"] == 40 * 16
 
 
@@ -51,8 +45,7 @@ def test_improvement_counts_in_the_metrics_better_direction():
     assert improvement_percent(by_key["step_time_ms.mean"], 20, 15) == pytest.approx(25)
     assert improvement_percent(by_key["throughput_tokens_per_s.mean"], 100, 125) == pytest.approx(25)
     assert improvement_percent(by_key["wait_fraction"], 0.0, 0.1) is None
-    assert improvement_percent(by_key["eval.loss"], None, 0.1) is None
-    for broken in (math.nan, math.inf, -math.inf):
+    for broken in (None, math.nan, math.inf, -math.inf):
         assert improvement_percent(by_key["eval.loss"], broken, 0.1) is None
         assert improvement_percent(by_key["eval.loss"], 0.1, broken) is None
 
@@ -71,9 +64,10 @@ def test_gains_of_a_time_and_of_its_rate_agree_however_much_launches_differ():
     """A compressor was 8.6 % better by its step times and 1.8 % worse by its throughput."""
 
     def launches(*ms):
-        keys = ("step_time_ms.mean", "throughput_tokens_per_s.mean", "exposed_comm_ms.mean")
+        pairs = zip(ms, (0.0, 4.0), strict=True)
         return [
-            dict(zip(keys, (one, 1e6 / one, spare), strict=True)) for one, spare in zip(ms, (0.0, 4.0), strict=True)
+            {"step_time_ms.mean": one, "throughput_tokens_per_s.mean": 1e6 / one, "exposed_comm_ms.mean": spare}
+            for one, spare in pairs
         ]
 
     found = improvements(launches(100.0, 300.0), launches(90.0, 310.0))
@@ -86,7 +80,6 @@ def test_gains_of_a_time_and_of_its_rate_agree_however_much_launches_differ():
 def test_means_leave_out_metrics_that_one_summary_lacks():
     found = means([{"wait_fraction": 0.1, "padding_ratio": 1.5}, {"wait_fraction": 0.3, "padding_ratio": None}])
     assert found == {"wait_fraction": pytest.approx(0.2)}
-    assert lookup(found, "wait_fraction") == pytest.approx(0.2)
 
 
 def test_summaries_named_like_a_column_of_the_table_are_kept(make_run):
@@ -101,14 +94,10 @@ def test_summaries_named_like_a_column_of_the_table_are_kept(make_run):
     assert (run.path / "summary.csv").read_text().startswith("metric,title,unit,run unit\nstep_time_ms.mean,")
 
 
-Make = Callable[..., Run]
-
-
 def line_of(run: Run) -> dict[str, Any]:
-    summary = summarise(run)
-    (line,) = pl.read_csv(run.path / RESULTS_FILE).to_dicts()
-    assert line == summary["record"]
-    return line
+    record = summarise(run)["record"]
+    assert pl.read_csv(run.path / RESULTS_FILE).to_dicts() == [record]
+    return record  # type: ignore[return-value]  # a mapping
 
 
 def test_what_is_not_known_is_empty(make_run: Make) -> None:
@@ -164,48 +153,26 @@ def test_what_was_recorded_is_told(data: dict[str, object], lines: dict[str, str
     assert dict(read_data({"data": data}, CONFIGURED).lines()) == lines
 
 
-def launch(perplexity: float | None, reached_s: float | None = None, compression: object = None) -> dict[str, Any]:
-    return {"record": {"val_ppl": perplexity, "time_to_target_ppl_s": reached_s}, "compression": compression}
-
-
-ARMS = {
-    "none": [launch(10.0, 3.0), launch(12.0, 5.0), launch(14.0)],
-    "topk": [launch(11.0, compression={}), launch(11.0, compression={"density": 0.01}), launch(float("nan"))],
-}
+def launch(perplexity: float, reached_s: float | None = None) -> dict[str, Any]:
+    return {"record": {"val_ppl": perplexity, "time_to_target_ppl_s": reached_s}}
 
 
 def test_what_a_launch_does_not_have_is_left_out_and_counted() -> None:
-    found = over_launches(ARMS["none"])
-    assert found == {
+    launches = [launch(10.0, 3.0), launch(12.0, 5.0), launch(14.0), launch(float("nan"))]
+    assert over_launches(launches) == {
         "val_ppl": MeanRecord(mean=12.0, sd=2.0, launches=3),
         "time_to_target_ppl_s": MeanRecord(mean=4.0, sd=2**0.5, launches=2),
     }
-    assert over_launches(ARMS["none"][:1])["val_ppl"].sd is None
-    assert over_launches(ARMS["topk"])["val_ppl"].launches == 2, "what is no number has no mean"
+    assert over_launches(launches[:1])["val_ppl"].sd is None
 
 
-@pytest.fixture
-def emulated(make_run: Make, store: RunStore) -> Report:
-    link = "launch.link_gbps=2.5"
-    runs = [make_run(policy, overrides=(link,)) for policy in ("static", "partition")]
-    return analyze_runs(Selection(runs), store, Analysis())
-
-
-def test_every_place_says_that_a_link_was_emulated(emulated: Report, make_run: Make) -> None:
-    """A page, a verdict, a caption, a run's own summary and line."""
-    said = "2.5 Gb/s"
-    assert any(said in note and "emulated" in note for note in rank_notes(emulated))
-    assert all("emulated link" in line for line in verdict_lines(emulated.comparisons))
-    drawn = [ArmView(arm.label, arm.runs) for arm in emulated.arms]
-    assert f"emulated link of {said}" in caption(drawn, "")
-    for run in emulated.runs:
-        summary = emulated.summaries[run.run.id]
-        assert summary["link_gbps"] == 2.5 and said in (run.run.path / "summary.md").read_text()
-        assert isinstance(summary["record"], dict) and summary["record"]["link_gbps"] == 2.5
-    assert said in (emulated.folder.path / "summary.md").read_text()
-    assert (emulated.folder.path / BY_ARM_FILE).is_file()
-    real = summarise(make_run("static"))
-    assert real["link_gbps"] is None
+def test_captions_and_a_runs_own_summary_say_that_a_link_was_emulated(make_run: Make) -> None:
+    run = make_run(overrides=("launch.link_gbps=2.5",))
+    summary = summarise(run)
+    assert (summary["link_gbps"], summary["record"]["link_gbps"]) == (2.5, 2.5)  # type: ignore[index]  # a mapping
+    assert "2.5 Gb/s" in (run.path / "summary.md").read_text()
+    assert "2.5 Gb/s" in caption([ArmView("static", (merge_run(run),))], "")
+    assert summarise(make_run())["link_gbps"] is None
 
 
 ADDING = '''\
@@ -258,7 +225,7 @@ print(json.dumps({
 
 
 @pytest.mark.slow
-def test_one_declaration_is_seen_everywhere(make_run: Callable[..., Run], tmp_path: Path) -> None:
+def test_one_declaration_is_seen_everywhere(make_run: Make, tmp_path: Path) -> None:
     folders = [str(make_run(policy).path) for policy in ("static", "partition")]
     (tmp_path / "added.py").write_text(ADDING, encoding="utf-8")
     command = [sys.executable, str(tmp_path / "added.py"), *folders]
