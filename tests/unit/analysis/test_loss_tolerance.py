@@ -6,14 +6,8 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from compared import compare_arms
 from torch import Tensor, nn
-
-from dynbench.analysis.arms import named_arms
-from dynbench.analysis.checks import run_checks
-from dynbench.analysis.checks.evidence import Evidence, Finding
-from dynbench.analysis.merge import merge_run
-from dynbench.config.schema import Analysis
+from unit.analysis.conftest import compare, findings, with_steps
 
 STEPS, BATCH, RANKS = 30, 16, 2
 VOCABULARY, WIDTH, LONGEST = 200, 24, 24
@@ -69,35 +63,23 @@ def losses(precision: str, seed: int, *, sort: bool, weighted: bool = True) -> l
     return found
 
 
-@pytest.fixture
-def judged(make_run):
-    """The finding on losses of two arms, and the largest difference; None where there is no finding."""
-
-    def of(
-        precision: str, seed: int, weighted: bool = True, given: float | str = "auto"
-    ) -> tuple[Finding | None, float]:
-        fields = {"steps": STEPS - 5, "warmup_steps": 5, "overrides": (f"train.precision={precision}",)}
-        runs = {name: merge_run(make_run(name, **fields)) for name in ("static", "partition")}
-        for name, run in runs.items():
-            sort = name == "partition"
-            measured = pl.Series(losses(precision, seed, sort=sort, weighted=weighted or not sort))
-            object.__setattr__(run, "steps", run.steps.with_columns(loss_global=measured))
-        arms, settings = named_arms({name: [run] for name, run in runs.items()}), Analysis(loss_tolerance=given)
-        comparisons = compare_arms(arms, settings)
-        findings = run_checks(Evidence(arms, comparisons, settings))
-        seen = next((finding for finding in findings if finding.id == "loss_parity"), None)
-        return seen, comparisons[0].loss_max_rel_diff
-
-    return of
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", DTYPES)
-@pytest.mark.parametrize("seed", [0])
-def test_rounding_is_no_finding_and_a_wrong_weight_is_one(judged, precision, seed):
-    right, difference = judged(precision, seed)
+def test_rounding_is_no_finding_and_a_wrong_weight_is_one(launch, precision):
+    fields = {"steps": STEPS - 5, "warmup_steps": 5, "overrides": (f"train.precision={precision}",)}
+    runs = launch(1, static=fields, partition=fields)
+    static = losses(precision, 0, sort=False)
+
+    def judged(dealt):
+        """The finding on losses, None without one, and their largest difference."""
+        both = {"static": static, "partition": dealt}
+        arms = {name: [with_steps(runs[name][0], loss_global=pl.Series(each))] for name, each in both.items()}
+        seen = [finding for finding in findings(arms) if finding.id == "loss_parity"]
+        return next(iter(seen), None), compare(arms)[0].loss_max_rel_diff
+
+    right, difference = judged(losses(precision, 0, sort=True))
     assert right is None
-    wrong, apart = judged(precision, seed, weighted=False)
+    wrong, apart = judged(losses(precision, 0, sort=True, weighted=False))
     limit = wrong.values["tolerance"]
     assert wrong.severity == "fail"
     assert 3 * difference < limit < apart, "room for larger models, and for smaller faults"
