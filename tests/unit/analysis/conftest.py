@@ -35,8 +35,6 @@ Launch = Callable[..., dict[str, list[MergedRun]]]
 DEFAULTS = Analysis()
 SAMPLES = 2_000
 SESSION = datetime(2026, 11, 20, 12, tzinfo=UTC)
-clock = count()
-"""Orders runs in time and sets their noise; it begins anew with every module and test, whatever ran before."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +118,10 @@ def shares(fake: Fake, step: int, lengths: np.ndarray) -> list[np.ndarray]:
     return np.split(ids, np.maximum(cuts, np.arange(1, fake.world_size)))
 
 
-def rows_of(fake: Fake) -> list[list[StepRow]]:
-    """Rows of every rank, [servers + world_size][steps]."""
+def rows_of(fake: Fake, place: int) -> list[list[StepRow]]:
+    """Rows of every rank, [servers + world_size][steps], of the run at a place among others."""
     lengths = sample_lengths()
-    rng = np.random.default_rng([fake.seed, next(clock)])
+    rng = np.random.default_rng([fake.seed, 2 * place])
     rows: list[list[StepRow]] = [[] for _ in range(fake.world_size)]
     for step in range(fake.warmup_steps + fake.steps):
         dealt = shares(fake, step, lengths)
@@ -178,8 +176,9 @@ def config_text(settings: tuple[str, ...]) -> str:
     return dump_config(load_config(None, settings))
 
 
-def build_run(store: RunStore, fake: Fake, name: str | None = None) -> Run:
-    """A finished run folder."""
+def build_run(store: RunStore, fake: Fake, name: str | None = None, place: int | None = None) -> Run:
+    """A finished run folder, which has a place among others in time; its noise is that of the place."""
+    place = len([*store.root.glob("*")]) if place is None else place
     policy = "partition" if fake.policy == "window" else fake.policy
     run = store.create("train", policy, name)
     settings = (
@@ -208,37 +207,24 @@ def build_run(store: RunStore, fake: Fake, name: str | None = None) -> Run:
         "data": {"fingerprint": fake.fingerprint},
     }
     write_json(run.env_file, env | fake.env)
-    for rank, rows in enumerate(rows_of(fake)[: fake.ranks_written]):
+    for rank, rows in enumerate(rows_of(fake, place)[: fake.ranks_written]):
         extras = [fake.extra(row) if callable(fake.extra) else fake.extra for row in rows[: fake.steps_written]]
         with RowWriter(run.rank_file(rank), tuple(extras[0]) if extras else ()) as writer:
             for row, extra in zip(rows, extras, strict=False):
                 writer.write(row, extra)
     write_text(run.path / "eval.csv", "step,loss,accuracy,samples\n50,0.61,0.75,512\n")
-    started = (SESSION + timedelta(seconds=next(clock))).isoformat(timespec="microseconds")
+    started = (SESSION + timedelta(seconds=place)).isoformat(timespec="microseconds")
     run.update(status="running", started=started)
     if fake.status != "running":
         run.update(status=fake.status)
     return run
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _clock_of_the_module() -> None:
-    _restart()
-
-
-@pytest.fixture(autouse=True)
-def _clock_of_the_test() -> None:
-    _restart()
-
-
-def _restart() -> None:
-    global clock
-    clock = count()
-
-
 def _maker(store: RunStore) -> Make:
+    places = count()
+
     def make(policy: str = "static", name: str | None = None, **fields: object) -> Run:
-        return build_run(store, Fake(policy=policy, **fields), name)  # type: ignore[arg-type]  # typed by Fake
+        return build_run(store, Fake(policy=policy, **fields), name, next(places))  # type: ignore[arg-type]  # typed by Fake
 
     return make
 

@@ -10,6 +10,8 @@ import matplotlib
 import numpy as np
 import polars as pl
 import pytest
+from golden.accepted import read_accepted
+from golden.layout import WATCHED, looked_at
 from matplotlib.image import imread
 from matplotlib.lines import Line2D
 from unit.analysis.conftest import Launch, Make
@@ -150,6 +152,24 @@ def solved(folder: Path, *policies: str, steps: int = 8) -> Run:
     lengths = np.clip(np.random.default_rng(3).lognormal(3, 1, 500).astype(np.int64), 2, 300)
     options = SolveOptions([Trace("made", lengths, "here")], (2, 4), policies, windows=(2, 4), steps=steps)
     return run_solve(load_config(), options, RunStore(folder)).run
+
+
+@pytest.mark.slow
+def test_figures_of_plans_and_of_many_arms_are_drawn_without_a_fault_as_all_others_are(view, tmp_path: Path) -> None:
+    """Every figure is looked at: those of recorded runs in the goldens, those of plans and of many arms here."""
+    few = view("static", "partition")
+    many = [ArmView(f"{number} of many arms", few[number % 2].runs) for number in range(12)]
+    with looked_at() as drawn:
+        draw_figures("solve", solved(tmp_path, "static", "partition", "prefix"), tmp_path)
+        draw_figures("train", many, tmp_path)
+    assert {name: found for name, found in drawn.items() if found} == {}
+    files = [
+        file
+        for name in WATCHED
+        for key, value in read_accepted(name).values.items()
+        for file in ([key] if "/figures/" in key else value if key.endswith("/figures") else ())
+    ]
+    assert {Path(file).stem for file in files} | set(drawn) >= {name for named in FIGURES.values() for name in named}
 
 
 def test_what_was_not_solved_is_not_drawn(tmp_path):

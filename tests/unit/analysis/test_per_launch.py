@@ -71,7 +71,7 @@ def test_the_tail_is_told_whatever_the_total_time_is(six: Terms) -> None:
         assert (tail.launches_needed is None) == (tail.verdict is not Verdict.AMBIGUOUS)
 
 
-def test_a_single_candidate_has_the_interval_of_its_pairs_and_the_number_that_would_show_its_difference(six: Terms) -> None:
+def test_a_single_candidate_has_the_interval_of_its_pairs_and_the_launches_that_would_show_it(six: Terms) -> None:
     shared = planted(six, unclear=(0.97, 0.04))
     (found,) = compare_candidates(shared)
     tail = tail_of(found)

@@ -117,20 +117,12 @@ CONFIGURED = 64
 TRAIN = {"samples": 9, "tokens": 75, "cut_samples": 3, "cut_tokens": 25}
 FEW = "9 training samples are too few to hold some out"
 CASES = [
-    ({}, {}),
     ({"fingerprint": "an older version's"}, {}),
     (
         {"train": TRAIN, "eval": {"samples": 1}, "decisions": {"workload.eval": {"value": 1, "reason": "no file"}}},
         {
             "data": "9 samples trained on; 1 more held out of the training data, for evaluation",
             "cut": "3 training samples to 64 tokens, which removed 25 tokens (25.0% of all)",
-        },
-    ),
-    (
-        {"train": TRAIN | {"cut_samples": 0}, "eval": {"samples": 1024, "cut_samples": 2, "cut_tokens": 7}},
-        {
-            "data": "9 samples trained on; 1,024 others for evaluation",
-            "cut": "2 evaluation samples to 64 tokens, which removed 7 tokens",
         },
     ),
     (
