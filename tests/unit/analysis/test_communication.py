@@ -16,7 +16,7 @@ from dynbench.analysis.communication import against_null, compression_of
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.rank_files import read_calls, waiting_and_transfer
 from dynbench.analysis.selection import export_runs
-from dynbench.analysis.summary import summarise, summary_of
+from dynbench.analysis.summary import summarise
 from dynbench.compress.compressing import COMPRESS_COLUMNS, ERROR_COLUMNS
 from dynbench.runs.atomic import write_json
 from dynbench.runs.export import open_export
@@ -47,19 +47,6 @@ def with_null(make_run: Make, policy: str) -> tuple[Run, Run]:
     null = make_run(policy, noise=0.0, transfer_ms=0.0, overrides=("sync.communicate=false",))
     beside(run, null)
     return run, null
-
-
-@pytest.mark.parametrize("policy", ["static", "partition"])
-def test_what_a_step_takes_beyond_one_without_communication(make_run: Make, policy: str) -> None:
-    """The made-up step lasts as long as its slowest rank computes, and the transfer."""
-    run, null = with_null(make_run, policy)
-    summary = summary_of(merge_run(run))
-    found = against_null(merge_run(run))
-    assert found is not None and (found["run"], found["steps"]) == (null.id, 40)
-    assert summary["exposed_vs_null_ms"] == {"mean": pytest.approx(6.0)} == {"mean": found["exposed_ms"]}
-    assert summary["exposed_comm_ms"] == {"mean": pytest.approx(6.0, abs=1e-4)}
-    assert (found["compute_ms"], found["optimizer_ms"], found["other_ms"]) == pytest.approx((0, 0, 0), abs=1e-4)
-    assert "exposed_vs_null_ms" not in summary_of(merge_run(null))
 
 
 def test_only_the_same_without_communication_counts(make_run: Make) -> None:
@@ -190,18 +177,6 @@ def test_two_that_agree_or_have_little_to_tell_are_no_finding(
     timed = with_steps(run, comm_ms=pl.lit(wire_ms), step_time_ms_mean=pl.lit(STEP_MS))
     assert "profiled_shares" not in {finding.id for finding in findings({"static": [timed]})}
 
-
-
-def test_phases_are_as_long_as_rows_say_with_what_passes_wait_for(make_run: Make) -> None:
-    """What is waited for moves from sync into the pass that waits, and nothing is counted twice."""
-    run = profiled(make_run("static", extra={"sync_forward_ms": 1.0, "sync_optimizer_ms": 0.5}), 30.0)
-    profile = summarise(run)["profile"]
-    assert isinstance(profile, dict)
-    rows = merge_run(run).worker_rows().filter(pl.col("step").is_between(8, 9)).collect()
-    passes = ("forward_ms", "backward_ms", "sync_ms", "optimizer_ms")
-    mean = rows.select(pl.col(*passes).mean()).row(0, named=True)
-    assert sum(profile["phase_ms"].values()) == pytest.approx(sum(mean.values()))
-    assert profile["phase_ms"]["forward"] == pytest.approx(mean["forward_ms"] + 1.0)
 
 
 def test_runs_whose_rows_do_not_tell_what_passes_wait_for_have_no_phases(make_run: Make) -> None:

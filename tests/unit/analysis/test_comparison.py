@@ -14,7 +14,6 @@ from unit.analysis.conftest import Make, compare, findings, launches
 from dynbench.analysis.arms import named_arms, seconds_per_unit
 from dynbench.analysis.comparison import Terms, compare_candidates, compare_pairs
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.scaling import scaling_of
 from dynbench.analysis.verdict import Verdict, arm_variances, holm, launch_table, of_two, p_value
 from dynbench.config.schema import Analysis, changed
 from dynbench.errors import NotComparable
@@ -278,37 +277,3 @@ def test_where_attention_keeps_samples_apart_it_is_an_arm_like_any_other(launch)
     assert "samples_see_each_other" not in checks
     wrong, checks = flattened(launch, HOLDS, loss_shift=0.05)
     assert wrong.loss_max_rel_diff > 0.01 and "loss_parity" in checks
-
-
-NAIVE, FLAT, PS = ({**QUIET, "overrides": (f"sync.name={name}",)} for name in ("naive", "flat", "ps"))
-CROWDED = {"env": {"cpu_cores": {"present": 2, "usable": 2, "quota": None}}}
-OVER_RANKS = {
-    "naive_1": ({**NAIVE, "world_size": 1}, "reference", "naive_1"),
-    "naive_2": (NAIVE, "strong", "naive_1"),
-    "naive_4": ({**NAIVE, "world_size": 4, **CROWDED}, "strong", "naive_1"),
-    "naive_2_weak": ({**NAIVE, "global_batch": 32}, "weak", "naive_1"),
-    "flat_2": ({**FLAT, "slowdown": 0.5}, "reference", "flat_2"),
-    "flat_4": ({**FLAT, "world_size": 4, "slowdown": 0.5}, "strong", "flat_2"),
-    "ps_1": ({**PS, "world_size": 1, "servers": 1}, "reference", "ps_1"),
-    "ps_2": ({**PS, "servers": 1}, "strong", "ps_1"),
-}
-"""Two strategies over one, two and four ranks that train, and a server with one and two workers: kind, and reference."""
-
-
-@pytest.mark.slow
-def test_each_strategy_is_scaled_against_its_own_fewest_ranks(launch) -> None:
-    arms = named_arms(launch(2, **{name: fields for name, (fields, *_) in OVER_RANKS.items()}))
-    shared = terms(arms, Analysis(), question="topology")
-    found = {one.arm: one for one in scaling_of(arms, shared.summaries, shared.question.unit, shared.time.ratio)}
-    assert {name: (one.kind, one.against) for name, one in found.items()} == {
-        name: (kind, against) for name, (_, kind, against) in OVER_RANKS.items()
-    }
-    for one in found.values():
-        fewer = found[one.against]
-        assert one.efficiency == pytest.approx(one.speedup * fewer.workers / one.workers)
-        assert one.efficiency_of_ranks == pytest.approx(one.speedup * fewer.world_size / one.world_size)
-        assert one.units_per_s / fewer.units_per_s == pytest.approx(one.speedup, rel=0.02)
-    assert (found["ps_2"].workers, found["ps_2"].world_size) == (2, 3)
-    assert found["ps_2"].efficiency_of_ranks > found["ps_2"].efficiency, "a server is shared by more workers"
-    by_candidate = {item.candidate.label: item.efficiency for item in compare_candidates(shared)}
-    assert by_candidate == {name: pytest.approx(found[name].efficiency) for name in by_candidate}

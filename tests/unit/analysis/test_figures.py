@@ -14,17 +14,14 @@ from golden.accepted import read_accepted
 from golden.layout import WATCHED, looked_at
 from matplotlib.image import imread
 from matplotlib.lines import Line2D
-from unit.analysis.conftest import Launch, Make
+from unit.analysis.conftest import Make
 
 import dynbench.analysis.figures as registry
-from dynbench.analysis.arms import named_arms
 from dynbench.analysis.figures import FIGURES, charts, draw_figure, draw_figures, timeline
 from dynbench.analysis.figures.charts import GREY, looks
 from dynbench.analysis.figures.timeline import typical_step
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.summary import summary_of
-from dynbench.analysis.waste import PARTS, share_ideal
 from dynbench.config.layers import load_config
 from dynbench.errors import RecordError
 from dynbench.experiment.solve_run import SolveOptions, run_solve
@@ -184,38 +181,8 @@ def test_a_spoiled_file_is_named(tmp_path):
         draw_figure("solve", "solve_greedy_gap", run)
 
 
-def views(launch: Launch, **of_arm: dict[str, object]) -> list[ArmView]:
-    """The arms, of two launches each, with the ideal that they share."""
-    arms = named_arms(launch(2, **{name: {"world_size": 4, **fields} for name, fields in of_arm.items()}))
-    made = share_ideal(arms, {run.run.id: summary_of(run) for arm in arms for run in arm.runs})
-    return [ArmView(arm.label, arm.runs, made=[made[run.run.id] for run in arm.runs]) for arm in arms]
-
-
-def waterfall(arms: list[ArmView]) -> charts.Drawing | None:
-    with matplotlib.rc_context(charts.RC):
-        return draw_figure("train", "waterfall", arms)
-
-
-@pytest.mark.slow
-def test_the_steps_lead_from_the_baseline_to_the_candidate(launch: Launch) -> None:
-    arms = views(launch, static={}, partition={}, costly={"transfer_ms": 9.0})
-    table = waterfall(arms).table
-    for arm in arms:
-        rows = {row["part"]: row for row in table.filter(arm=arm.label).iter_rows(named=True)}
-        measured = [1000 * run.time_ms / run.measured["real_tokens"].sum() for run in arm.runs]
-        assert rows["total"]["ms"] == pytest.approx(sum(measured) / 2)
-        parts = [rows[part] for part in ("ideal", *PARTS)]
-        for column in ("ms", "change_ms"):
-            assert sum(row[column] for row in parts) == pytest.approx(rows["total"][column], abs=1e-9)
-    assert set(table.filter(arm="static")["change_ms"]) == {0.0}
-    assert table.filter(arm="partition", part="waiting")["change_ms"][0] < 0
-    assert table.filter(arm="costly", part="exposed_comm")["change_ms"][0] > 0
-
-
-def test_it_is_drawn_only_where_there_is_something_to_hold_against_each_other(launch: Launch, make_run: Make) -> None:
-    alone = views(launch, static={})
+def test_it_is_drawn_only_where_there_is_something_to_hold_against_each_other(view, make_run: Make) -> None:
+    alone = view("static")
     unknown = ArmView("short", (merge_run(make_run(steps_written=5, status="interrupted")),))
-
-    assert waterfall(alone) is None
-    assert waterfall([*alone, unknown]) is None
-    assert waterfall([unknown, *alone]) is None
+    for arms in (alone, [*alone, unknown], [unknown, *alone]):
+        assert draw_figure("train", "waterfall", arms) is None

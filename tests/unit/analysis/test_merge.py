@@ -61,18 +61,6 @@ def test_steps_are_the_same_however_many_rows_are_grouped_at_once(make_run, monk
     assert_frame_equal(found, table, rel_tol=1e-12)
 
 
-def test_servers_count_in_no_step(make_run):
-    alone, served = merge_run(make_run("partition")), merge_run(make_run("partition", servers=2))
-    assert (served.world_size, served.workers, served.missing_ranks, served.partial) == (4, 2, (), False)
-    for name in ("global_batch", "real_tokens", "padded_tokens_max", "padded_tokens_std", "loss_global", "work_hash"):
-        assert served.steps[name].to_list() == alone.steps[name].to_list(), name
-    assert served.steps["step_time_max_ms"].max() < 9e3
-    assert served.time_ms < 9e3
-    rows = pl.read_parquet(served.run.path / "merged_metrics.parquet")
-    assert rows["rank"].n_unique() == 4
-    assert rows.filter(pl.col("wait_ms").is_null())["rank"].unique().sort().to_list() == [0, 1]
-
-
 def test_merged_files_hold_the_same_rows(make_run):
     run = make_run("partition", steps=20, extra={"comm_ms": 2.5, "bytes_wire": 1000})
     merged = merge_run(run)

@@ -17,7 +17,6 @@ from dynbench.config.schema import Analysis
 from dynbench.errors import DynbenchError, RecordError, RunLookupError
 from dynbench.experiment.reporting import FORMATS
 from dynbench.runs.export import EXPORT_FILE
-from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.usefixtures("undrawn")

@@ -6,38 +6,25 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pytest
 from unit.analysis.conftest import Make
 
+from dynbench.analysis.evaluations import targets_of
 from dynbench.analysis.figures.views import ArmView, caption
-from dynbench.analysis.measure import lookup
 from dynbench.analysis.measures import MEASURES, METRICS, improvement_percent, improvements, means
-from dynbench.analysis.merge import merge_run
+from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.record import MeanRecord
 from dynbench.analysis.results_csv import COLUMNS, RESULTS_FILE, over_launches
 from dynbench.analysis.run_facts import read_data
-from dynbench.analysis.summary import summarise, summary_of
+from dynbench.analysis.summary import summarise
 from dynbench.analysis.tables import metric_tables, summary_rows
+from dynbench.config.schema import changed
 from dynbench.runs.run import Run
-
-
-def test_statistics_leave_the_warm_up_out_and_use_ratios_of_totals(make_run):
-    merged = merge_run(make_run())
-    summary = summary_of(merged)
-    times = merged.steps["step_time_max_ms"].to_numpy()[10:]
-    tokens = merged.steps["real_tokens"].to_numpy()[10:]
-    assert (summary["steps"], summary["warmup_steps"], summary["rows"]) == (40, 10, 100)
-    assert lookup(summary, "step_time_ms.p95") == pytest.approx(np.percentile(times, 95))
-    assert lookup(summary, "throughput_tokens_per_s.mean") == pytest.approx(tokens.sum() / times.sum() * 1000)
-    assert lookup(summary, "throughput_tokens_per_s.mean") != pytest.approx(np.mean(tokens / times) * 1000)
-    waited = merged.measured["wait_ms_mean"].sum()
-    assert lookup(summary, "wait_fraction") == pytest.approx(waited / times.sum())
-    assert summary["samples"] == 40 * 16
 
 
 def test_improvement_counts_in_the_metrics_better_direction():
@@ -200,6 +187,7 @@ from dynbench.analysis.results_csv import over_launches
 from dynbench.analysis.results_csv import results_csv
 from dynbench.analysis.summary import summarise
 from dynbench.fields.documents import page
+from dynbench.config.schema import changed
 from dynbench.runs.run import Run
 
 runs = [Run(Path(folder)) for folder in sys.argv[1:]]
@@ -238,3 +226,40 @@ def test_what_is_declared_is_declared_once() -> None:
         assert len(keys) == len(set(keys))
     assert not any("." in each.needs for each in MEASURES)
     assert [metric.key for metric in METRICS if not metric.title or not metric.heading] == []
+
+
+@pytest.fixture
+def trained(make_run: Make) -> MergedRun:
+    """50 steps, evaluated after every tenth: the perplexity comes below 20 and leaves it again."""
+    run = make_run(extra={"bytes_wire": 10}, noise=0.0)
+    reached = {9: 90.0, 19: 40.0, 29: 18.0, 39: 20.0, 49: 12.0}
+    lines = [f"{step},1.0,{perplexity},100,10\n" for step, perplexity in reached.items()]
+    (run.path / "eval.csv").write_text("step,loss,perplexity,tokens,samples\n" + "".join(lines))
+    return merge_run(run)
+
+
+def targets(run: MergedRun, **asked: float) -> Any:
+    config = changed(run.facts.config, {f"analysis.{name}": value for name, value in asked.items()})
+    return targets_of(replace(run, facts=replace(run.facts, config=config)))
+
+
+def test_a_target_is_reached_with_the_first_evaluation_at_or_below_it(trained: MergedRun) -> None:
+    for asked, steps in ((40.0, 20), (39.9, 30), (18.0, 30), (12.0, 50)):
+        found = targets(trained, target_perplexity=asked)
+        assert (found["steps_to_target"], found["bytes_to_target"]) == (steps, 10 * steps)
+        spent = trained.steps["step_time_max_ms"][:steps].sum() / 1000
+        assert found["time_to_target_s"] == pytest.approx(spent), "warm-up among it, evaluation not"
+    missed = targets(trained, target_perplexity=11.9)
+    assert (missed["steps_to_target"], missed["bytes_to_target"], missed["time_to_target_s"]) == (None, None, None)
+
+
+def test_at_a_time_stands_the_last_evaluation_within_it(trained: MergedRun) -> None:
+    clock = trained.steps["step_time_max_ms"].cum_sum() / 1000
+    for seconds, perplexity in ((clock[19] + 1e-6, 40.0), (clock[28], 40.0), (clock[0], None), (clock[49] + 9, None)):
+        found = targets(trained, time_budget_s=seconds)
+        assert (found["perplexity_at_budget"], found["target_perplexity"]) == (perplexity, None), seconds
+
+
+def test_a_run_of_which_steps_are_missing_knows_no_time(trained: MergedRun) -> None:
+    short = replace(trained, steps=trained.steps.head(45), facts=replace(trained.facts, status="failed"))
+    assert targets(short, target_perplexity=12.0)["time_to_target_s"] is None

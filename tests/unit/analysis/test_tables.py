@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from compared import compared
@@ -11,22 +11,15 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from languages import english_words
 from rich.cells import cell_len
-from unit.analysis.conftest import Fake, build_run
 
-from dynbench.analysis.measures import METRICS, memory_parts
-from dynbench.analysis.merge import merge_run
+from dynbench.analysis.measures import METRICS
 from dynbench.analysis.questions import DEFAULT
-from dynbench.analysis.summary import summary_of
 from dynbench.analysis.table_specs import TABLES
 from dynbench.analysis.tables import by_arm, overview
 from dynbench.analysis.waste import PARTS
 from dynbench.cli import common, console
 from dynbench.plugins import STRATEGIES
 from dynbench.report import LANGUAGES, load_template
-from dynbench.runs.atomic import write_json
-from dynbench.runs.records import COMM_COLUMNS, Column, StepRow, write_columns
-from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore
 from dynbench.table_text import MARKDOWN_WIDTH, Table, format_gain, format_value, signed
 
 LONGEST = 32
@@ -133,57 +126,6 @@ def test_a_launch_that_does_not_know_leaves_the_arm_unknown() -> None:
     table = TABLES["waste"].table({"static": [summary(1.5), summary(None)], "other": [summary(2.0)]})
     assert not any(table.rows[0][1:9]) and table.rows[1][1] == "2.00"
     assert table.rows[0][9], "whom steps wait for needs no fit"
-
-
-def test_what_ranks_held_is_a_mean_over_those_that_train(make_run: Callable[..., Run]) -> None:
-    run = make_run("static", overrides=("sync.name=zero1",))
-    assert memory_parts(merge_run(run)) is None
-    kinds = {"parameters_mb": 4.0, "gradients_mb": 2.0, "optimizer_mb": 4.0, "strategy_mb": 4.0, "peak_mb": None}
-    ranks = [
-        {"rank": rank, "whole_mb": 4.0, "activations_mb": 1.0 + rank}
-        | dict.fromkeys(("initialised", "before_step", "after_step"), kinds)
-        for rank in range(2)
-    ]
-    write_json(run.env_file, run.env() | {"memory_parts": ranks})
-    found = memory_parts(merge_run(run))
-    assert found is not None
-    assert (found["activations_mb"], found["model_mb"]) == (1.5, 4.0)
-    assert found["after_step"] == {**kinds, "peak_mb": None}
-    table = TABLES["memory_parts"].table({"zero1": [{"memory_parts": found}]})
-    assert table is not None
-    assert [row[1] for row in table.rows] == ["initialised", "before step", "after step"]
-    assert table.rows[2][2:7] == ["4.000", "2.000", "4.000", "4.000", "14.000"], "and their sum"
-    assert table.rows[1][7] == "1.500" and not table.rows[2][7], "activations are freed by the backward pass"
-
-
-COMM, *_ = COMM_COLUMNS
-PUSH, SEND = Column("push_ms", "number", "ms", "Of workers."), Column("send_ms", "number", "ms", "Of servers.")
-COUNT = Column("messages", "integer", "", "No time.")
-
-
-def served(store: RunStore, servers: int) -> Run:
-    """A run whose workers push for 2 ms in warm-up and 4 ms after it, and whose servers send for 6 ms."""
-
-    def extra(row: StepRow) -> dict[str, object]:
-        if row.rank < servers:
-            return {"comm_ms": 9, "push_ms": None, "send_ms": 6, "messages": 4}
-        return {"comm_ms": 8, "push_ms": 2 if row.warmup else 4, "send_ms": None, "messages": 4}
-
-    run = build_run(store, Fake("partition", servers=servers, extra=extra))
-    write_columns(run.ranks_dir, [COMM, PUSH, SEND, COUNT])
-    return run
-
-
-@pytest.mark.parametrize("servers", [1, 2])
-def test_each_side_has_the_means_of_its_measured_rows_and_its_own_memory(store: RunStore, servers: int) -> None:
-    summary = summary_of(merge_run(served(store, servers)))
-    assert summary["timed_ms"] == {
-        "workers": {"comm_ms": pytest.approx(8), "push_ms": pytest.approx(4)},
-        "servers": {"comm_ms": pytest.approx(9), "send_ms": pytest.approx(6), "optimizer_ms": 0},
-    }
-    assert summary["peak_mem_mb"]["servers_max"] == 0
-    assert summary["peak_mem_mb"]["max"] > 400
-    assert summary_of(merge_run(build_run(store, Fake())))["peak_mem_mb"]["servers_max"] is None
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
