@@ -18,34 +18,6 @@ from dynbench.errors import RecordError, StorageError, user_error
 from dynbench.runs.records import Column, read_columns, write_columns
 
 
-def test_the_step_table_equals_a_plain_computation(make_run):
-    run = make_run("partition", world_size=3, global_batch=24)
-    frames = [pl.read_csv(run.rank_file(rank), schema_overrides={"work_hash": pl.UInt64}) for rank in range(3)]
-    raw = {name: np.array([frame[name] for frame in frames]) for name in frames[0].columns}
-    sync, batch, step_ms = raw["sync_ms"], raw["local_batch"], raw["step_time_ms"].max(axis=0)
-    waited = sync - sync.min(axis=0)
-    expected = {
-        "exposed_comm_ms": sync.min(axis=0),
-        "wait_ms_mean": waited.mean(axis=0),
-        "wait_max_ms": waited.max(axis=0),
-        "step_time_max_ms": step_ms,
-        "global_batch": batch.sum(axis=0),
-        "real_tokens": raw["real_tokens"].sum(axis=0),
-        "padded_tokens": raw["padded_tokens"].sum(axis=0),
-        "padded_tokens_max": raw["padded_tokens"].max(axis=0),
-        "loss_global": (batch * raw["loss"]).sum(axis=0) / batch.sum(axis=0),
-        "throughput_samples_per_s": 1000 * batch.sum(axis=0) / step_ms,
-        "throughput_tokens_per_s": 1000 * raw["real_tokens"].sum(axis=0) / step_ms,
-    }
-    for name in ("compute_ms", "step_time_ms", "padded_tokens", "peak_mem_mb"):
-        expected[f"{name}_std"] = raw[name].std(axis=0)
-    steps = merge_run(run).steps
-    for name, values in expected.items():
-        assert steps[name].to_list() == pytest.approx(values.tolist(), rel=1e-5, abs=1e-5), name
-    assert steps["work_hash"].to_list() == raw["work_hash"].sum(axis=0).tolist(), "modulo 2**64, as integers of C are"
-    assert steps["warmup"].to_list() == [step < 10 for step in range(50)]
-
-
 @pytest.mark.parametrize("at_once", [1, 7, 30])
 def test_steps_are_the_same_however_many_rows_are_grouped_at_once(make_run, monkeypatch, at_once):
     """Ranks that begin later, end earlier, or lack a step or a column included."""

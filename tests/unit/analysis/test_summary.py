@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -16,6 +13,7 @@ from unit.analysis.conftest import Make
 
 from dynbench.analysis.evaluations import targets_of
 from dynbench.analysis.figures.views import ArmView, caption
+from dynbench.analysis.measure import lookup
 from dynbench.analysis.measures import MEASURES, METRICS, improvement_percent, improvements, means
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.record import MeanRecord
@@ -42,6 +40,7 @@ def test_steps_of_other_batches_are_not_told_to_be_better_or_worse():
     whole = {metric.key: 2.0 for metric in METRICS}
     before, equal, larger = ({**whole, "global_batch": size} for size in (32, 32, 128))
     kept = set(improvements([before], [equal]))
+    assert kept == {metric.key for metric in METRICS if metric.better}
     withheld = kept - set(improvements([before], [larger]))
     assert withheld == {metric.key for metric in METRICS if metric.of == "step"} <= kept
     assert "step_time_ms.p95" in withheld and "throughput_tokens_per_s.mean" not in withheld
@@ -154,70 +153,19 @@ def test_captions_and_a_runs_own_summary_say_that_a_link_was_emulated(make_run: 
     assert summarise(make_run())["link_gbps"] is None
 
 
-ADDING = '''\
-"""As if the class stood in measures.py."""
-import json, sys
-from importlib.util import find_spec, module_from_spec
-from pathlib import Path
-from dynbench.analysis.measure import measure, shown
-
-
-class Added:
-    """Of tomorrow."""
-
-    twice_ms: float | None = measure(
-        lambda at: 2 * at.of("step_time_ms.mean"),
-        shown("step time", "twice", "step time, twice", "ms", of="step"),
-        column="twice_ms",
-        over_launches=True,
-    )
-    """Twice the mean step time."""
-
-
-spec = find_spec("dynbench.analysis.measures")
-module = sys.modules[spec.name] = module_from_spec(spec)
-module.Added = Added
-source = Path(spec.origin).read_text(encoding="utf-8")
-declared = source.replace("Quality, Explained)", "Quality, Explained, Added)")
-assert declared != source
-exec(compile(declared, spec.origin, "exec"), vars(module))
-
-from dynbench.analysis.measures import METRICS, improvements
-from dynbench.analysis.results_csv import over_launches
-from dynbench.analysis.results_csv import results_csv
-from dynbench.analysis.summary import summarise
-from dynbench.fields.documents import page
-from dynbench.config.schema import changed
-from dynbench.runs.run import Run
-
-runs = [Run(Path(folder)) for folder in sys.argv[1:]]
-summaries = [summarise(run) for run in runs]
-print(json.dumps({
-    "summary": summaries[0],
-    "table": (runs[0].path / "summary.md").read_text(encoding="utf-8"),
-    "csv": results_csv(summaries).splitlines()[0],
-    "heading": next(metric.heading for metric in METRICS if metric.key == "twice_ms"),
-    "over_launches": over_launches(summaries)["twice_ms"].launches,
-    "gain": improvements(summaries[:1], summaries[1:])["twice_ms"],
-    "page": [line for line in page().splitlines() if "twice_ms" in line],
-}))
-'''
-
-
-@pytest.mark.slow
-def test_one_declaration_is_seen_everywhere(make_run: Make, tmp_path: Path) -> None:
-    folders = [str(make_run(policy).path) for policy in ("static", "partition")]
-    (tmp_path / "added.py").write_text(ADDING, encoding="utf-8")
-    command = [sys.executable, str(tmp_path / "added.py"), *folders]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr
-    found = json.loads(done.stdout)
-    twice = 2 * found["summary"]["step_time_ms"]["mean"]
-    assert found["summary"]["twice_ms"] == found["summary"]["record"]["twice_ms"] == twice
-    assert "step time, twice" in found["table"] and found["heading"] == "twice"
-    assert found["csv"].split(",")[-1] == "twice_ms" and found["over_launches"] == 2
-    assert found["gain"] > 0
-    assert len(found["page"]) == 2 and all("Twice the mean step time." in line for line in found["page"])
+def test_every_measure_is_seen_where_people_and_programs_look(make_run: Make) -> None:
+    run = make_run()
+    summary = summarise(run)
+    always = {each.key.partition(".")[0] for each in MEASURES if not (each.needs or each.optional)}
+    assert always <= summary.keys()
+    known = {metric.key: metric for metric in METRICS if lookup(summary, metric.key) is not None}
+    assert {"step_time_ms.mean", "eval.loss"} <= known.keys()
+    assert set(pl.read_csv(run.path / "summary.csv")["metric"]) == known.keys()
+    page = (run.path / "summary.md").read_text()
+    assert [metric.title for metric in known.values() if metric.title not in page] == []
+    columns = pl.read_csv(run.path / RESULTS_FILE).columns
+    assert columns == [column.key for column in COLUMNS]
+    assert {each.column for each in MEASURES if each.column} <= {*columns}
 
 
 def test_what_is_declared_is_declared_once() -> None:
