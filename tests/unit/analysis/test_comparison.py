@@ -11,10 +11,10 @@ from compared import terms
 from scipy import stats
 from unit.analysis.conftest import Make, compare, findings, launches
 
-from dynbench.analysis.arms import named_arms, seconds_per_unit
+from dynbench.analysis.arms import named_arms
 from dynbench.analysis.comparison import Terms, compare_candidates, compare_pairs
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.verdict import Verdict, arm_variances, holm, launch_table, of_two, p_value
+from dynbench.analysis.verdict import Verdict, holm, p_value
 from dynbench.config.schema import Analysis, changed
 from dynbench.errors import NotComparable
 
@@ -161,25 +161,6 @@ def test_the_interval_of_two_stages_keeps_the_spread_of_the_first(four):
     assert (staged.speedup.estimate, staged.speedup.pairs) == (plain.speedup.estimate, 6)
     assert staged.speedup.half_width == pytest.approx(early.speedup.half_width * (4 / 6) ** 0.5)
     assert (staged.record().first_stage, plain.record().first_stage) == (4, None)
-
-
-@pytest.mark.slow
-def test_every_arm_meets_every_later_one(four):
-    shared = cut(four, 4, 4)
-    pairs = pairs_of(shared)
-    named = [(pair.baseline.label, pair.candidate.label) for pair in pairs]
-    assert named == list(itertools.combinations(FOUR, 2))
-    variances = dict(zip(FOUR, arm_variances(launch_table(shared.arms, seconds_per_unit)), strict=True))
-    for pair, (one, other) in zip(pairs, named, strict=True):
-        spread = pair.joint.spread
-        assert (spread.sd, spread.df) == pytest.approx(of_two(variances[one], variances[other], 3))
-    assert {pair.pair_record().spread for pair in pairs} == {"arms"}
-    for together in (pairs[:3], pairs[3:]):
-        assert [pair.pair_record().p_holm for pair in together] == pytest.approx(
-            holm([p_of(pair) for pair in together])
-        )
-        assert {pair.joint.family for pair in together} == {3}
-    assert pairs[3].faster == "partition"
 
 
 @pytest.mark.slow

@@ -32,7 +32,6 @@ from dynbench.analysis.verdict import (
     loss_difference,
     loss_tolerance,
     of_two,
-    p_value,
     weights_difference,
     windows_agree,
     work_level,
@@ -175,13 +174,6 @@ def test_holm_by_hand():
     assert holm([0.7, 0.6]) == [1, 1]
     assert holm([0.2]) == [0.2]
     assert holm([]) == []
-
-
-def test_a_p_value_is_that_of_the_paired_t_test():
-    times = np.random.default_rng(RNG_SEED).normal(0, 0.05, (6, 2))
-    difference = times[:, 0] - times[:, 1]
-    error = difference.std(ddof=1) / math.sqrt(6)
-    assert p_value(difference.mean(), error, 5) == pytest.approx(stats.ttest_rel(*times.T).pvalue)
 
 
 @pytest.fixture(scope="module")
