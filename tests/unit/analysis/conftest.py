@@ -224,7 +224,8 @@ def _maker(store: RunStore) -> Make:
     places = count()
 
     def make(policy: str = "static", name: str | None = None, **fields: object) -> Run:
-        return build_run(store, Fake(policy=policy, **fields), name, next(places))  # type: ignore[arg-type]  # typed by Fake
+        fake = Fake(policy=policy, **fields)  # type: ignore[arg-type]  # typed by Fake
+        return build_run(store, fake, name, next(places))
 
     return make
 

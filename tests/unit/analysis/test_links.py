@@ -1,4 +1,4 @@
-"""Steps over links of other speeds: compression that pays, the share of communication by brute force, and its errors."""
+"""Steps over links of other speeds: what compression saves, and the share of communication by brute force."""
 
 from __future__ import annotations
 

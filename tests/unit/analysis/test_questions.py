@@ -127,7 +127,8 @@ def test_equal_workers_or_equal_ranks_are_compared(merged, servers, ranks, batch
     def run(like, servers, world_size, **keys):
         devices = {"devices": {"ranks": [{"name": "A"}] * world_size}}
         config = changed(like.facts.config, keys)
-        return replace(like, facts=replace(like.facts, servers=servers, world_size=world_size, config=config, env=devices))
+        facts = replace(like.facts, servers=servers, world_size=world_size, config=config, env=devices)
+        return replace(like, facts=facts)
 
     one = run(merged(), servers, ranks, **{"train.global_batch": batch, "launch.nproc": ranks})
     differing = all_differences(one, run(one, *others, **other))
