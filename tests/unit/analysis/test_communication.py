@@ -167,7 +167,6 @@ def test_two_that_agree_or_have_little_to_tell_are_no_finding(
     assert "profiled_shares" not in {finding.id for finding in findings({"static": [timed]})}
 
 
-
 def test_runs_whose_rows_do_not_tell_what_passes_wait_for_have_no_phases(make_run: Make) -> None:
     profile = summarise(profiled(make_run("static"), 30.0))["profile"]
     assert isinstance(profile, dict) and profile["phase_ms"] is None

@@ -277,4 +277,3 @@ def test_launches_needed_are_even_and_the_fewest(difference, spread):
 def test_the_spread_is_read_back_from_the_interval(logs, confidence):
     ratio = paired_ratio([math.exp(log) for log in logs], [1.0] * len(logs), confidence)
     assert pair_spread(ratio, confidence) == pytest.approx(np.std(logs, ddof=1), rel=1e-6, abs=1e-9)
-
