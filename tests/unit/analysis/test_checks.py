@@ -292,6 +292,11 @@ IN_LAUNCHES = (
 """Launches of `static` and of `partition`."""
 
 
+def later(run: MergedRun, hours: float) -> MergedRun:
+    started = datetime.fromisoformat(run.facts.started) + timedelta(hours=hours)
+    return replace(run, facts=replace(run.facts, started=started.isoformat()))
+
+
 def faults(make_run: Make) -> Iterator[list[Finding]]:
     """A fault for every wording."""
 
@@ -307,11 +312,9 @@ def faults(make_run: Make) -> Iterator[list[Finding]]:
     for number, static, partition, asked in IN_LAUNCHES:
         yield findings(launches(make_run, number, static=static, partition=partition), **asked)
     yield findings({"static": [merge_run(make_run(slowdown=factor)) for factor in (1.0, 1.3, 1.0, 1.4)]})
-    late = launches(make_run, 2, static={}, partition={})
-    for at, run in enumerate(late["partition"]):
-        started = datetime.fromisoformat(run.facts.started) + timedelta(hours=52)
-        late["partition"][at] = replace(run, facts=replace(run.facts, started=started.isoformat()))
-    yield findings(late)
+    in_turns = launches(make_run, 2, static={}, partition={})
+    for hours in (1, 52):
+        yield findings(in_turns | {"partition": [later(run, hours) for run in in_turns["partition"]]})
     for wire_ms in (10.0, 90.0):
         told = make_run()
         told.profiler_dir.mkdir()

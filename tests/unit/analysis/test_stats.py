@@ -74,7 +74,7 @@ def test_noise_of_equal_arms_is_the_interval_or_what_they_came_out_apart():
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan, math.inf])
 def test_totals_that_cannot_be_paired_are_refused(wrong):
     for a, b in (([wrong], [1.0]), ([1.0, 1.0], [1.0, wrong])):
-        with pytest.raises(ValueError, match="^totals must be positive and finite$"):
+        with pytest.raises(ValueError, match=r"^totals must be positive and finite$"):
             paired_ratio(a, b)
     for a, b in (([], []), ([1.0], [1.0, 2.0])):
         with pytest.raises(ValueError, match=f"^pairs need as many totals on both sides, not {len(a)} and {len(b)}$"):
