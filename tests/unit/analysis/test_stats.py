@@ -6,11 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
 from dynbench.analysis.stats import (
+    MOST_LAUNCHES,
     Ratio,
     coefficient_of_variation,
     growth_p_value,
@@ -20,6 +21,7 @@ from dynbench.analysis.stats import (
     pair_spread,
     paired_ratio,
     plan_launches,
+    reach,
     relative_drift,
     robust_z,
     smallest_shown,
@@ -56,6 +58,7 @@ def test_the_first_stages_spread_is_kept_for_all_pairs(first, confidence):
     assert (ratio.estimate, ratio.pairs, ratio.first) == (pytest.approx(math.exp(LOGS.mean())), 4, first)
     assert (ratio.low, ratio.high) == (pytest.approx(math.exp(low)), pytest.approx(math.exp(high)))
     assert (ratio.half_width, ratio.df) == (pytest.approx((high - low) / 2), len(kept) - 1)
+    assert pair_spread(ratio, confidence) == pytest.approx(kept.std(ddof=1))
 
 
 def test_one_pair_is_an_estimate_without_interval_or_spread():
@@ -240,7 +243,7 @@ def test_a_later_spread_that_is_larger_contradicts():
     assert found.p == pytest.approx(stats.f.sf((found.later / found.first) ** 2, 7, 7))
     assert not later_spread([*later, *first], 8).contradicts
     assert later_spread([*first, *later[:1]], 8) is None
-    assert later_spread(first, 8) is None
+    assert later_spread(first, 8) is later_spread(first, 1) is None
     assert later_spread([0.0] * 10, 8).p == 1
     assert later_spread([0.0] * 8 + [0.1, 0.2], 8).contradicts, "of equal first launches"
 
@@ -255,18 +258,21 @@ def test_launches_of_one_spread_hardly_ever_contradict():
 @pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
 @pytest.mark.parametrize("pairs", [2, 4, 6, 8, 16, 50, 400])
 def test_the_power_is_that_of_the_noncentral_t_distribution(pairs, confidence):
-    noncentrality = smallest_shown(0.08, pairs, confidence) / 0.08 * math.sqrt(pairs)
-    limit = stats.t.ppf(0.5 + confidence / 2, pairs - 1)
-    assert 1 - stats.nct.cdf(limit, pairs - 1, noncentrality) == pytest.approx(0.9, abs=1e-3)
-    assert smallest_shown(0.08, pairs) == smallest_shown(0.08, pairs, 0.95)
+    for df in (pairs - 1, 3, 2.5 * pairs):
+        noncentrality = smallest_shown(0.08, pairs, confidence, df) / 0.08 * math.sqrt(pairs)
+        limit = stats.t.ppf(0.5 + confidence / 2, df)
+        assert 1 - stats.nct.cdf(limit, df, noncentrality) == pytest.approx(0.9, abs=1e-3)
+    assert smallest_shown(0.08, pairs) == smallest_shown(0.08, pairs, 0.95, pairs - 1)
+    assert reach(pairs, confidence, 3) == pytest.approx(stats.t.ppf(0.5 + confidence / 2, 3) / math.sqrt(pairs))
 
 
 @pytest.mark.slow
 @given(difference=st.floats(0.005, 1.0), spread=st.floats(1e-4, 1.0))
+@example(difference=smallest_shown(1.0, MOST_LAUNCHES), spread=1.0)
 def test_launches_needed_are_even_and_the_fewest(difference, spread):
     launches = launches_needed(difference, spread)
     if launches is None:
-        assert smallest_shown(spread, 1000) > difference
+        assert smallest_shown(spread, MOST_LAUNCHES) > difference
         return
     assert launches % 2 == 0
     assert smallest_shown(spread, launches) <= difference
