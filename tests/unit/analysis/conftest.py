@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
+from compared import compare_arms
 
 from dynbench.analysis import analyze
+from dynbench.analysis.arms import named_arms
+from dynbench.analysis.checks import run_checks
+from dynbench.analysis.checks.evidence import Evidence, Finding
+from dynbench.analysis.comparison import Comparison
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.cli.main import main
 from dynbench.config.layers import load_config
-from dynbench.config.schema import dump_config
+from dynbench.config.schema import Analysis, dump_config
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.records import RowWriter, StepRow, work_hash
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
+Make = Callable[..., Run]
+Merged = Callable[..., MergedRun]
+Launch = Callable[..., dict[str, list[MergedRun]]]
+DEFAULTS = Analysis()
 SAMPLES = 2_000
 SESSION = datetime(2026, 11, 20, 12, tzinfo=UTC)
-clock = count()
-"""Orders runs in time and sets their noise; it begins anew with every module and test, whatever ran before."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,8 @@ class Fake:
         servers: ranks before those of `world_size`, which serve them and train nothing.
         ranks_written: ranks that write a file; None is all.
         steps_written: rows per rank, warm-up included; None is all.
+        row: what to change of a row.
+        extra: further columns with their values, which may be those of a row.
     """
 
     policy: str = "static"
@@ -70,7 +81,8 @@ class Fake:
     fingerprint: str = "data-1"
     overrides: tuple[str, ...] = ()
     env: dict[str, object] = field(default_factory=dict)
-    extra: dict[str, float] = field(default_factory=dict)
+    row: Callable[[StepRow], Mapping[str, Any]] = field(default=lambda row: {})
+    extra: Mapping[str, object] | Callable[[StepRow], Mapping[str, object]] = field(default_factory=dict)
 
 
 @cache
@@ -106,10 +118,10 @@ def shares(fake: Fake, step: int, lengths: np.ndarray) -> list[np.ndarray]:
     return np.split(ids, np.maximum(cuts, np.arange(1, fake.world_size)))
 
 
-def rows_of(fake: Fake) -> list[list[StepRow]]:
-    """Rows of every rank, [servers + world_size][steps]."""
+def rows_of(fake: Fake, place: int) -> list[list[StepRow]]:
+    """Rows of every rank, [servers + world_size][steps], of the run at a place among others."""
     lengths = sample_lengths()
-    rng = np.random.default_rng([fake.seed, next(clock)])
+    rng = np.random.default_rng([fake.seed, 2 * place])
     rows: list[list[StepRow]] = [[] for _ in range(fake.world_size)]
     for step in range(fake.warmup_steps + fake.steps):
         dealt = shares(fake, step, lengths)
@@ -155,7 +167,7 @@ def rows_of(fake: Fake) -> list[list[StepRow]]:
     idle = dict.fromkeys(set(StepRow.__annotations__) - {"step", "rank", "warmup", "policy"}, 0)
     idle |= {"sync_ms": 9e3, "step_time_ms": 9e3}
     served = [[replace(row, rank=rank, **idle) for row in rows[0]] for rank in range(fake.servers)]
-    return [*served, *rows]
+    return [[replace(row, **fake.row(row)) for row in of_rank] for of_rank in (*served, *rows)]
 
 
 @cache
@@ -164,8 +176,9 @@ def config_text(settings: tuple[str, ...]) -> str:
     return dump_config(load_config(None, settings))
 
 
-def build_run(store: RunStore, fake: Fake, name: str | None = None) -> Run:
-    """A finished run folder."""
+def build_run(store: RunStore, fake: Fake, name: str | None = None, place: int | None = None) -> Run:
+    """A finished run folder, which has a place among others in time; its noise is that of the place."""
+    place = len([*store.root.glob("*")]) if place is None else place
     policy = "partition" if fake.policy == "window" else fake.policy
     run = store.create("train", policy, name)
     settings = (
@@ -194,72 +207,82 @@ def build_run(store: RunStore, fake: Fake, name: str | None = None) -> Run:
         "data": {"fingerprint": fake.fingerprint},
     }
     write_json(run.env_file, env | fake.env)
-    for rank, rows in enumerate(rows_of(fake)[: fake.ranks_written]):
-        with RowWriter(run.rank_file(rank), tuple(fake.extra)) as writer:
-            for row in rows[: fake.steps_written]:
-                writer.write(row, fake.extra)
+    for rank, rows in enumerate(rows_of(fake, place)[: fake.ranks_written]):
+        extras = [fake.extra(row) if callable(fake.extra) else fake.extra for row in rows[: fake.steps_written]]
+        with RowWriter(run.rank_file(rank), tuple(extras[0]) if extras else ()) as writer:
+            for row, extra in zip(rows, extras, strict=False):
+                writer.write(row, extra)
     write_text(run.path / "eval.csv", "step,loss,accuracy,samples\n50,0.61,0.75,512\n")
-    started = (SESSION + timedelta(seconds=next(clock))).isoformat(timespec="microseconds")
+    started = (SESSION + timedelta(seconds=place)).isoformat(timespec="microseconds")
     run.update(status="running", started=started)
     if fake.status != "running":
         run.update(status=fake.status)
     return run
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _clock_of_the_module() -> None:
-    _restart()
+def _maker(store: RunStore) -> Make:
+    places = count()
 
-
-@pytest.fixture(autouse=True)
-def _clock_of_the_test() -> None:
-    _restart()
-
-
-def _restart() -> None:
-    global clock
-    clock = count()
-
-
-def _maker(store: RunStore) -> Callable[..., Run]:
     def make(policy: str = "static", name: str | None = None, **fields: object) -> Run:
-        return build_run(store, Fake(policy=policy, **fields), name)  # type: ignore[arg-type]  # typed by Fake
+        fake = Fake(policy=policy, **fields)  # type: ignore[arg-type]  # typed by Fake
+        return build_run(store, fake, name, next(places))
 
     return make
 
 
 @pytest.fixture
-def make_run(store: RunStore) -> Callable[..., Run]:
+def make_run(store: RunStore) -> Make:
     """`make_run(policy="static", name=None, **fields of Fake)`: a run folder in `store`."""
     return _maker(store)
 
 
 @pytest.fixture
-def merged(make_run: Callable[..., Run]) -> Callable[..., MergedRun]:
+def merged(make_run: Make) -> Merged:
     """The same, merged."""
     return lambda *args, **fields: merge_run(make_run(*args, **fields))
 
 
-@pytest.fixture
-def launch(merged: Callable[..., MergedRun]) -> Callable[..., dict[str, list[MergedRun]]]:
-    """Launches in ABBA order, a seed per block: `launch(4, static={}, other={"slowdown": 1.2})` gives four per arm.
+def launches(make: Make, number: int, **arms: dict[str, Any]) -> dict[str, list[MergedRun]]:
+    """Launches in ABBA order, a seed per block: `launches(make_run, 4, static={}, other={"slowdown": 1.2})`.
 
-    An arm has the policy of its name, where it is one of a made-up run's, else `static`.
+    An arm has the policy of its name, where it is one of a made-up run's, else `static`. A list has a value per launch.
     """
+    runs: dict[str, list[MergedRun]] = {name: [] for name in arms}
+    for block in range(number):
+        for name in list(arms)[:: 1 if block % 2 == 0 else -1]:
+            policy = name if name in ("partition", "prefix", "window") else "static"
+            given = {key: value[block] if isinstance(value, list) else value for key, value in arms[name].items()}
+            runs[name].append(merge_run(make(**{"policy": policy, "seed": block, "noise": 0.01, **given})))
+    return runs
 
-    def make(launches: int, **arms: dict[str, object]) -> dict[str, list[MergedRun]]:
-        runs: dict[str, list[MergedRun]] = {name: [] for name in arms}
-        for block in range(launches):
-            for name in list(arms)[:: 1 if block % 2 == 0 else -1]:
-                policy = name if name in ("partition", "prefix", "window") else "static"
-                runs[name].append(merged(**{"policy": policy, "seed": block, "noise": 0.01, **arms[name]}))
-        return runs
 
-    return make
+@pytest.fixture
+def launch(make_run: Make) -> Launch:
+    """`launches` of runs in `store`."""
+    return partial(launches, make_run)
+
+
+def with_steps(run: MergedRun, **columns: pl.Expr | pl.Series) -> MergedRun:
+    """The run with other columns of its steps."""
+    return replace(run, steps=run.steps.with_columns(**columns))
+
+
+def compare(arms: Mapping[str, Sequence[MergedRun]], settings: Analysis = DEFAULTS, **asked: Any) -> list[Comparison]:
+    """Every further arm against the first."""
+    return compare_arms(named_arms(arms), settings, **asked)
+
+
+def findings(
+    arms: Mapping[str, Sequence[MergedRun]], settings: Analysis = DEFAULTS, recipe: str | None = None, **asked: Any
+) -> list[Finding]:
+    """What checks find in the arms and in their comparisons."""
+    grouped = named_arms(arms)
+    comparisons = compare_arms(grouped, settings, **asked) if len(grouped) > 1 else []
+    return run_checks(Evidence(grouped, comparisons, settings, recipe))
 
 
 @pytest.fixture(scope="module")
-def make_shared_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+def make_shared_run(tmp_path_factory: pytest.TempPathFactory) -> Make:
     """The same in a registry of the module's, for what several of its tests look at."""
     return _maker(RunStore(tmp_path_factory.mktemp("results")))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -10,8 +11,7 @@ import pytest
 from compared import compared
 from probes import make_probe
 
-from dynbench.analysis import gate
-from dynbench.analysis.analyze import analyze_runs
+from dynbench.analysis import analyze, gate
 from dynbench.analysis.checks.evidence import Finding
 from dynbench.analysis.gate import VERDICTS
 from dynbench.analysis.record import COMPARISON_FILE, read_analysis
@@ -22,8 +22,7 @@ from dynbench.config.schema import Analysis
 from dynbench.errors import GateFailed, RecordError
 from dynbench.experiment.reporting import FORMATS
 from dynbench.report import LANGUAGES
-
-undrawn = pytest.mark.usefixtures("undrawn")
+from dynbench.runs.store import RunStore
 
 
 @pytest.mark.slow
@@ -34,19 +33,20 @@ def test_a_copied_comparison_still_says_what_was_run(cli, store, make_run, tmp_p
     make_run("partition", name="runB", overrides=measured)
     assert cli("analyze", "runA", "runB")[0] == 0
     here, copy = store.resolve("@latest").path, tmp_path / "copy"
-    reports = [f"report.{lang}.{form}" for lang in LANGUAGES for form in FORMATS]
-    for name in reports:
-        _, lang, form = name.split(".")
-        assert cli("report", here.name, "--lang", lang, "--format", form)[0] == 0
-    original = {name: (here / name).read_text().splitlines() for name in reports}
+
+    def reports(folder):
+        for lang, form in itertools.product(LANGUAGES, FORMATS):
+            assert cli("report", folder, "--lang", lang, "--format", form)[0] == 0
+        return [
+            (folder / f"report.{lang}.{form}").read_text().splitlines()
+            for lang, form in itertools.product(LANGUAGES, FORMATS)
+        ]
+
+    original = reports(here)
     shutil.copytree(here, copy)
     shutil.rmtree(store.root)
-
-    for name in reports:
-        _, lang, form = name.split(".")
-        assert cli("report", str(copy), "--lang", lang, "--format", form)[0] == 0
-        again = (copy / name).read_text().splitlines()
-        differing = [(old, new) for old, new in zip(original[name], again, strict=True) if old != new]
+    for before, after in zip(original, reports(copy), strict=True):
+        differing = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
         assert all(here.name in old and "copy" in new for old, new in differing)
         assert len(differing) <= 4  # the title, and commands that name the folder
 
@@ -80,12 +80,19 @@ def test_reference_results_read_with_every_fact(path):
     assert (len(REFERENCES), record.question) == (6, content.get("question"))
 
 
+@pytest.fixture(scope="module")
+def analyzed(make_shared_run):
+    runs = [make_shared_run(policy) for policy in ("static", "partition")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(analyze, "draw_figures", lambda *_: [])
+        return analyze.analyze_runs(Selection(runs), RunStore(runs[0].path.parent), Analysis()).folder.path
+
+
 @pytest.fixture
-def folder(make_run, store, undrawn):
-    return analyze_runs(Selection([make_run("static"), make_run("partition")]), store, Analysis()).folder.path
+def folder(analyzed, store):
+    return Path(shutil.copytree(analyzed, store.root / analyzed.name))
 
 
-@pytest.mark.slow
 def test_what_is_written_is_what_is_read(folder):
     written = json.loads((folder / COMPARISON_FILE).read_text())
     assert json.loads(json.dumps(read_analysis(folder).as_dict())) == written
@@ -104,7 +111,6 @@ def changed(content, key, value):
     return content
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -134,65 +140,38 @@ def test_a_damaged_file_is_named_with_the_key(folder, store, capsys, key, value)
         assert "comparison.json: " in capsys.readouterr().err
 
 
-LOSS = Finding("fail", "partition: global loss differs by up to 0.05", "0.001", "h", id="loss_parity")
-NAN = Finding("fail", "partition-1: the loss is not finite in 3 of 50 steps", "a finite loss", "h", id="nan_loss")
-DROPOUT = Finding(
-    "info", "partition: global loss differs by up to 0.05", "0.001 with dropout off", "h", id="loss_parity"
-)
-DRIFT = Finding("warn", "runA: step time changes", "10 %", "h", id="drift")
-
-
-def judge(condition, items, findings):
-    gate.judge([condition] if isinstance(condition, str) else condition, False, items, findings, {})
-
-
-def item(verdict, level="step", question="schedule"):
-    reason = "partition is 0.850 times as fast as static; 95 % interval of the speed-up [0.840, 0.860]"
-    return compared(verdict=verdict, reason=reason, level=level, question=question)
+def failed(condition, verdicts, findings=()):
+    """What the gate says of arms with these verdicts; None where it lets them pass."""
+    items = [compared(verdict=verdict, question="schedule") for verdict in verdicts]
+    try:
+        gate.judge([condition], False, items, list(findings), {})
+    except GateFailed as error:
+        assert (error.exit_code, "\n" in error.message) == (6, False)
+        return error.message
+    return None
 
 
 @pytest.mark.parametrize("verdict", Verdict)
-@pytest.mark.parametrize("condition", VERDICTS)
-def test_a_verdict_meets_its_own_condition_and_no_other(condition, verdict):
-    if VERDICTS[condition] is not verdict:
-        judge(condition, [item(verdict)], [])
-        return
-    with pytest.raises(GateFailed) as failed:
-        judge(condition, [item(Verdict.INCOMPARABLE), item(verdict)], [])
-    assert failed.value.message.startswith(f"--fail-on {condition}: partition is {verdict}: ")
-    assert "[0.840, 0.860]" in failed.value.message
-    assert (failed.value.exit_code, "\n" in failed.value.message) == (6, False)
+def test_a_verdict_meets_its_own_condition_and_no_other(verdict):
+    for condition, own in VERDICTS.items():
+        said = failed(condition, [verdict])
+        assert said == failed(condition, [Verdict.INCOMPARABLE, verdict])
+        assert (said is not None) == (own is verdict)
+        assert said is None or said.startswith(f"--fail-on {condition}: partition is {verdict}: ")
 
 
 @pytest.mark.parametrize(
-    ("findings", "met"),
+    ("severity", "check", "met"),
     [
-        ([], {}),
-        ([LOSS], {"different-loss", "findings"}),
-        ([NAN], {"different-loss", "findings"}),
-        ([DROPOUT], {}),
-        ([DRIFT], {"findings"}),
+        ("fail", "loss_parity", {"different-loss", "findings"}),
+        ("fail", "nan_loss", {"different-loss", "findings"}),
+        ("info", "loss_parity", set()),
+        ("warn", "drift", {"findings"}),
     ],
 )
-@pytest.mark.parametrize("condition", ["different-loss", "findings"])
-def test_findings_meet_the_conditions_about_them(condition, findings, met):
-    if condition in met:
-        with pytest.raises(GateFailed, match=f"--fail-on {condition}: "):
-            judge(condition, [item("SAME")], findings)
-    else:
-        judge(condition, [item("SAME")], findings)
-
-
-@pytest.fixture
-def arms(make_run, monkeypatch):
-    """Four launches of two arms, the second one slower by the factor."""
-
-    monkeypatch.setattr("dynbench.analysis.analyze.draw_figures", lambda *_: [])
-
-    def make(factor, **fields):
-        for seed in range(4):
-            make_run("static", name=f"a{seed}", seed=seed, noise=0.002)
-            make_run("partition", name=f"b{seed}", seed=seed, noise=0.002, slowdown=factor, **fields)
-        return [f"{arm}{seed}" for seed in range(4) for arm in "ab"]
-
-    return make
+def test_findings_meet_the_conditions_about_them(severity, check, met):
+    conditions = ("different-loss", "findings")
+    said = {name: failed(name, ["SAME"], [Finding(severity, "s", "l", "h", id=check)]) for name in conditions}
+    assert {name for name in conditions if said[name]} == met
+    assert all(said[name].startswith(f"--fail-on {name}: ") for name in met)
+    assert not any(failed(name, ["SAME"]) for name in conditions)

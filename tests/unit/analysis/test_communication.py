@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+from unit.analysis.conftest import Make, findings, with_steps
 
-from dynbench.analysis.arms import named_arms
-from dynbench.analysis.checks import run_checks
-from dynbench.analysis.checks.evidence import Evidence
 from dynbench.analysis.communication import against_null, compression_of
-from dynbench.analysis.merge import PARQUET, MergedRun, merge_run
+from dynbench.analysis.merge import merge_run
 from dynbench.analysis.rank_files import read_calls, waiting_and_transfer
-from dynbench.analysis.record import Finding
 from dynbench.analysis.selection import export_runs
-from dynbench.analysis.summary import summarise, summary_of
+from dynbench.analysis.summary import summarise
 from dynbench.compress.compressing import COMPRESS_COLUMNS, ERROR_COLUMNS
-from dynbench.config.schema import Analysis
 from dynbench.runs.atomic import write_json
 from dynbench.runs.export import open_export
 from dynbench.runs.records import (
@@ -31,12 +27,11 @@ from dynbench.runs.records import (
     CallWriter,
     ProfileRow,
     RankProfile,
+    StepRow,
     write_columns,
 )
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
-
-Make = Callable[..., Run]
 
 
 def beside(*runs: Run) -> None:
@@ -44,21 +39,6 @@ def beside(*runs: Run) -> None:
     for run in runs:
         env = json.loads(run.env_file.read_text())
         write_json(run.env_file, env | {"together": {"id": runs[0].id, "runs": [each.id for each in runs]}})
-
-
-@pytest.mark.parametrize("policy", ["static", "partition"])
-def test_what_a_step_takes_beyond_one_without_communication(make_run: Make, policy: str) -> None:
-    """The made-up step lasts as long as its slowest rank computes, and the transfer."""
-    run = make_run(policy, noise=0.0, transfer_ms=6.0)
-    null = make_run(policy, noise=0.0, transfer_ms=0.0, overrides=("sync.communicate=false",))
-    beside(run, null)
-    summary = summary_of(merge_run(run))
-    found = against_null(merge_run(run))
-    assert found is not None and (found["run"], found["steps"]) == (null.id, 40)
-    assert summary["exposed_vs_null_ms"] == {"mean": pytest.approx(6.0)} == {"mean": found["exposed_ms"]}
-    assert summary["exposed_comm_ms"] == {"mean": pytest.approx(6.0, abs=1e-4)}
-    assert (found["compute_ms"], found["optimizer_ms"], found["other_ms"]) == pytest.approx((0, 0, 0), abs=1e-4)
-    assert "exposed_vs_null_ms" not in summary_of(merge_run(null))
 
 
 def test_only_the_same_without_communication_counts(make_run: Make) -> None:
@@ -77,8 +57,8 @@ def test_an_exported_run_takes_its_like_without_communication_along(
     make_run: Make, store: RunStore, tmp_path: Path
 ) -> None:
     """Named alone, it still tells what a step takes beyond one without communication; its like is no run of its own."""
-    run = make_run("static", noise=0.0, transfer_ms=6.0)
-    null = make_run("static", noise=0.0, transfer_ms=0.0, overrides=("sync.communicate=false",))
+    run = make_run(noise=0.0, transfer_ms=6.0)
+    null = make_run(noise=0.0, transfer_ms=0.0, overrides=("sync.communicate=false",))
     beside(run, null)
     export_runs([run.id], store, tmp_path / "one.zip")
     with open_export(tmp_path / "one.zip") as export:
@@ -169,13 +149,8 @@ STEP_MS = 100.0
 
 
 def profiled(run: Run, comm_ms: float) -> Run:
-    """Two ranks whose profile says that so much of a step is an all-reduce of the backward pass."""
-    rows = [
-        ProfileRow("forward", "compute", 5.0, 29.0, 0.29),
-        ProfileRow("backward", "compute", 5.0, 40.0, 0.4),
-        ProfileRow("backward", "all_reduce", 1.0, comm_ms, comm_ms / STEP_MS),
-        ProfileRow("backward", "communication", 1.0, comm_ms, comm_ms / STEP_MS),
-    ]
+    """Two ranks whose profile says that so much of a step is communication."""
+    rows = [ProfileRow("backward", "communication", 1.0, comm_ms, comm_ms / STEP_MS)]
     run.profiler_dir.mkdir()
     for rank in range(2):
         found = RankProfile(rank, 8, 2, STEP_MS, rows)
@@ -183,31 +158,13 @@ def profiled(run: Run, comm_ms: float) -> Run:
     return run
 
 
-def found(make_run: Make, profiler_ms: float, wire_ms: float) -> Finding | None:
-    """What the check says where the wire timed `wire_ms` of `STEP_MS`."""
-    merged = merge_run(profiled(make_run("static"), profiler_ms))
-    steps = merged.steps.with_columns(comm_ms=pl.lit(wire_ms), step_time_ms_mean=pl.lit(STEP_MS))
-    object.__setattr__(merged, "steps", steps)
-    checks = run_checks(Evidence(named_arms({"static": [merged]}), [], Analysis()))
-    return next((check for check in checks if check.id == "profiled_shares"), None)
-
-
 @pytest.mark.parametrize(("profiler_ms", "wire_ms"), [(40.0, 40.0), (40.0, 43.0), (43.0, 40.0), (10.0, 20.0)])
 def test_two_that_agree_or_have_little_to_tell_are_no_finding(
     make_run: Make, profiler_ms: float, wire_ms: float
 ) -> None:
-    assert found(make_run, profiler_ms, wire_ms) is None
-
-
-def test_phases_are_as_long_as_rows_say_with_what_passes_wait_for(make_run: Make) -> None:
-    """What is waited for moves from sync into the pass that waits, and nothing is counted twice."""
-    run = profiled(make_run("static", extra={"sync_forward_ms": 1.0, "sync_optimizer_ms": 0.5}), 30.0)
-    profile = summarise(run)["profile"]
-    assert isinstance(profile, dict)
-    rows = merge_run(run).worker_rows().filter(pl.col("step").is_between(8, 9)).collect()
-    total = sum(float(rows[name].mean()) for name in ("forward_ms", "backward_ms", "sync_ms", "optimizer_ms"))  # type: ignore[arg-type]
-    assert sum(profile["phase_ms"].values()) == pytest.approx(total)
-    assert profile["phase_ms"]["forward"] == pytest.approx(float(rows["forward_ms"].mean()) + 1.0)  # type: ignore[arg-type]
+    run = merge_run(profiled(make_run(), profiler_ms))
+    timed = with_steps(run, comm_ms=pl.lit(wire_ms), step_time_ms_mean=pl.lit(STEP_MS))
+    assert "profiled_shares" not in {finding.id for finding in findings({"static": [timed]})}
 
 
 def test_runs_whose_rows_do_not_tell_what_passes_wait_for_have_no_phases(make_run: Make) -> None:
@@ -216,32 +173,21 @@ def test_runs_whose_rows_do_not_tell_what_passes_wait_for_have_no_phases(make_ru
 
 
 SAMPLED = 20
-"""The only step in which the error was sampled; it is one behind an evaluation and counts in no time."""
 
 
-@pytest.fixture
-def compressed(make_run: Callable[..., Run]) -> MergedRun:
-    extra = {"compresses": 1, "compress_ms": 2.0, "grad_rel_error": 0.3, "residual_norm": 5.0}
+def test_the_error_of_compression_is_known_where_it_was_sampled_and_times_are_of_measured_steps(make_run: Make) -> None:
+    """The only step in which the error was sampled lies behind an evaluation, and counts in no time."""
+
+    def extra(row: StepRow) -> dict[str, object]:
+        known = {"compresses": 1, "compress_ms": 1000.0 if row.step == SAMPLED else 2.0}
+        errors = {0: (9.0, 99.0), SAMPLED: (0.25, 5.0)}.get(row.step, (None, None))
+        return known | dict(zip(("grad_rel_error", "residual_norm"), errors, strict=True))
+
     run = make_run(extra=extra, overrides=("compress.name=fp8",))
-    write_columns(run.ranks_dir, [column for column in (*COMPRESS_COLUMNS, *ERROR_COLUMNS) if column.name in extra])
-    whole = merge_run(run)
-    rows, here = pl.read_parquet(whole.run.path / PARQUET), pl.col("step") == SAMPLED
-    first = pl.col("step") == 0
-    rows = rows.with_columns(
-        pl.when(here).then(0.3).when(first).then(9.0).alias("grad_rel_error"),
-        pl.when(here).then(5.0).when(first).then(99.0).alias("residual_norm"),
-        pl.when(here).then(1000.0).otherwise(2.0).alias("compress_ms"),
-    )
-    rows.write_parquet(whole.run.path / PARQUET)
-    return replace(whole, steps=whole.steps.with_columns(pl.col("warmup") | here))
-
-
-def test_an_error_sampled_behind_an_evaluation_is_known(compressed: MergedRun) -> None:
+    names = ("compresses", "compress_ms", "grad_rel_error", "residual_norm")
+    write_columns(run.ranks_dir, [column for column in (*COMPRESS_COLUMNS, *ERROR_COLUMNS) if column.name in names])
+    compressed = with_steps(merge_run(run), warmup=pl.col("warmup") | (pl.col("step") == SAMPLED))
     assert compressed.settling == 1
     found = compression_of(compressed)
-    assert found is not None and (found["grad_rel_error"], found["residual_norm"]) == (0.3, 5.0)
-
-
-def test_times_are_of_measured_steps_alone(compressed: MergedRun) -> None:
-    found = compression_of(compressed)
-    assert found is not None and found["compress_ms"] == 2.0 and found["grad_cos_sim"] is None
+    assert found is not None and (found["grad_rel_error"], found["residual_norm"]) == (0.25, 5.0)
+    assert found["compress_ms"] == 2.0 and found["grad_cos_sim"] is None

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 import polars as pl
 import pytest
+from golden.accepted import read_accepted
+from golden.layout import WATCHED, looked_at
 from matplotlib.image import imread
 from matplotlib.lines import Line2D
+from unit.analysis.conftest import Make
 
 import dynbench.analysis.figures as registry
-from dynbench.analysis.arms import named_arms
 from dynbench.analysis.figures import FIGURES, charts, draw_figure, draw_figures, timeline
 from dynbench.analysis.figures.charts import GREY, looks
 from dynbench.analysis.figures.timeline import typical_step
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.summary import summary_of
-from dynbench.analysis.waste import PARTS, share_ideal
 from dynbench.config.layers import load_config
 from dynbench.errors import RecordError
 from dynbench.experiment.solve_run import SolveOptions, run_solve
@@ -42,12 +41,8 @@ def view(make_run):
     return make
 
 
-def figure_modules():
-    return list(Path(registry.__file__).parent.glob("*.py"))
-
-
 def test_one_module_chooses_a_backend_and_nothing_uses_pyplot():
-    for path in figure_modules():
+    for path in Path(registry.__file__).parent.glob("*.py"):
         tree = ast.parse(path.read_text())
         imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -105,8 +100,9 @@ def test_many_ranks_are_judged_by_all_of_them_and_not_by_those_shown(view):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sentence", ["A long caption. ", "hf_batch_rebalance-1-mnud … hf_batch_rebalance-4-mnud; "])
-@pytest.mark.parametrize("lines", [5, 14])
+@pytest.mark.parametrize(
+    ("sentence", "lines"), [("A long caption. ", 5), ("hf_batch_rebalance-1-mnud … hf_batch_rebalance-4-mnud; ", 14)]
+)
 def test_caption_and_legend_keep_clear_of_the_panels(sentence, lines):
     names = ["a third one with a long name" if index == 2 else f"number {index}" for index in range(lines)]
     legend = [Line2D([], [], label=name) for name in names]
@@ -131,15 +127,11 @@ def test_few_series_have_colours_and_of_many_only_the_important_ones():
     assert len({many[name].color for name in ("0", "5", "9")}) == 3
 
 
-Make = Callable[..., Run]
-NAMES = [name for name in FIGURES["train"] if name.startswith("compression")]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_drawn_where_nothing_compresses(make_run: Make, name: str) -> None:
-    assert draw_figure("train", name, [ArmView("static", (merge_run(make_run()),))]) is None
-    assert draw_figure("train", name, []) is None
+def test_nothing_is_drawn_where_nothing_compresses(view) -> None:
+    names = [name for name in FIGURES["train"] if name.startswith("compression")]
+    assert names
+    for name in names:
+        assert draw_figure("train", name, view("static")) is draw_figure("train", name, []) is None
 
 
 def test_nothing_is_drawn_before_a_comparison_has_ended(store, tmp_path):
@@ -153,70 +145,44 @@ def test_nothing_is_drawn_before_a_comparison_has_ended(store, tmp_path):
         draw_figures("cells", together, tmp_path)
 
 
-LENGTHS = np.clip(np.random.default_rng(3).lognormal(3, 1, 500).astype(np.int64), 2, 300)
-
-
-def solved(
-    folder: Path, policies: tuple[str, ...] = ("static", "partition", "prefix", "window"), steps: int = 8
-) -> Run:
-    options = SolveOptions([Trace("made", LENGTHS, "here")], (2, 4), policies, windows=(2, 4), steps=steps)
+def solved(folder: Path, *policies: str, steps: int = 8) -> Run:
+    lengths = np.clip(np.random.default_rng(3).lognormal(3, 1, 500).astype(np.int64), 2, 300)
+    options = SolveOptions([Trace("made", lengths, "here")], (2, 4), policies, windows=(2, 4), steps=steps)
     return run_solve(load_config(), options, RunStore(folder)).run
 
 
+@pytest.mark.slow
+def test_figures_of_plans_and_of_many_arms_are_drawn_without_a_fault_as_all_others_are(view, tmp_path: Path) -> None:
+    """Every figure is looked at: those of recorded runs in the goldens, those of plans and of many arms here."""
+    few = view("static", "partition")
+    many = [ArmView(f"{number} of many arms", few[number % 2].runs) for number in range(12)]
+    with looked_at() as drawn:
+        draw_figures("solve", solved(tmp_path, "static", "partition", "prefix"), tmp_path)
+        draw_figures("train", many, tmp_path)
+    assert {name: found for name, found in drawn.items() if found} == {}
+    files = [
+        file
+        for name in WATCHED
+        for key, value in read_accepted(name).values.items()
+        for file in ([key] if "/figures/" in key else value if key.endswith("/figures") else ())
+    ]
+    assert {Path(file).stem for file in files} | set(drawn) >= {name for named in FIGURES.values() for name in named}
+
+
 def test_what_was_not_solved_is_not_drawn(tmp_path):
-    alone = solved(tmp_path, ("partition",), steps=1)
+    alone = solved(tmp_path, "partition", steps=1)
     assert draw_figure("solve", "solve_greedy_gap", alone) is None
 
 
 def test_a_spoiled_file_is_named(tmp_path):
-    run = solved(tmp_path)
+    run = solved(tmp_path, "static", "partition")
     (run.path / "greedy_gaps.csv").write_bytes(b"\x00\xff")
     with pytest.raises(RecordError, match=r"greedy_gaps\.csv"):
         draw_figure("solve", "solve_greedy_gap", run)
 
 
-WATERFALL_ARMS: dict[str, dict[str, object]] = {
-    "static": {},
-    "partition": {"policy": "partition"},
-    "costly": {"transfer_ms": 9.0},
-}
-
-
-def views(make_run: Make, number: int) -> list[ArmView]:
-    """The first arms of these, of two launches each, with the ideal that they share."""
-    chosen = list(WATERFALL_ARMS.items())[:number]
-    arms = named_arms(
-        {name: [merge_run(make_run(world_size=4, seed=seed, **fields)) for seed in range(2)] for name, fields in chosen}
-    )
-    made = share_ideal(arms, {run.run.id: summary_of(run) for arm in arms for run in arm.runs})
-    return [ArmView(arm.label, arm.runs, made=[made[run.run.id] for run in arm.runs]) for arm in arms]
-
-
-def waterfall(arms: list[ArmView]) -> charts.Drawing | None:
-    with matplotlib.rc_context(charts.RC):
-        return draw_figure("train", "waterfall", arms)
-
-
-@pytest.mark.slow
-def test_the_steps_lead_from_the_baseline_to_the_candidate(make_run: Make) -> None:
-    arms = views(make_run, 3)
-    table = waterfall(arms).table
-    for arm in arms:
-        rows = {row["part"]: row for row in table.filter(arm=arm.label).iter_rows(named=True)}
-        measured = [1000 * run.time_ms / run.measured["real_tokens"].sum() for run in arm.runs]
-        assert rows["total"]["ms"] == pytest.approx(sum(measured) / 2)
-        parts = [rows[part] for part in ("ideal", *PARTS)]
-        for column in ("ms", "change_ms"):
-            assert sum(row[column] for row in parts) == pytest.approx(rows["total"][column], abs=1e-9)
-    assert set(table.filter(arm="static")["change_ms"]) == {0.0}
-    assert table.filter(arm="partition", part="waiting")["change_ms"][0] < 0
-    assert table.filter(arm="costly", part="exposed_comm")["change_ms"][0] > 0
-
-
-def test_it_is_drawn_only_where_there_is_something_to_hold_against_each_other(make_run: Make) -> None:
-    alone = views(make_run, 1)
+def test_it_is_drawn_only_where_there_is_something_to_hold_against_each_other(view, make_run: Make) -> None:
+    alone = view("static")
     unknown = ArmView("short", (merge_run(make_run(steps_written=5, status="interrupted")),))
-
-    assert waterfall(alone) is None
-    assert waterfall([*alone, unknown]) is None
-    assert waterfall([unknown, *alone]) is None
+    for arms in (alone, [*alone, unknown], [unknown, *alone]):
+        assert draw_figure("train", "waterfall", arms) is None

@@ -1,14 +1,162 @@
-"""Steps over links of other speeds."""
+"""Steps over links of other speeds: what compression saves, and the share of communication by brute force."""
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynbench.analysis.link_map import LinkModel, LinkPoint, link_map, link_point
 from dynbench.analysis.links import SPEEDS_GBPS, faster_gbps, predicted_ms
+
+MB = 1e6
+MODEL = LinkModel(fixed_ms=200.0, token_ms=2.0, waited_ms=100.0, sent=300 * MB, root=60 * MB, blocks=7.0)
+MODELS = st.builds(
+    LinkModel,
+    fixed_ms=st.floats(1, 500),
+    token_ms=st.floats(0.01, 10),
+    waited_ms=st.floats(0, 500),
+    sent=st.floats(1e6, 1e9),
+    root=st.floats(0, 5e5),
+    blocks=st.integers(2, 50).map(float),
+)
+SPEEDS, TOKENS = st.floats(0.01, 100), st.floats(1, 4096)
+
+
+def passes_ms(model: LinkModel, compute_ms: float, transfer_ms: float) -> float:
+    """When all is sent and computed: the root alone, then alike pieces one by one, each computed once it is sent."""
+    others = (model.sent - 2 * model.root) / 3
+    ends = model.root / model.sent * transfer_ms, model.root / (model.root + others) * compute_ms
+    pieces = round(model.blocks) - 1
+    sent = computed = sum(ends)
+    for _ in range(pieces):
+        sent += 3 * others / model.sent * transfer_ms / pieces
+        computed = max(sent, computed) + others / (model.root + others) * compute_ms / pieces
+    return computed + ends[0]
+
+
+@given(model=MODELS, gbps=SPEEDS, tokens=TOKENS)
+def test_the_share_is_that_of_a_pipeline_played_through(model: LinkModel, gbps: float, tokens: float) -> None:
+    compute = model.compute_ms(tokens)
+    transfer = model.sent * 8 / (gbps * 1e9) * 1e3
+    waited = model.waited_ms + passes_ms(model, compute, transfer) - compute
+    assert model.share(gbps, tokens) == pytest.approx(waited / (compute + waited), rel=1e-6, abs=1e-9)
+
+
+@given(model=MODELS, gbps=SPEEDS, tokens=TOKENS, times=st.floats(1, 100))
+def test_a_faster_link_and_more_tokens_make_no_larger_share(
+    model: LinkModel, gbps: float, tokens: float, times: float
+) -> None:
+    share = model.share(gbps, tokens) + 1e-9
+    assert model.share(gbps * times, tokens) <= share
+    assert model.share(gbps, tokens * times) <= share
+    free = model.waited_ms / (model.waited_ms + model.compute_ms(tokens))
+    assert model.share(inf, tokens) == pytest.approx(free, abs=1e-9)
+
+
+@given(model=MODELS, tokens=TOKENS)
+def test_the_line_is_where_the_share_passes_one_half(model: LinkModel, tokens: float) -> None:
+    half = model.half_gbps(tokens)
+    if half == inf:
+        assert model.share(inf, tokens) > 0.5
+    else:
+        assert model.share(half * 0.99, tokens) >= 0.5 - 1e-9 >= model.share(half * 1.01, tokens) - 2e-9
+
+
+def measured(arm: str, gbps: float | None, tokens: float, model: LinkModel = MODEL, workers: int = 2) -> LinkPoint:
+    """A point that the model has made."""
+    compute, share = model.compute_ms(tokens), model.share(gbps or inf, tokens)
+    waited = compute * share / (1 - share)
+    return LinkPoint(arm, workers, gbps, tokens, compute, waited, 0.6 * waited, model.sent, model.root, model.blocks)
+
+
+BASES = [measured("short", None, 64), measured("long", None, 1024)]
+LINKED = [measured(f"{gbps:g}, {tokens}", gbps, tokens) for gbps in (0.5, 2.0, 8.0) for tokens in (64, 256)]
+
+
+def test_it_is_fitted_to_the_arms_without_a_link_alone_and_finds_the_model_that_made_them() -> None:
+    found = link_map([*BASES, *LINKED])
+    assert found is not None and found.model == pytest.approx(MODEL) and found.bases == BASES
+    assert found.mean_error == pytest.approx(0, abs=1e-9)
+    assert [found.predicted(base) for base in BASES] == pytest.approx([base.share for base in BASES])
+    spoilt = [point._replace(waited_ms=10 * point.waited_ms, compute_ms=1.0, sent=1.0) for point in LINKED]
+    again = link_map([*BASES, *spoilt])
+    assert again is not None and again.model == found.model
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        MODEL._replace(sent=2 * MODEL.sent),
+        MODEL._replace(waited_ms=0.0),
+        MODEL._replace(fixed_ms=0.0),
+        MODEL._replace(blocks=2.0),
+        MODEL._replace(root=0.0),
+    ],
+    ids=["bytes twice", "no costs of the machine", "computing of tokens alone", "nothing overlaps", "all overlaps"],
+)
+def test_a_prediction_with_a_fault_misses_what_was_measured(fault: LinkModel) -> None:
+    found = link_map([*BASES, *LINKED])
+    assert found is not None
+    wrong = found._replace(model=fault)
+    assert wrong.mean_error > 0.02 and abs(wrong.errors[wrong.worst]) >= wrong.mean_error
+
+
+def test_points_are_told_apart_by_one_half_and_by_their_ranks() -> None:
+    other = measured("four ranks", 1.0, 64, workers=4)
+    found = link_map([*BASES, *LINKED, other, measured("four, no link", None, 64, workers=4)])
+    assert found is not None and found.points == LINKED and found.bases == BASES
+    assert {*found.above, *found.below} == {*BASES, *LINKED} and found.above and found.below
+    assert all(point.share > 0.5 for point in found.above)
+    assert [*found.halves] == [64, 256]
+
+
+@pytest.mark.parametrize("points", [BASES, LINKED, [*BASES[:1], *LINKED], [*BASES[:1], *BASES[:1], *LINKED]])
+def test_there_is_no_map_without_links_or_enough_to_fit_to(points: list[LinkPoint]) -> None:
+    assert link_map(points) is None
+
+
+CONFIG: dict[str, object] = {"sync.name": "fsdp", "compress.name": "none"}
+SUMMARY: dict[str, Any] = {
+    "time_ms": {"compute": 1000.0, "wait": 40.0, "exposed_comm": 260.0},
+    "sync_forward_ms": {"mean": 100.0},
+    "sync_optimizer_ms": {"mean": 50.0},
+    "real_tokens": 5120,
+    "steps": 10,
+    "workers": 2,
+    "bytes_wire": {"mean": 300 * MB},
+    "link_gbps": 2.0,
+    "by_operation": [
+        {"operation": "all_gather", "calls": 13.0, "bytes": 180 * MB},
+        {"operation": "reduce_scatter", "calls": 7.0, "bytes": 120 * MB},
+    ],
+}
+
+
+def test_an_arm_is_a_point_of_what_its_passes_wait_for() -> None:
+    """What the optimizer waits for is none of it; what the forward pass waits for is none of the backward pass's."""
+    found = link_point("arm", CONFIG, [SUMMARY, SUMMARY])
+    assert found == LinkPoint("arm", 2, 2.0, 256.0, 1000.0, 250.0, 150.0, 300 * MB, 60 * MB, 7.0)
+    assert found.share == 0.2
+
+
+@pytest.mark.parametrize(
+    ("config", "summary"),
+    [
+        ({**CONFIG, "sync.name": "ddp"}, SUMMARY),
+        ({**CONFIG, "compress.name": "int8"}, SUMMARY),
+        ({**CONFIG, "sync.gather_bf16": True}, SUMMARY),
+        (CONFIG, {**SUMMARY, "by_operation": []}),
+        (CONFIG, {**SUMMARY, "sync_forward_ms": {}}),
+        (CONFIG, {**SUMMARY, "bytes_wire": {"mean": 0.0}}),
+    ],
+    ids=["not sharded", "compressed", "gathered in bf16", "calls not kept", "waiting not told", "one rank"],
+)
+def test_other_arms_are_none(config: dict[str, object], summary: dict[str, Any]) -> None:
+    assert link_point("arm", config, [summary]) is None
 
 
 def summary(step: float, transfer: float, sent: float, raw: float, coding: float = 0.0, hidden: float = 0.0) -> Any:
@@ -48,12 +196,8 @@ def test_spans_agree_with_the_predicted_times_at_every_speed(data: st.DataObject
     spans = faster_gbps(arm, baseline)
     assert spans is not None and spans == sorted(spans)
     ends = [end for span in spans for end in span if end]
-    for gbps in (
-        *(float(speed) for speed in SPEEDS_GBPS),
-        1e-3,
-        1e4,
-        *(end * off for end in ends for off in (0.9, 1.1)),
-    ):
+    beside = [end * off for end in ends for off in (0.9, 1.1)]
+    for gbps in (*map(float, SPEEDS_GBPS), 1e-3, 1e4, *beside):
         ahead, other = predicted_ms(arm, gbps), predicted_ms(baseline, gbps)
         assert ahead is not None and other is not None
         if abs(ahead - other) > 1e-6 * other:

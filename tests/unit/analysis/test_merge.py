@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import resource
-from collections import defaultdict
 from contextlib import ExitStack
 
 import numpy as np
@@ -14,54 +12,10 @@ from polars.testing import assert_frame_equal
 
 from dynbench.analysis import steps as steps_module
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.pace import _effective
 from dynbench.analysis.rank_files import read_rank_file
 from dynbench.analysis.steps import PHASES, block_times, number_blocks, step_table
-from dynbench.analysis.verdict import p_value
 from dynbench.errors import RecordError, StorageError, user_error
 from dynbench.runs.records import Column, read_columns, write_columns
-
-
-def raw_rows(run):
-    """Every row of every rank, by step, read without the code under test."""
-    by_step = defaultdict(list)
-    for path in sorted(run.ranks_dir.glob("rank_*.csv")):
-        with path.open() as file:
-            for row in csv.DictReader(file):
-                by_step[int(row["step"])].append(row)
-    return by_step
-
-
-def column(rows, name):
-    return np.array([float(row[name]) for row in rows])
-
-
-def test_the_step_table_equals_a_plain_computation(make_run):
-    run = make_run("partition", world_size=3, global_batch=24)
-    merged = merge_run(run)
-    for row in merged.steps.iter_rows(named=True):
-        rows = raw_rows(run)[row["step"]]
-        sync, batch = column(rows, "sync_ms"), column(rows, "local_batch")
-        step_ms = column(rows, "step_time_ms").max()
-        expected = {
-            "exposed_comm_ms": sync.min(),
-            "wait_ms_mean": (sync - sync.min()).mean(),
-            "wait_max_ms": (sync - sync.min()).max(),
-            "step_time_max_ms": step_ms,
-            "global_batch": batch.sum(),
-            "real_tokens": column(rows, "real_tokens").sum(),
-            "padded_tokens": column(rows, "padded_tokens").sum(),
-            "padded_tokens_max": column(rows, "padded_tokens").max(),
-            "loss_global": (batch * column(rows, "loss")).sum() / batch.sum(),
-            "throughput_samples_per_s": 1000 * batch.sum() / step_ms,
-            "throughput_tokens_per_s": 1000 * column(rows, "real_tokens").sum() / step_ms,
-        }
-        for name in ("compute_ms", "step_time_ms", "padded_tokens", "peak_mem_mb"):
-            expected[f"{name}_std"] = column(rows, name).std()
-        for name, value in expected.items():
-            assert row[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
-        assert row["work_hash"] == sum(int(each["work_hash"]) for each in rows) % 2**64
-        assert row["warmup"] == (row["step"] < 10)
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 30])
@@ -79,20 +33,8 @@ def test_steps_are_the_same_however_many_rows_are_grouped_at_once(make_run, monk
     assert_frame_equal(found, table, rel_tol=1e-12)
 
 
-def test_servers_count_in_no_step(make_run):
-    alone, served = merge_run(make_run("partition")), merge_run(make_run("partition", servers=2))
-    assert (served.world_size, served.workers, served.missing_ranks, served.partial) == (4, 2, (), False)
-    for name in ("global_batch", "real_tokens", "padded_tokens_max", "padded_tokens_std", "loss_global", "work_hash"):
-        assert served.steps[name].to_list() == alone.steps[name].to_list(), name
-    assert served.steps["step_time_max_ms"].max() < 9e3
-    assert served.time_ms < 9e3
-    rows = pl.read_parquet(served.run.path / "merged_metrics.parquet")
-    assert rows["rank"].n_unique() == 4
-    assert rows.filter(pl.col("wait_ms").is_null())["rank"].unique().sort().to_list() == [0, 1]
-
-
 def test_merged_files_hold_the_same_rows(make_run):
-    run = make_run("partition", steps=20)
+    run = make_run("partition", steps=20, extra={"comm_ms": 2.5, "bytes_wire": 1000})
     merged = merge_run(run)
     parquet = pl.read_parquet(run.path / "merged_metrics.parquet")
     text = pl.read_csv(run.path / "merged_metrics.csv", schema_overrides={"work_hash": pl.UInt64})
@@ -102,10 +44,11 @@ def test_merged_files_hold_the_same_rows(make_run):
     assert waits["least"].abs().max() < 1e-5
     assert waits["most"].min() > 0
     assert np.allclose(parquet["wait_ms"], parquet["sync_ms"] - parquet["exposed_comm_ms"], atol=1e-4)
+    assert (set(merged.steps["comm_ms"]), set(parquet["bytes_wire"])) == ({2.5}, {1000})
 
 
 def test_steps_without_all_ranks_do_not_count(make_run):
-    run = make_run("static", steps=10, warmup_steps=2)
+    run = make_run(steps=10, warmup_steps=2)
     path = run.rank_file(1)
     path.write_bytes(path.read_bytes()[:-20])
     merged = merge_run(run)
@@ -116,7 +59,7 @@ def test_steps_without_all_ranks_do_not_count(make_run):
 
 
 def test_what_is_there_of_a_run_with_missing_ranks_is_used(make_run):
-    merged = merge_run(make_run("static", world_size=4, ranks_written=3))
+    merged = merge_run(make_run(world_size=4, ranks_written=3))
     assert (merged.ranks, merged.missing_ranks, merged.measured.height) == ((0, 1, 2), (3,), 40)
     assert merged.lacks == ("1 of 4 ranks have no rows (rank 3)",)
 
@@ -130,26 +73,13 @@ def test_a_foreign_file_is_named_and_the_rest_used(make_run):
 
 
 def test_a_run_without_a_row_is_refused_with_what_was_found(make_run):
-    run = make_run("static", steps_written=0)
-    with pytest.raises(RecordError, match=r"no row that can be read: rank_0.csv has no row; rank_1.csv has no row"):
+    run = make_run(steps_written=0)
+    with pytest.raises(RecordError, match=r"rank_0.csv has no row; rank_1.csv has no row"):
         merge_run(run)
     for path in run.ranks_dir.iterdir():
         path.unlink()
     with pytest.raises(RecordError, match="no rank files in"):
         merge_run(run)
-
-
-def test_a_missing_environment_is_survived(make_run):
-    run = make_run("static")
-    run.env_file.unlink()
-    assert merge_run(run).facts.env == {}
-
-
-def test_extra_columns_are_carried(make_run):
-    run = make_run("static", extra={"comm_ms": 2.5, "bytes_raw": 4000, "bytes_wire": 1000})
-    steps = merge_run(run).steps
-    assert steps["comm_ms"].unique().to_list() == [2.5]
-    assert "bytes_wire" in pl.read_parquet(run.path / "merged_metrics.parquet").columns
 
 
 def test_a_full_disk_is_told_as_what_it_is(make_run, monkeypatch):
@@ -162,7 +92,7 @@ def test_a_full_disk_is_told_as_what_it_is(make_run, monkeypatch):
         raise pl.exceptions.ComputeError("parquet: File out of specification")
 
     monkeypatch.setattr(pl.LazyFrame, "sink_parquet", sink)
-    run = make_run("static")
+    run = make_run()
     with ExitStack() as stack, pytest.raises(OSError, match="File too large") as caught:
         merge_run(run)
     assert isinstance(user_error(caught.value), StorageError) and "merged_metrics.parquet" in str(caught.value)
@@ -173,7 +103,8 @@ def test_a_full_disk_is_told_as_what_it_is(make_run, monkeypatch):
 
 @pytest.fixture
 def rank_file(make_run):
-    return make_run("static", steps=5, warmup_steps=2).rank_file(1)
+    """Seven rows of rank 1."""
+    return make_run(steps=5, warmup_steps=2).rank_file(1)
 
 
 @pytest.mark.parametrize("cut", [1, 5, 40, 100])
@@ -193,22 +124,20 @@ def test_an_unreadable_line_in_the_middle_is_dropped_and_counted(rank_file, line
 
 
 @pytest.mark.parametrize(
-    ("content", "note"),
+    ("rank", "content", "note"),
     [
-        ("", "is empty"),
-        ("step,rank,war", "is empty"),
-        ("step,rank\n0,1\n", "another version: it lacks warmup"),
+        (1, "", "is empty"),
+        (1, "step,rank,war", "is empty"),
+        (1, "step,rank\n0,1\n", "another version: it lacks warmup"),
+        (0, None, "holds rows of rank 1"),
     ],
 )
-def test_a_file_without_rows_is_named(rank_file, content, note):
-    rank_file.write_text(content)
-    found = read_rank_file(1, rank_file)
+def test_a_file_without_rows_of_the_rank_is_named(rank_file, rank, content, note):
+    if content is not None:
+        rank_file.write_text(content)
+    found = read_rank_file(rank, rank_file)
     assert found.rows is None
     assert note in found.note
-
-
-def test_another_ranks_rows_are_refused(rank_file):
-    assert "holds rows of rank 1" in read_rank_file(0, rank_file).note
 
 
 def test_repeated_steps_keep_the_first(rank_file):
@@ -219,26 +148,20 @@ def test_repeated_steps_keep_the_first(rank_file):
     assert "1 rows dropped" in found.note
 
 
-def test_a_loss_that_is_not_a_number_is_no_torn_line(rank_file):
-    text = rank_file.read_text().splitlines()
-    cells = text[2].split(",")
-    cells[text[0].split(",").index("loss")] = "nan"
-    text[2] = ",".join(cells)
-    rank_file.write_text("\n".join(text) + "\n")
+def reread(rank_file, *without, **columns):
+    """Rows of the file with columns left out and others added, none of which is lost or noted."""
+    pl.read_csv(rank_file).drop(without).with_columns(**columns).write_csv(rank_file)
     found = read_rank_file(1, rank_file)
-    assert (found.rows.height, found.torn_lines) == (7, 0)
-    assert found.rows["loss"].is_nan().sum() == 1
+    assert (found.rows.height, found.torn_lines, found.note) == (7, 0, None)
+    return found.rows
 
 
-def with_columns(rank_file, **values):
-    """The file with columns added, each with one value in every row."""
-    header, *rows = rank_file.read_text().splitlines()
-    lines = [",".join([header, *values]), *(",".join([row, *map(str, values.values())]) for row in rows)]
-    rank_file.write_text("\n".join(lines) + "\n")
+def test_a_loss_that_is_not_a_number_is_no_torn_line(rank_file):
+    loss = pl.when(pl.col("step") == 1).then(float("nan")).otherwise("loss")
+    assert reread(rank_file, loss=loss)["loss"].is_nan().sum() == 1
 
 
 def test_declared_columns_are_kept_with_their_types(rank_file):
-    with_columns(rank_file, rounds=2**40, codec="topk", ratio=0.25, unheard_of=1.5, empty="")
     columns = [
         Column("rounds", "integer", "", "Rounds."),
         Column("codec", "text", "", "What is sent."),
@@ -246,75 +169,38 @@ def test_declared_columns_are_kept_with_their_types(rank_file):
         Column("empty", "number", "ms", "Not in every step."),
     ]
     write_columns(rank_file.parent, columns)
-    found = read_rank_file(1, rank_file)
-    assert (found.rows.height, found.torn_lines, found.note) == (7, 0, None)
-    assert found.rows.row(0, named=True).items() >= {"rounds": 2**40, "codec": "topk", "ratio": 0.25}.items()
-    assert found.rows["unheard_of"].unique().to_list() == [1.5]
-    assert found.rows["empty"].null_count() == 7
+    known = {"rounds": 2**40, "codec": "topk", "ratio": 0.25, "empty": None}
+    rows = reread(rank_file, **{name: pl.lit(value) for name, value in known.items()}, unheard_of=pl.lit(1.5))
+    assert rows.row(0, named=True).items() >= (known | {"unheard_of": 1.5}).items()
+    assert rows["empty"].null_count() == 7
     assert read_columns(rank_file.parent) == {column.name: column for column in columns}
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"columns": [{"name": "a"}]}'])
 def test_a_declaration_that_cannot_be_read_is_warned_of_and_the_rows_stay(rank_file, caplog, content):
-    with_columns(rank_file, rounds=3)
     (rank_file.parent / "columns.json").write_text(content)
-    assert read_rank_file(1, rank_file).rows["rounds"].to_list() == [3.0] * 7
+    assert reread(rank_file, rounds=pl.lit(3))["rounds"].to_list() == [3.0] * 7
     assert "columns.json cannot be read" in caplog.text
 
 
-def test_squares_of_lengths_that_were_not_recorded_are_null_and_no_line_is_torn(rank_file):
+def test_columns_that_earlier_versions_did_not_record_are_null_and_batches_padded(rank_file):
     names = ("real_tokens2", "padded_tokens2")
-    pl.read_csv(rank_file).drop(names).write_csv(rank_file)
-    found = read_rank_file(1, rank_file)
-    assert (found.note, found.torn_lines, found.rows.height) == (None, 0, 7)
-    assert [(found.rows[name].dtype, found.rows[name].null_count()) for name in names] == [(pl.Int64(), 7)] * 2
+    rows = reread(rank_file, "layout", *names)
+    assert [(rows[name].dtype, rows[name].null_count()) for name in names] == [(pl.Int64(), 7)] * 2
+    assert set(rows["layout"]) == {"padded"}
 
 
-def test_a_file_from_before_layouts_were_recorded_is_of_padded_batches(rank_file):
-    lines = [line.split(",") for line in rank_file.read_text().splitlines()]
-    place = lines[0].index("layout")
-    rank_file.write_text("".join(",".join(cells[:place] + cells[place + 1 :]) + "\n" for cells in lines))
-    found = read_rank_file(1, rank_file)
-    assert (found.note, found.torn_lines) == (None, 0)
-    assert set(found.rows["layout"]) == {"padded"} and found.rows.height == 7
-
-
-def rewrite(run, step_ms):
-    """Gives every row the step time `step_ms(step, rank)`, ms."""
-    for path in run.ranks_dir.glob("rank_*.csv"):
-        with path.open() as file:
-            rows = list(csv.DictReader(file))
-        for row in rows:
-            row["step_time_ms"] = repr(float(step_ms(int(row["step"]), int(row["rank"]))))
-        with path.open("w") as file:
-            writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-    return run
-
-
-def alternating(step, rank):
+def test_the_phases_of_alternating_ranks_add_up_to_the_time_that_passed(make_run):
     """Two ranks that end their steps in turn 10 ms late: every step is 110 ms on one of them, 100 ms pass per step."""
-    return 110.0 if step % 2 == rank else 90.0
 
+    def alternating(row):
+        return {"step_time_ms": 110.0 if row.step % 2 == row.rank else 90.0}
 
-@pytest.fixture
-def quiet(make_run):
-    """A run without evaluations: 10 measured steps after 2 of warm-up."""
-
-    def make(*args, **fields):
-        run = make_run(*args, **({"steps": 10, "warmup_steps": 2} | fields))
-        (run.path / "eval.csv").unlink()
-        return run
-
-    return make
-
-
-def test_the_phases_of_alternating_ranks_add_up_to_the_time_that_passed(quiet):
-    merged = merge_run(rewrite(quiet(), alternating))
-    assert merged.measured.select(pl.sum_horizontal(f"{phase}_mean" for phase in PHASES)).sum().item() == pytest.approx(
-        merged.time_ms
-    )
+    run = make_run(steps=10, warmup_steps=2, row=alternating)
+    (run.path / "eval.csv").unlink()
+    merged = merge_run(run)
+    phases = merged.measured.select(pl.sum_horizontal(f"{phase}_mean" for phase in PHASES))
+    assert phases.sum().item() == pytest.approx(merged.time_ms)
 
 
 def test_any_runs_time_is_that_of_a_plain_computation():
@@ -334,21 +220,8 @@ def test_any_runs_time_is_that_of_a_plain_computation():
     assert found["time_ms"].to_list() == pytest.approx(expected)
 
 
-def test_without_spread_a_difference_is_certain_and_none_is_none() -> None:
-    assert (p_value(0.0, 0.0, 3.0), p_value(-0.1, 0.0, 3.0)) == (1.0, 0.0)
-    assert 0 < p_value(0.1, 0.1, 3.0) < 1
-
-
-def test_steps_that_follow_from_each_other_are_worth_fewer() -> None:
-    assert _effective(np.array([])) == 0.0
-    rng = np.random.default_rng(0)
-    alone = rng.normal(size=400)
-    assert _effective(np.repeat(alone[:100], 4)) < 0.5 * _effective(alone)
-
-
 def test_a_turn_that_ends_ends_its_block() -> None:
     steps = pl.DataFrame({"step": [0, 1, 2, 3, 5], "warmup": [True, False, False, False, False]})
-    assert number_blocks(steps)["block"].to_list() == [0, 1, 1, 1, 2]
-    assert number_blocks(steps, restarts=[2])["block"].to_list() == [0, 1, 1, 2, 3]
     turns = steps.with_columns(turn=pl.Series([0, 0, 1, 1, 1]))
+    assert number_blocks(steps)["block"].to_list() == [0, 1, 1, 1, 2]
     assert number_blocks(turns)["block"].to_list() == [0, 1, 2, 2, 3]

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
-import polars as pl
 import pytest
 from probes import make_probe
+from unit.analysis.conftest import Make, findings
 
-from dynbench.analysis.arms import named_arms
-from dynbench.analysis.checks import run_checks
-from dynbench.analysis.checks.evidence import Evidence, Finding
+from dynbench.analysis.checks.evidence import Finding
 from dynbench.analysis.merge import MergedRun, merge_run
-from dynbench.analysis.pace import predicted_speedup, proxy_error, slowest_ranks
+from dynbench.analysis.pace import _effective, predicted_speedup, proxy_error, slowest_ranks
 from dynbench.analysis.summary import summarise
-from dynbench.config.schema import Analysis
-from dynbench.runs.records import RowWriter, StepRow
-from dynbench.runs.run import Run
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.plan import StepPlan
 from dynbench.schedule.policy import Problem
 
-Make = Callable[..., Run]
-
 
 def blamed(*launches: MergedRun) -> list[Finding]:
-    found = run_checks(Evidence(named_arms({"arm": launches}), [], Analysis()))
-    return [finding for finding in found if finding.id == "slowest_rank"]
+    return [finding for finding in findings({"arm": launches}) if finding.id == "slowest_rank"]
 
 
 def launches(make_run: Make, policy: str, count: int = 3, **fields: object) -> list[MergedRun]:
@@ -46,7 +36,6 @@ def test_a_rank_that_is_always_slow_is_caught_and_named(make_run: Make, policy: 
     assert (found.severity, found.values["rank"]) == ("warn", 1 + servers)
     assert found.values["pace"] == pytest.approx(1.3, rel=0.03)
     assert found.values["share"] > found.values["equal"] == 1 / ranks
-    assert "check that rank's machine" in found.hint
 
 
 @pytest.mark.slow
@@ -73,7 +62,7 @@ def test_a_rank_that_always_gets_the_longest_samples_is_not_blamed(
 def test_where_no_rank_has_work_like_the_others_none_is_blamed_until_an_arm_tells(make_run: Make) -> None:
     """Of two ranks under `partition`, one always has few long samples, the other many short ones."""
     partition, static = (launches(make_run, policy, slow={1: 1.3}) for policy in ("partition", "static"))
-    together = run_checks(Evidence(named_arms({"partition": partition, "static": static}), [], Analysis()))
+    together = findings({"partition": partition, "static": static})
 
     assert blamed(*partition) == []
     assert [item.values["arm"] for item in together if item.id == "slowest_rank"] == ["static"]
@@ -85,13 +74,17 @@ def test_few_steps_and_missing_ranks_are_not_judged(make_run: Make) -> None:
 
 
 def test_shares_count_ties_in_part_and_know_no_rank_without_rows(make_run: Make) -> None:
-    run = make_run("partition", world_size=3, ranks_written=2, steps=4, warmup_steps=0)
-    busy = {0: [5.0, 5.0, 5.0, 5.0], 1: [5.0, 9.0, 1.0, 1.0]}
-    for rank, compute in busy.items():
-        rows = pl.read_csv(run.rank_file(rank))
-        rows.with_columns(compute_ms=pl.Series(compute), plan_ms=0.5, data_ms=1.0).write_csv(run.rank_file(rank))
+    busy = {0: [5.0, 5.0, 5.0, 5.0], 1: [5.0, 9.0, 1.0, 1.0], 2: [0.0] * 4}
+    fields = {"world_size": 3, "ranks_written": 2, "steps": 4, "warmup_steps": 0}
+    run = make_run("partition", **fields, row=lambda row: {"compute_ms": busy[row.rank][row.step]})
 
     assert slowest_ranks(merge_run(run)) == {"distinct": 2, "shares": [0.625, 0.375, None], "equal": 0.5}
+
+
+def test_steps_that_follow_from_each_other_are_worth_fewer() -> None:
+    assert _effective(np.array([])) == 0.0
+    alone = np.random.default_rng(0).normal(size=400)
+    assert _effective(np.repeat(alone[:100], 4)) < 0.5 * _effective(alone)
 
 
 OPTIMIZER_MS, DATA_MS = 1.25, 0.5
@@ -108,59 +101,54 @@ OVERRIDES = {
 }
 
 
-def a_run(make_run, cost_type, *overrides):
-    settings = (f"schedule.cost_type={cost_type}", *OVERRIDES.get(cost_type, ()), *overrides)
-    run = make_run("static", steps=10, warmup_steps=2, overrides=settings)
-    for file in run.ranks_dir.iterdir():
-        file.unlink()
-    return run
-
-
-def planned_rows(run, cost, layout, parts):
-    """Rows of two ranks whose compute takes what the planner says of their micro-batches, dealt at random.
+def priced_run(make_run, planned, true, layout="padded", parts=1, overrides=()):
+    """A run planned by one cost, whose compute takes what the planner says of its plan by another, dealt at random.
 
     A probe times data and optimizer too, so `measured` holds them; the others stand for compute alone. Warm-up is slow.
     """
-    rng = np.random.default_rng(5)
+    rng, cost = np.random.default_rng(5), PRICED[true]
     lengths = rng.integers(3, 90, 400)
     problem = Problem(lengths=lengths, workers=2, global_batch=40, cost=cost, layout=layout, micro_batches=None)
-    writers = [RowWriter(run.rank_file(rank)) for rank in range(2)]
+    rows = {}
     for step in range(12):
         ids = rng.permutation(400)[:40]
-        shares = [np.split(each, np.sort(rng.choice(np.arange(1, len(each)), parts - 1, replace=False)))
-                  for each in np.split(ids, [int(rng.integers(8, 32))])]  # fmt: skip
+        shares = []
+        for share in np.split(ids, [int(rng.integers(8, 32))]):
+            cuts = np.sort(rng.choice(np.arange(1, len(share)), parts - 1, replace=False))
+            shares.append(np.split(share, cuts))
         plan = StepPlan(step, tuple(map(tuple, shares)), packed=layout == "packed")
         for rank, ms in enumerate(step_costs(plan, problem)):
-            share, ms = shares[rank], float(ms) - (OPTIMIZER_MS + DATA_MS if cost.cost_type == "measured" else 0)
-            ms *= 50 if step < 2 else 1
-            squares = [int((lengths[batch] ** 2).sum()) for batch in share]
-            longest = [int(lengths[batch].max()) for batch in share]
-            real = int(lengths[np.concatenate(share)].sum())
-            padded = sum(len(batch) * each for batch, each in zip(share, longest, strict=True))
-            padded2 = sum(len(batch) * each**2 for batch, each in zip(share, longest, strict=True))
-            writers[rank].write(
-                StepRow(
-                    step=step, rank=rank, warmup=int(step < 2), policy="static", local_batch=sum(map(len, share)),
-                    micro_batches=parts, max_seq_len_in_batch=max(longest), real_tokens=real,
-                    padded_tokens=real if plan.packed else padded, real_tokens2=sum(squares),
-                    padded_tokens2=sum(squares) if plan.packed else padded2,
-                    plan_ms=0.1, data_ms=DATA_MS, forward_ms=ms / 2, backward_ms=ms / 2, sync_ms=1.0,
-                    optimizer_ms=OPTIMIZER_MS, compute_ms=ms, step_time_ms=ms + 3, peak_mem_mb=1.0,
-                    reserved_mem_mb=1.0, loss=0.5, work_hash=1, skipped=0, weight=1.0, layout=layout,
-                )
-            )  # fmt: skip
-    for writer in writers:
-        writer.close()
-    return run
+            apart = OPTIMIZER_MS + DATA_MS if true == "measured" else 0
+            compute = {"compute_ms": (float(ms) - apart) * (50 if step < 2 else 1)}
+            rows[step, rank] = compute | costing(shares[rank], lengths, plan.packed)
+    known = {"micro_batches": parts, "data_ms": DATA_MS, "optimizer_ms": OPTIMIZER_MS, "layout": layout}
+    settings = (f"schedule.cost_type={planned}", *OVERRIDES.get(planned, ()), *overrides)
+    fields = {"steps": 10, "warmup_steps": 2, "overrides": settings}
+    return make_run(**fields, row=lambda row: known | rows[row.step, row.rank])
+
+
+def costing(share, lengths, packed):
+    """What a row says of the micro-batches of its rank."""
+    longest = [int(lengths[batch].max()) for batch in share]
+    real, squares = (int(each[np.concatenate(share)].sum()) for each in (lengths, lengths**2))
+    padded, padded2 = (
+        sum(len(batch) * each**power for batch, each in zip(share, longest, strict=True)) for power in (1, 2)
+    )
+    return {
+        "local_batch": sum(map(len, share)),
+        "max_seq_len_in_batch": max(longest),
+        "real_tokens": real,
+        "padded_tokens": real if packed else padded,
+        "real_tokens2": squares,
+        "padded_tokens2": squares if packed else padded2,
+    }
 
 
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 @pytest.mark.parametrize("cost_type", PRICED)
 def test_a_row_costs_what_the_planner_says_its_plan_costs(make_run, cost_type, layout, parts):
-    run = planned_rows(a_run(make_run, cost_type), PRICED[cost_type], layout, parts)
-
-    found = proxy_error(merge_run(run))["cost"]
+    found = proxy_error(merge_run(priced_run(make_run, cost_type, cost_type, layout, parts)))["cost"]
 
     if cost_type == "tokens_sq" and parts > 1:
         assert found["mape"] is None, "squares of micro-batches' tokens are not recorded"
@@ -172,26 +160,23 @@ def test_a_row_costs_what_the_planner_says_its_plan_costs(make_run, cost_type, l
 @pytest.mark.parametrize("planned", PRICED)
 @pytest.mark.parametrize("true", PRICED)
 def test_a_wrong_cost_has_some_error(make_run, planned, true):
-    found = proxy_error(merge_run(planned_rows(a_run(make_run, planned), PRICED[true], "padded", 1)))
+    found = proxy_error(merge_run(priced_run(make_run, planned, true)))
     assert found["cost_type"] == planned
     assert (found["cost"]["mape"] > 0.005) == (planned != true)
     assert (found["padded_tokens"]["mape"] < 1e-5) == (true == "tokens")
 
 
 def test_equal_shares_have_no_correlation_but_an_error(make_run):
-    run = planned_rows(a_run(make_run, "tokens"), PRICED["tokens"], "padded", 1)
-    for path in run.ranks_dir.glob("rank_*.csv"):
-        pl.read_csv(path).with_columns(compute_ms=5.0).write_csv(path)
-    found = summarise(run)["proxy"]
+    found = summarise(make_run(row=lambda row: {"compute_ms": 5.0}))["proxy"]
     assert found["padded_tokens"]["correlation"] is None and found["padded_tokens"]["mape"] > 0
 
 
 def test_the_coefficients_of_a_probe_are_used(make_run, store):
     fitted = {"alpha_ms": 2.0, "beta_ms_per_token": 0.05, "gamma_ms_per_token2": 0.001, "heldout": {}}
-    run = a_run(make_run, "measured", f"probe.run={make_probe(store, cost_model=fitted).id}")
+    overrides = (f"probe.run={make_probe(store, cost_model=fitted).id}",)
+    run = priced_run(make_run, "measured", "measured", overrides=overrides)
     config = run.config_file.read_text()
     run.config_file.write_text(config.replace("cost_coefficients: [2.0, 0.05, 0.001]", "cost_coefficients: null"))
-    planned_rows(run, PRICED["measured"], "padded", 1)
     assert proxy_error(merge_run(run))["cost"]["mape"] == pytest.approx(0.0, abs=1e-5)
 
 
@@ -202,9 +187,8 @@ def predicted_launches(store, make_run):
     def make(record, *policies, settings=()):
         probe = store.create("probe", "gone")
         if record is not None:
-            probe = make_probe(
-                store, name=None, **{"global_batch": 16, "predicted_speedup": {"partition": 1.5}, **record}
-            )
+            known = {"global_batch": 16, "predicted_speedup": {"partition": 1.5}}
+            probe = make_probe(store, name=None, **{**known, **record})
         overrides = (f"probe.run={probe.id}", *settings)
         return [merge_run(make_run(policy, overrides=overrides)) for policy in policies]
 
@@ -222,8 +206,6 @@ def test_a_probe_that_does_not_fit_predicts_nothing(predicted_launches, record):
 def test_another_window_than_the_predicted_one_has_no_prediction(predicted_launches, window, said, predicted):
     record = {"predicted_speedup": {"window": 1.6}} | said
     settings = ("schedule.policy=window", "schedule.mode=dynamic", f"schedule.window={window}")
-    (static,), (planned,) = (
-        predicted_launches(record, "static"),
-        predicted_launches(record, "partition", settings=settings),
-    )
+    (static,) = predicted_launches(record, "static")
+    (planned,) = predicted_launches(record, "partition", settings=settings)
     assert predicted_speedup(static, planned) == predicted

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from unit.analysis.conftest import Make
 
 from dynbench.analysis.analyze import analyze_runs
 from dynbench.analysis.rank_files import read_calls
@@ -16,14 +16,10 @@ from dynbench.analysis.selection import Selection, export_runs, select_runs
 from dynbench.config.schema import Analysis
 from dynbench.errors import DynbenchError, RecordError, RunLookupError
 from dynbench.experiment.reporting import FORMATS
-from dynbench.report import LANGUAGES
 from dynbench.runs.export import EXPORT_FILE
-from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.usefixtures("undrawn")
-Make = Callable[..., Run]
-COMPARE = "To compare runs with it: dynbench analyze RUN... --against FILE."
 
 
 @pytest.fixture
@@ -49,8 +45,8 @@ def test_a_file_stands_for_all_that_is_analyzed(store: RunStore, exported: Path)
         ((str(exported),), {"against": exported}),
     ):
         error = refused(store, *refs, **asked)
-        assert error.message == f"{exported}: is a file, and stands for all runs that are analyzed"
-        assert error.hint == COMPARE
+        assert error.message.startswith(f"{exported}: is a file")
+        assert "--against FILE" in error.hint
     with select_runs([str(exported)], store) as chosen:
         assert [run.name for run in chosen.runs] == ["then"]
         assert (chosen.arms, chosen.baseline) == (None, None)
@@ -78,13 +74,10 @@ def test_a_run_without_rows_or_an_end_is_not_exported(store: RunStore, make_run:
     bare, running = make_run("static", name="bare", steps=2), make_run("static", name="on", steps=2, status="running")
     for file in bare.ranks_dir.iterdir():
         file.unlink()
-    with pytest.raises(RecordError) as caught:
+    with pytest.raises(RecordError, match="run bare: has no rank files"):
         export_runs(["bare"], store, tmp_path / "a.zip")
-    assert caught.value.message == "run bare: has no rank files"
-    assert caught.value.hint == "Only runs that wrote rows can be compared."
-    with pytest.raises(RunLookupError) as told:
+    with pytest.raises(RunLookupError, match="run on: is running"):
         export_runs(["on"], store, tmp_path / "a.zip")
-    assert (told.value.message, told.value.hint) == ("run on: is running", "Export it when it has ended.")
     assert running.status == "running"
     assert not (tmp_path / "a.zip").exists()
 
@@ -174,18 +167,6 @@ def test_the_comparison_stays_when_file_and_folders_are_gone(cli, store, stored,
         assert [(found["name"], found["stored"]) for found in alone["arms"]] == [(arm, False)]
 
 
-@pytest.fixture
-def compared(store, make_run):
-    """An entry with two named arms of equal settings but the policy."""
-    entry = store.create("compare", "recipe", name="cmp")
-    arms = {name: [make_run(name, name=f"{name}-{seed}", seed=seed) for seed in (0, 1)] for name in ARMS}
-    analyze_runs(Selection(arms=arms, into=entry), store, Analysis())
-    return entry
-
-
-ARMS = ("static", "partition")
-
-
 def test_ranks_in_several_folders_are_exported_as_one_run(cli, store, make_run, tmp_path):
     run = make_run("partition", name="split", world_size=4)
     there = RunStore(tmp_path / "node1").root / run.id
@@ -204,25 +185,11 @@ POLICIES = ("static", "partition", "prefix")
 
 
 @pytest.fixture
-def three_arms(make_run):
-    """`launches("static", …)`: arm to two launches, in ABC CBA order."""
-
-    def make(*policies, **changed):
-        runs = {policy: [] for policy in policies}
-        for seed in (0, 1):
-            for policy in policies if seed == 0 else policies[::-1]:
-                fields = {"seed": seed, **changed.get(policy, {})}
-                runs[policy].append(make_run(policy, name=f"{policy}-{seed}", **fields))
-        return runs
-
-    return make
-
-
-@pytest.fixture
-def led_by_any(store, three_arms):
-    """An entry with three named arms, compared with `static`, of which there are reports."""
+def led_by_any(store, make_run):
+    """An entry with three named arms, compared with `static`."""
     entry = store.create("compare", "recipe", name="cmp")
-    analyze_runs(Selection(arms=three_arms(*POLICIES), into=entry), store, Analysis())
+    arms = {name: [make_run(name, name=f"{name}-{seed}", seed=seed) for seed in (0, 1)] for name in POLICIES}
+    analyze_runs(Selection(arms=arms, into=entry), store, Analysis())
     return entry
 
 
@@ -234,7 +201,7 @@ def against(found):
 
 @pytest.mark.slow
 def test_a_comparison_is_turned_in_its_own_folder_and_turned_back(cli, store, led_by_any):
-    made = [(lang, form) for lang in LANGUAGES for form in FORMATS]
+    made = (("en", FORMATS[0]), ("zh", FORMATS[-1]))
     for lang, form in made:
         assert cli("report", "cmp", "--lang", lang, "--format", form)[0] == 0
     entries = len(store.list())

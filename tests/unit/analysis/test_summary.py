@@ -4,46 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pytest
+from unit.analysis.conftest import Make
 
-from dynbench.analysis.analyze import Report, analyze_runs
+from dynbench.analysis.evaluations import targets_of
 from dynbench.analysis.figures.views import ArmView, caption
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.measures import MEASURES, METRICS, improvement_percent, improvements, means
-from dynbench.analysis.merge import merge_run
+from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.record import MeanRecord
-from dynbench.analysis.results_csv import BY_ARM_FILE, COLUMNS, RESULTS_FILE, over_launches
+from dynbench.analysis.results_csv import COLUMNS, RESULTS_FILE, over_launches
 from dynbench.analysis.run_facts import read_data
-from dynbench.analysis.selection import Selection
-from dynbench.analysis.summary import rank_notes, summarise, summary_of, verdict_lines
+from dynbench.analysis.summary import summarise
 from dynbench.analysis.tables import metric_tables, summary_rows
-from dynbench.config.schema import Analysis
+from dynbench.config.schema import changed
 from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore
-
-
-def test_statistics_leave_the_warm_up_out_and_use_ratios_of_totals(make_run):
-    run = make_run("static")
-    merged = merge_run(run)
-    summary = summary_of(merged)
-    times = merged.steps["step_time_max_ms"].to_numpy()[10:]
-    tokens = merged.steps["real_tokens"].to_numpy()[10:]
-    assert (summary["steps"], summary["warmup_steps"], summary["rows"]) == (40, 10, 100)
-    assert lookup(summary, "step_time_ms.p95") == pytest.approx(np.percentile(times, 95))
-    assert lookup(summary, "throughput_tokens_per_s.mean") == pytest.approx(tokens.sum() / times.sum() * 1000)
-    assert lookup(summary, "throughput_tokens_per_s.mean") != pytest.approx(np.mean(tokens / times) * 1000)
-    assert lookup(summary, "wait_fraction") == pytest.approx(
-        merged.steps["wait_ms_mean"].to_numpy()[10:].sum() / times.sum()
-    )
-    assert summary["samples"] == 40 * 16
 
 
 def test_improvement_counts_in_the_metrics_better_direction():
@@ -51,8 +30,7 @@ def test_improvement_counts_in_the_metrics_better_direction():
     assert improvement_percent(by_key["step_time_ms.mean"], 20, 15) == pytest.approx(25)
     assert improvement_percent(by_key["throughput_tokens_per_s.mean"], 100, 125) == pytest.approx(25)
     assert improvement_percent(by_key["wait_fraction"], 0.0, 0.1) is None
-    assert improvement_percent(by_key["eval.loss"], None, 0.1) is None
-    for broken in (math.nan, math.inf, -math.inf):
+    for broken in (None, math.nan, math.inf, -math.inf):
         assert improvement_percent(by_key["eval.loss"], broken, 0.1) is None
         assert improvement_percent(by_key["eval.loss"], 0.1, broken) is None
 
@@ -62,6 +40,7 @@ def test_steps_of_other_batches_are_not_told_to_be_better_or_worse():
     whole = {metric.key: 2.0 for metric in METRICS}
     before, equal, larger = ({**whole, "global_batch": size} for size in (32, 32, 128))
     kept = set(improvements([before], [equal]))
+    assert kept == {metric.key for metric in METRICS if metric.better}
     withheld = kept - set(improvements([before], [larger]))
     assert withheld == {metric.key for metric in METRICS if metric.of == "step"} <= kept
     assert "step_time_ms.p95" in withheld and "throughput_tokens_per_s.mean" not in withheld
@@ -71,9 +50,10 @@ def test_gains_of_a_time_and_of_its_rate_agree_however_much_launches_differ():
     """A compressor was 8.6 % better by its step times and 1.8 % worse by its throughput."""
 
     def launches(*ms):
-        keys = ("step_time_ms.mean", "throughput_tokens_per_s.mean", "exposed_comm_ms.mean")
+        pairs = zip(ms, (0.0, 4.0), strict=True)
         return [
-            dict(zip(keys, (one, 1e6 / one, spare), strict=True)) for one, spare in zip(ms, (0.0, 4.0), strict=True)
+            {"step_time_ms.mean": one, "throughput_tokens_per_s.mean": 1e6 / one, "exposed_comm_ms.mean": spare}
+            for one, spare in pairs
         ]
 
     found = improvements(launches(100.0, 300.0), launches(90.0, 310.0))
@@ -86,7 +66,6 @@ def test_gains_of_a_time_and_of_its_rate_agree_however_much_launches_differ():
 def test_means_leave_out_metrics_that_one_summary_lacks():
     found = means([{"wait_fraction": 0.1, "padding_ratio": 1.5}, {"wait_fraction": 0.3, "padding_ratio": None}])
     assert found == {"wait_fraction": pytest.approx(0.2)}
-    assert lookup(found, "wait_fraction") == pytest.approx(0.2)
 
 
 def test_summaries_named_like_a_column_of_the_table_are_kept(make_run):
@@ -101,14 +80,10 @@ def test_summaries_named_like_a_column_of_the_table_are_kept(make_run):
     assert (run.path / "summary.csv").read_text().startswith("metric,title,unit,run unit\nstep_time_ms.mean,")
 
 
-Make = Callable[..., Run]
-
-
 def line_of(run: Run) -> dict[str, Any]:
-    summary = summarise(run)
-    (line,) = pl.read_csv(run.path / RESULTS_FILE).to_dicts()
-    assert line == summary["record"]
-    return line
+    record = summarise(run)["record"]
+    assert pl.read_csv(run.path / RESULTS_FILE).to_dicts() == [record]
+    return record  # type: ignore[return-value]  # a mapping
 
 
 def test_what_is_not_known_is_empty(make_run: Make) -> None:
@@ -128,20 +103,12 @@ CONFIGURED = 64
 TRAIN = {"samples": 9, "tokens": 75, "cut_samples": 3, "cut_tokens": 25}
 FEW = "9 training samples are too few to hold some out"
 CASES = [
-    ({}, {}),
     ({"fingerprint": "an older version's"}, {}),
     (
         {"train": TRAIN, "eval": {"samples": 1}, "decisions": {"workload.eval": {"value": 1, "reason": "no file"}}},
         {
             "data": "9 samples trained on; 1 more held out of the training data, for evaluation",
             "cut": "3 training samples to 64 tokens, which removed 25 tokens (25.0% of all)",
-        },
-    ),
-    (
-        {"train": TRAIN | {"cut_samples": 0}, "eval": {"samples": 1024, "cut_samples": 2, "cut_tokens": 7}},
-        {
-            "data": "9 samples trained on; 1,024 others for evaluation",
-            "cut": "2 evaluation samples to 64 tokens, which removed 7 tokens",
         },
     ),
     (
@@ -164,113 +131,41 @@ def test_what_was_recorded_is_told(data: dict[str, object], lines: dict[str, str
     assert dict(read_data({"data": data}, CONFIGURED).lines()) == lines
 
 
-def launch(perplexity: float | None, reached_s: float | None = None, compression: object = None) -> dict[str, Any]:
-    return {"record": {"val_ppl": perplexity, "time_to_target_ppl_s": reached_s}, "compression": compression}
-
-
-ARMS = {
-    "none": [launch(10.0, 3.0), launch(12.0, 5.0), launch(14.0)],
-    "topk": [launch(11.0, compression={}), launch(11.0, compression={"density": 0.01}), launch(float("nan"))],
-}
+def launch(perplexity: float, reached_s: float | None = None) -> dict[str, Any]:
+    return {"record": {"val_ppl": perplexity, "time_to_target_ppl_s": reached_s}}
 
 
 def test_what_a_launch_does_not_have_is_left_out_and_counted() -> None:
-    found = over_launches(ARMS["none"])
-    assert found == {
+    launches = [launch(10.0, 3.0), launch(12.0, 5.0), launch(14.0), launch(float("nan"))]
+    assert over_launches(launches) == {
         "val_ppl": MeanRecord(mean=12.0, sd=2.0, launches=3),
         "time_to_target_ppl_s": MeanRecord(mean=4.0, sd=2**0.5, launches=2),
     }
-    assert over_launches(ARMS["none"][:1])["val_ppl"].sd is None
-    assert over_launches(ARMS["topk"])["val_ppl"].launches == 2, "what is no number has no mean"
+    assert over_launches(launches[:1])["val_ppl"].sd is None
 
 
-@pytest.fixture
-def emulated(make_run: Make, store: RunStore) -> Report:
-    link = "launch.link_gbps=2.5"
-    runs = [make_run(policy, overrides=(link,)) for policy in ("static", "partition")]
-    return analyze_runs(Selection(runs), store, Analysis())
+def test_captions_and_a_runs_own_summary_say_that_a_link_was_emulated(make_run: Make) -> None:
+    run = make_run(overrides=("launch.link_gbps=2.5",))
+    summary = summarise(run)
+    assert (summary["link_gbps"], summary["record"]["link_gbps"]) == (2.5, 2.5)  # type: ignore[index]  # a mapping
+    assert "2.5 Gb/s" in (run.path / "summary.md").read_text()
+    assert "2.5 Gb/s" in caption([ArmView("static", (merge_run(run),))], "")
+    assert summarise(make_run())["link_gbps"] is None
 
 
-def test_every_place_says_that_a_link_was_emulated(emulated: Report, make_run: Make) -> None:
-    """A page, a verdict, a caption, a run's own summary and line."""
-    said = "2.5 Gb/s"
-    assert any(said in note and "emulated" in note for note in rank_notes(emulated))
-    assert all("emulated link" in line for line in verdict_lines(emulated.comparisons))
-    drawn = [ArmView(arm.label, arm.runs) for arm in emulated.arms]
-    assert f"emulated link of {said}" in caption(drawn, "")
-    for run in emulated.runs:
-        summary = emulated.summaries[run.run.id]
-        assert summary["link_gbps"] == 2.5 and said in (run.run.path / "summary.md").read_text()
-        assert isinstance(summary["record"], dict) and summary["record"]["link_gbps"] == 2.5
-    assert said in (emulated.folder.path / "summary.md").read_text()
-    assert (emulated.folder.path / BY_ARM_FILE).is_file()
-    real = summarise(make_run("static"))
-    assert real["link_gbps"] is None
-
-
-ADDING = '''\
-"""As if the class stood in measures.py."""
-import json, sys
-from importlib.util import find_spec, module_from_spec
-from pathlib import Path
-from dynbench.analysis.measure import measure, shown
-
-
-class Added:
-    """Of tomorrow."""
-
-    twice_ms: float | None = measure(
-        lambda at: 2 * at.of("step_time_ms.mean"),
-        shown("step time", "twice", "step time, twice", "ms", of="step"),
-        column="twice_ms",
-        over_launches=True,
-    )
-    """Twice the mean step time."""
-
-
-spec = find_spec("dynbench.analysis.measures")
-module = sys.modules[spec.name] = module_from_spec(spec)
-module.Added = Added
-source = Path(spec.origin).read_text(encoding="utf-8")
-declared = source.replace("Quality, Explained)", "Quality, Explained, Added)")
-assert declared != source
-exec(compile(declared, spec.origin, "exec"), vars(module))
-
-from dynbench.analysis.measures import METRICS, improvements
-from dynbench.analysis.results_csv import over_launches
-from dynbench.analysis.results_csv import results_csv
-from dynbench.analysis.summary import summarise
-from dynbench.fields.documents import page
-from dynbench.runs.run import Run
-
-runs = [Run(Path(folder)) for folder in sys.argv[1:]]
-summaries = [summarise(run) for run in runs]
-print(json.dumps({
-    "summary": summaries[0],
-    "table": (runs[0].path / "summary.md").read_text(encoding="utf-8"),
-    "csv": results_csv(summaries).splitlines()[0],
-    "heading": next(metric.heading for metric in METRICS if metric.key == "twice_ms"),
-    "over_launches": over_launches(summaries)["twice_ms"].launches,
-    "gain": improvements(summaries[:1], summaries[1:])["twice_ms"],
-    "page": [line for line in page().splitlines() if "twice_ms" in line],
-}))
-'''
-
-
-@pytest.mark.slow
-def test_one_declaration_is_seen_everywhere(make_run: Callable[..., Run], tmp_path: Path) -> None:
-    folders = [str(make_run(policy).path) for policy in ("static", "partition")]
-    (tmp_path / "added.py").write_text(ADDING, encoding="utf-8")
-    command = [sys.executable, str(tmp_path / "added.py"), *folders]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr
-    found = json.loads(done.stdout)
-    twice = 2 * found["summary"]["step_time_ms"]["mean"]
-    assert found["summary"]["twice_ms"] == found["summary"]["record"]["twice_ms"] == twice
-    assert "step time, twice" in found["table"] and found["heading"] == "twice"
-    assert found["csv"].split(",")[-1] == "twice_ms" and found["over_launches"] == 2
-    assert found["gain"] > 0
-    assert len(found["page"]) == 2 and all("Twice the mean step time." in line for line in found["page"])
+def test_every_measure_is_seen_where_people_and_programs_look(make_run: Make) -> None:
+    run = make_run()
+    summary = summarise(run)
+    always = {each.key.partition(".")[0] for each in MEASURES if not (each.needs or each.optional)}
+    assert always <= summary.keys()
+    known = {metric.key: metric for metric in METRICS if lookup(summary, metric.key) is not None}
+    assert {"step_time_ms.mean", "eval.loss"} <= known.keys()
+    assert set(pl.read_csv(run.path / "summary.csv")["metric"]) == known.keys()
+    page = (run.path / "summary.md").read_text()
+    assert [metric.title for metric in known.values() if metric.title not in page] == []
+    columns = pl.read_csv(run.path / RESULTS_FILE).columns
+    assert columns == [column.key for column in COLUMNS]
+    assert {each.column for each in MEASURES if each.column} <= {*columns}
 
 
 def test_what_is_declared_is_declared_once() -> None:
@@ -279,3 +174,40 @@ def test_what_is_declared_is_declared_once() -> None:
         assert len(keys) == len(set(keys))
     assert not any("." in each.needs for each in MEASURES)
     assert [metric.key for metric in METRICS if not metric.title or not metric.heading] == []
+
+
+@pytest.fixture
+def trained(make_run: Make) -> MergedRun:
+    """50 steps, evaluated after every tenth: the perplexity comes below 20 and leaves it again."""
+    run = make_run(extra={"bytes_wire": 10}, noise=0.0)
+    reached = {9: 90.0, 19: 40.0, 29: 18.0, 39: 20.0, 49: 12.0}
+    lines = [f"{step},1.0,{perplexity},100,10\n" for step, perplexity in reached.items()]
+    (run.path / "eval.csv").write_text("step,loss,perplexity,tokens,samples\n" + "".join(lines))
+    return merge_run(run)
+
+
+def targets(run: MergedRun, **asked: float) -> Any:
+    config = changed(run.facts.config, {f"analysis.{name}": value for name, value in asked.items()})
+    return targets_of(replace(run, facts=replace(run.facts, config=config)))
+
+
+def test_a_target_is_reached_with_the_first_evaluation_at_or_below_it(trained: MergedRun) -> None:
+    for asked, steps in ((40.0, 20), (39.9, 30), (18.0, 30), (12.0, 50)):
+        found = targets(trained, target_perplexity=asked)
+        assert (found["steps_to_target"], found["bytes_to_target"]) == (steps, 10 * steps)
+        spent = trained.steps["step_time_max_ms"][:steps].sum() / 1000
+        assert found["time_to_target_s"] == pytest.approx(spent), "warm-up among it, evaluation not"
+    missed = targets(trained, target_perplexity=11.9)
+    assert (missed["steps_to_target"], missed["bytes_to_target"], missed["time_to_target_s"]) == (None, None, None)
+
+
+def test_at_a_time_stands_the_last_evaluation_within_it(trained: MergedRun) -> None:
+    clock = trained.steps["step_time_max_ms"].cum_sum() / 1000
+    for seconds, perplexity in ((clock[19] + 1e-6, 40.0), (clock[28], 40.0), (clock[0], None), (clock[49] + 9, None)):
+        found = targets(trained, time_budget_s=seconds)
+        assert (found["perplexity_at_budget"], found["target_perplexity"]) == (perplexity, None), seconds
+
+
+def test_a_run_of_which_steps_are_missing_knows_no_time(trained: MergedRun) -> None:
+    short = replace(trained, steps=trained.steps.head(45), facts=replace(trained.facts, status="failed"))
+    assert targets(short, target_perplexity=12.0)["time_to_target_s"] is None

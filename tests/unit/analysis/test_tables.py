@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from compared import compared
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from languages import english_words
-from unit.analysis.conftest import Fake, build_run
+from rich.cells import cell_len
 
-from dynbench.analysis.measures import METRICS, memory_parts
-from dynbench.analysis.merge import merge_run
-from dynbench.analysis.questions import DEFAULT, Question
-from dynbench.analysis.record import ComparisonRecord
-from dynbench.analysis.summary import summary_of
+from dynbench.analysis.measures import METRICS
+from dynbench.analysis.questions import DEFAULT
 from dynbench.analysis.table_specs import TABLES
 from dynbench.analysis.tables import by_arm, overview
 from dynbench.analysis.waste import PARTS
 from dynbench.cli import common, console
 from dynbench.plugins import STRATEGIES
 from dynbench.report import LANGUAGES, load_template
-from dynbench.runs.atomic import write_json
-from dynbench.runs.records import COMM_COLUMNS, Column, write_columns
-from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore
 from dynbench.table_text import MARKDOWN_WIDTH, Table, format_gain, format_value, signed
 
 LONGEST = 32
@@ -52,12 +45,10 @@ def gained(names: list[str]) -> dict[str, dict[str, float]]:
     }
 
 
-def found_of(names: list[str], **facts: object) -> list[ComparisonRecord]:
-    return [compared(candidate=name, baseline=names[0], **facts) for name in names[1:]]
-
-
-def tables_of(names: list[str], question: Question = DEFAULT) -> list[Table]:
-    first = overview(measured(names), found_of(names, recovered_share=0.4, bound_speedup=1.9), question)
+def tables_of(names: list[str]) -> list[Table]:
+    facts = {"baseline": names[0], "recovered_share": 0.4, "bound_speedup": 1.9}
+    found = [compared(candidate=name, **facts) for name in names[1:]]
+    first = overview(measured(names), found, DEFAULT)
     return [first, *by_arm(measured(names), gained(names), METRICS)]
 
 
@@ -82,22 +73,14 @@ def blocks(text: str) -> Iterator[list[str]]:
             yield lines
 
 
-def printed(tables: list[Table], width: int, terminal: bool = True) -> str:
-    shown = console._Console(width=width, force_terminal=terminal, color_system=None, file=io.StringIO())
-    before, said = console.stdout, []
-    console.stdout, echo = shown, common._print
-    common._print = said.append
-    try:
+def printed(tables: list[Table], width: int) -> str:
+    said: list[str] = []
+    shown = console._Console(width=width, force_terminal=True, color_system=None, file=io.StringIO())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(console, "stdout", shown)
+        patch.setattr(common, "_print", said.append)
         common.print_results(tables, [])
-    finally:
-        console.stdout, common._print = before, echo
     return "\n".join(said)
-
-
-def wide(line: str) -> int:
-    from rich.cells import cell_len
-
-    return cell_len(line)
 
 
 @pytest.mark.slow
@@ -106,7 +89,7 @@ def wide(line: str) -> int:
 def test_a_terminal_shows_every_arm_and_value_within_its_width(names: list[str], width: int) -> None:
     text = printed(tables_of(names), width)
 
-    assert max(map(wide, text.splitlines())) <= width
+    assert max(map(cell_len, text.splitlines())) <= width
     assert "…" not in text
     spaced = f" {' '.join(text.split())} "
     assert [value for value in every_value(names) if f" {value} " not in spaced] == []
@@ -132,85 +115,17 @@ def test_markdown_shows_every_arm_and_value_in_lines_that_are_read_as_they_stand
     assert len(list(blocks(whole))) == len(tables)
 
 
-waste_table = TABLES["waste"].table
-
-
-def summary(
-    s: float | None, waiting: float = 0.1, shares: tuple[float | None, ...] = (0.75, 0.25)
-) -> dict[str, object]:
-    known = dict.fromkeys(PARTS, 0.05) | {"waiting": waiting, "s": s}
-    waste = known if s is not None else dict.fromkeys(("s", *PARTS))
-    slowest = {"distinct": 2, "shares": list(shares), "equal": 1 / len(shares)}
-    return {"waste": waste, "slowest_ranks": slowest, "world_size": len(shares) + 1, "workers": len(shares)}
+def summary(s: float | None) -> dict[str, object]:
+    waste = dict.fromkeys(PARTS, None if s is None else 0.05) | {"s": s}
+    slowest = {"distinct": 2, "shares": [0.75, 0.25], "equal": 0.5}
+    return {"waste": waste, "slowest_ranks": slowest, "world_size": 3, "workers": 2}
 
 
 def test_a_launch_that_does_not_know_leaves_the_arm_unknown() -> None:
     """A mean over fewer launches stood beside means over all of them, under one heading."""
-    table = waste_table({"static": [summary(1.5), summary(None)], "other": [summary(2.0)]})
+    table = TABLES["waste"].table({"static": [summary(1.5), summary(None)], "other": [summary(2.0)]})
     assert not any(table.rows[0][1:9]) and table.rows[1][1] == "2.00"
     assert table.rows[0][9], "whom steps wait for needs no fit"
-
-
-exposed_table, memory_table = TABLES["exposed"].table, TABLES["memory_parts"].table
-
-
-def test_what_ranks_held_is_a_mean_over_those_that_train(make_run: Callable[..., Run]) -> None:
-    run = make_run("static", overrides=("sync.name=zero1",))
-    assert memory_parts(merge_run(run)) is None
-    kinds = {"parameters_mb": 4.0, "gradients_mb": 2.0, "optimizer_mb": 4.0, "strategy_mb": 4.0, "peak_mb": None}
-    ranks = [
-        {"rank": rank, "whole_mb": 4.0, "activations_mb": 1.0 + rank}
-        | dict.fromkeys(("initialised", "before_step", "after_step"), kinds)
-        for rank in range(2)
-    ]
-    write_json(run.env_file, run.env() | {"memory_parts": ranks})
-    found = memory_parts(merge_run(run))
-    assert found is not None
-    assert (found["activations_mb"], found["model_mb"]) == (1.5, 4.0)
-    assert found["after_step"] == {**kinds, "peak_mb": None}
-    table = memory_table({"zero1": [{"memory_parts": found}]})
-    assert table is not None
-    assert [row[1] for row in table.rows] == ["initialised", "before step", "after step"]
-    assert table.rows[2][2:7] == ["4.000", "2.000", "4.000", "4.000", "14.000"], "and their sum"
-    assert table.rows[1][7] == "1.500" and not table.rows[2][7], "activations are freed by the backward pass"
-
-
-timed_table = TABLES["timed"].table
-COMM, *_ = COMM_COLUMNS
-PUSH, SEND = Column("push_ms", "number", "ms", "Of workers."), Column("send_ms", "number", "ms", "Of servers.")
-COUNT = Column("messages", "integer", "", "No time.")
-DECLARED = [COMM, PUSH, SEND, COUNT]
-
-
-def served(store: RunStore, servers: int = 1, **fields: object) -> Run:
-    """A run whose workers push for 2 ms in warm-up and 4 ms after it, and whose servers send for 6 ms."""
-    names = [column.name for column in DECLARED]
-    run = build_run(store, Fake("partition", servers=servers, extra=dict.fromkeys(names, 1.5), **fields))
-    write_columns(run.ranks_dir, DECLARED)
-    for rank in range(servers + 2):
-        lines = run.rank_file(rank).read_text().splitlines()
-        for place, line in enumerate(lines[1:], 1):
-            kept = line.rsplit(",", len(names))[0]
-            times = "9,,6,4" if rank < servers else f"8,{2 if place <= 10 else 4},,4"
-            lines[place] = f"{kept},{times}"
-        run.rank_file(rank).write_text("\n".join(lines) + "\n")
-    return run
-
-
-@pytest.mark.parametrize("servers", [1, 2])
-def test_each_side_has_the_means_of_its_measured_rows(store: RunStore, servers: int) -> None:
-    summary = summary_of(merge_run(served(store, servers)))
-    assert summary["timed_ms"] == {
-        "workers": {"comm_ms": pytest.approx(8), "push_ms": pytest.approx(4)},
-        "servers": {"comm_ms": pytest.approx(9), "send_ms": pytest.approx(6), "optimizer_ms": 0},
-    }
-
-
-def test_the_memory_of_servers_is_not_in_that_of_workers(store: RunStore) -> None:
-    summary = summary_of(merge_run(served(store)))
-    assert summary["peak_mem_mb"]["servers_max"] == 0
-    assert summary["peak_mem_mb"]["max"] > 400
-    assert summary_of(merge_run(build_run(store, Fake())))["peak_mem_mb"]["servers_max"] is None
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -223,7 +138,7 @@ def test_every_column_of_a_strategy_has_a_heading(language: str) -> None:
         if column.unit == "ms"
     }
     sides = {"workers": {"comm_ms": 1.0, **names}, "servers": {"optimizer_ms": 1.0}}
-    table = timed_table({"一": [{"timed_ms": sides}]}, load_template(language).label)
+    table = TABLES["timed"].table({"一": [{"timed_ms": sides}]}, load_template(language).label)
     assert table is not None
     assert len(set(table.columns)) == 3 + len(names)
     if language != "en":
