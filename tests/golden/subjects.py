@@ -13,6 +13,8 @@ from functools import partial
 from html.parser import HTMLParser
 from itertools import islice
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,8 +23,10 @@ from bad_input_cases import CASES, Bad, given
 
 from dynbench.analysis.figures import draw_figures
 from dynbench.errors import DynbenchError
+from dynbench.experiment import reporting
 from dynbench.plugins import POLICIES
 from dynbench.plugins.policies import LAYOUTS
+from dynbench.report import fill
 from dynbench.runs.run import Run
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
@@ -110,13 +114,20 @@ def of_recording(name: str, folder: Path) -> Golden:
 
 
 def _reported(at: Desk, run_id: str, label: str, *, html: bool = False) -> dict[str, str]:
-    """The reports of a comparison or run in every language."""
-    found = {}
-    for language in LANGUAGES:
-        found[f"{label}.report.{language}"] = at.transcript(f"report {run_id} --lang {language} -o -")
-        if html:
-            page = at.run("report", run_id, "--lang", language, "-o", "-", "--format", "html").out
-            found[f"{label}.html.{language}"] = at.names.neutral(visible(page))
+    """The reports of a comparison or run in every language; a page is of the same filled template as its Markdown."""
+    found: dict[str, str] = {}
+    texts: list[str] = []
+
+    def kept(*given: Any) -> str:
+        texts.append(fill(*given))
+        return texts[-1]
+
+    with mock.patch.object(reporting, "fill", kept):
+        for language in LANGUAGES:
+            found[f"{label}.report.{language}"] = at.transcript(f"report {run_id} --lang {language} -o -")
+            if html:
+                page = reporting.to_html(texts[-1], Path(), language)
+                found[f"{label}.html.{language}"] = at.names.neutral(visible(page))
     return found
 
 
