@@ -69,12 +69,19 @@ def test_what_a_step_leaves_to_the_next_is_no_part_of_the_price() -> None:
     assert Remembering().split_price_ms(4, 32, 8) == pytest.approx(FURTHER, rel=0.1)
 
 
+KINDS = ("ddp", "flat", "bucketed", "zero1", "fsdp", "diloco")
+"""In `make test`: ways to put gradients off."""
+SPLIT = [("virtual", "ddp"), *(("torchrun", name) for name in KINDS)]
+SPLIT += [
+    pytest.param("torchrun", name, marks=pytest.mark.matrix)
+    for name, entry in STRATEGIES.items()
+    if name not in KINDS and not entry.servers
+]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize(
-    ("launcher", "strategy"),
-    [("torchrun", name) for name, entry in sorted(STRATEGIES.items()) if not entry.servers] + [("virtual", "ddp")],
-)
+@pytest.mark.parametrize(("launcher", "strategy"), SPLIT)
 def test_a_split_step_has_the_gradients_of_the_whole_one_under_the_runs_synchronisation(
     launcher: str, strategy: str
 ) -> None:
