@@ -171,7 +171,7 @@ def test_relative_speeds_follow_the_times() -> None:
     assert at_full_speed(measured, None) == list(measured)
 
 
-def problem(alpha: float, world_size: int = 4, samples: int = 2000) -> Problem:
+def problem(alpha: float, world_size: int = 4, samples: int = 4000) -> Problem:
     return Problem(
         lengths=np.random.default_rng(0).choice(SHIPPED["sst2"], samples),
         workers=world_size,
