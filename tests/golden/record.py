@@ -86,9 +86,7 @@ RECORDINGS: Mapping[str, Recording] = {
     "hf_peers": Recording(
         [f"compare hf_peers.yaml {SMALL} --warmup-steps 8 --max-length 32 --global-batch 32 --set probe.repeats=2"]
     ),
-    "hf_published": Recording(
-        [f"compare hf_published.yaml {SMALL} --warmup-steps 8 --size small --max-length 64"]
-    ),
+    "hf_published": Recording([f"compare hf_published.yaml {SMALL} --warmup-steps 8 --size small --max-length 64"]),
     "levers": Recording([f"compare levers.yaml {SMALL} --global-batch 32"]),
     "sync": Recording(["compare sync.yaml --steps 16 --warmup-steps 8 --launches 2"]),
     "sync_xl": Recording(

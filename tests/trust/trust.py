@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -136,7 +137,7 @@ def show(results: list[Result]) -> None:
             spread = [(one.high / one.low) ** 0.5 - 1 for one in of_kind]
             print(
                 f"{kind}, {'one core busy' if busy else 'nothing beside it'}: {verdicts}; speed-up "
-                f"{min(speedups):.3f} to {max(speedups):.3f}, half-width {sorted(spread)[len(spread) // 2]:.1%} (median)"
+                f"{min(speedups):.3f} to {max(speedups):.3f}, half-width {statistics.median_high(spread):.1%} (median)"
             )
 
 
