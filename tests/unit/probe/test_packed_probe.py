@@ -23,7 +23,7 @@ from dynbench.workloads.batches import CPU
 from dynbench.workloads.registry import build_workload
 
 PACKED = (
-    *("workload.layout=packed", "workload.size=tiny", "workload.max_length=64", "workload.subset=200"),
+    *("workload.layout=packed", "workload.size=small", "workload.max_length=64", "workload.subset=200"),
     "train.global_batch=16",
 )
 RESOLVED = ("workload.pad_to_multiple_of=1",)

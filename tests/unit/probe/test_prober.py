@@ -91,7 +91,7 @@ def test_virtual_ranks_pay_what_their_run_will_charge(store: RunStore, comm_mode
 
 
 def test_a_prediction_charges_the_gradient_that_the_run_sends() -> None:
-    config = resolved(*VIRTUAL, "workload.size=tiny").config
+    config = resolved(*VIRTUAL, "workload.size=small").config
     workload = build_workload(config)
     gradient_bytes = 4 * TrialStep(config, workload, torch.device("cpu")).gradient_numel
     assert mb(gradient_bytes) == gradient_megabytes(workload.build_model(0))

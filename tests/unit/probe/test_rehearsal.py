@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -33,12 +32,6 @@ SETTINGS = (
     *("workload.size=tiny", "workload.subset=64", "workload.dropout=0.0", "workload.pad_to_multiple_of=1"),
 )
 pytestmark = pytest.mark.slow
-EACH_KIND = ("flat", "ddp", "zero1", "zero1_torch", "fsdp", "ps", "diloco")
-"""In `make test`; of the others nothing but the messages differs."""
-
-
-def matrix(*values: object) -> Any:
-    return pytest.param(*values, marks=pytest.mark.matrix)
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +73,7 @@ def held_bytes() -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-@pytest.mark.parametrize("name", [name if name in EACH_KIND else matrix(name) for name in STRATEGIES])
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_a_trial_holds_what_the_registry_says_of_so_many_ranks_and_goes_on_when_memory_ran_out(
     name: str, workload: Workload, group: dist.ProcessGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +162,7 @@ TRIED = [("bucketed", "topk start_step=9"), ("fsdp", "fp8 error_feedback=true"),
 @pytest.mark.parametrize(
     ("name", "form"),
     [
-        (name, form) if (name, form) in TRIED else matrix(name, form)
+        pytest.param(name, form, marks=() if (name, form) in TRIED else pytest.mark.matrix)
         for name in ("bucketed", "ddp", "fsdp", "diloco")
         for form in KEEPS
     ],
