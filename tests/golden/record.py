@@ -12,13 +12,14 @@ import fnmatch
 import io
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 RUNS = Path(__file__).with_name("runs")
@@ -47,13 +48,13 @@ class Recording:
     """What is recorded together.
 
     Attributes:
-        commands: of dynbench, run one after the other over one results folder.
-        recipes: name of a file of the recipe's folder to what is replaced in its copy, for what no option sets.
+        commands: of dynbench, run one after the other over one results folder, beside the recipes.
+        changes: what is replaced in the recipe of the only command, for what no option sets.
         after: changes the results folder before it is packed.
     """
 
     commands: Sequence[str]
-    recipes: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
+    changes: Sequence[tuple[str, str]] = ()
     after: Callable[[Path], None] = lambda _: None
 
 
@@ -79,81 +80,65 @@ SST2 = "--dataset embedded --weights random --size small --max-length 32 --nproc
 PLAIN = "--nproc 2 --threads 1 --size small --max-length 32 --steps 8 --warmup-steps 2 --global-batch 16"
 BUCKETS_MIB = (1000, 400, 200, 100, 50, 25, 5)
 RECORDINGS: Mapping[str, Recording] = {
-    "quickstart": Recording([f"compare quickstart.yaml {SMALL} --steps 10 --warmup-steps 5"], {"quickstart.yaml": ()}),
-    "sst2": Recording([f"compare sst2.yaml {SMALL} {SST2}"], {"sst2.yaml": ()}),
-    "sst2_cost_types": Recording([f"compare sst2_cost_types.yaml {SMALL} {SST2}"], {"sst2_cost_types.yaml": ()}),
+    "quickstart": Recording([f"compare quickstart.yaml {SMALL} --steps 10 --warmup-steps 5"]),
+    "sst2": Recording([f"compare sst2.yaml {SMALL} {SST2}"]),
+    "sst2_cost_types": Recording([f"compare sst2_cost_types.yaml {SMALL} {SST2}"]),
     "hf_peers": Recording(
-        [f"compare hf_peers.yaml {SMALL} --warmup-steps 8 --max-length 32 --global-batch 32 --set probe.repeats=2"],
-        {"hf_peers.yaml": ()},
+        [f"compare hf_peers.yaml {SMALL} --warmup-steps 8 --max-length 32 --global-batch 32 --set probe.repeats=2"]
     ),
-    "hf_published": Recording(
-        [f"compare hf_published.yaml {SMALL} --warmup-steps 8 --size small --max-length 64"], {"hf_published.yaml": ()}
-    ),
-    "levers": Recording([f"compare levers.yaml {SMALL} --global-batch 32"], {"levers.yaml": ()}),
-    "sync": Recording(["compare sync.yaml --steps 16 --warmup-steps 8 --launches 2"], {"sync.yaml": ()}),
+    "hf_published": Recording([f"compare hf_published.yaml {SMALL} --warmup-steps 8 --size small --max-length 64"]),
+    "levers": Recording([f"compare levers.yaml {SMALL} --global-batch 32"]),
+    "sync": Recording(["compare sync.yaml --steps 16 --warmup-steps 8 --launches 2"]),
     "sync_xl": Recording(
-        [f"compare sync_xl.yaml {SMALL} {TINY} --device cpu --threads 1 --set workload.pad_to_multiple_of=32"],
-        {"sync_xl.yaml": ()},
+        [f"compare sync_xl.yaml {SMALL} {TINY} --device cpu --threads 1 --set workload.pad_to_multiple_of=32"]
     ),
     "buckets": Recording(
         [
             f"compare buckets.yaml --steps 4 --warmup-steps 2 {TINY} --set workload.pad_to_multiple_of=32 "
             "--set launch.link_gbps=0.5 --set train.profile_steps=0 --launch-mode interleaved"
         ],
-        {"buckets.yaml": [(f"bucket_mb: {mib}}}", f"bucket_mb: {mib / 200}}}") for mib in BUCKETS_MIB]},
+        [(f"bucket_mb: {mib}}}", f"bucket_mb: {mib / 200}}}") for mib in BUCKETS_MIB],
     ),
     "fsdp_bottleneck": Recording(
         [f"compare fsdp_bottleneck.yaml --steps 4 {TINY}"],
-        {
-            "fsdp_bottleneck.yaml": [
-                ("  - name: one\n    set: {train.profile_steps: 2, launch.nproc: 1}\n", ""),
-                ("  - name: four\n    set: {train.profile_steps: 2, launch.nproc: 4}\n", ""),
-                ("  - name: middle_2g\n    set: {launch.link_gbps: 2}\n", ""),
-                ("  - name: long\n    set: {train.global_batch: 24}\n", ""),
-                ("  - name: short_4g\n    set: {train.global_batch: 2, launch.link_gbps: 4}\n", ""),
-                ("  - name: long_1g\n    set: {train.global_batch: 24, launch.link_gbps: 1}\n", ""),
-                ("  - name: long_500m\n    set: {train.global_batch: 24, launch.link_gbps: 0.5}\n", ""),
-            ]
-        },
+        [
+            ("  - name: one\n    set: {train.profile_steps: 2, launch.nproc: 1}\n", ""),
+            ("  - name: four\n    set: {train.profile_steps: 2, launch.nproc: 4}\n", ""),
+            ("  - name: middle_2g\n    set: {launch.link_gbps: 2}\n", ""),
+            ("  - name: long\n    set: {train.global_batch: 24}\n", ""),
+            ("  - name: short_4g\n    set: {train.global_batch: 2, launch.link_gbps: 4}\n", ""),
+            ("  - name: long_1g\n    set: {train.global_batch: 24, launch.link_gbps: 1}\n", ""),
+            ("  - name: long_500m\n    set: {train.global_batch: 24, launch.link_gbps: 0.5}\n", ""),
+        ],
     ),
     "ps_allreduce_ddp": Recording(
-        ["compare ps_allreduce_ddp.yaml --subset 480 --warmup-steps 4 --set train.eval_samples=64"],
-        {"ps_allreduce_ddp.yaml": ()},
+        ["compare ps_allreduce_ddp.yaml --subset 480 --warmup-steps 4 --set train.eval_samples=64"]
     ),
-    "scaling": Recording([f"compare scaling.yaml {SMALL}"], {"scaling.yaml": ()}),
+    "scaling": Recording([f"compare scaling.yaml {SMALL}"]),
     "regimes": Recording(
         [f"compare regimes.yaml {SMALL} --set probe.repeats=1"],
-        {
-            "regimes.yaml": [
-                ("  - {launch.launcher: torchrun, launch.nproc: 2, train.global_batch: 32}\n", ""),
-                ("  - {launch.launcher: virtual, launch.world_size: 2, train.global_batch: 8}\n", ""),
-                ("  - {launch.launcher: virtual, launch.world_size: 8, train.global_batch: 256}\n", ""),
-                (", workload.size: base", ""),
-            ]
-        },
+        [
+            ("  - {launch.launcher: torchrun, launch.nproc: 2, train.global_batch: 32}\n", ""),
+            ("  - {launch.launcher: virtual, launch.world_size: 2, train.global_batch: 8}\n", ""),
+            ("  - {launch.launcher: virtual, launch.world_size: 8, train.global_batch: 256}\n", ""),
+            (", workload.size: base", ""),
+        ],
     ),
     "packing_or_fewer_steps": Recording(
         ["compare packing_or_fewer_steps.yaml --size small --max-length 32 --set train.eval_samples=128"],
-        {
-            "packing_or_fewer_steps.yaml": [
-                ("train.steps: 248", "train.steps: 24"),
-                ("train.steps: 62", "train.steps: 6"),
-            ]
-        },
+        [("train.steps: 248", "train.steps: 24"), ("train.steps: 62", "train.steps: 6")],
     ),
     "compression": Recording(
         ["compare compression.yaml --steps 12 --warmup-steps 4 --launches 2 --set train.eval_samples=64"],
-        {"compression.yaml": [("eval_every: 10", "eval_every: 4"), ("error_every: 20", "error_every: 3")]},
+        [("eval_every: 10", "eval_every: 4"), ("error_every: 20", "error_every: 3")],
     ),
     "compression_fsdp": Recording(
         ["compare compression_fsdp.yaml --steps 8 --warmup-steps 2 --launches 2 --set train.eval_samples=32"],
-        {"compression_fsdp.yaml": [("eval_every: 24", "eval_every: 5")]},
+        [("eval_every: 24", "eval_every: 5")],
     ),
-    "custom_workload": Recording(
-        [f"compare custom_workload.yaml {SMALL} --nproc 2"], {"custom_workload.yaml": (), "length_regression.py": ()}
-    ),
-    "first_steps": Recording(["compare first_steps.yaml --subset 1280"], {"first_steps.yaml": ()}),
-    "multinode": Recording([f"compare multinode.yaml {SMALL} --nproc 2 --size small"], {"multinode.yaml": ()}),
+    "custom_workload": Recording([f"compare custom_workload.yaml {SMALL} --nproc 2"]),
+    "first_steps": Recording(["compare first_steps.yaml --subset 1280"]),
+    "multinode": Recording([f"compare multinode.yaml {SMALL} --nproc 2 --size small"]),
     "precision": Recording(
         [
             f"compare --arm single:precision=fp32 --arm half:precision=fp32 {SMALL} "
@@ -194,28 +179,23 @@ def record(name: str) -> None:
     """Run a recording's commands and pack what they left."""
     recording = RECORDINGS[name]
     with tempfile.TemporaryDirectory(prefix="golden-") as folder:
-        project = Path(folder)
-        for file, changes in recording.recipes.items():
-            text = (ROOT / "recipes" / file).read_text(encoding="utf-8")
-            for old, new in changes:
-                if old not in text:
-                    raise SystemExit(f"{file} does not say {old!r} any more")
-                text = text.replace(old, new)
-            (project / file).write_text(text, encoding="utf-8")
+        project = shutil.copytree(ROOT / "recipes", folder, dirs_exist_ok=True)
+        for old, new in recording.changes:
+            recipe = Path(project, recording.commands[0].split()[1])
+            if old not in (text := recipe.read_text(encoding="utf-8")):
+                raise SystemExit(f"{recipe.name} does not say {old!r} any more")
+            recipe.write_text(text.replace(old, new), encoding="utf-8")
         for command in recording.commands:
             print(f"{name}: dynbench {command}", flush=True)
-            ended = subprocess.run(
-                [sys.executable, "-m", "dynbench", *command.split(), "--quiet"],
-                cwd=project,
-                capture_output=True,
-                text=True,
-            )
+            words = [sys.executable, "-m", "dynbench", *command.split(), "--quiet"]
+            ended = subprocess.run(words, cwd=project, capture_output=True, text=True)
             print(f"  exit {ended.returncode} {ended.stderr.strip()[-400:]}", flush=True)
-        recording.after(project / "results")
-        pack(project / "results", RUNS / f"{name}.tar.xz", project)
+        results = Path(project, "results")
+        recording.after(results)
+        pack(results, RUNS / f"{name}.tar.xz", project)
 
 
-def pack(results: Path, archive: Path, project: Path) -> None:
+def pack(results: Path, archive: Path, project: str) -> None:
     """Pack the raw files of a results folder, with what names this machine replaced; equal files give equal bytes."""
     archive.parent.mkdir(exist_ok=True)
     with tarfile.open(archive, "w:xz", preset=9) as packed:
@@ -230,12 +210,12 @@ def pack(results: Path, archive: Path, project: Path) -> None:
     print(f"  {archive.relative_to(ROOT)}: {archive.stat().st_size / 1000:.0f} kB", flush=True)
 
 
-def _neutral(content: bytes, project: Path) -> bytes:
+def _neutral(content: bytes, project: str) -> bytes:
     try:
         text = content.decode()
     except UnicodeDecodeError:
         return content
-    for path, name in ((sys.prefix, f"{CHECKOUT}/.venv"), (str(ROOT), CHECKOUT), (str(project), PROJECT)):
+    for path, name in ((sys.prefix, f"{CHECKOUT}/.venv"), (str(ROOT), CHECKOUT), (project, PROJECT)):
         text = text.replace(path, name)
     text = text.replace(f'"{socket.gethostname()}"', f'"{MACHINE}"')
     return re.sub(r"Linux-[\w.+-]+-x86_64", "Linux-6.1-x86_64", text).encode()

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from html.parser import HTMLParser
-from itertools import islice
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
-import numpy as np
 import pytest
 from bad_input import settled
 from bad_input_cases import CASES, Bad, given
 
 from dynbench.analysis.figures import draw_figures
-from dynbench.errors import DynbenchError
-from dynbench.plugins import POLICIES
-from dynbench.plugins.policies import LAYOUTS
+from dynbench.experiment import reporting
+from dynbench.report import fill
 from dynbench.runs.run import Run
-from dynbench.schedule.capacity import Capacity
-from dynbench.schedule.cost import CostModel
-from dynbench.schedule.evaluate import step_facts
-from dynbench.schedule.policy import Problem, make_policy
 
 from .commands import COMMANDS, HELP, SOLVED
 from .corpus import Desk, comparisons_of, desk, entries
@@ -110,13 +104,20 @@ def of_recording(name: str, folder: Path) -> Golden:
 
 
 def _reported(at: Desk, run_id: str, label: str, *, html: bool = False) -> dict[str, str]:
-    """The reports of a comparison or run in every language."""
-    found = {}
-    for language in LANGUAGES:
-        found[f"{label}.report.{language}"] = at.transcript(f"report {run_id} --lang {language} -o -")
-        if html:
-            page = at.run("report", run_id, "--lang", language, "-o", "-", "--format", "html").out
-            found[f"{label}.html.{language}"] = at.names.neutral(visible(page))
+    """The reports of a comparison or run in every language; a page is of the same filled template as its Markdown."""
+    found: dict[str, str] = {}
+    texts: list[str] = []
+
+    def kept(*given: Any) -> str:
+        texts.append(fill(*given))
+        return texts[-1]
+
+    with mock.patch.object(reporting, "fill", kept):
+        for language in LANGUAGES:
+            found[f"{label}.report.{language}"] = at.transcript(f"report {run_id} --lang {language} -o -")
+            if html:
+                page = reporting.to_html(texts[-1], Path(), language)
+                found[f"{label}.html.{language}"] = at.names.neutral(visible(page))
     return found
 
 
@@ -165,55 +166,7 @@ def visible(page: str) -> str:
     return "\n".join(line.rstrip() for line in parser.lines if line.strip()) + "\n"
 
 
-COSTS = {
-    "tokens": CostModel("tokens"),
-    "tokens_sq": CostModel("tokens_sq", pad_to_multiple_of=8),
-    "attention": CostModel("attention", attention_a=0.01),
-    "measured": CostModel("measured", alpha=20.0, beta=1.0, gamma=0.01),
-    "measured_further": CostModel("measured", alpha=20.0, beta=1.0, further=70.0),
-}
-PLANNED_STEPS = 6
 PLAN_MS = "plan ms"
-
-
-def plans(folder: Path) -> Golden:
-    """A hash of the plans of every policy under every cost and layout, with one and two micro-batches a rank."""
-    lengths = np.clip(np.random.default_rng(7).lognormal(2.8, 0.7, 600), 3, 160).astype(np.int64)
-    base = Problem(lengths, workers=4, global_batch=16, window=3)
-    variants: Mapping[str, Callable[[Problem], Problem]] = {
-        "equal": lambda problem: problem,
-        "split": lambda problem: replace(problem, micro_batches=2, global_batch=32),
-        "slots": lambda problem: replace(problem, micro_batches=2, global_batch=32, objective="slots"),
-        "unequal": lambda problem: replace(problem, speeds=np.array([1.0, 1.0, 0.5, 0.5])),
-        "capped": lambda problem: replace(problem, capacity=Capacity.table([[(32, 8), (64, 6), (160, 5)]])),
-    }
-    found: dict[str, Value] = {}
-    for layout in LAYOUTS:
-        for policy, entry in POLICIES.items():
-            for cost, model in COSTS.items():
-                for variant, change in variants.items():
-                    if layout in entry.layouts:
-                        key = f"{policy}/{layout}/{cost}/{variant}"
-                        found[key] = _planned(policy, lambda: change(replace(base, cost=model, layout=layout)))  # noqa: B023
-    return Golden({"plans": found})
-
-
-def _planned(policy: str, problem: Callable[[], Problem]) -> Value:
-    """The hash of its plans and their mean maximum; the error of what cannot be planned."""
-    try:
-        asked = problem()
-        made = list(islice(make_policy(policy, asked).plans(), PLANNED_STEPS))
-    except DynbenchError as error:
-        return error.message
-    text = json.dumps([[[ids.tolist() for ids in share] for share in plan.shares] for plan in made])
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    facts = [step_facts(plan, asked) for plan in made]
-    return {
-        "hash": digest,
-        "exact": [str(plan.exact) for plan in made],
-        "mean_max_cost": float(np.mean([each.max_cost for each in facts])),
-        "mean_bound": float(np.mean([each.bound for each in facts])),
-    }
 
 
 def solved(folder: Path) -> Golden:
@@ -288,7 +241,6 @@ def _answered(bad: Bad, here: Path) -> str:
 
 SUBJECTS: Mapping[str, Callable[[Path], Golden]] = {
     **{name: partial(of_recording, name) for name in RECORDINGS},
-    "plans": plans,
     "drawn_plans": lambda folder: Golden({"drawn": drawn_plans()}),
     "solved": solved,
     "help": help_pages,

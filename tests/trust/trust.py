@@ -15,12 +15,14 @@ import argparse
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -57,25 +59,11 @@ BUSY = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhil
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One comparison: beside what, from which seed."""
-
-    number: int
-
-    @property
-    def busy(self) -> bool:
-        """Whether a process keeps one core busy."""
-        return self.number % 2 == 1
-
-    @property
-    def seed(self) -> int:
-        """Of the first launch."""
-        return FIRST_SEED + 10 * self.number
-
-
-@dataclass(frozen=True)
 class Result:
-    """What a comparison found of one of its candidates; the interval is the joint one, which the verdict rests on."""
+    """What a comparison found of one of its candidates; the interval is the joint one, which the verdict rests on.
+
+    `busy`: whether a process kept one core busy; `seed`: of the first launch.
+    """
 
     number: int
     other: str
@@ -92,41 +80,27 @@ class Result:
     load_1min: float
 
 
-def run(trial: Trial, store: RunStore) -> list[Result]:
+def run(number: int, store: RunStore) -> list[Result]:
     """Launch and judge one comparison."""
-    began = time.monotonic()
-    file = store.root / f"trial_{trial.number}.yaml"
+    began, busy, seed = time.monotonic(), number % 2 == 1, FIRST_SEED + 10 * number
+    file = store.root / f"trial_{number}.yaml"
     store.root.mkdir(parents=True, exist_ok=True)
     candidates = "\n".join(f"  - name: {name}\n    set: {{sync.name: {name}}}" for name in (*EQUAL, *SLOWER))
-    file.write_text(RECIPE.format(candidates=candidates, seed=trial.seed), encoding="utf-8")
+    file.write_text(RECIPE.format(candidates=candidates, seed=seed), encoding="utf-8")
     recipe = load_recipe(file)
     comparison = start_comparison(recipe, store)
-    with _busy() if trial.busy else contextlib.nullcontext():
+    with _busy() if busy else contextlib.nullcontext():
         state = run_launches(comparison, read_state(comparison.path), recipe, store.within(comparison))
     runs = {name: [merge_run(store.resolve(run)) for run in state.arms[name]] for name in recipe.arms}
     took_s, load = time.monotonic() - began, os.getloadavg()[0]
-    results = []
     summaries = {run.run.id: summary_of(run) for launches in runs.values() for run in launches}
-    settings = recipe.arms["ddp"].analysis
-    for found in compare_candidates(Terms(named_arms(runs), settings, summaries, "sync")):
+    results = []
+    for found in compare_candidates(Terms(named_arms(runs), recipe.arms["ddp"].analysis, summaries, "sync")):
         record = found.record()
         assert record.ci_joint is not None and record.launches == 4, "four launches have an interval"
-        results.append(
-            Result(
-                trial.number,
-                record.candidate,
-                trial.busy,
-                trial.seed,
-                str(record.verdict),
-                record.speedup,
-                *record.ci_joint,
-                record.level,
-                record.loss_max_rel_diff,
-                log_ratios(found.pairing.pairs, found.question.unit),
-                took_s,
-                load,
-            )
-        )
+        logs = log_ratios(found.pairing.pairs, found.question.unit)
+        told = (str(record.verdict), record.speedup, *record.ci_joint, record.level, record.loss_max_rel_diff)
+        results.append(Result(number, record.candidate, busy, seed, *told, logs, took_s, load))
     return results
 
 
@@ -156,17 +130,15 @@ def judge(results: list[Result]) -> list[str]:
 
 def show(results: list[Result]) -> None:
     """A line per kind."""
-    for kind, names in (("equal", EQUAL), ("a tenth more", SLOWER)):
-        for busy in (False, True):
-            of_kind = [one for one in results if one.other in names and one.busy is busy]
-            if of_kind:
-                verdicts = ", ".join(f"{count} {word}" for word, count in Counter(o.verdict for o in of_kind).items())
-                spread = [(one.high / one.low) ** 0.5 - 1 for one in of_kind]
-                where = "one core busy" if busy else "nothing beside it"
-                print(
-                    f"{kind}, {where}: {verdicts}; speed-up {min(o.speedup for o in of_kind):.3f} to "
-                    f"{max(o.speedup for o in of_kind):.3f}, half-width {sorted(spread)[len(spread) // 2]:.1%} (median)"
-                )
+    for (kind, names), busy in product((("equal", EQUAL), ("a tenth more", SLOWER)), (False, True)):
+        if of_kind := [one for one in results if one.other in names and one.busy is busy]:
+            verdicts = ", ".join(f"{count} {word}" for word, count in Counter(one.verdict for one in of_kind).items())
+            speedups = [one.speedup for one in of_kind]
+            spread = [(one.high / one.low) ** 0.5 - 1 for one in of_kind]
+            print(
+                f"{kind}, {'one core busy' if busy else 'nothing beside it'}: {verdicts}; speed-up "
+                f"{min(speedups):.3f} to {max(speedups):.3f}, half-width {statistics.median_high(spread):.1%} (median)"
+            )
 
 
 def main() -> int:
@@ -178,17 +150,15 @@ def main() -> int:
     kept = given.folder / "trust.jsonl"
     results = [Result(**json.loads(line)) for line in kept.read_text().splitlines()] if kept.exists() else []
     done = {one.number for one in results}
-    store = RunStore(given.folder)
     for number in [number for number in range(COMPARISONS) if number not in done][: given.most]:
-        found = run(Trial(number), store)
+        found = run(number, RunStore(given.folder))
         results += found
         with kept.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(asdict(result)) + "\n" for result in found)
-        for result in found:
-            busy = "busy" if result.busy else "idle"
+        for one in found:
             print(
-                f"{number + 1}/{COMPARISONS} {result.other} {busy}: {result.verdict} {result.speedup:.3f} "
-                f"[{result.low:.3f}, {result.high:.3f}] {result.seconds:.0f} s",
+                f"{number + 1}/{COMPARISONS} {one.other} {'busy' if one.busy else 'idle'}: {one.verdict} "
+                f"{one.speedup:.3f} [{one.low:.3f}, {one.high:.3f}] {one.seconds:.0f} s",
                 flush=True,
             )
     show(results)

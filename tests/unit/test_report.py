@@ -21,6 +21,8 @@ from dynbench.report import (
 )
 
 FRONT = "---\nwords:\n  not_measured: not measured\n  greeting: hello {{ who }}\n---\n"
+ARMS = [{"name": "a", "fast": True, "share": 0.25}, {"name": "b", "fast": False, "share": None}]
+CELLS = [["x", "1 |", "", "y"], ["z", "2", "", ""]]
 
 
 def template(tmp_path: Path, body: str, front: str = FRONT) -> Template:
@@ -29,37 +31,48 @@ def template(tmp_path: Path, body: str, front: str = FRONT) -> Template:
     return load_template("en", path)
 
 
-def test_values_and_labels_replace_placeholders(tmp_path: Path) -> None:
-    loaded = template(tmp_path, "{{who}} and {{ words.greeting }}\n")
+@pytest.mark.parametrize(
+    ("body", "values", "text"),
+    [
+        ("{{who}} and {{ words.greeting }}\n", {}, "x and hello {{ who }}\n"),
+        ("[{{ nothing }}] [{{ empty }}]", {"nothing": None, "empty": ""}, "[not measured] []"),
+        (
+            "{% for arm in arms if arm.fast %}{{ arm.name|code }} {{ arm.share|percent }};{% endfor %}",
+            {"arms": ARMS},
+            "`a` 25.0\N{NO-BREAK SPACE}%;",
+        ),
+        (
+            '{{ lines|table(1, "a", "b", "c", "d") }}',
+            {"lines": CELLS},
+            "| a | b | d |\n| --- | ---: | ---: |\n| x | 1 \\| | y |\n| z | 2 |  |",
+        ),
+    ],
+    ids=["labels", "none", "loop", "table"],
+)
+def test_what_a_template_is_filled_with(tmp_path: Path, body: str, values: dict[str, object], text: str) -> None:
+    assert fill(template(tmp_path, body), {"who": "x", **values}).strip("\n") == text.strip("\n")
 
-    assert fill(loaded, {"who": "x"}) == "x and hello {{ who }}\n"
 
-
-def test_none_reads_as_not_measured_and_empty_text_stays_empty(tmp_path: Path) -> None:
-    loaded = template(tmp_path, "[{{ who }}] [{{ empty }}]")
-
-    assert fill(loaded, {"who": None, "empty": ""}) == "[not measured] []"
+def test_a_body_says_a_block_with_values_of_its_own(tmp_path: Path) -> None:
+    body = '{{ say("formula_table", lines=lines) }}'
+    text = fill(template(tmp_path, body), {"lines": CELLS, "who": "x"})
+    assert text.splitlines()[0] == "| quantity | value | with |"
 
 
 def test_unknown_placeholders_are_named_with_their_lines_and_the_known_ones(tmp_path: Path) -> None:
     loaded = template(tmp_path, "\n{{ who }}\n{{ best.speedpu }}\n", FRONT.replace("who", "whom"))
-
     with pytest.raises(TemplateError) as caught:
         fill(loaded, {"who": "x", "best.speedup": "1"})
-
-    lines = caught.value.message.splitlines()
-    assert lines[0].startswith(f"{tmp_path}/mine.md:4: unknown placeholder '{{{{ whom }}}}'")
-    assert lines[1].startswith(f"{tmp_path}/mine.md:8: unknown placeholder '{{{{ best.speedpu }}}}'")
-    assert "best.speedup" in lines[1]
+    first, second = caught.value.message.splitlines()
+    assert f"{tmp_path}/mine.md:4: " in first and "{{ whom }}" in first
+    assert f"{tmp_path}/mine.md:8: " in second and "{{ best.speedpu }}" in second and "best.speedup" in second
     assert "best.speedup, who" in caught.value.hint
     assert caught.value.exit_code == 2
 
 
 def test_an_unclosed_placeholder_is_refused_with_its_line(tmp_path: Path) -> None:
-    loaded = template(tmp_path, "fine\nbroken {{ who }\n")
-
     with pytest.raises(TemplateError, match=r"mine.md:7: "):
-        fill(loaded, {"who": "x"})
+        fill(template(tmp_path, "fine\nbroken {{ who }\n"), {"who": "x"})
 
 
 def test_a_template_without_front_matter_uses_the_texts_of_its_language(tmp_path: Path) -> None:
@@ -67,7 +80,7 @@ def test_a_template_without_front_matter_uses_the_texts_of_its_language(tmp_path
 
 
 def test_a_missing_template_is_an_error_of_the_user(tmp_path: Path) -> None:
-    with pytest.raises(TemplateError, match="cannot be read"):
+    with pytest.raises(TemplateError):
         load_template("en", tmp_path / "absent.md")
 
 
@@ -79,7 +92,6 @@ def test_mistakes_in_the_front_matter_name_the_line_of_the_file(tmp_path: Path) 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_no_result_is_typed_by_hand(language: str) -> None:
     body = load_template(language).body.partition("## References")[0].partition("## 参考文献")[0]
-
     assert re.findall(r"\d+(?:\.\d+)? ?(?:%|ms\b|x\b|times\b|倍)", body) == []
 
 
@@ -99,13 +111,6 @@ def test_both_languages_say_the_same_things(template: str) -> None:
             assert template == "template" or f"questions.{question.name}.introduction" in own
 
 
-def test_templates_loop_and_choose_over_values(tmp_path: Path) -> None:
-    body = "{% for arm in arms if arm.fast %}{{ arm.name|code }} {{ arm.share|percent }};{% endfor %}"
-    arms = [{"name": "a", "fast": True, "share": 0.25}, {"name": "b", "fast": False, "share": None}]
-
-    assert fill(template(tmp_path, body), {"arms": arms, "who": "x"}) == "`a` 25.0\N{NO-BREAK SPACE}%;"
-
-
 @pytest.mark.parametrize(
     "reach",
     [
@@ -123,16 +128,4 @@ def test_a_template_reaches_nothing_but_its_values(
 
 def test_sentences_are_unwrapped_and_tables_and_code_are_not() -> None:
     text = "one\n  two\n\n\n- item\n  goes on\n- next\n\n| a |\n| - |\n| b |\n\n```\nas\n  it is\n```\n"
-
     assert unwrapped(text) == "one two\n\n- item goes on\n- next\n\n| a |\n| - |\n| b |\n\n```\nas\n  it is\n```"
-
-
-def test_a_body_says_a_block_with_values_of_its_own_and_tables_leave_empty_columns_out(tmp_path: Path) -> None:
-    body = '{{ say("formula_table", lines=lines) }}\n\n{{ lines|table(1, "a", "b", "c", "d") }}\n'
-    lines = [["x", "1 |", "", "y"], ["z", "2", "", ""]]
-
-    text = fill(template(tmp_path, body), {"lines": lines, "who": "x"})
-
-    first, second = text.strip().split("\n\n")
-    assert first.splitlines()[0] == "| quantity | value | with |"
-    assert second.splitlines() == ["| a | b | d |", "| --- | ---: | ---: |", "| x | 1 \\| | y |", "| z | 2 |  |"]

@@ -21,9 +21,11 @@ from dynbench.plugins import COMPRESSORS
 from dynbench.wire.segment import lay_out
 
 SHAPES = {"embed": (43, 7), "bias": (5,), "mix": (7, 11), "nothing": (0,), "score": (8, 16), "scale": (1,)}
-FEEDBACK = [f"{form} error_feedback=true" for form in FORMS if codec(form).contractive and "feedback" not in form]
+CONTRACTIVE = [form for form in FORMS if codec(form).contractive]
+FEEDBACK = [f"{form} error_feedback=true" for form in CONTRACTIVE if "feedback" not in form]
 EVERY = (*FORMS, *OWN, "fp8 error_feedback=true")
 Cut = Sequence[Sequence[str]]
+Make = Callable[[], Compressing]
 CUTS: list[Cut] = [
     [list(SHAPES)],
     [["mix", "embed"], ["scale", "bias", "nothing", "score"]],
@@ -60,46 +62,43 @@ def averaged(
     return found
 
 
-def trained(
-    make: Callable[[], Compressing], steps: int, shards: bool, cuts: Sequence[Cut] = CUTS
-) -> Callable[[Any], Any]:
+def trained(make: Make, steps: int, shards: bool, cuts: Sequence[Cut] = CUTS) -> Callable[[Any], Any]:
     """Of a rank: its compressor, and of every step the means."""
 
     def work(channel: Any) -> tuple[Compressing, list[dict[str, Tensor]]]:
-        made = make()
-        return made, [
-            averaged(channel, made, cuts[step % len(cuts)], gradients(channel.rank, step), shards)
-            for step in range(steps)
-        ]
+        made, found = make(), []
+        for step in range(steps):
+            given = gradients(channel.rank, step)
+            found.append(averaged(channel, made, cuts[step % len(cuts)], given, shards))
+        return made, found
 
     return work
 
 
-def judge(make: Callable[[], Compressing], ranks: int, shards: bool, off: float = 1e-5, steps: int = 7) -> None:
+def judge(make: Make, ranks: int, shards: bool, off: float = 1e-5, steps: int = 7) -> None:
     """All ranks get the same; all that was sent, and what is left out at either stage, are all gradients together."""
     results = on_threads(ranks, trained(make, steps, shards))
     if not shards:
         for step in range(steps):
             assert all(same_bits([found[step][name] for _, found in results]) for name in SHAPES), "the same bits"
     states = [made.state_dict() for made, _ in results]
+    seen = results if shards else results[:1]
     for name, shape in SHAPES.items():
         whole = sum(gradient(name, rank, step).double() for rank in range(ranks) for step in range(steps))
-        sent = sum(
-            found[step][name].double() for _, found in (results if shards else results[:1]) for step in range(steps)
-        )
-        left = sum(state.get(f"residual.{name}", torch.zeros(math.prod(shape))).double() for state in states)
-        second = torch.zeros(math.prod(shape), dtype=torch.float64)
+        found = ranks * sum(step[name].double() for _, steps_of in seen for step in steps_of)
         for state in states:
+            found += state.get(f"residual.{name}", torch.zeros(math.prod(shape))).double()
             for key, residual in state.items():
                 if key.startswith("second.") and key.endswith(f".{name}"):
                     start, numel, _ = key.removeprefix("second.").split(".", 2)
-                    second[int(start) : int(start) + int(numel)] += residual
-        found = ranks * (sent + second) + left
+                    found[int(start) : int(start) + int(numel)] += ranks * residual
         assert float((found - whole).norm()) <= off * float(whole.norm()), f"nothing of {name} is lost"
 
 
-@pytest.mark.parametrize("shards", [False, True])
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(
+    ("ranks", "shards"),
+    [(2, False), (3, True), *(pytest.param(*each, marks=pytest.mark.matrix) for each in ((2, True), (3, False)))],
+)
 @pytest.mark.parametrize("form", [*FEEDBACK, *OWN])
 def test_error_feedback_loses_nothing_however_gradients_are_cut(form: str, ranks: int, shards: bool) -> None:
     judge(lambda: compressor(form), ranks, shards, 1e-3 if form in OWN else 1e-5)
@@ -120,16 +119,20 @@ class KeepsItsOwn(GradiVeq):
             self._basis[each.part.name] = self._principal(each.slices.T @ each.slices, True)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "fails"),
-    [
-        (lambda: CompressedMean(Forgets(), error_feedback=True, min_elements=0), "is lost"),
-        (lambda: KeepsItsOwn(8, 3, min_elements=0), "the same bits"),
-    ],
-)
-def test_what_loses_something_or_differs_between_ranks_is_caught(wrong: Callable[[], Compressing], fails: str) -> None:
-    with pytest.raises(AssertionError, match=fails):
-        judge(wrong, 2, shards=False)
+class Cleans(Compressing):
+    """Fault: what is not finite is left out."""
+
+    def _mean(self, channel: Any, flat: Tensor, segments: Any) -> None:
+        channel.all_reduce(flat.nan_to_num_(0, 0, 0).div_(channel.world_size)).wait()
+
+
+class OwnHalf(Compressing):
+    """Fault: a rank keeps what it had of its own."""
+
+    def _mean(self, channel: Any, flat: Tensor, segments: Any) -> None:
+        own = flat.clone()
+        channel.all_reduce(flat.div_(channel.world_size)).wait()
+        flat[channel.rank :: 2] = own[channel.rank :: 2]
 
 
 def flat_of(rank: int) -> Tensor:
@@ -157,7 +160,7 @@ ODD: dict[str, Callable[[int], Tensor]] = {
 }
 
 
-def judge_odd(make: Callable[[], Compressing], case: str) -> None:
+def judge_odd(make: Make, case: str) -> None:
     """What both ranks get of a case, once and once more after it."""
     is_finite = case not in ("infinite", "no number")
     segments = lay_out([("nothing", (0,))] if case == "nothing at all" else SHAPES.items())
@@ -172,11 +175,32 @@ def judge_odd(make: Callable[[], Compressing], case: str) -> None:
         return found
 
     first, second = on_threads(2, work)
-    assert all(same_bits(pair) for pair in zip(first, second, strict=True)), "one mean on all ranks"
-    assert bool(first[0].isfinite().all()) == is_finite, "what is not finite stays so"
-    assert bool(first[1].isfinite().all()), "and does not come back"
+    assert all(same_bits(pair) for pair in zip(first, second, strict=True)), f"one mean on all ranks: {case}"
+    assert bool(first[0].isfinite().all()) == is_finite, f"what is not finite stays so: {case}"
+    assert bool(first[1].isfinite().all()), f"and does not come back: {case}"
     if case == "zeros":
         assert not first[0].any()
+
+
+@pytest.mark.parametrize("form", EVERY)
+def test_odd_gradients(form: str) -> None:
+    for case in ODD:
+        judge_odd(lambda: compressor(form), case)
+
+
+@pytest.mark.parametrize(
+    ("judged", "fails"),
+    [
+        (lambda: judge(lambda: CompressedMean(Forgets(), error_feedback=True, min_elements=0), 2, False), "is lost"),
+        (lambda: judge(lambda: KeepsItsOwn(8, 3, min_elements=0), 2, False), "the same bits"),
+        (lambda: judge_odd(lambda: Cleans(error_feedback=False), "infinite"), "stays so"),
+        (lambda: judge_odd(lambda: OwnHalf(error_feedback=False), "drawn"), "one mean on all ranks"),
+    ],
+    ids=["forgets", "keeps its own", "cleans", "own half"],
+)
+def test_wrong_ones_are_caught(judged: Callable[[], None], fails: str) -> None:
+    with pytest.raises(AssertionError, match=fails):
+        judged()
 
 
 def test_every_compressor_is_among_them() -> None:
@@ -185,59 +209,30 @@ def test_every_compressor_is_among_them() -> None:
     assert COMPRESSORS["none"].load()(Compress()) is None, "nothing is compressed without a queue"
 
 
-@pytest.mark.parametrize("case", ODD)
-@pytest.mark.parametrize("form", EVERY)
-def test_odd_gradients(form: str, case: str) -> None:
-    judge_odd(lambda: compressor(form), case)
-
-
-class Cleans(Compressing):
-    """Fault: what is not finite is left out."""
-
-    def _mean(self, channel: Any, flat: Tensor, segments: Any) -> None:
-        channel.all_reduce(flat.nan_to_num_(0, 0, 0).div_(channel.world_size)).wait()
-
-
-class OwnHalf(Compressing):
-    """Fault: a rank keeps what it had of its own."""
-
-    def _mean(self, channel: Any, flat: Tensor, segments: Any) -> None:
-        own = flat.clone()
-        channel.all_reduce(flat.div_(channel.world_size)).wait()
-        flat[channel.rank :: 2] = own[channel.rank :: 2]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "case", "fails"), [(Cleans, "infinite", "stays so"), (OwnHalf, "drawn", "one mean on all ranks")]
-)
-def test_wrong_ones_are_caught(wrong: type[Compressing], case: str, fails: str) -> None:
-    with pytest.raises(AssertionError, match=fails):
-        judge_odd(lambda: wrong(error_feedback=False), case)
-
-
 @pytest.mark.parametrize("form", [form for form in FORMS if codec(form).way != "two_stage"])
 def test_the_mean_does_not_depend_on_how_gradients_are_cut(form: str) -> None:
-    make = lambda: compressor(form)  # noqa: E731
-    one, many = (on_threads(2, trained(make, 3, False, [cut]))[0][1] for cut in (CUTS[0], CUTS[2]))
+    one, many = (on_threads(2, trained(lambda: compressor(form), 3, False, [cut]))[0][1] for cut in (CUTS[0], CUTS[2]))
     for a, b in zip(one, many, strict=True):
         assert all(same_bits([a[name], b[name]]) for name in SHAPES)
 
 
-@settings(max_examples=25)
+@settings(max_examples=35)
 @given(
-    form=st.sampled_from([form for form in FORMS if codec(form).contractive]),
+    form=st.sampled_from(CONTRACTIVE),
     ranks=st.integers(1, 4),
     sizes=st.lists(st.integers(0, 50), min_size=1, max_size=5),
     least=st.sampled_from([0, 20, 1000]),
     shards=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
 )
 def test_any_cut_gives_means_of_the_right_size(
-    form: str, ranks: int, sizes: list[int], least: int, shards: bool
+    form: str, ranks: int, sizes: list[int], least: int, shards: bool, dtype: torch.dtype
 ) -> None:
-    """What every rank has alike comes out alike, small parameters exactly so."""
+    """What every rank has alike comes out alike, small parameters exactly so, to the last bit of their type."""
     if "num_bits=4" in form and ranks > 3:
         return
-    values = {str(place): torch.full((size,), 1.5) for place, size in enumerate(sizes)}
+    number = 1.5 + 3 * 2**-30  # a third of it is a float64, and it is itself none of a smaller type
+    values = {str(place): torch.full((size,), number, dtype=dtype) for place, size in enumerate(sizes)}
 
     def work(channel: Any) -> dict[str, Tensor]:
         made = averager(form)
@@ -247,45 +242,27 @@ def test_any_cut_gives_means_of_the_right_size(
     results = on_threads(ranks, work)
     for name, value in values.items():
         total = sum(result[name] for result in results) if shards else results[0][name]
+        assert total.dtype == dtype
         if len(value) < least:
             assert torch.equal(total, value)
         elif "ratio" not in form and "topk" not in form:
             torch.testing.assert_close(total, value, rtol=0.35, atol=0.0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("form", ["int8", "fp8", "topk ratio=0.3", "randomk ratio=0.25"])
-def test_gradients_of_other_types(form: str, dtype: torch.dtype) -> None:
-    def work(channel: Any) -> Tensor:
-        made = averager(form)
-        made.min_elements = 10
-        flat = torch.cat([gradient("embed", channel.rank, 0), gradient("bias", channel.rank, 0)]).to(dtype)
-        made.mean(channel, flat, lay_out([("embed", [301]), ("bias", [5])]))
-        return flat
-
-    first, second = on_threads(2, work)
-    assert first.dtype == dtype and same_bits([first, second])
-    wanted = torch.stack([gradient("bias", rank, 0).to(dtype) for rank in (0, 1)]).double().mean(0)
-    torch.testing.assert_close(first[301:].double(), wanted, rtol=1e-12 if dtype == torch.float64 else 0.02, atol=0.01)
-
-
 @pytest.mark.parametrize("shards", [False, True])
 @pytest.mark.parametrize("form", ["topk", "int8", "fp8"])
 def test_the_first_steps_are_sent_as_they_are(form: str, shards: bool) -> None:
-    def work(channel: Any) -> list[tuple[dict[str, Tensor], dict[str, object]]]:
+    def work(channel: Any) -> list[tuple[Tensor, object]]:
         made, found = averager(f"{form} start_step=2"), []
         for step in range(3):
             means = averaged(channel, made, CUTS[0], gradients(channel.rank, step), shards)
-            found.append((means, dict(made.row())))
+            found.append((means["embed"], made.row()["compresses"]))
         return found
 
-    results = on_threads(2, work)
-    for step in range(3):
-        assert [found[step][1]["compresses"] for found in results] == [int(step == 2)] * 2
-        parts = [found[step][0]["embed"] for found in results]
-        mean = sum(parts) if shards else parts[0]
+    for step, ((first, compresses), (second, alike)) in enumerate(zip(*on_threads(2, work), strict=True)):
+        assert compresses == alike == int(step == 2)
         wanted = (gradient("embed", 0, step) + gradient("embed", 1, step)) / 2
-        assert (float((mean - wanted).abs().max()) < 1e-6) == (step < 2)
+        assert (float((first + second * shards - wanted).abs().max()) < 1e-6) == (step < 2)
 
 
 def test_a_step_says_what_it_did() -> None:
@@ -311,27 +288,23 @@ def test_a_step_says_what_it_did() -> None:
 def test_bytes_are_those_of_the_payloads(form: str, shards: bool) -> None:
     """Each message is as long as its payloads together, to a few bytes of alignment."""
     made, parts = codec(form), 2 if shards or codec(form).way == "two_stage" else 1
-    size = math.prod(SHAPES["embed"])
-    pieces = [slice(0, -(-size // parts)), slice(-(-size // parts), size)][:parts]
+    half = -(-math.prod(SHAPES["embed"]) // parts)
+    of_ranks = [gradient("embed", rank, 0).split(half) for rank in (0, 1)]
 
-    def work(channel: Any) -> tuple[list[tuple[str, int]], list[int]]:
-        given, payloads = gradient("embed", channel.rank, 0), []
+    def work(channel: Any) -> list[int]:
+        given = gradient("embed", channel.rank, 0)
         averaged(channel, averager(form), [["embed"]], {"embed": given}, shards)
-        for piece in pieces:
-            known = Known(ranks=2)
-            if made.measures:
-                both = [made.measure(gradient("embed", rank, 0)[piece]).double() for rank in (0, 1)]
-                known = Known(ranks=2, number=torch.stack(both).amax())
-            payloads.append(made.compress(given[piece], known).nbytes)
-        return channel.calls, payloads
+        return [size for _, size in channel.calls]
 
-    for calls, payloads in on_threads(2, work):
-        sent = [size for _, size in calls]
+    for mine, sent in zip(of_ranks, on_threads(2, work), strict=True):
+        payloads = []
+        for piece, both in zip(mine, zip(*of_ranks, strict=True), strict=True):
+            number = torch.stack([made.measure(each).double() for each in both]).amax() if made.measures else None
+            payloads.append(made.compress(piece, Known(ranks=2, number=number)).nbytes)
         if made.measures:
             assert sent.pop(0) == 8 * parts, "a number for each parameter"
-        message = max(payloads)
-        second = [message] if made.way == "two_stage" and not shards else []
-        assert sent == pytest.approx([parts * message, *second], abs=24)
+        second = [max(payloads)] if made.way == "two_stage" and not shards else []
+        assert sent == pytest.approx([parts * max(payloads), *second], abs=24)
 
 
 def test_the_shard_is_that_of_the_mean_where_nothing_less_is_sent() -> None:
@@ -339,29 +312,24 @@ def test_the_shard_is_that_of_the_mean_where_nothing_less_is_sent() -> None:
         def mean(self, channel: object, flat: Tensor, segments: object) -> None:
             flat.mul_(2)
 
-    found = on_threads(
-        2, lambda channel: Doubles(Compress()).mean_shard(channel, flat := torch.arange(4.0), (), flat[:2]) or flat
-    )
-    assert [flat[:2].tolist() for flat in found] == [[0, 2], [4, 6]]
+    def work(channel: Any) -> Tensor:
+        flat, shard = torch.arange(4.0), torch.empty(2)
+        Doubles(Compress()).mean_shard(channel, flat, (), shard)
+        return shard
+
+    assert [shard.tolist() for shard in on_threads(2, work)] == [[0, 2], [4, 6]]
 
 
 def test_what_two_gradients_are_off_by_jointly() -> None:
     """Of 3, 4 the 4 was lost; of 12, which is kept, nothing: 4 of a norm of 13."""
     seen = Error()
-    seen.add(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 0.0]))
-    assert seen.row(0.5) == {
-        "grad_rel_error": pytest.approx(4 / 5),
-        "grad_rel_error_max": 1.0,
-        "grad_cos_sim": pytest.approx(9 / 15),
-        "residual_norm": 0.5,
-    }
-    seen.add(torch.tensor([-12.0]), torch.tensor([-12.0]))
-    assert seen.row(0.5) == {
-        "grad_rel_error": pytest.approx(4 / 13),
-        "grad_rel_error_max": pytest.approx(4 / 12),
-        "grad_cos_sim": pytest.approx((9 + 144) / (13 * (9 + 144) ** 0.5)),
-        "residual_norm": 0.5,
-    }
+    for exact, found, wanted in (
+        ([3.0, 4.0], [3.0, 0.0], (4 / 5, 1.0, 9 / 15, 0.5)),
+        ([-12.0], [-12.0], (4 / 13, 4 / 12, (9 + 144) / (13 * (9 + 144) ** 0.5), 0.5)),
+    ):
+        seen.add(torch.tensor(exact), torch.tensor(found))
+        assert tuple(seen.row(0.5).values()) == pytest.approx(wanted)
+    assert [*seen.row(0.5)] == ["grad_rel_error", "grad_rel_error_max", "grad_cos_sim", "residual_norm"]
 
 
 def test_sums_are_exact_where_single_precision_would_round() -> None:

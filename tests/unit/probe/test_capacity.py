@@ -35,6 +35,7 @@ from dynbench.schedule.policy import Problem, make_policy
 def run(search: CapacitySearch, threshold: int) -> int:
     trials = 0
     while (n := search.next_trial()) is not None:
+        assert search.next_trial() == n, "what was not recorded is asked again"
         search.record(n, n <= threshold)
         trials += 1
         assert trials < 100
@@ -47,37 +48,21 @@ def run(search: CapacitySearch, threshold: int) -> int:
     ceiling=st.integers(1, 4000),
     gap=st.floats(0.001, 0.5),
 )
-def test_answer_is_within_the_gap(threshold: int, start: int, ceiling: int, gap: float) -> None:
+def test_answer_is_within_the_gap_after_few_trials(threshold: int, start: int, ceiling: int, gap: float) -> None:
     search = CapacitySearch(start=start, ceiling=ceiling, gap=gap)
-    run(search, threshold)
+    assert run(search, threshold) <= 30 or gap < 0.05
     assert search.largest_ok <= min(threshold, ceiling)
     if threshold >= ceiling:
-        assert search.largest_ok == ceiling
-        assert search.smallest_fail is None
-    elif threshold == 0:
-        assert search.largest_ok == 0
-        assert search.smallest_fail == 1
+        assert (search.largest_ok, search.smallest_fail) == (ceiling, None)
     else:
-        assert search.smallest_fail is not None
-        assert search.smallest_fail > threshold
+        assert search.smallest_fail is not None and search.smallest_fail > threshold
         assert search.smallest_fail - search.largest_ok <= max(1, gap * search.largest_ok)
-
-
-@given(threshold=st.integers(1, 5000), start=st.integers(1, 5000))
-def test_number_of_trials_is_logarithmic(threshold: int, start: int) -> None:
-    assert run(CapacitySearch(start=start, gap=0.05), threshold) <= 30
-
-
-def test_unrecorded_trial_is_asked_again() -> None:
-    search = CapacitySearch(start=8)
-    assert search.next_trial() == search.next_trial() == 8
 
 
 def test_later_failure_takes_success_back() -> None:
     search = CapacitySearch(start=4, gap=0.01)
-    search.record(4, True)
-    search.record(8, True)
-    search.record(8, False)
+    for n, fits in ((4, True), (8, True), (8, False)):
+        search.record(n, fits)
     assert (search.largest_ok, search.smallest_fail) == (4, 8)
     run(search, 5)
     assert search.largest_ok == 5

@@ -195,7 +195,7 @@ def test_break_even_rises_with_the_overhead_until_nothing_pays() -> None:
     assert break_even_batch(same, 0.0, worth=0.02) == (None, tuple(4 * 2**k for k in range(10)))
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 5, 6, 7, 8, 12, 24])
+@pytest.mark.parametrize("world_size", [2, 3, 7, 24])
 def test_break_even_is_a_batch_that_static_can_deal_at_any_number_of_ranks(world_size: int) -> None:
     batch, tried = break_even_batch(problem(0.0, world_size), 0.0, worth=0.02)
     assert batch is not None and batch % world_size == 0 and batch == tried[-1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from probes import COST, Answer, FakeChildren, make_probe
 
 from dynbench.config.layers import load_config
@@ -70,65 +69,56 @@ def test_what_a_step_leaves_to_the_next_is_no_part_of_the_price() -> None:
     assert Remembering().split_price_ms(4, 32, 8) == pytest.approx(FURTHER, rel=0.1)
 
 
-@pytest.fixture
-def process_group(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.slow
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("launcher", "strategy"),
-    [("torchrun", name) for name, entry in sorted(STRATEGIES.items()) if not entry.servers] + [("virtual", "ddp")],
+    [("virtual", "ddp"), *(("torchrun", name) for name, entry in STRATEGIES.items() if not entry.servers)],
 )
 def test_a_split_step_has_the_gradients_of_the_whole_one_under_the_runs_synchronisation(
-    process_group: None, launcher: str, strategy: str
+    launcher: str, strategy: str
 ) -> None:
-    config = load_config(
-        None,
-        [
-            f"launch.launcher={launcher}",
-            f"sync.name={strategy}",
-            "train.precision=fp32",
-            "train.learning_rate=0.0005",
-            "workload.pad_to_multiple_of=1",
-            "workload.dropout=0.0",
-        ],
+    model = ("workload.name=causal_lm", "workload.size=tiny", "workload.dropout=0.0", "workload.subset=64")
+    training = (
+        "train.precision=fp32",
+        "train.learning_rate=0.0005",
+        "train.global_batch=8",
+        "workload.pad_to_multiple_of=1",
     )
+    config = load_config(None, [*model, *training, f"launch.launcher={launcher}", f"sync.name={strategy}"])
     device = torch.device("cpu")
     build = partial(build_strategy, config, device)
     with closing(TrialStep(config, build_workload(config), device, build=build)) as step:
         parts, gradients = [], []
-        inner = step._replica.compute
+        replica = step._replica
+        inner = replica.compute
 
         def compute(batches: Sequence[MicroBatch], scale: Callable[[], float]) -> list[LossPart]:
             parts.append([batch.n for batch in batches])
             return inner(batches, scale)
 
         def update() -> None:
-            stepped = [p for group in step._replica.optimizer.param_groups for p in group["params"]]
-            held = stepped if stepped[0].grad is not None else step._replica.model.parameters()  # fsdp's own shards
+            stepped = [p for group in replica.optimizer.param_groups for p in group["params"]]
+            held = stepped if stepped[0].grad is not None else replica.model.parameters()  # fsdp's own shards
             gradients.append([p.grad.clone() for p in held])
-            for each in (step._replica.optimizer, step._replica.model):
-                step._replica.strategy.clear_gradients(each)
+            for each in (replica.optimizer, replica.model):
+                replica.strategy.clear_gradients(each)
 
-        step._replica.compute, step._replica.update = compute, update
-        assert step.split_ms(2, 16, 2) > 0
-        assert step.split_ms(2, 16, 1) > 0
+        replica.compute, replica.update = compute, update
+        for micro_batches in (2, 1):
+            assert step.split_ms(2, 16, micro_batches) > 0
     assert parts == [[2, 2], [2]]
-    assert isinstance(step._replica.strategy, Local if launcher == "virtual" else STRATEGIES[strategy].load())
+    assert isinstance(replica.strategy, Local if launcher == "virtual" else STRATEGIES[strategy].load())
     for split, whole in zip(*gradients, strict=True):
         torch.testing.assert_close(split, whole, rtol=1e-4, atol=1e-6)
 
 
-def timed(
-    points: Sequence[tuple[int, int]],
-    slowdown: Mapping[int, float],
-    tried: list[tuple[int, int]],
-    further: Sequence[dict[str, object] | None] = ({"ms": FURTHER}, {"ms": FURTHER}),
-) -> Timings:
-    """`time_grid` on two ranks of planted times; `tried` takes the shape that splitting is timed at."""
+Further = Sequence[dict[str, object] | None]
+
+
+def timed(largest: int, *, slowdown: float = 1.0, further: Further = ({"ms": FURTHER},) * 2) -> tuple[Timings, list]:
+    """`time_grid` on two ranks of planted times, up to so many samples, and the shapes that splitting is timed at."""
+    tried: list[tuple[int, int]] = []
 
     def reply(rank: int, request: Mapping[str, Any]) -> Answer:
         if request["op"] == "time":
@@ -139,19 +129,19 @@ def timed(
         return {"ms": 1.0}
 
     ranks = FakeChildren(reply)
-    return time_grid(ranks, ranks, points, 1, 0, lambda text: None, slowdown, share=12)
+    points = [(n, length) for n in sorted({1, 2, 4, largest}) if 1 <= n <= largest for length in (32, 64)]
+    return time_grid(ranks, ranks, points, 1, 0, lambda text: None, {1: slowdown}, share=12), tried
 
 
 @pytest.mark.parametrize(("largest", "half"), [(64, 6), (8, 4), (7, 3), (2, 1)])
 def test_the_price_is_timed_at_a_ranks_share_as_far_as_it_fits(largest: int, half: int) -> None:
-    tried: list[tuple[int, int]] = []
-    timings = timed([(n, length) for n in (1, largest) for length in (32, 64)], {1: 2.0}, tried)
+    timings, tried = timed(largest, slowdown=2.0)
     assert tried == [(half, 32)] * 2
     assert timings.further == [FURTHER, 2 * FURTHER]
 
 
 def test_the_price_reaches_the_cost_model_at_the_fastest_ranks_speed() -> None:
-    timings = timed([(n, length) for n in (1, 2, 4, 8) for length in (32, 64)], {1: 2.0}, [])
+    timings, _ = timed(8, slowdown=2.0)
     speeds = np.array([1.0, 0.5])
     further_ms = further_at_full_speed(timings.further, speeds)
     fit = fit_cost(at_full_speed(timings.points, speeds), 0, 0.001, further_ms)
@@ -160,20 +150,20 @@ def test_the_price_reaches_the_cost_model_at_the_fastest_ranks_speed() -> None:
     assert further_at_full_speed([-0.5, -0.5], None) == 0
 
 
-def test_where_too_little_fits_the_price_is_unknown() -> None:
-    timings = timed([(1, 32), (1, 64)], {}, [])
-    assert timings.further is None
+@pytest.mark.parametrize("largest", [0, 1])
+def test_where_too_little_fits_the_price_is_unknown(largest: int) -> None:
+    timings, tried = timed(largest)
+    assert timings.further is None and not tried
     assert further_at_full_speed(timings.further, np.array([1.0, 0.5])) is None
-    assert timed([], {}, []).further is None
 
 
 @pytest.mark.parametrize("replies", [(None, None), (None, {"ms": FURTHER}), ({"ms": FURTHER}, None)])
 def test_where_a_rank_ends_while_splitting_is_timed_the_probe_goes_on_without_the_price(
-    replies: Sequence[dict[str, object] | None], caplog: pytest.LogCaptureFixture
+    replies: Further, caplog: pytest.LogCaptureFixture
 ) -> None:
-    timings = timed([(n, length) for n in (1, 8) for length in (32, 64)], {}, [], replies)
+    timings, _ = timed(8, further=replies)
     assert timings.further is None
-    assert len(timings.points) == 8
+    assert len(timings.points) == 16
     assert "a further micro-batch costs is unknown" in caplog.text
 
 

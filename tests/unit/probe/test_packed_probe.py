@@ -22,7 +22,10 @@ from dynbench.schedule.policy import Planner
 from dynbench.workloads.batches import CPU
 from dynbench.workloads.registry import build_workload
 
-PACKED = ("workload.layout=packed", "workload.max_length=64", "workload.subset=200", "train.global_batch=16")
+PACKED = (
+    *("workload.layout=packed", "workload.size=small", "workload.max_length=64", "workload.subset=200"),
+    "train.global_batch=16",
+)
 RESOLVED = ("workload.pad_to_multiple_of=1",)
 
 

@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from probes import GRADIENT_BYTES, Answer, FakeChildren, make_probe
+from probes import GRADIENT_BYTES, Answer, FakeChildren, make_probe, resolved
 
 from dynbench.config.layers import load_config
 from dynbench.engine.comm_model import build_comm_model
-from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.rank.replica import gradient_megabytes
 from dynbench.errors import UsageError
 from dynbench.plugins import STRATEGIES
 from dynbench.probe import prober
-from dynbench.probe.prober import run_probe
 from dynbench.probe.trial import TrialStep
-from dynbench.runs.probe_record import PROBE_FILE, ProbeRecord
+from dynbench.runs.probe_record import ProbeRecord, read_probe
+from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.units import mb
 from dynbench.workloads.registry import build_workload
@@ -30,6 +29,10 @@ REDUCE_MS = 3.0
 RANKS = 4
 VIRTUAL = ("launch.launcher=virtual", f"launch.world_size={RANKS}")
 REAL = ("launch.launcher=torchrun", f"launch.nproc={RANKS}")
+QUICK = (
+    *("launch.device=cpu", "launch.threads=1", "train.global_batch=32", "workload.subset=400"),
+    *("probe.memory_limit=1GB", "probe.lengths=[32, 64]", "probe.soak_steps=0"),
+)
 
 
 def planted(_: int, request: Mapping[str, Any]) -> Answer:
@@ -48,40 +51,35 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
     return RunStore(tmp_path)
 
 
+def run_probe(store: RunStore, *overrides: str, name: str | None = None, asked: bool = False) -> Run:
+    config = load_config(None, (*QUICK, *overrides))
+    return prober.run_probe(config, store, report=lambda _: None, name=name, asked=config if asked else None)
+
+
 def probed(store: RunStore, *overrides: str) -> ProbeRecord:
-    fixed = ("launch.device=cpu", "launch.threads=1", "probe.lengths=[32, 64, 128, 256]", "probe.soak_steps=0")
-    config = load_config(None, (*fixed, "probe.memory_limit=1GB", "train.global_batch=32", *overrides))
-    return ProbeRecord.model_validate_json(
-        (run_probe(config, store, report=lambda _: None).path / PROBE_FILE).read_text()
-    )
+    return read_probe(run_probe(store, *overrides).path)
 
 
 @pytest.mark.slow
 def test_what_no_probe_reads_is_named_where_it_was_asked_for(store: RunStore) -> None:
-    quick = ("launch.device=cpu", "probe.memory_limit=1GB", "probe.lengths=[32, 64]", "probe.soak_steps=0")
-    config = load_config(None, [*quick, "train.steps=7", "schedule.policy=prefix", "launch.comm_model=none", *REAL])
-    warnings = run_probe(config, store, report=lambda _: None, asked=config).record().warnings
+    unread = ("train.steps=7", "schedule.policy=prefix", "launch.comm_model=none", *REAL)
+    warnings = run_probe(store, *unread, asked=True).record().warnings
     assert [line.partition(":")[0] for line in warnings] == ["launch.comm_model"]
-    assert run_probe(config, store, report=lambda _: None).record().warnings == []
-
-
-def test_real_ranks_pay_what_was_measured(store: RunStore) -> None:
-    record = probed(store, *REAL)
-    assert record.overhead_ms == REDUCE_MS
-    assert record.allreduce is not None and record.allreduce.ms == REDUCE_MS
+    assert run_probe(store, *unread).record().warnings == []
 
 
 @pytest.mark.slow
 def test_under_a_strategy_with_servers_no_split_is_timed(
     store: RunStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert probed(store, *REAL).cost_model.further_ms is not None
-    assert "is unknown" not in caplog.text
+    record = probed(store, *REAL)
+    assert record.cost_model.further_ms is not None and "is unknown" not in caplog.text
+    assert record.overhead_ms == record.allreduce.ms == REDUCE_MS, "real ranks pay what was measured"
     monkeypatch.setitem(STRATEGIES.entries, "ddp", replace(STRATEGIES["ddp"], servers=1))
     record = probed(store, *REAL, "train.global_batch=33")
     assert (record.world_size, record.cost_model.further_ms) == (RANKS - 1, None)
     (line,) = [line for line in caplog.messages if "a further micro-batch costs is unknown" in line]
-    assert "sync.name" in line and "schedule.further_ms sets the price" in line
+    assert "sync.name" in line and "schedule.further_ms" in line
 
 
 @pytest.mark.parametrize("comm_model", ["null", "none", "'7,0'", "'1,0.5'"])
@@ -93,42 +91,38 @@ def test_virtual_ranks_pay_what_their_run_will_charge(store: RunStore, comm_mode
 
 
 def test_a_prediction_charges_the_gradient_that_the_run_sends() -> None:
-    config = resolve(load_config(None, VIRTUAL), Machine(2, 0, False), RunStore(Path("nowhere"))).config
+    config = resolved(*VIRTUAL, "workload.size=small").config
     workload = build_workload(config)
     gradient_bytes = 4 * TrialStep(config, workload, torch.device("cpu")).gradient_numel
     assert mb(gradient_bytes) == gradient_megabytes(workload.build_model(0))
 
 
-def test_a_model_that_cannot_be_read_ends_the_probe_before_it_begins(store: RunStore) -> None:
-    with pytest.raises(UsageError, match=r"launch\.comm_model"):
-        probed(store, *VIRTUAL, "launch.comm_model='-1,0'")
-    assert store.list() == []
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("reference", ["@latest:probe", "first", "@latest"])
 def test_the_run_of_a_comm_model_is_the_one_meant_before_the_probe_began(store: RunStore, reference: str) -> None:
-    quick = ("launch.device=cpu", "probe.memory_limit=1GB", "probe.lengths=[32, 64]", "probe.soak_steps=0")
-    first = run_probe(load_config(None, (*quick, *REAL)), store, report=lambda _: None, name="first")
-    record = probed(store, *VIRTUAL, f"launch.comm_model='{reference}'")
-    assert record.overhead_ms == build_comm_model(first.id, store.root).allreduce_ms(mb(GRADIENT_BYTES), RANKS) > 0
-    config = load_config(store.resolve("@latest:probe").config_file)
-    assert config.launch.comm_model == first.id
-    assert store.resolve("@latest:probe").env()["decisions"]["launch.comm_model"]["value"] == first.id
+    first = run_probe(store, *REAL, name="first")
+    second = run_probe(store, *VIRTUAL, f"launch.comm_model='{reference}'")
+    charged = build_comm_model(first.id, store.root).allreduce_ms(mb(GRADIENT_BYTES), RANKS)
+    assert read_probe(second.path).overhead_ms == charged > 0
+    assert load_config(second.config_file).launch.comm_model == first.id
+    assert second.env()["decisions"]["launch.comm_model"]["value"] == first.id
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [VIRTUAL, REAL], ids=["virtual", "real"])
-@pytest.mark.parametrize("key", ["probe.run", "schedule.capacity"])
-@pytest.mark.parametrize("reference", ["outdated", "gone"])
+@pytest.mark.parametrize(
+    ("launcher", "measured", "key", "reference"),
+    [
+        (VIRTUAL, ("schedule.cost_type=measured",), "probe.run", "outdated"),
+        (VIRTUAL, (), "schedule.capacity", "gone"),
+        (REAL, ("schedule.cost_type=measured",), "probe.run", "gone"),
+        (REAL, (), "schedule.capacity", "outdated"),
+    ],
+)
 def test_a_probe_is_not_refused_for_an_earlier_one(
-    store: RunStore, launcher: tuple[str, ...], key: str, reference: str
+    store: RunStore, launcher: tuple[str, ...], measured: tuple[str, ...], key: str, reference: str
 ) -> None:
     make_probe(store, "workload.size=base", name="outdated", ranks=3)
-    measured = ("schedule.cost_type=measured",) if key == "probe.run" else ()
-    quick = ("launch.device=cpu", "probe.memory_limit=1GB", "probe.lengths=[32, 64]", "probe.soak_steps=0")
-    asked = load_config(None, (*quick, *launcher, *measured, f"{key}='{reference}'"))
-    run = run_probe(asked, store, report=lambda _: None, asked=asked)
+    run = run_probe(store, *launcher, *measured, f"{key}='{reference}'", asked=True)
     assert run.record().warnings == []
     kept = load_config(run.config_file)
     assert (kept.probe.run, kept.schedule.capacity, kept.schedule.speeds) == (None, None, None)
@@ -159,9 +153,15 @@ def test_a_learning_rate_that_rises_over_epochs_is_no_matter_of_a_probe(store: R
     assert probed(store, *VIRTUAL, *rising)
 
 
-def test_several_nodes_are_refused_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prober, "probe", lambda *_: pytest.fail("measured"))
-    nodes = ["launch.device=cpu", "launch.nproc=2", "launch.nnodes=2", "launch.rdzv_endpoint=localhost:1"]
-    with pytest.raises(UsageError, match=r"launch\.nnodes: 2"):
-        prober.run_probe(load_config(None, nodes), RunStore(tmp_path), report=lambda text: None)
-    assert not RunStore(tmp_path).list()
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ((*VIRTUAL, "launch.comm_model='-1,0'"), r"launch\.comm_model"),
+        (("launch.nproc=2", "launch.nnodes=2", "launch.rdzv_endpoint=localhost:1"), r"launch\.nnodes: 2"),
+    ],
+    ids=["a model that cannot be read", "several nodes"],
+)
+def test_what_ends_a_probe_before_it_begins(store: RunStore, settings: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        run_probe(store, *settings)
+    assert store.list() == []

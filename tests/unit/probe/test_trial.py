@@ -21,7 +21,10 @@ from dynbench.workloads.registry import build_workload
 
 
 def test_every_sample_is_padded_so_that_the_attention_keeps_its_mask() -> None:
-    config = load_config(None, ["train.precision=fp32", "train.learning_rate=5e-4", "workload.pad_to_multiple_of=1"])
+    training = ("train.precision=fp32", "train.learning_rate=5e-4", "train.global_batch=8")
+    config = load_config(
+        None, [*training, "workload.size=small", "workload.subset=64", "workload.pad_to_multiple_of=1"]
+    )
     workload = build_workload(config)
     seen = []
 

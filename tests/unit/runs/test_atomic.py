@@ -29,6 +29,11 @@ class Content:
     sizes: list[int]
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.json"
+
+
 @pytest.mark.parametrize(
     ("value", "found"),
     [
@@ -43,69 +48,58 @@ def test_what_a_record_holds_becomes_json(value: object, found: object) -> None:
     assert jsonable(value) == found
 
 
-def test_a_failed_write_keeps_the_old_file_and_leaves_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
+def test_a_failed_write_keeps_the_old_file_and_leaves_nothing(path: Path) -> None:
     write_json(path, {"a": 1})
-    with pytest.raises(TypeError, match="object cannot be written"):
+    with pytest.raises(TypeError):
         write_json(path, {"a": object()})
     with pytest.raises(OSError):
         write_text(path.parent / ("x" * 300), "never")
     assert json.loads(path.read_text()) == {"a": 1}
-    assert list(tmp_path.iterdir()) == [path]
+    assert list(path.parent.iterdir()) == [path]
 
 
-def test_text_is_written_as_it_is(tmp_path: Path) -> None:
-    write_text(tmp_path / "t", "a\r\n批\n\udcff")  # the last is a byte of a command line that is no UTF-8
-    assert (tmp_path / "t").read_bytes() == "a\r\n批\n\\udcff".encode()
+def test_text_is_written_as_it_is(path: Path) -> None:
+    write_text(path, "a\r\n批\n\udcff")  # the last is a byte of a command line that is no UTF-8
+    assert path.read_bytes() == "a\r\n批\n\\udcff".encode()
 
 
-@pytest.mark.slow
-def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
-    path, stop = tmp_path / "a.json", threading.Event()
-    write_json(path, "x" * 100_000)
+def test_a_reader_never_sees_a_part(path: Path) -> None:
+    text, stop = "x" * 100_000, threading.Event()
+    write_json(path, text)
 
     def rewrite() -> None:
-        for _ in range(100):
-            write_json(path, "x" * 100_000)
+        for _ in range(50):
+            write_json(path, text)
         stop.set()
 
     writer = threading.Thread(target=rewrite)
     writer.start()
     while not stop.is_set():
-        assert len(json.loads(path.read_text())) == 100_000
+        assert json.loads(path.read_text()) == text
     writer.join()
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "EOF"),
-        ("[" * 100_000, "recursion limit"),
-        ('{"a": "x\\u0000y"}', "null characters"),
-        ('{"a": "\\ud800"}', "hex escape"),
-        ("9" * 5000, "number out of range"),
-    ],
+    "text", ["", "[" * 100_000, '{"a": "x\\u0000y"}', '{"a": "\\ud800"}', "9" * 5000], ids=lambda text: text[:12]
 )
-def test_json_that_no_record_holds(tmp_path: Path, text: str, said: str) -> None:
-    path = tmp_path / "a.json"
+def test_json_that_no_record_holds(path: Path, text: str) -> None:
     path.write_text(text)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError):
         load_json(path)
 
 
 @pytest.mark.parametrize(
     ("text", "reason", "hint"),
     [
-        (None, "cannot be read: No such file", "Make it again."),
-        ("{", "cannot be read: not JSON", "Make it again."),
+        (None, "cannot be read", "Make it again."),
+        ("{", "not JSON", "Make it again."),
         ("[1]", "content: ", "Make it again."),
-        ('{"name": "a"}', "sizes: Field required", "Make it again."),
+        ('{"name": "a"}', "sizes: ", "Make it again."),
         ('{"name": "a", "sizes": [1, "x"]}', r"sizes\.1: ", "Make it again."),
         ('{"schema_version": 3, "version": "9.1"}', "has schema version 3, this dynbench reads up to 2", "9.1"),
     ],
 )
-def test_a_record_that_cannot_be_used_says_where(tmp_path: Path, text: str | None, reason: str, hint: str) -> None:
-    path = tmp_path / "a.json"
+def test_a_record_that_cannot_be_used_says_where(path: Path, text: str | None, reason: str, hint: str) -> None:
     if text is not None:
         path.write_text(text)
     with pytest.raises(RecordError, match=reason) as caught:
@@ -113,9 +107,9 @@ def test_a_record_that_cannot_be_used_says_where(tmp_path: Path, text: str | Non
     assert str(path) in caught.value.message and hint in caught.value.hint
 
 
-def test_what_is_written_is_read_and_keys_of_later_versions_are_ignored(tmp_path: Path) -> None:
-    write_json(tmp_path / "a.json", {"name": "\\u0000 \U0001f600", "sizes": [1], "schema_version": 1, "more": 0})
-    assert read_json(tmp_path / "a.json", Content, "", 2) == Content("\\u0000 \U0001f600", [1])
+def test_what_is_written_is_read_and_keys_of_later_versions_are_ignored(path: Path) -> None:
+    write_json(path, {"name": "\\u0000 \U0001f600", "sizes": [1], "schema_version": 1, "more": 0})
+    assert read_json(path, Content, "", 2) == Content("\\u0000 \U0001f600", [1])
 
 
 def contents(folder: Path) -> dict[str, str]:

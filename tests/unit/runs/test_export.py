@@ -20,6 +20,7 @@ from dynbench.runs.records import COMM_COLUMNS, read_columns, write_columns
 from dynbench.runs.run import Run
 
 Members = dict[str, bytes]
+Change = Callable[[Members], object]
 
 
 @pytest.fixture
@@ -32,20 +33,15 @@ def run(run: Run) -> Run:
     return run
 
 
-def files_of(run: Run) -> dict[str, Path]:
-    return {**record_files(run), "ranks/rank_0.csv": run.rank_file(0)}
-
-
-def export_one(path: Path, run: Run) -> None:
+def export_one(path: Path, run: Run) -> Path:
     manifest = Manifest(runs=[run.id], arms={"static": [run.id]}, stored=None)
-    write_export(path, manifest, {run.id: files_of(run)})
+    write_export(path, manifest, {run.id: {**record_files(run), "ranks/rank_0.csv": run.rank_file(0)}})
+    return path
 
 
 @pytest.fixture
 def exported(run: Run, tmp_path: Path) -> Path:
-    path = tmp_path / "base.zip"
-    export_one(path, run)
-    return path
+    return export_one(tmp_path / "base.zip", run)
 
 
 @pytest.fixture
@@ -71,8 +67,7 @@ def test_what_is_exported_comes_back_and_is_gone_afterwards(run: Run, exported: 
 def test_equal_runs_give_equal_bytes_and_a_failed_write_leaves_nothing(
     run: Run, exported: Path, tmp_path: Path
 ) -> None:
-    export_one(tmp_path / "again.zip", run)
-    assert (tmp_path / "again.zip").read_bytes() == exported.read_bytes()
+    assert export_one(tmp_path / "again.zip", run).read_bytes() == exported.read_bytes()
     (tmp_path / "taken.zip").mkdir()
     for path in (tmp_path / "taken.zip", tmp_path / "no" / "such.zip"):
         with pytest.raises(UsageError):
@@ -80,15 +75,16 @@ def test_equal_runs_give_equal_bytes_and_a_failed_write_leaves_nothing(
     assert not list(tmp_path.glob(".*.tmp"))
 
 
-Change = Callable[[Members], object]
+def ending(members: Members, end: str) -> str:
+    return next(name for name in members if name.endswith(end))
 
 
 def manifest(**changes: object) -> Change:
     return lambda members: members.update({MANIFEST: json.dumps({**json.loads(members[MANIFEST]), **changes}).encode()})
 
 
-def member(ending: str, content: bytes) -> Change:
-    return lambda members: members.update({next(name for name in members if name.endswith(ending)): content})
+def member(end: str, content: bytes) -> Change:
+    return lambda members: members.update({ending(members, end): content})
 
 
 def added(name: str, content: bytes = b"x") -> Change:
@@ -96,7 +92,7 @@ def added(name: str, content: bytes = b"x") -> Change:
 
 
 def renamed(members: Members) -> None:
-    path = next(path for path in members if path.endswith("run.json"))
+    path = ending(members, "run.json")
     members[path] = json.dumps({**json.loads(members[path]), "name": "\x1b[2J"}).encode()
 
 
@@ -117,11 +113,13 @@ HOSTILE: dict[str, Change] = {
     "a bomb of a record": member("env.json", b" " * 20_000_000 + b"{}"),
     "deep record": member("env.json", b"[" * 100_000 + b"]" * 100_000),
     "not a record": member("run.json", b"{}"),
-    "no rows": lambda members: members.pop(next(name for name in members if name.endswith("rank_0.csv"))),
+    "no rows": lambda members: members.pop(ending(members, "rank_0.csv")),
     "a name with escapes": renamed,
 }
-
-
+SAID = {
+    "a later version": "has schema version 5, this dynbench reads up to 4",
+    "a bomb of rows": "would unpack to 50,0",
+}
 Refused = Callable[[], str]
 
 
@@ -145,12 +143,6 @@ def refused(exported: Path, room: Path, tmp_path: Path, capsys: pytest.CaptureFi
     return refuse
 
 
-SAID = {
-    "a later version": "has schema version 5, this dynbench reads up to 4",
-    "a bomb of rows": "would unpack to 50,0",
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", HOSTILE)
 def test_a_hostile_file_is_one_line_and_leaves_nothing(fault: str, exported: Path, refused: Refused) -> None:
@@ -163,20 +155,13 @@ def test_a_hostile_file_is_one_line_and_leaves_nothing(fault: str, exported: Pat
     assert SAID.get(fault, "") in refused()
 
 
-def changed_byte(content: bytes) -> bytes:
-    return content[:-1000] + bytes([content[-1000] ^ 0xFF]) + content[-999:]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        *(lambda _: b"", lambda _: b"not a zip at all", lambda _: b"PK\x03\x04", changed_byte),
-        *(lambda content, part=part: content[: int(part * len(content))] for part in (0.1, 0.5, 0.999)),
-    ],
-)
-def test_a_torn_or_changed_file(change: Callable[[bytes], bytes], exported: Path, refused: Refused) -> None:
-    exported.write_bytes(change(exported.read_bytes()))
-    refused()
+def test_a_torn_or_changed_file(exported: Path, refused: Refused) -> None:
+    whole = exported.read_bytes()
+    changed = whole[:-1000] + bytes([whole[-1000] ^ 0xFF]) + whole[-999:]
+    torn = [whole[: int(part * len(whole))] for part in (0, 0.1, 0.5, 0.999)]
+    for content in (*torn, b"not a zip at all", b"PK\x03\x04", changed):
+        exported.write_bytes(content)
+        refused()
 
 
 def test_links_and_names_that_stand_twice_are_refused(exported: Path, refused: Refused) -> None:
@@ -187,7 +172,7 @@ def test_links_and_names_that_stand_twice_are_refused(exported: Path, refused: R
     assert "runs/linked/run.json" in refused()
     exported.write_bytes(whole)
     with ZipFile(exported, "a") as file, pytest.warns(UserWarning, match="Duplicate name"):
-        file.writestr(next(name for name in file.namelist() if name.endswith("run.json")), "{}")
+        file.writestr(ending(dict.fromkeys(file.namelist(), b""), "run.json"), "{}")
     refused()
 
 
@@ -199,7 +184,7 @@ def test_profiles_are_exported_without_their_traces(
         (run.profiler_dir / name).write_text("{}", encoding="utf-8")
     path = tmp_path / "profiled.zip"
     assert main(["runs", "export", "mine", "-o", str(path), "--results", str(tmp_path / "results")]) == 0
-    assert "left out: profilers' traces of mine; they stay in their folders' profiler/" in capsys.readouterr().out
+    assert "traces of mine" in capsys.readouterr().out
     with open_export(path) as found:
         (back,) = found.runs
         assert [each.name for each in back.profiler_dir.iterdir()] == ["profile_0.json"]

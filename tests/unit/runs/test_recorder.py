@@ -56,13 +56,19 @@ def test_the_record_says_how_it_ended(
     assert (record.status, record.exit_code, record.failure.kind) == (status, exit_code, kind)
 
 
-def test_a_signal_before_results_are_written_says_so(store: RunStore) -> None:
-    hints = []
-    for error in (Terminated(signal.SIGTERM), Interrupted("stopped", "Go on.", signum=15), UsageError("no")):
-        with pytest.raises(DynbenchError) as caught, recorded(store.create("probe", "probe"), at_its_end=True):
-            raise error
-        hints.append(caught.value.hint)
-    assert "begins anew" in hints[0] and hints[1:] == ["Go on.", ""]
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (Terminated(signal.SIGTERM), "begins anew"),
+        (Interrupted("stopped", "Go on.", signum=15), "Go on."),
+        (UsageError("no"), ""),
+    ],
+    ids=["signal", "with a hint", "mistake"],
+)
+def test_a_signal_before_results_are_written_says_so(run: Run, error: DynbenchError, hint: str) -> None:
+    with pytest.raises(DynbenchError) as caught, recorded(run, at_its_end=True):
+        raise error
+    assert hint in caught.value.hint and bool(hint) == bool(caught.value.hint)
 
 
 def test_the_making_of_a_run_and_what_ends_it_are_recorded(
@@ -76,9 +82,8 @@ def test_the_making_of_a_run_and_what_ends_it_are_recorded(
         new_run(store, "probe", "probe", load_config(), decisions={}, data={})
     with pytest.raises(BugError), made(store, "compare", "demo"):
         raise ZeroDivisionError
-    assert [(run.status, run.record().exit_code) for run in store.list()[1:]] == [
-        *((Status.FAILED, 2), (Status.FAILED, 1)),
-    ]
+    ends = [(run.status, run.record().exit_code) for run in store.list()[1:]]
+    assert ends == [(Status.FAILED, 2), (Status.FAILED, 1)]
 
 
 @pytest.mark.parametrize(("place", "within"), [("logs/rank_1.err", "logs/rank_1.err"), ("../elsewhere.err", None)])
@@ -87,9 +92,9 @@ def test_warnings_and_a_log_of_the_folder_are_recorded_at_a_bad_end(run: Run, pl
     with pytest.raises(WorkerFailed), recorded(run) as recording:
         recording.warnings.append("on the way")
         raise WorkerFailed("no", rank=1, log=(run.path / place).resolve())
-    record = run.record()
-    assert record.failure is not None and (record.failure.rank, record.failure.log) == (1, within)
-    assert record.warnings == ["before", "on the way"] and run.status is Status.FAILED
+    failure = run.record().failure
+    assert failure is not None and (failure.rank, failure.log) == (1, within)
+    assert run.record().warnings == ["before", "on the way"]
     with recorded(run):
         pass
     record = run.record()
@@ -109,24 +114,30 @@ def test_the_end_of_another_nodes_run_is_left_to_it_and_the_innermost_run_is_nam
     assert stopped.value.run_path == theirs.path
 
 
-def test_a_run_that_another_process_began_is_left_to_it(run: Run) -> None:
+def test_a_run_that_another_process_or_host_began_is_left_to_it_until_it_ends(run: Run) -> None:
+    refuse_running(run)
     run.update(status=Status.RUNNING)
     run.update(pid=(parent := os.getppid()), pid_start=start_mark(parent))
     before = run.record()
     with pytest.raises(UsageError, match=f"is running in process {parent}"), recorded(run):
         raise AssertionError("it began")
     assert run.record() == before
+    run.update(host="elsewhere", pid=77)
+    with pytest.raises(UsageError, match="mine: is running in process 77 on elsewhere"):
+        refuse_running(run)
+    run.update(status=Status.FAILED)
+    refuse_running(run)
 
 
 @pytest.fixture
-def _with_a_terminal() -> Iterator[None]:
-    """As nobody ignores SIGHUP; the tests themselves may run under nohup."""
+def hangup() -> Iterator[None]:
+    """What SIGHUP does, restored afterwards: nobody ignores it, as the tests themselves may under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.usefixtures("_with_a_terminal")
+@pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize("signum", STOPPING)
 def test_a_signal_stops_it_and_a_second_one_waits_for_the_record(
     run: Run, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
@@ -151,19 +162,17 @@ def test_a_signal_stops_it_and_a_second_one_waits_for_the_record(
     assert run.status is Status.COMPLETED
 
 
+@pytest.mark.usefixtures("hangup")
 def test_handlers_of_others_are_left_alone(run: Run) -> None:
     seen: list[int] = []
     with handled(lambda signum, _: seen.append(signum)), recorded(run):
         signal.raise_signal(signal.SIGTERM)
     assert seen == [signal.SIGTERM]
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with handled(lambda *_: pytest.fail("nohup is handled")):
-            signal.raise_signal(signal.SIGHUP)
-            handle(lambda *_: pytest.fail("nohup is handled"), (signal.SIGHUP,))
-            signal.raise_signal(signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with handled(lambda *_: pytest.fail("nohup is handled")):
+        signal.raise_signal(signal.SIGHUP)
+        handle(lambda *_: pytest.fail("nohup is handled"), (signal.SIGHUP,))
+        signal.raise_signal(signal.SIGHUP)
 
 
 def test_an_end_that_cannot_be_written_hides_no_error(
@@ -172,16 +181,7 @@ def test_an_end_that_cannot_be_written_hides_no_error(
     with pytest.raises(WorkerFailed, match="rank 1"), recorded(run):
         monkeypatch.setattr(Run, "update", Mock(side_effect=full_disk))
         raise WorkerFailed("rank 1 died")
-    assert "cannot be recorded" in caplog.text and str(run.path) in caplog.text
-
-
-def test_a_run_of_another_host_is_left_alone_until_it_ends(run: Run) -> None:
-    refuse_running(run)
-    run.update(status=Status.RUNNING, host="elsewhere", pid=77)
-    with pytest.raises(UsageError, match="mine: is running in process 77 on elsewhere"):
-        refuse_running(run)
-    run.update(status=Status.FAILED)
-    refuse_running(run)
+    assert str(run.path) in caplog.text
 
 
 def test_what_another_arm_ended_is_interrupted_and_says_by_which(run: Run) -> None:

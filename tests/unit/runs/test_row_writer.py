@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import csv
 import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,17 +65,6 @@ def test_extra_columns_follow_in_one_file_with_one_header(path: Path) -> None:
     ]
     with pytest.raises(ValueError, match="other columns"):
         RowWriter(path)
-
-
-def test_rows_survive_a_kill(path: Path) -> None:
-    code = (
-        "import os, sys; from pathlib import Path; from dynbench.runs.records import RowWriter\n"
-        "from dynbench.runs.records import COLUMNS, StepRow\n"
-        "writer = RowWriter(Path(sys.argv[1])); row = StepRow(*range(len(COLUMNS)))\n"
-        f"writer.write(row); writer.write(row); os.kill(os.getpid(), {signal.SIGKILL})"
-    )
-    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
-    assert len(read(path)) == 2
 
 
 @pytest.mark.parametrize("positions", [None, 512])

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 
 import pytest
 from hypothesis import given
@@ -159,13 +158,13 @@ def test_a_process_is_told_from_others_until_it_ends() -> None:
     assert is_gone(here, os.getpid(), "00000000:1"), "a later process with the same number"
     assert not is_gone("elsewhere", 2**22 + 1, "00000000:1")
     assert is_gone(here, 2**22 + 1, None) and not is_gone(here, os.getpid(), None), "where no mark is known"
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    child = subprocess.Popen(["sleep", "60"])
     mark = start_mark(child.pid)
     assert mark is not None and not is_gone(here, child.pid, mark)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert is_gone(here, child.pid, mark), "before it is reaped"
-    child.communicate()
+    child.wait()
     assert is_gone(here, child.pid, mark)
 
 

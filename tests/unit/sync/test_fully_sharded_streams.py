@@ -5,13 +5,13 @@ The device is made up: tensors are on the CPU, streams have clocks of their own,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import pairwise
 
 import pytest
 import torch
 import torch.distributed as dist
+from set_clock import SetClock
 from torch import Tensor, nn
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param_group, _fsdp_state
 from torch.futures import Future
@@ -28,10 +28,11 @@ from dynbench.wire.segment import Segment
 
 CPU = torch.device("cpu")
 FORWARD_MS, BACKWARD_MS, BLOCKS, RANKS = 4.0, 8.0, 3, 2
+Span = tuple[int, int]
 
 
-class Event:
-    """A moment of a stream, ms."""
+class Stream:
+    """How far what is queued on it will have come, ms; an event is a moment of one."""
 
     def __init__(self, device: Device, ms: float = 0.0) -> None:
         self._device, self.ms = device, ms
@@ -39,39 +40,38 @@ class Event:
     def record(self) -> None:
         self.ms = self._device.current_stream().ms
 
-
-class Stream:
-    """How far what is queued on it will have come, ms."""
-
-    def __init__(self, device: Device) -> None:
-        self._device, self.ms = device, 0.0
-
-    def wait_event(self, event: Event) -> None:
-        self.ms = max(self.ms, event.ms)
+    def record_event(self) -> Stream:
+        return Stream(self._device, self.ms)
 
     def wait_stream(self, other: Stream) -> None:
         self.ms = max(self.ms, other.ms)
 
-    def record_event(self) -> Event:
-        return Event(self._device, self.ms)
+    wait_event = wait_stream
+
+    def take(self, ms: float) -> Span:
+        """From when to when something is done that takes so long, ns."""
+        start, self.ms = self.ms, self.ms + ms
+        return round(start * NS_PER_MS), round(self.ms * NS_PER_MS)
 
 
-class Device:
-    """What torch asks of `torch.cuda`."""
+class Device(SetClock):
+    """What torch asks of `torch.cuda`; and a clock of marks on the current stream."""
 
     def __init__(self) -> None:
         self.compute, self.sending = Stream(self), Stream(self)
         self._current = [self.compute]
-        self.computed: list[tuple[int, int]] = []
+        self.computed: list[Span] = []
 
     def Stream(self, priority: int = 0) -> Stream:
         return Stream(self)
 
-    def Event(self) -> Event:
-        return Event(self)
+    Event = Stream
 
     def current_stream(self) -> Stream:
         return self._current[-1]
+
+    def mark(self) -> float:
+        return self.current_stream().ms
 
     @contextmanager
     def stream(self, entered: Stream) -> Iterator[None]:
@@ -80,34 +80,16 @@ class Device:
         self._current.pop()
 
     def compute_for(self, ms: float) -> None:
-        stream = self.current_stream()
-        assert stream is self.compute
-        self.computed.append((round(stream.ms * NS_PER_MS), round((stream.ms + ms) * NS_PER_MS)))
-        stream.ms += ms
-
-
-class Clock:
-    """Marks on the current stream."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-
-    def mark(self) -> float:
-        return self._device.current_stream().ms
-
-    def elapsed_ms(self, start: float, end: float) -> float:
-        return end - start
-
-    def to_host_ns(self) -> Callable[[float], int]:
-        return lambda mark: round(mark * NS_PER_MS)
+        assert self.current_stream() is self.compute
+        self.computed.append(self.compute.take(ms))
 
 
 class Sent(Future[Tensor]):
     """A collective that the stream which waits for it ends behind."""
 
-    def __init__(self, device: Device, end: Event) -> None:
+    def __init__(self, device: Device) -> None:
         super().__init__()
-        self._device, self._end = device, end
+        self._device, self._end = device, device.sending.record_event()
 
     def wait(self) -> Tensor:
         self._device.current_stream().wait_event(self._end)
@@ -117,8 +99,8 @@ class Sent(Future[Tensor]):
 class SlowWire(NullWire):
     """One collective after the other, each `ms` long, as NCCL has it on a stream of its own."""
 
-    def __init__(self, device: Device, ms: float, group: dist.ProcessGroup) -> None:
-        super().__init__(0, RANKS, group, echoes=True)
+    def __init__(self, device: Device, ms: float) -> None:
+        super().__init__(0, RANKS, dist.group.WORLD, echoes=True)
         self._device, self._ms = device, ms
         self.calls: list[Call] = []
 
@@ -132,11 +114,8 @@ class SlowWire(NullWire):
 
     def _sent(self, operation: str) -> Future[Tensor]:
         self._device.sending.wait_stream(self._device.current_stream())
-        start = self._device.sending.ms
-        self._device.sending.ms += self._ms
-        span = round(start * NS_PER_MS), round(self._device.sending.ms * NS_PER_MS)
-        self.calls.append(Call(operation, EVERYONE, len(self.calls), 0, *span))
-        return Sent(self._device, self._device.sending.record_event())
+        self.calls.append(Call(operation, EVERYONE, len(self.calls), 0, *self._device.sending.take(self._ms)))
+        return Sent(self._device)
 
 
 class Work(torch.autograd.Function):
@@ -193,10 +172,8 @@ class Step:
     """Steps of the model, and what a timer says of each."""
 
     def __init__(self, device: Device, ms: float, *, timed: bool = True, reshard: bool = True) -> None:
-        assert dist.group.WORLD is not None
-        self.device, self.wire = device, SlowWire(device, ms, dist.group.WORLD)
-        self.timer = StepTimer(CPU)
-        self.timer.clock = Clock(device)
+        self.device, self.wire, self.timer = device, SlowWire(device, ms), StepTimer(CPU)
+        self.timer.clock = device
         waiting = self.timer.waiting if timed else nullcontext
         self.module = FullyShardedDDP(
             Model(device), device=CPU, wire=self.wire, on_ready=self.timer.note_ready, waiting=waiting, reshard=reshard
@@ -206,30 +183,24 @@ class Step:
         self.device.computed.clear()
         self.wire.calls.clear()
         self.begun = self.device.compute.ms
-        for number in range(micro_batches):
-            last = number == micro_batches - 1
-            with nullcontext() if last else self.module.no_sync():
+        for left in reversed(range(micro_batches)):
+            with self.module.no_sync() if left else nullcontext():
                 with self.timer.device("forward"):
                     loss = self.module(torch.ones(2, 4))
                 with self.timer.backward():
                     loss.backward()
-                    if last:
+                    if not left:
                         self.module.finish_gradient_synchronization()
         self.ended = self.device.compute.ms
         self.module.zero_grad()
         return dict(self.timer.take_phases())
 
-
-def overlap_ms(step: Step) -> float:
-    """How long something was sent while the device computed, by looking at every moment."""
-    edges = sorted({edge for call in step.wire.calls for edge in (call.start_ns, call.end_ns)}
-                   | {edge for span in step.device.computed for edge in span})  # fmt: skip
-    both = 0
-    for start, end in pairwise(edges):
-        sends = any(call.start_ns <= start and end <= call.end_ns for call in step.wire.calls)
-        computes = any(first <= start and end <= last for first, last in step.device.computed)
-        both += (end - start) * (sends and computes)
-    return both / NS_PER_MS
+    def overlap_ms(self) -> float:
+        """How long something was sent while the device computed, by a look at every half millisecond."""
+        sent = [(call.start_ns, call.end_ns) for call in self.wire.calls]
+        looks = range(*(round(ms * NS_PER_MS) for ms in (self.begun, self.ended, 0.5)))
+        both = [all(any(a <= at < b for a, b in spans) for spans in (sent, self.device.computed)) for at in looks]
+        return sum(both) / 2
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
@@ -246,7 +217,7 @@ def test_phases_are_what_computes_and_all_else_is_sync(
         assert phases["sync"] == pytest.approx(step.ended - step.begun - forward - backward)
         assert phases["sync"] > 0, "the last reduce-scatter at least"
         hidden = hidden_ms(step.wire.calls, step.timer.synchronised.spans_ns)
-        assert hidden == pytest.approx(overlap_ms(step))
+        assert hidden == pytest.approx(step.overlap_ms())
 
 
 def test_what_is_not_told_counts_as_compute(device: Device) -> None:

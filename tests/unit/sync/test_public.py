@@ -6,12 +6,13 @@ import gc
 import subprocess
 import sys
 import weakref
+from types import ModuleType
 
 import pytest
 import torch
 from torch import nn
 
-from dynbench import sync
+from dynbench import compress, sync
 from dynbench.errors import UsageError
 from dynbench.sync import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
 from dynbench.sync.synchronised import SynchronisedModule
@@ -141,6 +142,8 @@ def test_the_classes_come_without_the_rest_of_dynbench() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_a_name_that_is_not_there() -> None:
-    with pytest.raises(AttributeError, match="NoSuchDDP"):
-        sync.NoSuchDDP  # noqa: B018
+@pytest.mark.parametrize("module", [sync, compress])
+def test_public_names_are_classes_or_functions_and_no_other_name_is_there(module: ModuleType) -> None:
+    assert all(callable(getattr(module, name)) for name in module.__all__)
+    with pytest.raises(AttributeError, match="NoSuchName"):
+        module.NoSuchName  # noqa: B018

@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 import torch
+from set_clock import SetClock
 from torch import Tensor, nn
 from torch.futures import Future
 
@@ -13,7 +14,6 @@ from dynbench.config.layers import load_config
 from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.plugins import STRATEGIES
 from dynbench.sync import parameter_server
-from dynbench.sync.base import Strategy
 from dynbench.wire.base import NullWire
 
 CPU = torch.device("cpu")
@@ -22,25 +22,10 @@ LATE_MS, SMALL_MS, LARGE_MS = 100.0, 1.0, 10.0
 SERVERS = [name for name, entry in STRATEGIES.items() if entry.servers]
 
 
-class Clock:
-    """Stands still between messages."""
-
-    now = 0.0
-
-    def mark(self) -> float:
-        return self.now
-
-    def happened(self, mark: float) -> bool:
-        return True
-
-    def elapsed_ms(self, start: float, end: float) -> float:
-        return end - start
-
-
 class Wire(NullWire):
     """The other side is late for the first message of an exchange; a message takes as long as it is large."""
 
-    def __init__(self, rank: int, clock: Clock) -> None:
+    def __init__(self, rank: int, clock: SetClock) -> None:
         super().__init__(rank, 1 + WORKERS)
         self.clock, self.late = clock, True
 
@@ -58,13 +43,13 @@ class Wire(NullWire):
 
 
 @pytest.fixture
-def clock(alone: None, monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
+def clock(alone: None, monkeypatch: pytest.MonkeyPatch) -> SetClock:
+    found = SetClock()
     monkeypatch.setattr(parameter_server, "clock_for", lambda device: found)
     return found
 
 
-def row_of_a_step(name: str, rank: int, clock: Clock, *, buffers: bool = False) -> dict[str, object]:
+def row_of_a_step(name: str, rank: int, clock: SetClock, *, buffers: bool = False) -> dict[str, object]:
     """The row of the first step; with an evaluation before it where buffers are pushed."""
     wire = Wire(rank, clock)
     with closing(STRATEGIES[name].load()(load_config(None, [f"sync.name={name}"]).sync, wire)) as strategy:
@@ -76,7 +61,14 @@ def row_of_a_step(name: str, rank: int, clock: Clock, *, buffers: bool = False) 
                 pass
         wire.late = True
         if strategy.ranks.serves(rank):
-            _each_worker_is_late(strategy, wire)
+            pull = strategy._pull
+
+            def pulled(tensors: list[Tensor], source: int) -> list[Tensor]:
+                """Each worker is late."""
+                wire.late = True
+                return pull(tensors, source)
+
+            strategy._pull = pulled
             strategy.serve()
         else:
             module(torch.ones(2, 8)).sum().backward()
@@ -86,27 +78,19 @@ def row_of_a_step(name: str, rank: int, clock: Clock, *, buffers: bool = False) 
         return dict(strategy.row())
 
 
-def _each_worker_is_late(strategy: Strategy, wire: Wire) -> None:
-    pull = strategy._pull  # type: ignore[attr-defined]
-
-    def pulled(tensors: list[Tensor], source: int) -> list[Tensor]:
-        wire.late = True
-        return pull(tensors, source)  # type: ignore[no-any-return]
-
-    strategy._pull = pulled  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("name", SERVERS)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_side_says_its_own_and_nothing_of_the_other(name: str, rank: int, clock: Clock) -> None:
+def test_a_side_says_its_own_and_what_an_evaluation_sends_is_in_no_step(name: str, rank: int, clock: SetClock) -> None:
     row = row_of_a_step(name, rank, clock)
-    columns = {column.name for column in STRATEGIES[name].load().columns}
-    assert set(row) == columns
-    mine = {"receive_ms", "average_ms", "send_ms"} if rank == 0 else {"push_ms", "pull_ms"}
+    assert set(row) == {column.name for column in STRATEGIES[name].load().columns}
+    mine = {"push_ms", "pull_ms"} if rank else {"receive_ms", "average_ms", "send_ms"}
     assert {column for column, value in row.items() if value is not None} - {"messages", "peer_wait_ms"} == mine
+    row = row_of_a_step(name, rank, clock, buffers=True)
+    assert row["messages"] == (1 if rank else WORKERS) * (1 + 2 * TENSORS if name == "ps" else 2)
+    assert (row["peer_wait_ms"] or 0.0) < (WORKERS + 2) * LATE_MS
 
 
-def test_waiting_is_told_from_transfer_where_a_small_message_opens(clock: Clock) -> None:
+def test_waiting_is_told_from_transfer_where_a_small_message_opens(clock: SetClock) -> None:
     """Of four tensors one is large; which of them there are opens a push, the smallest a pull."""
     transfer = 3 * SMALL_MS + LARGE_MS
     worker, server = (row_of_a_step("ps", rank, clock) for rank in (1, 0))
@@ -118,17 +102,8 @@ def test_waiting_is_told_from_transfer_where_a_small_message_opens(clock: Clock)
     assert server["peer_wait_ms"] == (WORKERS + 1) * LATE_MS + 2 * WORKERS * SMALL_MS
 
 
-def test_one_message_does_not_tell(clock: Clock) -> None:
+def test_one_message_does_not_tell(clock: SetClock) -> None:
     worker, server = (row_of_a_step("ps_flat", rank, clock) for rank in (1, 0))
     assert worker["peer_wait_ms"] is server["peer_wait_ms"] is None
     assert worker["push_ms"] == LATE_MS + LARGE_MS
     assert server["receive_ms"] == WORKERS * (LATE_MS + LARGE_MS)
-
-
-@pytest.mark.parametrize("name", SERVERS)
-@pytest.mark.parametrize("rank", [0, 1])
-def test_what_an_evaluation_sends_is_in_no_step(name: str, rank: int, clock: Clock) -> None:
-    messages = {True: 1 + 2 * TENSORS, False: 2}[name == "ps"] * (WORKERS if rank == 0 else 1)
-    row = row_of_a_step(name, rank, clock, buffers=True)
-    assert row["messages"] == messages
-    assert (row["peer_wait_ms"] or 0.0) < (WORKERS + 2) * LATE_MS

@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import pytest
 import torch
+from set_clock import SetClock
 
 from dynbench.clock import NS_PER_MS
 from dynbench.runs.records import Call
 from dynbench.wire.segment import Segment, lay_out
 from dynbench.wire.traffic import SENT, Ledger, Traffic, union_ms
-
-
-class Hands:
-    """A clock that is set by hand, ms."""
-
-    now = 0.0
-
-    def mark(self) -> float:
-        return self.now
-
-    def synchronise(self) -> None: ...
-
-    def wait(self, mark: object) -> None: ...
-
-    def happened(self, mark: float) -> bool:
-        return mark <= self.now
-
-    def elapsed_ms(self, start: float, end: float) -> float:
-        return end - start
-
-    def to_host_ns(self) -> Callable[[float], int]:
-        return lambda mark: round(mark * NS_PER_MS)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +36,7 @@ def sent(traffic: Traffic) -> list[tuple[str, int, float]]:
 
 
 def test_overlapping_calls_count_each_and_once_together() -> None:
-    clock = Hands()
+    clock = SetClock()
     ledger = Ledger(clock)
     ledger.hand_in(400)
     first = ledger.begin("all_reduce", 100, 4)
@@ -85,7 +63,7 @@ def test_overlapping_calls_count_each_and_once_together() -> None:
 
 def test_what_the_device_has_not_done_comes_next_time() -> None:
     """On a GPU an operation is over for the host long before its mark on the device has happened."""
-    clock = Hands()
+    clock = SetClock()
     ledger = Ledger(clock)
     entry = ledger.begin("all_gather", 10, 4)
     ledger.end(entry)
@@ -96,7 +74,7 @@ def test_what_the_device_has_not_done_comes_next_time() -> None:
 
 
 def test_what_averages_gradients_is_told_from_the_rest() -> None:
-    ledger = Ledger(Hands())
+    ledger = Ledger(SetClock())
     with ledger.in_place_of("gradient", "all_reduce", 400, 2):
         for operation in ("all_to_all", "all_gather"):
             ledger.end(ledger.begin(operation, 40, 2))
@@ -130,22 +108,13 @@ def test_segments_lie_one_after_the_other() -> None:
 
 def test_calls_are_numbered_by_who_takes_part() -> None:
     """So that those of several ranks find each other, whatever a rank sent to a third one in between."""
-    clock = Hands()
-    ledger = Ledger(clock)
-    for operation, peer in (
-        ("send", 2),
-        ("all_reduce", -1),
-        ("receive", 2),
-        ("send", 1),
-        ("broadcast", -1),
-        ("send", 2),
-    ):
-        entry = ledger.begin(operation, 12, 4, peer)
-        clock.now += 1
-        ledger.end(entry)
-    numbers = [(call.operation, call.peer, call.number) for call in ledger.take().calls]
-    assert numbers == [
-        ("send", 2, 0), ("all_reduce", -1, 0), ("receive", 2, 0), ("send", 1, 0), ("broadcast", -1, 1), ("send", 2, 1),
-    ]  # fmt: skip
+    ledger = Ledger(SetClock())
+    calls = [
+        *(("send", 2, 0), ("all_reduce", -1, 0), ("receive", 2, 0), ("send", 1, 0), ("broadcast", -1, 1)),
+        *(("send", 2, 1), ("all_gather", -1, 2)),
+    ]
+    for operation, peer, _ in calls:
+        ledger.end(ledger.begin(operation, 12, 4, peer))
+    assert [(call.operation, call.peer, call.number) for call in ledger.take().calls] == calls
     ledger.end(ledger.begin("all_gather", 12, 4))
-    assert ledger.take().calls == [Call("all_gather", -1, 2, 36, 6_000_000, 6_000_000)]
+    assert ledger.take().calls == [Call("all_gather", -1, 3, 36, 0, 0)]
