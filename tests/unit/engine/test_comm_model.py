@@ -87,6 +87,11 @@ def test_what_names_no_run_stays_as_it_is(tmp_path, monkeypatch, text):
     assert resolve_comm_model(text, RunStore(tmp_path)) == text
 
 
+def test_a_model_that_cannot_be_built_is_refused_before_a_rank_starts(tmp_path):
+    with pytest.raises(UsageError, match=r"absent\.json: No such file"):
+        resolved(*VIRTUAL, f"launch.comm_model={tmp_path / 'absent.json'}")
+
+
 @pytest.mark.parametrize("reference", ["@latest:probe", "probed"])
 def test_a_run_is_decided_by_its_id(tmp_path, reference):
     store = RunStore(tmp_path)

@@ -48,6 +48,5 @@ def test_the_name_goes_to_the_run_that_both_nodes_write(store, first_has_rank_0)
     joined = named if first_has_rank_0 else other
     for run in (named, other):
         met(run, joined.id, shared=True)
-    for run in (other, named):
-        settle(run)
+    assert [settle(run) for run in (other, named)] == [(joined, other == joined), (joined, named == joined)]
     assert [(run, run.name) for run in store.list()] == [(joined, "both")]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config, Train
+from dynbench.config.schema import Config, Sync, Train
 from dynbench.engine.rank.evaluation import Epochs
 from dynbench.engine.rank.loop import ArmLoop, session
 from dynbench.engine.rank.replica import (
@@ -45,6 +45,21 @@ def test_dropout_streams_differ_by_seed_rank_and_step():
     keys = [(seed, rank, step) for seed in (0, 1) for rank in (0, 1, 64) for step in (0, 1, 500)]
     assert len({drawn(*key) for key in keys}) == len(keys)
     assert drawn(0, 1, 2) == drawn(0, 1, 2)
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_hook_is_called_once_with_the_last_bucket():
+    calls = []
+    model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(6)))
+    strategy = Ddp(Sync(bucket_mb=0.3))
+    strategy.wrap(model, CPU, lambda: calls.append(None))
+    for step in range(3):
+        strategy.module(torch.ones(2, 300)).sum().backward()
+        strategy.finish()
+        assert len(calls) == step + 1
+    with strategy.accumulating():
+        strategy.module(torch.ones(2, 300)).sum().backward()
+    assert len(calls) == 3
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def test_everyone_waits_for_the_slowest_and_the_all_reduce_and_the_first_is_draw
     drawn = set()
     writer = SimpleNamespace(add_scalar=lambda tag, *_: drawn.add(tag.partition("/")[0]))
     monkeypatch.setattr(virtual, "scalars_of", lambda *_, **__: nullcontext(Scalars(writer)))
-    config = configured("static", "train.steps=3", "train.eval_samples=0", "launch.comm_model='4,0'")
+    config = configured("static", "train.steps=3", "train.global_batch=12", "launch.comm_model='4,0'")
     with loop_of(tmp_path, config, Toy()):
         pass
     parts = pl.sum_horizontal("plan_ms", "data_ms", "compute_ms", "sync_ms", "optimizer_ms")
