@@ -126,7 +126,7 @@ def test_equal_seeds_give_equal_weights_all_get_gradients_and_padding_changes_no
     model, again, other = map(made.build_model, (3, 3, 4))
     assert same(model, again) and not same(model, other)
     assert torch.equal(state, torch.random.get_rng_state())
-    assert model.training and rates(model) <= {0}
+    assert model.training and rates(model) <= {0} and set(made.facts["model"]["dropout"].values()) <= {0, None}
     assert not any(said in caplog.text for said in ("two passes differ", "padding changes"))
     short, long = (int(pick(made.train.lengths)) for pick in (np.argmin, np.argmax))
     jointly = made.loss(model, batch_of(made, np.array([short, long])))
