@@ -254,6 +254,11 @@ def with_a_layer_more(copy):
     config.write_text(json.dumps({**json.loads(config.read_text()), "n_layers": 2}))
 
 
+def cut_in_half(copy: Path) -> None:
+    """Behind the header of the weights."""
+    os.truncate(copy / WEIGHTS, (copy / WEIGHTS).stat().st_size // 2)
+
+
 @pytest.mark.parametrize(
     ("spoil", "error", "said"),
     [
