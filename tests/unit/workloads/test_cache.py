@@ -177,7 +177,8 @@ def test_of_several_at_once_one_writes(tmp_path):
     texts, together = FORK.SimpleQueue(), FORK.Barrier(3)
     for process in [writer(tmp_path / "a", texts, together) for _ in range(3)]:
         process.join()
-    assert sorted(texts.get() for _ in range(3)) == [0, 0, len(TEXTS)]
+    each = [texts.get() for _ in range(3) if not texts.empty()]
+    assert sorted(each) == [0, 0, len(TEXTS)]
 
 
 def test_the_folder_is_the_named_one_else_the_users(monkeypatch, tmp_path):

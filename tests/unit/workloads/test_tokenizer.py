@@ -11,9 +11,8 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynbench.config.schema import Config, Workload
+from dynbench.config.schema import Workload
 from dynbench.errors import DataError, UsageError
-from dynbench.workloads.inputs import check_inputs
 from dynbench.workloads.tokenizer import BYTE_BEGIN, BYTE_END, END, TextTokenizer, load_tokenizer, padding_of
 
 TEXTS = ["The GOOD film.", "unlikely xyzzy", "", "very very very very"]
@@ -158,11 +157,6 @@ def test_a_vocabulary_that_makes_nothing_of_a_text_is_refused(trained, tmp_path,
         (tmp_path / "merges.txt").write_text(merges, encoding="utf-8")
     with pytest.raises(DataError, match=said):
         load(tmp_path / "own-vocab.json")
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text('{"sentence": "a", "label": 0}\n', encoding="utf-8")
-    settings = Workload(dataset="jsonl", data_path=str(texts), tokenizer=str(tmp_path / "own-vocab.json"))
-    with pytest.raises(DataError, match=said):
-        check_inputs(Config(workload=settings))
 
 
 def test_letters_alone_need_no_merges(tmp_path):
