@@ -112,6 +112,13 @@ CASES = [
         },
     ),
     (
+        {"train": TRAIN | {"cut_samples": 0}, "eval": {"samples": 1024, "cut_samples": 2, "cut_tokens": 7}},
+        {
+            "data": "9 samples trained on; 1,024 others for evaluation",
+            "cut": "2 evaluation samples to 64 tokens, which removed 7 tokens",
+        },
+    ),
+    (
         {"train": {"samples": 9}, "eval": None, "decisions": {"workload.eval": {"value": 0, "reason": FEW}}},
         {"data": f"9 samples trained on; none for evaluation: {FEW}"},
     ),
