@@ -135,7 +135,7 @@ CASES = [
 
 @pytest.mark.parametrize(("data", "lines"), CASES)
 def test_what_was_recorded_is_told(data: dict[str, object], lines: dict[str, str]) -> None:
-    assert dict(read_data({"data": data}, CONFIGURED).lines()) == lines
+    assert list(read_data({"data": data}, CONFIGURED).lines()) == list(lines.items())
 
 
 def launch(perplexity: float, reached_s: float | None = None) -> dict[str, Any]:
