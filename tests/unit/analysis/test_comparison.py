@@ -209,6 +209,7 @@ def test_a_launch_of_the_first_stage_that_was_repeated_stays_in_it(four):
         for arms in (shared.arms, named_arms(later))
     )
     assert repeated == [pytest.approx(found) for found in usual]
+    assert all(pair.joint.spread.df <= 2 * (3 - 1) for pair in pairs_of(shared)), "of the first stage alone"
 
 
 @pytest.mark.slow

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 from compared import terms
+from scipy import stats
 from unit.analysis.conftest import Make, launches
 
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.comparison import Comparison, Terms, compare_candidates
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.record import TailRecord
+from dynbench.analysis.stats import paired_ratio, smallest_shown
 from dynbench.analysis.summary import summary_of
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
@@ -66,6 +69,19 @@ def test_the_tail_is_told_whatever_the_total_time_is(six: Terms) -> None:
         low, high = tail.interval or (0, 0)
         assert low < tail.speedup < high
         assert (tail.launches_needed is None) == (tail.verdict is not Verdict.AMBIGUOUS)
+
+
+def test_a_single_candidate_has_the_interval_of_its_pairs_and_the_number_that_would_show_its_difference(six) -> None:
+    shared = planted(six, unclear=(0.97, 0.04))
+    (found,) = compare_candidates(shared)
+    tail = tail_of(found)
+    before, after = ([shared.summaries[run.run.id]["step_time_ms"]["p95"] for run in arm.runs] for arm in shared.arms)
+    ratio = paired_ratio(before, after)
+    assert (tail.speedup, tail.interval) == (pytest.approx(ratio.estimate), pytest.approx(ratio.ends))
+    spread = ratio.half_width * math.sqrt(ratio.pairs) / stats.t.ppf(0.975, ratio.pairs - 1)
+    needed, aim = tail.launches_needed, abs(math.log(ratio.estimate))
+    assert needed is not None and needed > ratio.pairs
+    assert smallest_shown(spread, needed) <= aim < smallest_shown(spread, needed - 2)
 
 
 def test_few_launches_give_no_number_and_one_no_interval(six: Terms) -> None:

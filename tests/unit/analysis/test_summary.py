@@ -112,6 +112,13 @@ CASES = [
         },
     ),
     (
+        {"train": TRAIN | {"cut_samples": 0}, "eval": {"samples": 1024, "cut_samples": 2, "cut_tokens": 7}},
+        {
+            "data": "9 samples trained on; 1,024 others for evaluation",
+            "cut": "2 evaluation samples to 64 tokens, which removed 7 tokens",
+        },
+    ),
+    (
         {"train": {"samples": 9}, "eval": None, "decisions": {"workload.eval": {"value": 0, "reason": FEW}}},
         {"data": f"9 samples trained on; none for evaluation: {FEW}"},
     ),
@@ -128,7 +135,7 @@ CASES = [
 
 @pytest.mark.parametrize(("data", "lines"), CASES)
 def test_what_was_recorded_is_told(data: dict[str, object], lines: dict[str, str]) -> None:
-    assert dict(read_data({"data": data}, CONFIGURED).lines()) == lines
+    assert list(read_data({"data": data}, CONFIGURED).lines()) == list(lines.items())
 
 
 def launch(perplexity: float, reached_s: float | None = None) -> dict[str, Any]:

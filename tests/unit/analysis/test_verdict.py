@@ -49,6 +49,7 @@ from dynbench.config.schema import changed
         (0.95, 1.05, Verdict.AMBIGUOUS),
         (0.99, 1.30, Verdict.AMBIGUOUS),
         (1.001, 1.03, Verdict.AMBIGUOUS),
+        (0.97, 0.999, Verdict.AMBIGUOUS),
         (None, None, Verdict.ESTIMATE),
     ],
 )

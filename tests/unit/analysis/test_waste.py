@@ -57,6 +57,29 @@ def test_the_parts_add_up_to_the_waste(merged: Merged, fields: dict[str, object]
     assert (parts(waste)[:-1] > -1e-9).all()
 
 
+@pytest.mark.parametrize(("servers", "attention_ms"), [(0, 0.0), (4, 0.002)])
+def test_every_part_is_that_of_the_model_behind_the_rows(merged: Merged, servers: int, attention_ms: float) -> None:
+    run = merged(world_size=4, noise=0.0, servers=servers, attention_ms=attention_ms)
+    steps, waste = run.measured, waste_of(run)
+    rows = run.worker_rows().filter(pl.col("warmup") == 0).select(pl.col("^.*_tokens2?$").sum())
+    sums = rows.collect().row(0, named=True)
+    real, padded = (
+        0.05 * sums[f"{name}_tokens"] + attention_ms * sums[f"{name}_tokens2"] for name in ("real", "padded")
+    )
+    expected = {
+        "padding": (padded - real) / 4,
+        "waiting": (steps["compute_ms_max"] - steps["compute_ms_mean"]).sum(),
+        "exposed_comm": 1.5 * steps.height,
+        "planning": 0.02 * steps.height,
+        "data": 0.2 * steps.height,
+        "compute": 0.0,
+        "other": 0.1 * steps.height,
+    }
+    assert waste["s"] == pytest.approx(run.time_ms / ((2.0 + 0.8) * steps.height + real / 4), rel=1e-4)
+    assert {name: waste[name] * run.time_ms for name in PARTS} == pytest.approx(expected, rel=1e-3, abs=0.05)
+    assert waste["waiting"] == pytest.approx(summary_of(run)["wait_fraction"], rel=1e-6)
+
+
 def test_what_unequal_ranks_lose_is_waiting(merged: Merged) -> None:
     run = merged(noise=0.0, **SLOWED)
     waste, steps = waste_of(run), run.measured
@@ -141,6 +164,23 @@ def test_where_no_ideal_can_be_stated_the_reason_stands_there(merged: Merged, ro
 def pair(merged: Merged):
     """`static` and `partition` without noise."""
     return lambda **fields: tuple(merged(policy, noise=0.0, **fields) for policy in ("static", "partition"))
+
+
+@pytest.mark.parametrize("attention_ms", [0.0, 0.002])
+def test_the_bound_is_recomputed_from_the_formula(pair, attention_ms):
+    static, partition = pair(world_size=4, attention_ms=attention_ms)
+    found = recovery([(static, partition)])
+    steps = static.measured
+    tokens, tokens2, longest = (steps[name].to_numpy() for name in ("real_tokens", "real_tokens2", "longest"))
+    mean = 2.0 + (0.05 * tokens + attention_ms * tokens2) / 4
+    least = np.maximum(mean, 2.0 + 0.05 * longest + attention_ms * longest**2)
+    total = steps["step_time_max_ms"].to_numpy()
+    bound = (total - steps["compute_ms_max"].to_numpy() + least).sum()
+    assert found.bound_speedup == pytest.approx(total.sum() / bound, rel=1e-3)
+    other = partition.measured["step_time_max_ms"].sum()
+    assert found.share == pytest.approx((total.sum() - other) / (total.sum() - bound), rel=1e-2)
+    assert 0.3 < found.share < 1
+    assert found.overhead_share == pytest.approx(2.0 / steps["compute_ms_max"].mean(), rel=1e-2)
 
 
 @pytest.mark.parametrize(("workers", "batch"), [(2, 8), (2, 32), (4, 16), (8, 64)])
