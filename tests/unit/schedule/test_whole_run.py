@@ -17,6 +17,7 @@ from dynbench.schedule.evaluate import Fitting, largest_fitting
 from dynbench.schedule.policy import Problem, make_policy, policy_class
 
 STEPS = 25
+LONG = (("window", "by length"), ("window", "uniform"))
 CAPPED = [name for name, entry in POLICIES.items() if entry.in_train and entry.capped]
 TABLE = [(16, 12), (32, 9), (64, 5), (200, 2)]
 CAPACITIES = {
@@ -48,7 +49,11 @@ def first_error(policy: str, problem: Problem, steps: int = STEPS) -> str | None
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "capacity"),
-    [pair for pair in product(CAPPED, CAPACITIES) if "packed" in POLICIES[pair[0]].layouts or pair[1] != "packed"],
+    [
+        pytest.param(*pair, marks=[pytest.mark.matrix] * (pair in LONG))
+        for pair in product(CAPPED, CAPACITIES)
+        if "packed" in POLICIES[pair[0]].layouts or pair[1] != "packed"
+    ],
 )
 def test_what_does_not_fit_is_what_planning_meets(policy: str, capacity: str) -> None:
     met = []
