@@ -200,6 +200,14 @@ def test_slots_that_not_every_rank_can_fill_are_refused():
     judge_plan(first_plan("partition", ragged), ragged)
 
 
+def test_rows_that_not_every_rank_can_fill_are_refused():
+    same = {"capacity": PackedCapacity.uniform(40), "micro_batches": "auto", "layout": "packed"}
+    with pytest.raises(NothingFits, match="5 samples of 200 tokens do not fit"):
+        first_plan("partition", problem_of([40] * 5, 2, objective="slots", **same))
+    ragged = problem_of([40] * 5, 2, objective="sum", **same)
+    judge_plan(first_plan("partition", ragged), ragged)
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_windows_of_several_micro_batches_gain_over_partition(objective):
     problem = Problem(heavy_tailed(64 * 8), 4, 64, window=8, micro_batches=4, objective=objective)
