@@ -108,10 +108,12 @@ def test_a_smaller_batch_may_fail_where_a_larger_one_fits() -> None:
     assert largest_fitting("partition", problem, 2) == Fitting(6, True)
 
 
-@pytest.mark.parametrize(("policy", "batch"), [("static", 4), ("partition", 7)])
-def test_the_batches_tried_are_told_and_those_of_static_are_multiples_of_its_ranks(policy: str, batch: int) -> None:
+@pytest.mark.parametrize(("policy", "asked", "batch"), [("static", 10, 4), ("partition", 10, 7), ("partition", 8, 7)])
+def test_the_batches_tried_are_told_and_those_of_static_are_multiples_of_its_ranks(
+    policy: str, asked: int, batch: int
+) -> None:
     """Ranks of 5 and 2 hold a batch of 4 in equal shares, and one of 7 in any."""
-    problem = problem_of([1] * 40, 2, 10, capacity=Capacity.per_rank([5, 2]))
+    problem = problem_of([1] * 40, 2, asked, capacity=Capacity.per_rank([5, 2]))
     told: list[int] = []
     assert largest_fitting(policy, problem, 2, told.append) == Fitting(batch, True)
     assert told == [batch]
