@@ -129,14 +129,24 @@ def test_slots_give_every_rank_as_many_and_each_objective_is_served_best_by_its_
         assert own_sum <= other_sum * (1 + 1e-3)
 
 
-@pytest.mark.parametrize(("objective", "ranks", "parts", "most"), [
-    ("sum", 8, 4, 0.97),
-    ("sum", 2, 8, 0.978),
-    ("slots", 8, 4, 1.0),
-    ("slots", 2, 8, 1.0),
-])  # fmt: skip
-@pytest.mark.parametrize("trace", ["sst2", "gsm8k", "lognormal"])
-def test_plans_are_no_longer_than_those_of_the_sampler_of_transformers(trace, objective, ranks, parts, most):
+@pytest.mark.parametrize(
+    ("trace", "objective", "ranks", "parts", "most"),
+    [
+        ("sst2", "sum", 8, 4, 0.913),
+        ("sst2", "sum", 2, 8, 0.948),
+        ("sst2", "slots", 8, 4, 0.974),
+        ("sst2", "slots", 2, 8, 0.971),
+        ("gsm8k", "sum", 8, 4, 0.946),
+        ("gsm8k", "sum", 2, 8, 0.975),
+        ("gsm8k", "slots", 8, 4, 0.988),
+        ("gsm8k", "slots", 2, 8, 0.99),
+        ("lognormal", "sum", 8, 4, 0.899),
+        ("lognormal", "sum", 2, 8, 0.938),
+        ("lognormal", "slots", 8, 4, 0.972),
+        ("lognormal", "slots", 2, 8, 0.961),
+    ],
+)
+def test_plans_are_shorter_than_those_of_the_sampler_of_transformers(trace, objective, ranks, parts, most):
     """By its own cost; of GSM8K in 16 micro-batches the least padded work that there is takes 0.973 of theirs."""
     batch, cost = ranks * parts * 4, CostModel("attention")
     problem = Problem(built_in_trace(trace).lengths, ranks, batch, cost, micro_batches=parts, objective=objective)
@@ -183,9 +193,9 @@ def test_auto_weighs_the_price_of_micro_batches_against_padding(speeds, objectiv
         problem = replace(auto, cost=CostModel("measured", alpha=alpha))
         plans = plans_of("partition", problem, 5)
         numbers.append(sum(len(share) for plan in plans for share in plan.shares))
-        for fixed in (1, 2, 4):
+        for fixed in (1, 2, 3, 4, 6):
             others = plans_of("partition", replace(problem, micro_batches=fixed), 5)
-            assert total_cost(plans, problem) <= 1.01 * total_cost(others, problem)
+            assert total_cost(plans, problem) <= 1.006 * total_cost(others, problem)
     assert numbers == sorted(numbers, reverse=True)
     assert numbers[0] > 2 * 10
     assert numbers[-1] == 10
@@ -200,11 +210,44 @@ def test_slots_that_not_every_rank_can_fill_are_refused():
     judge_plan(first_plan("partition", ragged), ragged)
 
 
+def test_rows_that_not_every_rank_can_fill_are_refused():
+    same = {"capacity": PackedCapacity.uniform(40), "micro_batches": "auto", "layout": "packed"}
+    with pytest.raises(NothingFits, match="5 samples of 200 tokens do not fit"):
+        first_plan("partition", problem_of([40] * 5, 2, objective="slots", **same))
+    ragged = problem_of([40] * 5, 2, objective="sum", **same)
+    judge_plan(first_plan("partition", ragged), ragged)
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_windows_of_several_micro_batches_gain_over_partition(objective):
     problem = Problem(heavy_tailed(64 * 8), 4, 64, window=8, micro_batches=4, objective=objective)
     ours, alone = (total_cost(plans_of(name, problem, 8), problem) for name in ("window", "partition"))
     assert ours < 0.99 * alone
+
+
+@pytest.mark.parametrize("alpha", [20.0, 100.0])
+def test_windows_run_the_number_of_micro_batches_that_is_best_at_their_price(alpha):
+    cost = CostModel("measured", alpha=alpha)
+    auto = Problem(heavy_tailed(64 * 8), 4, 64, cost, window=8, micro_batches="auto")
+    found = total_cost(plans_of("window", auto, 8), auto)
+    for fixed in (1, 2, 4, 8):
+        assert found < total_cost(plans_of("window", replace(auto, micro_batches=fixed), 8), auto)
+
+
+def test_rows_are_dealt_with_the_price_of_each():
+    problem = Problem(
+        heavy_tailed(640),
+        4,
+        64,
+        CostModel("measured", alpha=300.0),
+        PackedCapacity.uniform(1200),
+        np.array([1.0, 1.0, 0.5, 2.0]),
+        micro_batches="auto",
+        layout="packed",
+    )
+    free = replace(problem, cost=CostModel("measured", alpha=0.0))
+    priced, unpriced = (total_cost(plans_of("partition", each, 10), problem) for each in (problem, free))
+    assert priced < 0.955 * unpriced
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,12 @@ def test_what_is_said_to_fit_fits(seed, ranks, more, least):
     assert found is None or (work.fits(found) and least_samples(work, found) >= least)
 
 
+def test_rows_are_filled_to_their_limits_where_levelling_them_leaves_a_sample_over():
+    lengths = np.array([3, 3, 2, 2, 2])
+    found = within_limits(Work(lengths.astype(float), lengths, np.ones(2), np.zeros(2), np.full((2, 5), 6)))
+    assert found is not None and found.tolist() == [0, 0, 1, 1, 1]
+
+
 @settings(max_examples=60)
 @given(SEEDS, st.integers(2, 3), st.integers(0, 4), st.booleans(), st.integers(1, 2))
 def test_a_search_of_few_samples_is_exact(seed, ranks, more, capped, least):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 from brute_force import least
@@ -12,10 +14,12 @@ from plan_rules import COSTS, FLAT, first_plan, judge_plan, problem_of
 from dynbench.errors import NothingFits
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.evaluate import step_costs, step_facts
-from dynbench.schedule.partition_search import least_maximum, sort_longest_first
+from dynbench.schedule.partition_search import least_maximum, least_work, sort_longest_first
 from dynbench.schedule.policy import Problem
 
 LENGTHS = st.lists(st.integers(1, 30), min_size=3, max_size=7)
+ALIKE = st.lists(st.integers(4000, 4004), min_size=3, max_size=7)
+"""Of which many splits last nearly as long."""
 COST = st.sampled_from((*COSTS, FLAT))
 TABLES = st.lists(st.tuples(st.sampled_from([4, 8, 12, 20, 32]), st.integers(1, 4)), min_size=1, max_size=4)
 BY_LENGTH = TABLES.map(lambda table: Capacity.table([table]))
@@ -30,7 +34,7 @@ PACKED = {"cost": st.sampled_from(COSTS), "layout": st.just("packed")}
 PROBLEMS = {
     "equal ranks": st.builds(problem_of, LENGTHS, st.integers(1, 3), cost=COST),
     "capacities by length": st.builds(problem_of, LENGTHS, st.integers(2, 3), cost=COST, capacity=BY_LENGTH),
-    "unequal speeds": st.builds(problem_of, LENGTHS, THREE, cost=COST, speeds=SPEEDS),
+    "unequal speeds": st.builds(problem_of, LENGTHS | ALIKE, THREE, cost=COST, speeds=SPEEDS),
     "unequal capacities": st.builds(problem_of, LENGTHS, THREE, cost=COST, speeds=SPEEDS, capacity=UNEQUAL),
     "packed": st.builds(problem_of, LENGTHS, THREE, capacity=ROWS, speeds=st.none() | SPEEDS, **PACKED),
     "packed, unequal capacities": st.builds(
@@ -103,6 +107,20 @@ def test_below_the_maximum_of_a_large_batch_the_ranks_cannot_take_it_whole(seed,
     assert min(counts) >= 1
     assert (counts <= limits[starts]).all()
     assert reached(np.nextafter((counts * weights[starts]).max(), -np.inf)) < len(weights)
+
+
+@given(st.lists(st.integers(1, 60), min_size=2, max_size=8), st.integers(1, 8), st.floats(0, 100))
+def test_no_split_has_less_padded_work_than_the_bound_which_is_tight_at_its_price(lengths, most, price):
+    weights, size = np.sort(lengths)[::-1].astype(float), len(lengths)
+    numbers, least_works = np.arange(1, size + 1), []
+    for number in numbers:
+        cuts = [np.diff([0, *ends, size]) for ends in combinations(range(1, size), number - 1)]
+        works = [(sizes * weights[np.cumsum(sizes) - sizes]).sum() for sizes in cuts if max(sizes) <= most]
+        least_works.append(min(works, default=np.inf))
+    bounds = least_work(numbers, weights, np.full(size, most), price)
+    assert (bounds <= np.array(least_works) * (1 + 1e-12)).all()
+    assert (bounds >= weights.sum() * (1 - 1e-12)).all()
+    assert (bounds + price * numbers).min() == pytest.approx((least_works + price * numbers).min())
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=40))

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_rules import judge_plan, plain, plans_of, taken
+from plan_rules import heavy_tailed, judge_plan, plain, plans_of, taken
 
 from dynbench.lengths import SHIPPED
+from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.evaluate import step_facts
 from dynbench.schedule.partition_unequal import SAME_SPEED, distinct_speeds
 from dynbench.schedule.policy import Planner, Problem
@@ -50,6 +51,18 @@ def test_known_speeds_bring_one_slow_rank_of_four_within_a_tenth_of_the_bound(kn
     blind = Problem(lengths, 4, 64, micro_batches=4)
     facts = [step_facts(plan, problem) for plan in plans_of("partition", problem if known else blind, 20)]
     assert least <= sum(step.max_cost for step in facts) / sum(step.bound for step in facts) < most
+
+
+@pytest.mark.parametrize(("seed", "most"), [(0, 1.28), (1, 1.27)])
+def test_more_ranks_than_are_searched_are_swept_by_speed_and_by_capacity(seed, most):
+    """One of the two is worse by 3 % here, and each is the better one once."""
+    rng = np.random.default_rng(seed)
+    speeds, capacity = rng.uniform(0.3, 1, 13), Capacity.per_rank(rng.permutation(np.arange(6, 19)).tolist())
+    problem = Problem(heavy_tailed(640, seed), 13, 104, capacity=capacity, speeds=speeds)
+    plans = plans_of("partition", problem, 3)
+    facts = [step_facts(plan, problem) for plan in plans]
+    assert {plan.exact for plan in plans} == {"none"}
+    assert sum(step.max_cost for step in facts) <= most * sum(step.bound for step in facts)
 
 
 @pytest.mark.parametrize(("policy", "changes"), [("partition", {}), ("window", {"window": 4}), ("prefix", {})])

@@ -17,6 +17,7 @@ from dynbench.schedule.evaluate import Fitting, largest_fitting
 from dynbench.schedule.policy import Problem, make_policy, policy_class
 
 STEPS = 25
+LONG = (("window", "by length"), ("window", "uniform"))
 CAPPED = [name for name, entry in POLICIES.items() if entry.in_train and entry.capped]
 TABLE = [(16, 12), (32, 9), (64, 5), (200, 2)]
 CAPACITIES = {
@@ -48,7 +49,11 @@ def first_error(policy: str, problem: Problem, steps: int = STEPS) -> str | None
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "capacity"),
-    [pair for pair in product(CAPPED, CAPACITIES) if "packed" in POLICIES[pair[0]].layouts or pair[1] != "packed"],
+    [
+        pytest.param(*pair, marks=[pytest.mark.matrix] * (pair in LONG))
+        for pair in product(CAPPED, CAPACITIES)
+        if "packed" in POLICIES[pair[0]].layouts or pair[1] != "packed"
+    ],
 )
 def test_what_does_not_fit_is_what_planning_meets(policy: str, capacity: str) -> None:
     met = []
@@ -103,10 +108,12 @@ def test_a_smaller_batch_may_fail_where_a_larger_one_fits() -> None:
     assert largest_fitting("partition", problem, 2) == Fitting(6, True)
 
 
-@pytest.mark.parametrize(("policy", "batch"), [("static", 4), ("partition", 7)])
-def test_the_batches_tried_are_told_and_those_of_static_are_multiples_of_its_ranks(policy: str, batch: int) -> None:
+@pytest.mark.parametrize(("policy", "asked", "batch"), [("static", 10, 4), ("partition", 10, 7), ("partition", 8, 7)])
+def test_the_batches_tried_are_told_and_those_of_static_are_multiples_of_its_ranks(
+    policy: str, asked: int, batch: int
+) -> None:
     """Ranks of 5 and 2 hold a batch of 4 in equal shares, and one of 7 in any."""
-    problem = problem_of([1] * 40, 2, 10, capacity=Capacity.per_rank([5, 2]))
+    problem = problem_of([1] * 40, 2, asked, capacity=Capacity.per_rank([5, 2]))
     told: list[int] = []
     assert largest_fitting(policy, problem, 2, told.append) == Fitting(batch, True)
     assert told == [batch]

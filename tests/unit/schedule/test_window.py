@@ -186,10 +186,11 @@ def test_every_guess_deals_all_samples(steps, workers, extra, seed, equal):
 
 
 @pytest.mark.parametrize(
-    ("workers", "batch", "window", "ratio"), [(2, 64, 8, 2.57), (4, 32, 8, 2.79), (8, 64, 4, 3.01), (4, 32, 16, 2.81)]
+    ("workers", "batch", "window", "ratio", "most_sweeps"),
+    [(2, 64, 8, 2.578, 800), (4, 32, 8, 2.8, 520), (8, 64, 4, 3.02, 260), (4, 32, 16, 2.826, 620)],
 )
 def test_sst2_windows_reach_their_ratio_to_static_with_no_more_spread_in_few_sweeps(
-    workers, batch, window, ratio, monkeypatch
+    workers, batch, window, ratio, most_sweeps, monkeypatch
 ):
     problem = Problem(built_in_trace("sst2").lengths, workers, batch, window=window)
     sweeps, sweep = [], SortedWindow.sweep
@@ -198,4 +199,4 @@ def test_sst2_windows_reach_their_ratio_to_static_with_no_more_spread_in_few_swe
     assert total_cost(static, problem) / total_cost(planned, problem) >= ratio
     spreads = [np.std([problem.lengths[plan.sample_ids()].mean() for plan in plans]) for plans in (static, planned)]
     assert spreads[1] <= spreads[0]
-    assert 0 < len(sweeps) <= 3000 * 25
+    assert 0 < len(sweeps) <= most_sweeps * 25
