@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from multiproc.faults import Command, settled
+from multiproc.faults import Command
 from multiproc.launches import TINY, rows_of, sets
 from own import write_own
 
@@ -41,7 +41,9 @@ def test_a_module_of_the_current_folder_trains_on_real_ranks(tmp_path: Path) -> 
 def test_an_error_in_its_step_is_one_line_and_its_traceback_is_in_the_log(tmp_path: Path) -> None:
     body = "    def loss(self, model, batch):\n        return model(batch['words'])\n"
     ended = trained(tmp_path, "mine.py:Mine", "--launcher", "virtual", body=body)
-    settled(ended, ended.run, 3, Status.FAILED, "mine.py:6: KeyError: 'words'", rank=0)
+    assert (ended.code, ended.error["kind"], ended.run.status) == (3, "worker", Status.FAILED)
+    assert "mine.py:6: KeyError: 'words'" in ended.error["message"] and "\n" not in ended.error["message"]
+    assert "Traceback" not in ended.stderr
     assert "Traceback" in (ended.run.logs_dir / "rank_0.log").read_text(encoding="utf-8")
 
 

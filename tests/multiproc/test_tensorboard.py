@@ -15,6 +15,7 @@ from multiproc.faults import Command
 from multiproc.launches import sets
 
 from dynbench.engine.rank.evaluation import EVAL_FILE, SCALARS_FOLDER
+from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc
 LAUNCH = ("launch.launcher=virtual", "launch.world_size=2", "launch.device=cpu", "workload.subset=96")
@@ -23,7 +24,9 @@ STEPS = ("train.steps=4", "train.warmup_steps=1", "train.global_batch=12", "trai
 
 def test_scalars_are_read_back_and_served(tmp_path: Path) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    command = Command(tmp_path).ran("train", "--tensorboard", *sets(*LAUNCH, *STEPS), bare=True)
+    command = Command(tmp_path)
+    command.store = RunStore(tmp_path / "results")  # TensorBoard takes a path with a comma for two
+    command.ran("train", "--tensorboard", *sets(*LAUNCH, *STEPS), bare=True)
     assert command.code == 0, command.stderr
     run = command.run
     events = reader.EventAccumulator(str(run.path / SCALARS_FOLDER)).Reload()
