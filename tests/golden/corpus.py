@@ -10,6 +10,7 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 import yaml
 
 from dynbench.cli.main import main
+from dynbench.runs.run import Run
 
 from .neutral import Names
 from .record import RUNS
@@ -101,6 +103,7 @@ def desk(folder: Path) -> Iterator[Desk]:
         patch.chdir(folder)
         patch.setattr("sys.argv", ["dynbench"])
         patch.setattr("dynbench.cli.console.time", SimpleNamespace(monotonic=lambda: 0.0))  # tells no progress
+        patch.setattr(Run, "config", cache(Run.config))  # an analysis of many runs reads each many times
         with mock.patch("os.cpu_count", return_value=2), mock.patch("os.sched_getaffinity", return_value={0, 1}):
             yield Desk(folder)
 
