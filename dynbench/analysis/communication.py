@@ -316,13 +316,13 @@ def _null_of(merged: MergedRun) -> MergedRun | None:
 def null_run(run: Run) -> Run | None:
     """The run of the same launch that differs in nothing but that its ranks sent nothing; None where none is there."""
     try:
-        ids = fact(run.env(), "together.runs")
+        ids, config = fact(run.env(), "together.runs"), run.config()
     except DynbenchError:  # of a run that ended before it was written
         return None
     for other in filter(is_folder_name, map(str, ids if isinstance(ids, list) else ())):
         beside = Run(run.path.parent / other)
         try:
-            if other != run.id and is_like(beside.config(), run.config()):
+            if other != run.id and is_like(beside.config(), config):
                 return beside
         except DynbenchError:  # gone
             continue
