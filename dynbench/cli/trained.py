@@ -162,8 +162,14 @@ def serve(folders: Mapping[str, Path], host: str, port: int | None) -> str:
         port: None is 6006, or the next one that is free.
 
     Raises:
-        UsageError: it is not installed, or cannot listen there.
+        UsageError: it is not installed, cannot listen there, or would read a path as two.
     """
+    for folder in folders.values():
+        if "," in str(folder.resolve()):
+            raise UsageError(
+                f"{folder}: TensorBoard reads a comma as the end of a path",
+                "Move the results and name them: --results.",
+            )
     try:
         program = import_module("tensorboard.program")  # as an attribute it would be imported when first used
     except ImportError as error:

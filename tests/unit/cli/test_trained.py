@@ -11,7 +11,7 @@ import pytest
 
 from dynbench.cli import trained as module
 from dynbench.engine.rank.evaluation import SCALARS_FOLDER
-from dynbench.errors import Terminated
+from dynbench.errors import Terminated, UsageError
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
@@ -74,6 +74,12 @@ def test_a_comparison_means_what_was_launched_for_it(store, argv, cli):
 def test_without_scalars_it_says_how_to_get_them(store, argv, cli, arguments, said):
     trained(store, "plain", writes=False)
     assert said in cli(f"tensorboard {arguments}", code=2).err and not argv
+
+
+def test_a_path_that_it_would_read_as_two_is_refused(tmp_path, argv):
+    with pytest.raises(UsageError, match="comma"):
+        module.serve({"a": tmp_path / "one, two"}, "localhost", None)
+    assert not argv
 
 
 def test_a_signal_that_asks_to_stop_is_no_ctrl_c(store, argv, cli, monkeypatch):

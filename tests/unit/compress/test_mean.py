@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from compressors import ELSEWHERE, FORMS, NAMED, OWN, averager, codec, compressor, on_threads, same_bits
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from toys import Bf16
@@ -225,6 +225,7 @@ def test_the_mean_does_not_depend_on_how_gradients_are_cut(form: str) -> None:
     shards=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
 )
+@example(form="int8", ranks=2, sizes=[50, 5], least=20, shards=False, dtype=torch.float64)
 def test_any_cut_gives_means_of_the_right_size(
     form: str, ranks: int, sizes: list[int], least: int, shards: bool, dtype: torch.dtype
 ) -> None:
