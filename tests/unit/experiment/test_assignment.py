@@ -27,9 +27,6 @@ from dynbench.plugins.benchmarks import AccountingOptions
 from dynbench.report import LANGUAGES, language_labels, load_template
 from dynbench.runs.run import Run
 
-NUMBERS = [question.number for question in QUESTIONS]
-"""Those of the list, as the accepted report of a recorded run has them."""
-
 
 def row(
     case: str, mean: float, *, dtype: str = "float32", sd: float = 0.01, reference_error: Any = None, **columns: Any
@@ -198,7 +195,7 @@ def states(tables: Sequence[Table]) -> dict[str, State]:
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_question_is_answered_or_says_which_command_makes_its_rows(language: str) -> None:
     answered = sections(everything(), language)
-    assert list(answered) == NUMBERS
+    assert list(answered) == [question.number for question in QUESTIONS]
     assert not [text for text in answered.values() if "{" in text or "None" in text]
     without = sections([], language)
     asked = {question.number: question.gpu or question.command for question in QUESTIONS}
