@@ -77,7 +77,7 @@ test: install-test ## install with the test tools, then every check that this ma
 test-at-once: install-test
 	OMP_NUM_THREADS=1 $(PYTEST) --durations 25 --numprocesses 2 --dist loadgroup --skipped-to=$(SKIPPED) -m "$(AT_ONCE)"
 
-test-quick: install-test ## what a change needs first, in two minutes on 2 cores: no launches, nothing slow
+test-quick: install-test ## what a change needs first, in 80 seconds on 2 cores: no launches, nothing slow
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 -m "not slow and not multiproc and not gpu and not clock and not matrix"
 
 golden: install-test ## what differs from the accepted values and words of tests/golden (ONLY='sync help' for some)
