@@ -1,7 +1,7 @@
-"""In what two configurations differ, as dotted keys with both values, and what may differ whatever is asked of them.
+"""How two configurations differ, as dotted keys with both values, and which keys may differ whatever the question.
 
-Numbers of ranks count only where as many train no longer, and batches and devices may grow with the ranks, or the batch
-while the steps shrink, where a question permits it (`questions`).
+Another number of ranks is a difference only if another number of them train. Where a question permits it (`questions`),
+the global batch and the devices may grow with the ranks, or the batch while the number of steps shrinks.
 """
 
 from __future__ import annotations
