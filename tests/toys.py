@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dynbench.compress.base import Compressor
 from dynbench.runs.records import Column
-from dynbench.sync.base import Local, Strategy
+from dynbench.sync.base import Strategy
 from dynbench.sync.ddp import Ddp
 from dynbench.sync.fsdp import Fsdp
 from dynbench.sync.parameter_server import PerTensor
@@ -228,10 +228,3 @@ BROKEN_STRATEGIES: dict[str, type[Strategy]] = {
 BROKEN_SERVING: dict[str, type[Strategy]] = {"counts_servers": CountsServers}
 COMPRESSORS: dict[str, type[Compressor]] = {"bf16": Bf16, "two_stages": TwoStages}
 BROKEN_COMPRESSORS: dict[str, type[Compressor]] = {"forgets_to_divide": ForgetsToDivide, "fails": Fails}
-
-
-class InDouble(Local):
-    """A rank alone in float64, so that only other arithmetic differs and not its rounding."""
-
-    def _wrapped(self, model: nn.Module) -> nn.Module:
-        return model.double()

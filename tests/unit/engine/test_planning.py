@@ -1,30 +1,37 @@
-"""Settings reach the planning problem; plans follow the ranks' speeds."""
+"""Settings reach the planning problem; plans follow the ranks' speeds, and rows and tensors the plans."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from batches import row_of
 
 from dynbench.config.layers import load_config
 from dynbench.engine.planning import (
     EstimatedSpeeds,
     Planned,
     PlansAhead,
-    PlanSource,
     build_problem,
     probe_speeds,
     step_plans,
 )
+from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.errors import UsageError
 from dynbench.lengths import SHIPPED
+from dynbench.plugins import POLICIES
 from dynbench.runs.probe_record import ProbeRecord
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_facts
-from dynbench.schedule.plan import FloatArray, Share
+from dynbench.schedule.plan import FloatArray
 from dynbench.schedule.policy import Planner, Problem
+from dynbench.workloads.base import Workload
+from dynbench.workloads.batches import LossPart, make_micro_batch
+from dynbench.workloads.registry import build_workload
 
 LENGTHS = np.random.default_rng(0).integers(2, 60, size=200)
 
@@ -40,8 +47,6 @@ def test_settings_reach_the_problem():
     assert problem.relative_speeds().tolist() == [1.0, 0.5]
     assert problem.objective == "sum"
     assert build_problem(load_config(None, ["sync.name=fsdp"]), LENGTHS, 2, 8).objective == "slots"
-    given = load_config(None, ["sync.name=fsdp", "schedule.objective=sum"])
-    assert build_problem(given, LENGTHS, 2, 8).objective == "sum"
 
 
 def test_measured_cost():
@@ -66,22 +71,17 @@ def test_a_probe_tells_speeds_where_its_ranks_differ():
 
 
 def test_a_step_is_planned_and_told_of_while_the_one_before_begins():
-    planned, observed = [], []
+    planned, observed, expected = [], [], []
 
-    class Plans(PlanSource):
-        def share(self, step: int) -> Planned:
-            planned.append(step)
-            share = (np.array([step]),)
-            return share, [share, ()]
+    def share(step: int) -> Planned:
+        planned.append(step)
+        return (np.array([step]),), [()]
 
-        def observe(self, share: Share, compute_ms: float) -> None:
-            observed.append(compute_ms)
-
-    expected: list[list[int]] = []
-    plans = PlansAhead(Plans(), lambda share: expected.append([int(ids[0]) for ids in share]), steps=4)
+    source = SimpleNamespace(share=share, observe=lambda _, compute_ms: observed.append(compute_ms))
+    plans = PlansAhead(source, lambda share: expected.append([int(ids[0]) for ids in share]), steps=4)
     for step in range(4):
-        share, shares = plans.share(step)
-        assert share[0].tolist() == [step] and [len(each) for each in shares or ()] == [1, 0]
+        (ids,), shares = plans.share(step)
+        assert (ids.tolist(), shares) == ([step], [()])
         plans.observe((), float(step))
     assert (planned, observed) == ([0, 1, 2, 3], [0.0, 1.0, 2.0, 3.0]), "each once, in order, none beyond the last"
     assert expected == [[0, 1], [1, 2], [2, 3]]
@@ -157,3 +157,44 @@ def test_only_auto_estimates():
     assert type(step_plans(load_config(None, ["schedule.mode=dynamic"]), problem, everyone, None)) is Planner
     config = load_config(None, ["schedule.mode=dynamic", "schedule.speeds=auto"])
     assert isinstance(step_plans(config, problem, everyone, None), EstimatedSpeeds)
+
+
+POSITIONS, STEPS = 512, 4
+MULTIPLE = 48
+"""500 tokens are rounded up to 528."""
+SETTINGS = (
+    *("workload.dataset=lognormal", "workload.max_length=500", f"workload.pad_to_multiple_of={MULTIPLE}"),
+    "train.global_batch=16",
+)
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    return build_workload(load_config(None, SETTINGS))
+
+
+@pytest.mark.parametrize("cost_type", ["tokens", "attention"])
+@pytest.mark.parametrize("policy", [name for name, entry in POLICIES.items() if entry.in_train])
+def test_plans_rows_and_tensors_agree(workload, policy, cost_type):
+    if reason := POLICIES[policy].missing:
+        pytest.skip(f"{policy} {reason}")
+    window = ["schedule.window=2"] if policy == "window" else []
+    config = load_config(None, [*SETTINGS, f"schedule.policy={policy}", f"schedule.cost_type={cost_type}", *window])
+    problem = build_problem(config, workload.train.lengths, 2, MULTIPLE, positions=workload.positions)
+    rows = [[RowBuilder(rank, policy, layout, problem.lengths) for rank in (0, 1)] for layout in ("padded", "packed")]
+    planner, widths = Planner(policy, problem), set()
+    for step in range(STEPS):
+        plan = planner.plan(step)
+        planned = step_facts(plan, problem)
+        for rank, share in enumerate(plan.shares):
+            batches = [make_micro_batch(workload, workload.train, ids, MULTIPLE) for ids in share]
+            n, width = np.array([batch.inputs["input_ids"].shape for batch in batches]).T
+            parts = [LossPart(b.n, b.weight, b.width, b.tokens, torch.zeros(())) for b in batches]
+            row, packed = (row_of(builders[rank], step, share, parts) for builders in rows)
+            assert row.padded_tokens == planned.padded_tokens[rank] == (n * width).sum()
+            assert row.padded_tokens2 == (n * width**2).sum()
+            assert row.real_tokens2 == (problem.lengths[np.concatenate(share)] ** 2).sum() == packed.padded_tokens2
+            assert row.max_seq_len_in_batch == width.max()
+            assert planned.costs[rank] == pytest.approx(problem.cost.cost_padded(n, width).sum())
+            widths.update(width.tolist())
+    assert max(widths) == POSITIONS and len(widths) > 1
