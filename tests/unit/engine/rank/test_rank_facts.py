@@ -1,18 +1,22 @@
-"""What a rank warns about, and ranks that disagree."""
+"""What a rank warns about and keeps, and ranks that disagree."""
 
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from dynbench.config.layers import load_config
 from dynbench.config.ranks import Ranks
-from dynbench.engine.rank import exchange
+from dynbench.engine.rank import exchange, rank_facts
 from dynbench.engine.rank.rank_facts import keep_warnings, read_warnings
 from dynbench.engine.rank.rank_process import RankContext, set_up_logging
 from dynbench.errors import ConfigError
+from dynbench.plugins import WORKLOADS
+from dynbench.runs.records import LENGTHS_FILE
+from dynbench.workloads.registry import build_workload
 
 
 @pytest.fixture(autouse=True)
@@ -24,24 +28,17 @@ def context(rank: int) -> RankContext:
     return RankContext(rank=rank, local_rank=rank, world_size=2, device=torch.device("cpu"))
 
 
-def test_warnings_are_kept_once_and_on_one_line(run):
-    keep_warnings(run, context(0), Ranks(2))
+def test_warnings_of_a_server_and_of_the_first_that_trains_are_kept_once_and_on_one_line(run):
     log = logging.getLogger("dynbench.workloads.samples")
-    log.info("nothing to see")
-    for _ in range(2):
-        log.warning("two\nlines of %d", 3)
-    log.error("worse")
-    logging.getLogger("elsewhere").warning("not ours")
-    assert read_warnings(run) == ["two lines of 3", "worse"]
-
-
-def test_the_first_that_trains_is_heard_beside_a_server_and_no_other(run):
     for rank in (0, 1, 2):
         keep_warnings(run, context(rank), Ranks(3, 1))
-        logging.getLogger("dynbench").warning("of rank %d", rank)
-        logging.getLogger("dynbench").warning("of all")
+        log.info("nothing to see")
+        for _ in range(2):
+            log.warning("two\nlines of %d", rank)
+        log.error("of all")
+        logging.getLogger("elsewhere").warning("not ours")
         logging.getLogger("dynbench").handlers[:] = []
-    assert read_warnings(run) == ["of rank 0", "of all", "of rank 1"]
+    assert read_warnings(run) == ["two lines of 0", "of all", "two lines of 1"]
 
 
 @pytest.mark.parametrize(("rank", "level"), [(0, logging.INFO), (1, logging.INFO), (2, logging.WARNING)])
@@ -84,3 +81,16 @@ def test_nodes_agree_in_their_plugins_or_what_differs_is_named(monkeypatch):
         "nodes disagree in plug-ins: mine.py is a on rank 0, c on rank 1",
         "nodes disagree in plug-ins: theirs is b on rank 0, not loaded on rank 2",
     ]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_lengths_of_a_registered_workload_are_kept_too(run, monkeypatch, kept):
+    config = load_config(None, ["workload.dataset=lognormal", "launch.launcher=torchrun", "workload.subset=64"])
+    workload = build_workload(config)
+    monkeypatch.setattr(rank_facts, "gather_objects", lambda value: [value])
+    monkeypatch.setattr(rank_facts, "compare_clocks", dict)
+    if kept:
+        monkeypatch.setattr(WORKLOADS, "ours", frozenset())
+    rank_facts.write_facts(run, config, context(0), workload, SimpleNamespace(source="rss"))  # type: ignore[arg-type]
+    assert (run.ranks_dir / LENGTHS_FILE).exists() is kept
+    assert (run.ranks_dir / "facts.json").exists()
