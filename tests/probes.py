@@ -10,7 +10,7 @@ from dynbench.config.layers import load_config
 from dynbench.engine.launching.probe_use import device_name, measured_settings
 from dynbench.engine.launching.resolve import Machine, Resolved, resolve
 from dynbench.runs.atomic import write_json
-from dynbench.runs.probe_record import PROBE_FILE, ProbeRecord
+from dynbench.runs.probe_record import PROBE_FILE, CapacityRow, ProbeRecord
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
@@ -25,10 +25,10 @@ def resolved(*settings: str, machine: Machine = LAPTOP, store: RunStore | None =
 COST = {"alpha_ms": 1.0, "beta_ms_per_token": 0.01, "gamma_ms_per_token2": 0.0, "heldout": {}}
 
 
-def capacity_row(rank: int, length: int, most: int, tested_fail: int | None) -> dict[str, object]:
-    """One rank's answer at one length."""
+def capacity_row(rank: int, length: int, most: int, tested_fail: int | None = 1000) -> CapacityRow:
+    """One rank's answer at one length, where this or a size far beyond failed."""
     tested = {"tested_ok": most, "tested_fail": tested_fail, "peak_mem_mb": None}
-    return {"rank": rank, "length": length, "max_batch": most, **tested}
+    return CapacityRow(rank=rank, length=length, max_batch=most, **tested)
 
 
 def probe_record(*overrides: str, ranks: int = 2, **changes: object) -> ProbeRecord:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,17 +12,9 @@ from hypothesis import strategies as st
 from probes import Answer, FakeChildren, capacity_row, make_probe
 
 from dynbench.config.schema import Probe
-from dynbench.probe.capacity import (
-    CapacitySearch,
-    capacity_tables,
-    find_capacities,
-    length_grid,
-    monotone,
-    soak,
-    with_margin,
-)
+from dynbench.probe.capacity import CapacitySearch, capacity_tables, find_capacities, monotone, soak, with_margin
 from dynbench.probe.fit import fit_memory
-from dynbench.runs.probe_record import PROBE_FILE, CapacityRow, MemoryFit, Soak, read_probe
+from dynbench.runs.probe_record import CapacityRow, MemoryFit, Soak, read_probe
 from dynbench.runs.store import RunStore
 from dynbench.schedule.capacity import UNLIMITED, Capacity
 from dynbench.schedule.cost import CostModel
@@ -43,23 +32,20 @@ def run(search: CapacitySearch, threshold: int) -> int:
 
 
 @given(
-    threshold=st.integers(0, 5000),
-    start=st.integers(1, 6000),
-    ceiling=st.integers(1, 4000),
-    gap=st.floats(0.001, 0.5),
+    threshold=st.integers(0, 5000), start=st.integers(1, 6000), ceiling=st.integers(1, 4000), gap=st.floats(0.001, 0.5)
 )
-def test_answer_is_within_the_gap_after_few_trials(threshold: int, start: int, ceiling: int, gap: float) -> None:
+def test_answer_is_within_the_gap_after_few_trials(threshold, start, ceiling, gap):
     search = CapacitySearch(start=start, ceiling=ceiling, gap=gap)
     assert run(search, threshold) <= 30 or gap < 0.05
     assert search.largest_ok <= min(threshold, ceiling)
     if threshold >= ceiling:
         assert (search.largest_ok, search.smallest_fail) == (ceiling, None)
     else:
-        assert search.smallest_fail is not None and search.smallest_fail > threshold
+        assert search.smallest_fail > threshold
         assert search.smallest_fail - search.largest_ok <= max(1, gap * search.largest_ok)
 
 
-def test_later_failure_takes_success_back() -> None:
+def test_later_failure_takes_success_back():
     search = CapacitySearch(start=4, gap=0.01)
     for n, fits in ((4, True), (8, True), (8, False)):
         search.record(n, fits)
@@ -69,29 +55,22 @@ def test_later_failure_takes_success_back() -> None:
 
 
 @given(st.dictionaries(st.integers(1, 512), st.integers(0, 1000), min_size=1))
-def test_monotone_repair_only_lowers(capacity: dict[int, int]) -> None:
-    repaired = monotone(capacity)
-    lengths = sorted(repaired)
-    assert all(repaired[a] >= repaired[b] for a, b in pairwise(lengths))
-    assert all(repaired[length] <= capacity[length] for length in lengths)
-    assert min(repaired.values()) == min(capacity.values())
+def test_monotone_repair_only_lowers(capacity):
+    least = {length: min(most for each, most in capacity.items() if each <= length) for length in capacity}
+    assert monotone(capacity) == least
 
 
-def test_margin_leaves_one() -> None:
-    assert with_margin(100, 0.1) == 90
-    assert with_margin(1, 0.9) == 1
-    assert with_margin(0, 0.1) == 0
-
-
-def test_length_grid() -> None:
-    assert length_grid(256) == (32, 64, 128, 256)
-    assert length_grid(100) == (32, 64, 100)
-    assert length_grid(20) == (20,)
-    assert length_grid(256, [64, 16, 64]) == (16, 64)
+def test_margin_leaves_one():
+    assert [with_margin(*given) for given in ((100, 0.1), (1, 0.9), (0, 0.1))] == [90, 1, 0]
 
 
 PASSED = {"ok": True, "peak_mem_mb": 1.0, "reserved_mem_mb": 1.0, "allocator_retries": None}
 Reply = Callable[[int, Mapping[str, Any]], Answer]
+
+
+def failing(beyond: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """What is answered of shapes that do not fit: the first of them."""
+    return {"ok": False, "n": beyond[0][0], "length": beyond[0][1]} if beyond else {}
 
 
 def once(first: Answer) -> Reply:
@@ -100,16 +79,12 @@ def once(first: Answer) -> Reply:
     return lambda rank, _: left.pop() if left and rank == 0 else PASSED
 
 
-def row(rank: int, length: int, most: int, fail: int | None) -> CapacityRow:
-    return CapacityRow.model_validate(capacity_row(rank, length, most, fail))
-
-
 def soaked(
     reply: Reply, shapes: Mapping[int, tuple[int, int | None]], global_batch: int, **given: Any
 ) -> tuple[FakeChildren, Soak | None, list[CapacityRow]]:
     """A soak of two ranks: by length, the largest micro-batch and what failed."""
     ranks = FakeChildren(reply)
-    rows = [row(rank, length, *found) for rank in (0, 1) for length, found in shapes.items()]
+    rows = [capacity_row(rank, length, *found) for rank in (0, 1) for length, found in shapes.items()]
     lengths = np.array([30 if "model" in given else 8] * 90 + [60] * (30 if "model" in given else 10))
     problem = Problem(lengths, workers=2, global_batch=global_batch, cost=CostModel("tokens"))
     outcome, after = soak(ranks, problem, rows, given.pop("model", None), 5, lambda _: None, **given)
@@ -118,29 +93,20 @@ def soaked(
 
 @pytest.mark.parametrize("found_limit", [True, False])
 @pytest.mark.parametrize(
-    ("first", "left"),
-    [
-        (None, 1),
-        ({"ok": False, "n": 2, "length": 8}, 1),
-        ({"ok": False, "n": 1, "length": 100}, 1),
-        ({"ok": False, "n": 1, "length": 60}, 0),
-    ],
+    ("first", "left"), [(None, 1), (failing([(2, 8)]), 1), (failing([(1, 100)]), 1), (failing([(1, 60)]), 0)]
 )
-def test_one_sample_that_passed_its_trial_is_left_unless_it_failed_alone(
-    first: Answer, left: int, found_limit: bool
-) -> None:
+def test_one_sample_that_passed_its_trial_is_left_unless_it_failed_alone(first, left, found_limit):
     shapes = {length: (most, most + 1 if found_limit else None) for length, most in ((32, 4), (64, 1))}
     _, outcome, after = soaked(once(first), shapes, 3)
     capacities = {row.length: row.max_batch for row in after if row.rank == 0}
-    assert (outcome is not None and outcome.ok) or not left
+    assert not left or outcome.ok
     assert capacities[64] == left and 1 <= capacities[32] <= 4
 
 
-def test_what_passed_alone_and_failed_in_the_soak_gets_the_margin_that_the_others_have() -> None:
+def test_what_passed_alone_and_failed_in_the_soak_gets_the_margin_that_the_others_have():
     """Where no limit had been found: it had no margin, and it alone is lowered."""
-    first = {"ok": False, "n": 4, "length": 30}
-    _, outcome, after = soaked(once(first), {32: (10, None), 64: (9, 10)}, 8, margin=0.2)
-    assert outcome is not None and outcome.ok and outcome.shrunk == 1
+    _, outcome, after = soaked(once(failing([(4, 30)])), {32: (10, None), 64: (9, 10)}, 8, margin=0.2)
+    assert outcome.ok and outcome.shrunk == 1
     assert [(each.rank, each.length, each.max_batch, each.tested_fail) for each in after] == [
         *[(0, 32, 3, 4), (0, 64, 9, 10)],
         *[(1, 32, 10, None), (1, 64, 9, 10)],
@@ -148,15 +114,8 @@ def test_what_passed_alone_and_failed_in_the_soak_gets_the_margin_that_the_other
 
 
 LIMIT_MB = 200.0
-MODEL = MemoryFit(
-    fixed_mb=100.0,
-    per_sample_mb=0.0,
-    per_length_mb=0.0,
-    per_token_mb=0.1,
-    per_square_mb=0.0,
-    mape=0.0,
-    tokens_only_mape=0.0,
-)
+NOTHING = dict.fromkeys(MemoryFit.model_fields, 0.0)
+MODEL = MemoryFit(**NOTHING | {"fixed_mb": 100.0, "per_token_mb": 0.1})
 
 
 def replayed(
@@ -167,27 +126,26 @@ def replayed(
     def reply(_: int, request: Mapping[str, Any]) -> Answer:
         shapes = request["micro_batches"]
         peaks = [100.0 + in_pieces * 0.1 * n * length for n, length in shapes]
-        beyond = [shape for shape, peak in zip(shapes, peaks, strict=True) if peak > LIMIT_MB]
-        failure = {"ok": False, "n": beyond[0][0], "length": beyond[0][1]} if beyond else {}
-        return {**PASSED, "peak_mem_mb": told_mb if beyond and told_mb else max(peaks), **failure}
+        failure = failing([shape for shape, peak in zip(shapes, peaks, strict=True) if peak > LIMIT_MB])
+        return {**PASSED, "peak_mem_mb": told_mb if failure and told_mb else max(peaks), **failure}
 
     shapes = {32: (30, 31), 64: (15, 16)}
     return soaked(reply, shapes, global_batch, model=MODEL, limit_mb=LIMIT_MB)
 
 
 @pytest.mark.parametrize("in_pieces", [1.2, 1.5, 2.0])
-def test_capacities_are_lowered_by_as_much_as_the_peak_was_too_high(in_pieces: float) -> None:
+def test_capacities_are_lowered_by_as_much_as_the_peak_was_too_high(in_pieces):
     ranks, outcome, after = replayed(26, in_pieces)
-    assert outcome is not None and outcome.ok
-    assert outcome.peak_mem_mb is not None and outcome.peak_mem_mb <= LIMIT_MB
+    assert outcome.ok
+    assert outcome.peak_mem_mb <= LIMIT_MB
     assert len(ranks.requests) <= 5, "each replay takes as long as training so many steps"
     assert all(0.3 * before <= row.max_batch <= before for row, before in zip(after, (30, 15) * 2, strict=True))
 
 
-def test_a_batch_that_the_capacities_cannot_hold_is_soaked_with_fewer_samples() -> None:
+def test_a_batch_that_the_capacities_cannot_hold_is_soaked_with_fewer_samples():
     ranks, outcome, after = replayed(48, 2.0)
-    assert outcome is not None and outcome.ok
-    assert outcome.global_batch is not None and outcome.global_batch < 48
+    assert outcome.ok
+    assert outcome.global_batch < 48
     assert sum(request["micro_batches"][0][0] for request in ranks.requests[-1]) == outcome.global_batch
     capacity = Capacity.table([[(row.length, row.max_batch) for row in after if row.rank == rank] for rank in (0, 1)])
     problem = Problem(np.array([30] * 90 + [60] * 30), 2, outcome.global_batch, capacity=capacity)
@@ -195,9 +153,9 @@ def test_a_batch_that_the_capacities_cannot_hold_is_soaked_with_fewer_samples() 
     assert replayed(20, 1.0)[1].global_batch == 20
 
 
-def test_a_rank_refused_again_and_again_is_lowered_faster() -> None:
+def test_a_rank_refused_again_and_again_is_lowered_faster():
     _, outcome, _ = replayed(26, 2.0, told_mb=150.0)
-    assert outcome is not None and outcome.ok and outcome.shrunk <= 4
+    assert outcome.ok and outcome.shrunk <= 4
 
 
 LENGTHS = (32, 64, 128)
@@ -213,8 +171,7 @@ def answering(fits: Fits) -> FakeChildren:
         if request["op"] == "trial":
             n, length = request["n"], request["length"]
             return {"fits": fits(rank, n, length), "peak_mem_mb": 100.0 + 0.1 * n * length}
-        beyond = [shape for shape in request.get("micro_batches", ()) if not fits(rank, *shape)]
-        return {"ok": False, "n": beyond[0][0], "length": beyond[0][1]} if beyond else PASSED
+        return PASSED | failing([shape for shape in request.get("micro_batches", ()) if not fits(rank, *shape)])
 
     return FakeChildren(reply)
 
@@ -229,7 +186,7 @@ def within_tokens(*limits: int) -> Fits:
     return lambda rank, n, length: n * length <= limits[rank]
 
 
-def test_a_search_that_never_failed_leaves_no_limit() -> None:
+def test_a_search_that_never_failed_leaves_no_limit():
     rows, tables = search(lambda *_: True)
     assert {(row.max_batch, row.tested_ok, row.tested_fail) for row in rows} == {(CEILING, CEILING, None)}
     assert {most for table in tables for _, most in table} == {None}
@@ -238,7 +195,7 @@ def test_a_search_that_never_failed_leaves_no_limit() -> None:
     assert capacity.limit(1, 129) == 0, "nothing was tried there"
 
 
-def test_limits_begin_where_something_failed_and_only_on_that_rank() -> None:
+def test_limits_begin_where_something_failed_and_only_on_that_rank():
     _, (first, second) = search(within_tokens(10**6, 1300))
     assert {most for _, most in first} == {None}
     limits = dict(second)
@@ -249,38 +206,35 @@ def test_limits_begin_where_something_failed_and_only_on_that_rank() -> None:
     assert min(between) >= 18
 
 
-def test_what_the_memory_model_says_is_not_cut_to_the_largest_size_tried() -> None:
+def test_what_the_memory_model_says_is_not_cut_to_the_largest_size_tried():
     limits = dict(search(within_tokens(3000, 3000))[1][0])
     assert limits[64] is None and limits[128] == 20
     assert limits[72] == 35, "20 x 128 tokens in as many of 72, though nothing above 31 was tried"
 
 
-def test_a_failure_at_a_shorter_length_limits_the_longer_ones() -> None:
+def test_a_failure_at_a_shorter_length_limits_the_longer_ones():
     rows, (table, _) = search(lambda rank, n, length: length != 32 or n <= 10)
     assert {row.length: row.tested_fail for row in rows if row.rank == 0} == {32: 11, 64: 11, 128: 11}
     assert {most for _, most in table} == {9}
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_soak_that_fails_finds_the_limit(dies: bool) -> None:
+def test_a_soak_that_fails_finds_the_limit(dies):
     rows, _ = search(lambda *_: True)
     problem = Problem(np.array([8] * 400 + [60] * 100), workers=2, global_batch=32, cost=CostModel("tokens"))
     ranks = FakeChildren(once(None)) if dies else answering(lambda rank, n, length: rank == 1 or length < 40 or n <= 5)
     outcome, after = soak(ranks, problem, rows, None, 5, lambda text: None)
-    assert outcome is not None and outcome.ok and outcome.shrunk >= 1
+    assert outcome.ok and outcome.shrunk >= 1
     (first, second) = (dict(table) for table in capacity_tables(after, None, 2))
     assert set(second.values()) == {None}
-    assert first[64] is not None and first[64] < CEILING
+    assert first[64] < CEILING
     assert (first[32] is None) is not dies, "at lengths below the failed one nothing is known to fail"
 
 
-def test_a_record_of_the_first_version_is_read_without_its_ceilings(tmp_path: Path) -> None:
-    found = [(0, 32, 31, None), (0, 64, 31, None), (0, 128, 20, 24), (1, 32, 9, 10), (1, 64, 9, None)]
-    tables = [[(32, 31), (40, 31), (64, 31), (72, 28), (128, 20)], [(32, 9), (64, 9)]]
-    trials = [{"rank": 0, "length": 32, "n": 4, "fits": True, "peak_mem_mb": None}]
-    record = {"capacity": [capacity_row(*each) for each in found], "tables": tables, "trials": trials}
-    run = make_probe(RunStore(tmp_path), **record, workload={})
-    content = json.loads((run.path / PROBE_FILE).read_text())
-    assert read_probe(run.path).tables == tables
-    (run.path / PROBE_FILE).write_text(json.dumps({**content, "schema_version": 1}))
-    assert read_probe(run.path).tables == [[(32, None), (40, None), (64, None), (72, 28), (128, 20)], tables[1]]
+def test_a_record_of_the_first_version_is_read_without_its_ceilings(tmp_path):
+    found = [(0, 32, 31, None), (0, 64, 20, 24), (1, 32, 9, 10), (1, 64, 9, None)]
+    tables, rows = [[(32, 31), (40, 28), (64, 20)], [(32, 9), (64, 9)]], [capacity_row(*each) for each in found]
+    store = RunStore(tmp_path)
+    new, old = (make_probe(store, capacity=rows, tables=tables, name=f"v{n}", schema_version=n) for n in (2, 1))
+    assert read_probe(new.path).tables == tables
+    assert read_probe(old.path).tables == [[(32, None), *tables[0][1:]], tables[1]]

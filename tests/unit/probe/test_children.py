@@ -49,26 +49,26 @@ def group(folder: Path, *ranks: str, timeout_s: float = 0.5) -> Children:
 @pytest.mark.parametrize(
     ("ranks", "named"), [(("is silent",), "0"), (("is silent", "is silent"), "0 and 1")], ids=["one", "two"]
 )
-def test_who_says_nothing_is_named(tmp_path: Path, ranks: tuple[str, ...], named: str) -> None:
+def test_who_says_nothing_is_named(tmp_path, ranks, named):
     hung = f"rank {named} hung in 'trial': no answer for 0.5 s"
     with closing(group(tmp_path, *ranks)) as children, pytest.raises(WorkerFailed, match=hung) as caught:
         children.ask_all({"op": "trial"})
     assert caught.value.exit_code == 3 and "probe_rank_0.log" in caught.value.message
 
 
-def test_who_waits_for_one_that_ended_is_not(tmp_path: Path) -> None:
+def test_who_waits_for_one_that_ended_is_not(tmp_path):
     with closing(group(tmp_path, "ends", "is silent")) as children:
         children._processes[0].wait()
         assert children.ask_all({"op": "trial"}) == [None, None] and children.gone == [0]
 
 
-def test_ranks_that_wait_for_one_that_ended_in_a_collective_are_not_waited_for(tmp_path: Path) -> None:
+def test_ranks_that_wait_for_one_that_ended_in_a_collective_are_not_waited_for(tmp_path):
     with closing(group(tmp_path, "takes the request and ends", "waits for the end", timeout_s=60)) as children:
         assert children.ask_all({"op": "further"}, collective=True) == [None, None]
         assert children._processes[1].poll() is None and children.gone == [0]
 
 
-def test_who_ends_in_every_trial_is_named_with_its_log(tmp_path: Path) -> None:
+def test_who_ends_in_every_trial_is_named_with_its_log(tmp_path):
     def start() -> closing[Children]:
         children = group(tmp_path, "answers", "ends", timeout_s=60)
         children._processes[1].wait()
@@ -80,9 +80,7 @@ def test_who_ends_in_every_trial_is_named_with_its_log(tmp_path: Path) -> None:
     assert (caught.value.rank, caught.value.log) == (1, log) and str(log) in caught.value.message
 
 
-def test_a_signal_while_a_process_is_started_leaves_none_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_while_a_process_is_started_leaves_none_behind(tmp_path, monkeypatch):
     started: list[subprocess.Popen[bytes]] = []
     begin = subprocess.Popen
 
@@ -98,7 +96,7 @@ def test_a_signal_while_a_process_is_started_leaves_none_behind(
     assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
-def test_the_code_of_the_strategy_is_read_before_memory_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_the_strategy_is_read_before_memory_is_limited(monkeypatch):
     done: list[str] = []
     for name in ("build_workload", "null_group", "TrialStep"):
         monkeypatch.setattr(trial, name, lambda *_: SimpleNamespace(gradient_numel=1))
@@ -117,7 +115,7 @@ def test_the_code_of_the_strategy_is_read_before_memory_is_limited(monkeypatch: 
 
 
 @pytest.mark.parametrize(("second", "peak"), [(108.0, 108.0), (None, 115.0)])
-def test_a_soak_tells_how_far_above_the_limit_it_went(second: float | None, peak: float) -> None:
+def test_a_soak_tells_how_far_above_the_limit_it_went(second, peak):
     """It has room beyond the limit for that; stopped there, a step wanted more than the room."""
     asked = []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def probed(store: RunStore, *overrides: str) -> ProbeRecord:
 
 
 @pytest.mark.slow
-def test_what_no_probe_reads_is_named_where_it_was_asked_for(store: RunStore) -> None:
+def test_what_no_probe_reads_is_named_where_it_was_asked_for(store):
     unread = ("train.steps=7", "schedule.policy=prefix", "launch.comm_model=none", *REAL)
     warnings = run_probe(store, *unread, asked=True).record().warnings
     assert [line.partition(":")[0] for line in warnings] == ["launch.comm_model"]
@@ -69,9 +69,7 @@ def test_what_no_probe_reads_is_named_where_it_was_asked_for(store: RunStore) ->
 
 
 @pytest.mark.slow
-def test_under_a_strategy_with_servers_no_split_is_timed(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_under_a_strategy_with_servers_no_split_is_timed(store, monkeypatch, caplog):
     record = probed(store, *REAL)
     assert record.cost_model.further_ms is not None and "is unknown" not in caplog.text
     assert record.overhead_ms == record.allreduce.ms == REDUCE_MS, "real ranks pay what was measured"
@@ -83,14 +81,14 @@ def test_under_a_strategy_with_servers_no_split_is_timed(
 
 
 @pytest.mark.parametrize("comm_model", ["null", "none", "'7,0'", "'1,0.5'"])
-def test_virtual_ranks_pay_what_their_run_will_charge(store: RunStore, comm_model: str) -> None:
+def test_virtual_ranks_pay_what_their_run_will_charge(store, comm_model):
     record = probed(store, *VIRTUAL, f"launch.comm_model={comm_model}")
     text = None if comm_model == "null" else comm_model.strip("'")
     assert record.overhead_ms == build_comm_model(text, store.root).allreduce_ms(mb(GRADIENT_BYTES), RANKS)
     assert record.allreduce is None
 
 
-def test_a_prediction_charges_the_gradient_that_the_run_sends() -> None:
+def test_a_prediction_charges_the_gradient_that_the_run_sends():
     config = resolved(*VIRTUAL, "workload.size=small").config
     workload = build_workload(config)
     gradient_bytes = 4 * TrialStep(config, workload, torch.device("cpu")).gradient_numel
@@ -99,7 +97,7 @@ def test_a_prediction_charges_the_gradient_that_the_run_sends() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reference", ["@latest:probe", "first", "@latest"])
-def test_the_run_of_a_comm_model_is_the_one_meant_before_the_probe_began(store: RunStore, reference: str) -> None:
+def test_the_run_of_a_comm_model_is_the_one_meant_before_the_probe_began(store, reference):
     first = run_probe(store, *REAL, name="first")
     second = run_probe(store, *VIRTUAL, f"launch.comm_model='{reference}'")
     charged = build_comm_model(first.id, store.root).allreduce_ms(mb(GRADIENT_BYTES), RANKS)
@@ -109,20 +107,14 @@ def test_the_run_of_a_comm_model_is_the_one_meant_before_the_probe_began(store: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "reference"), [(VIRTUAL, "outdated"), (REAL, "gone")], ids=["virtual", "real"])
 @pytest.mark.parametrize(
-    ("launcher", "measured", "key", "reference"),
-    [
-        (VIRTUAL, ("schedule.cost_type=measured",), "probe.run", "outdated"),
-        (VIRTUAL, (), "schedule.capacity", "gone"),
-        (REAL, ("schedule.cost_type=measured",), "probe.run", "gone"),
-        (REAL, (), "schedule.capacity", "outdated"),
-    ],
+    "settings", [("schedule.cost_type=measured", "probe.run"), ("schedule.capacity",)], ids=["cost", "capacity"]
 )
-def test_a_probe_is_not_refused_for_an_earlier_one(
-    store: RunStore, launcher: tuple[str, ...], measured: tuple[str, ...], key: str, reference: str
-) -> None:
+def test_a_probe_is_not_refused_for_an_earlier_one(store, launcher, reference, settings):
     make_probe(store, "workload.size=base", name="outdated", ranks=3)
-    run = run_probe(store, *launcher, *measured, f"{key}='{reference}'", asked=True)
+    *others, key = settings
+    run = run_probe(store, *launcher, *others, f"{key}={reference}", asked=True)
     assert run.record().warnings == []
     kept = load_config(run.config_file)
     assert (kept.probe.run, kept.schedule.capacity, kept.schedule.speeds) == (None, None, None)
@@ -139,16 +131,13 @@ def test_a_probe_is_not_refused_for_an_earlier_one(
         ("{0: 2, 1: 2, 2: 4, 3: 2}", [1, 1, 0.5, 1], 2),
     ],
 )
-def test_a_slowed_rank_is_that_rank(
-    store: RunStore, launcher: Sequence[str], slowdown: str, speeds: list[float], fastest: float
-) -> None:
+def test_a_slowed_rank_is_that_rank(store, launcher, slowdown, speeds, fastest):
     record = probed(store, *launcher, f"launch.slowdown={slowdown}")
     assert record.speeds == pytest.approx(speeds)
-    assert record.cost_model is not None
     assert record.cost_model.beta_ms_per_token == pytest.approx(fastest * BETA)
 
 
-def test_a_learning_rate_that_rises_over_epochs_is_no_matter_of_a_probe(store: RunStore) -> None:
+def test_a_learning_rate_that_rises_over_epochs_is_no_matter_of_a_probe(store):
     rising = ("workload.name=mlp", "workload.subset=320", "train.epochs=30", "train.lr_warmup_steps=250")
     assert probed(store, *VIRTUAL, *rising)
 
@@ -161,7 +150,7 @@ def test_a_learning_rate_that_rises_over_epochs_is_no_matter_of_a_probe(store: R
     ],
     ids=["a model that cannot be read", "several nodes"],
 )
-def test_what_ends_a_probe_before_it_begins(store: RunStore, settings: tuple[str, ...], said: str) -> None:
+def test_what_ends_a_probe_before_it_begins(store, settings, said):
     with pytest.raises(UsageError, match=said):
         run_probe(store, *settings)
     assert store.list() == []
