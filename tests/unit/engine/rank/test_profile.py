@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from dynbench.engine.rank.profile import profiled_steps, table_of
-from dynbench.runs.records import ProfileRow
 
 KERNEL = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 CPU, GPU, OF_CODE = ("CPU", False), ("CUDA", False), ("CUDA", True)
@@ -20,13 +19,8 @@ def on(place: tuple[str, bool], *events: tuple[str, float, float]) -> list[Event
     return [(*event, place) for event in events]
 
 
-STEPS = on(
-    CPU,
-    *(("dynbench::step", 0, 100), ("dynbench::step", 100, 200)),
-    *(("dynbench::forward", 10, 30), ("dynbench::forward", 110, 130)),
-    *(("dynbench::backward", 30, 80), ("dynbench::backward", 130, 180)),
-    *(("dynbench::optimizer", 80, 95), ("dynbench::optimizer", 180, 195)),
-)
+PHASES = (("step", 0, 100), ("forward", 10, 30), ("backward", 30, 80), ("optimizer", 80, 95))
+STEPS = on(CPU, *((f"dynbench::{name}", begin + at, end + at) for at in (0, 100) for name, begin, end in PHASES))
 COMPUTED = on(CPU, ("aten::mm", 12, 28), ("aten::add", 20, 25), ("aten::mm", 135, 145))
 SENT = on(
     CPU,
@@ -51,22 +45,6 @@ SENT_BY_ONE_KERNEL = [
 ]
 
 
-def table(*events: Event) -> list[ProfileRow]:
-    """Of two steps."""
-    seen = [
-        SimpleNamespace(
-            name=name,
-            time_range=SimpleNamespace(start=start * 1e3, end=end * 1e3),
-            device_type=f"DeviceType.{device}",
-            is_user_annotation=annotates,
-        )
-        for name, start, end, (device, annotates) in (*STEPS, *events)
-    ]
-    rows, step_ms = table_of(seen, 2, 2)
-    assert step_ms == 100 and all(row.share == pytest.approx(row.ms / 100) for row in rows)
-    return rows
-
-
 @pytest.mark.parametrize(
     ("events", "expected"),
     [
@@ -81,10 +59,7 @@ def table(*events: Event) -> list[ProfileRow]:
             {"forward past the wire": 9, "backward all_reduce": 5, "backward all_gather": 8}
             | {"backward past the wire": 1, "backward communication": 13},
         ),
-        (
-            SENT_BY_KERNELS,
-            {"forward compute": 10, "backward all_reduce": 19.5, "backward communication": 19.5},
-        ),
+        (SENT_BY_KERNELS, {"forward compute": 10, "backward all_reduce": 19.5, "backward communication": 19.5}),
         (
             SENT_BY_ONE_KERNEL,
             {"backward all_to_all": 8, "backward receive": 2, "backward send": 1, "backward broadcast": 4}
@@ -95,11 +70,18 @@ def table(*events: Event) -> list[ProfileRow]:
 )
 def test_time_by_phase_and_operation(events, expected):
     """Work is of the operation that asked for it, in the phases in which it is under way; ms of two steps."""
-    assert {f"{row.phase} {row.operation}": 2 * row.ms for row in table(*events)} == pytest.approx(expected)
-
-
-def test_calls_are_those_of_a_step():
-    assert [row.calls for row in table(*COMPUTED) if row.phase == "forward"] == [1]
+    seen = [
+        SimpleNamespace(
+            name=name,
+            time_range=SimpleNamespace(start=start * 1e3, end=end * 1e3),
+            device_type=f"DeviceType.{device}",
+            is_user_annotation=annotates,
+        )
+        for name, start, end, (device, annotates) in (*STEPS, *events)
+    ]
+    rows, step_ms = table_of(seen, 2, 2)
+    assert {f"{row.phase} {row.operation}": 2 * row.ms for row in rows} == pytest.approx(expected)
+    assert step_ms == 100 and all(row.share == pytest.approx(row.ms / 100) for row in rows)
 
 
 def test_the_last_steps_of_the_warm_up_are_profiled():

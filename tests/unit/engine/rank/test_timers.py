@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hands import Hands
@@ -18,96 +20,67 @@ def timer(hands: Hands) -> StepTimer:
     return StepTimer(torch.device("cpu"))
 
 
-def test_phases_are_summed_and_cleared(hands, timer):
-    for ms in (2, 3):
-        with timer.device("forward"):
-            hands.pass_ms(ms)
-    with timer.host("plan"):
-        hands.pass_ms(7)
-    hands.pass_ms(11)
-    phases, step_ms = timer.end_step()
-    assert phases == dict.fromkeys(PHASES, 0) | {"forward": 5, "plan": 7}
-    assert step_ms == 23
-    assert timer.end_step() == (dict.fromkeys(PHASES, 0), 0)
-    hands.pass_ms(20)
-    timer.restart()
-    hands.pass_ms(3)
-    assert timer.end_step()[1] == 3, "what lies before is left out"
+def run(timer: StepTimer, hands: Hands, *script: object) -> None:
+    """What a step does: a number passes as many ms, a tuple is a block or pass of that name and what is within it."""
+    for part in script:
+        if part == "ready":
+            timer.note_ready()
+        elif isinstance(part, tuple):
+            name, *within = part
+            blocks = {"backward": timer.backward, "wait": timer.waiting, "plan": partial(timer.host, "plan")}
+            with blocks.get(name, partial(timer.device, name))():
+                run(timer, hands, *within)
+        else:
+            hands.pass_ms(part)
 
 
-def test_ready_splits_backward_from_sync(hands, timer):
-    with timer.backward():
-        hands.pass_ms(2)
-        timer.note_ready()
-        hands.pass_ms(4)
-    with timer.backward():
-        hands.pass_ms(8)
-    phases, _ = timer.end_step()
-    assert (phases["backward"], phases["sync"]) == (2 + 8, 4), "noted once, it is not that of the next pass"
-
-
-def test_compute_so_far_counts_finished_and_running_passes(hands, timer):
-    with timer.device("forward"):
-        hands.pass_ms(2)
-    with timer.device("sync"):
-        hands.pass_ms(3)
-    assert timer.compute_ms() == 2
-    with timer.backward():
-        hands.pass_ms(4)
-        with timer.waiting():
-            hands.pass_ms(9)
-        assert timer.compute_ms() == 2 + 4
-
-
-def test_what_is_waited_for_within_a_phase_is_sync(hands, timer):
-    with timer.waiting():
-        hands.pass_ms(50)
-    with timer.device("optimizer"):
-        hands.pass_ms(1)
-        for ms in (4, 6):
-            with timer.waiting():
-                hands.pass_ms(ms)
-        hands.pass_ms(2)
-    with timer.device("sync"), timer.waiting():
-        hands.pass_ms(3)
-    assert timer.end_step()[0] == dict.fromkeys(PHASES, 0) | {"optimizer": 3, "sync": 13}
-    assert timer.synchronised.within_ms == {"optimizer": 10}
-    spans = [span for span in timer.synchronised.spans_ns if span[0] < span[1]]
-    assert spans == [(51_000_000, 55_000_000), (55_000_000, 61_000_000), (63_000_000, 66_000_000)]
-
-
-def test_what_a_backward_pass_waits_for_before_its_gradients_are_ready_is_sync(hands, timer):
-    """What is waited for after that is sync all the same, and counted once."""
-    with timer.backward():
-        hands.pass_ms(1)
-        for ms in (10, 20):
-            with timer.waiting():
-                hands.pass_ms(ms)
-            hands.pass_ms(2)
-        timer.note_ready()
-        hands.pass_ms(5)
-        with timer.waiting():
-            hands.pass_ms(40)
-    phases, _ = timer.end_step()
-    assert (phases["backward"], phases["sync"]) == (1 + 2 + 2, 10 + 20 + 5 + 40)
-    assert timer.synchronised.within_ms == {"backward": 30}
-    timer.end_step()
+@pytest.mark.parametrize(
+    ("script", "phases", "within", "spans"),
+    [
+        ([("forward", 2), ("forward", 3), ("plan", 7), 11], {"forward": 5, "plan": 7}, {}, []),
+        ([("backward", 2, "ready", 4), ("backward", 8)], {"backward": 2 + 8}, {}, [(2, 6)]),
+        (
+            [("wait", 50), ("optimizer", 1, ("wait", 4), ("wait", 6), 2), ("sync", ("wait", 3))],
+            *({"optimizer": 3}, {"optimizer": 10}, [(51, 55), (55, 61), (63, 66)]),
+        ),
+        (
+            [("backward", 1, ("wait", 10), 2, ("wait", 20), 2, "ready", 5, ("wait", 40))],
+            *({"backward": 1 + 2 + 2}, {"backward": 30}, [(1, 11), (13, 33), (35, 80)]),
+        ),
+    ],
+    ids=["summed", "ready once", "waits within a phase", "waits of a pass"],
+)
+def test_time_goes_to_its_phase_and_what_is_waited_for_within_one_is_sync_once(
+    hands, timer, script, phases, within, spans
+):
+    none = dict.fromkeys(PHASES, 0)
+    run(timer, hands, *script)
+    assert timer.end_step() == (none | phases | {"sync": sum(end - begin for begin, end in spans)}, hands.now_ms)
+    found = [(begin / 1e6, end / 1e6) for begin, end in timer.synchronised.spans_ns if begin < end]
+    assert (found, timer.synchronised.within_ms) == (spans, within)
+    assert timer.end_step() == (none, 0)
     assert (timer.synchronised.spans_ns, timer.synchronised.within_ms) == ([], {})
 
 
-def test_every_phase_that_begins_is_told():
+def test_a_step_begins_anew_where_it_is_told_to(hands, timer):
+    hands.pass_ms(20)
+    timer.restart()
+    hands.pass_ms(3)
+    assert timer.end_step()[1] == 3
+
+
+def test_compute_so_far_counts_finished_and_running_passes(hands, timer):
+    run(timer, hands, ("forward", 2), ("sync", 3))
+    assert timer.compute_ms() == 2
+    with timer.backward():
+        run(timer, hands, 4, ("wait", 9))
+        assert timer.compute_ms() == 2 + 4
+
+
+def test_every_phase_that_begins_is_told(hands):
     told: list[str] = []
     timer = StepTimer(torch.device("cpu"), told.append)
-    with timer.host("plan"):
-        pass
-    with timer.device("forward"), timer.waiting():
-        pass
-    with timer.backward():
-        with timer.waiting():
-            pass
-        timer.note_ready()
-        with timer.waiting():
-            pass
+    run(timer, hands, ("plan",), ("forward", ("wait",)), ("backward", ("wait",), "ready", ("wait",)))
     assert told == ["plan", "forward", "sync", "forward", "backward", "sync", "backward", "sync", "sync", "sync"]
 
 
@@ -161,9 +134,7 @@ class Streams(Clock):
 
 def test_neither_a_step_nor_its_compute_waits_for_collectives_that_go_on(timer):
     timer.clock = clock = Streams()
-    with timer.device("forward"):
-        pass
-    with timer.backward():
+    with timer.device("forward"), timer.backward():
         timer.compute_ms()
     timer.end_step()
     assert len(clock.waited) == 2

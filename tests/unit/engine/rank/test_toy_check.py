@@ -11,7 +11,6 @@ import torch
 from dynbench.cli.main import main
 from dynbench.engine.rank import toy_check as toy_ranks
 from dynbench.engine.rank.toy_check import Case, Difference, check_strategies, config_of, difference, train_alone
-from dynbench.errors import UsageError
 from dynbench.plugins import STRATEGIES
 from dynbench.sync.fully_sharded_streams import blocks_of
 
@@ -29,17 +28,12 @@ def checked_at_once(names: Sequence[str], world_size: int) -> Iterator[tuple[str
 def test_an_exact_strategy_that_differs_fails_and_one_that_promises_nothing_passes(monkeypatch, capsys):
     monkeypatch.setattr(toy_ranks, "_on_processes", checked_at_once)
     found = {(each.strategy, each.optimizer): each for each in check_strategies(["ddp", "naive", "ddp_noop"], 2)}
-    assert [found[name, "sgd"].passed for name in ("ddp", "naive", "ddp_noop")] == [True, False, True]
-    assert [found[name, "sgd"].exact for name in ("ddp", "naive", "ddp_noop")] == [True, True, False]
+    judged = [(found[name, "sgd"].passed, found[name, "sgd"].exact) for name in ("ddp", "naive", "ddp_noop")]
+    assert judged == [(True, True), (False, True), (True, False)]
     assert main(["sync", "check", "naive", "ddp", "--json"]) == 6
     answer = json.loads(capsys.readouterr().out)
     assert [row["passed"] for row in answer["checked"]] == [False, False, True, True]
     assert "naive trained other weights than one process" in answer["error"]["message"]
-
-
-def test_a_strategy_that_is_not_there():
-    with pytest.raises(UsageError, match="'bucketted' is not a strategy"):
-        list(check_strategies(["bucketted"], 2))
 
 
 def test_rounding_is_told_from_a_difference():
@@ -79,9 +73,7 @@ def test_the_toy_has_what_strategies_go_wrong_on():
     used = [any(bool((batch[:, 0] % 2 == 0).any()) for batch in share) for share in shares]
     assert set(used) == {True, False}
     ended = train_alone(case, 2)
-    assert torch.equal(start["frozen.weight"], ended["frozen.weight"])
-    assert torch.equal(start["unused.weight"], ended["unused.weight"]), "AdamW leaves it alone"
-    assert not torch.equal(start["embed.weight"], ended["embed.weight"])
-    assert torch.equal(ended["embed.weight"], ended["score.weight"])
+    moved = {name: not torch.equal(start[name], ended[name]) for name in start}
+    assert not (moved["frozen.weight"] or moved["unused.weight"]) and moved["embed.weight"] and moved["norm.weight"]
+    assert torch.equal(ended["embed.weight"], ended["score.weight"]), "tied"
     assert len(blocks_of(model)) == 4
-    assert not torch.equal(start["norm.weight"], ended["norm.weight"])
