@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
-from probes import make_probe, resolved
+from probes import resolved
 
 from dynbench.engine.comm_model import build_comm_model, resolve_comm_model
 from dynbench.errors import UsageError
@@ -15,55 +16,33 @@ from dynbench.runs.store import RunStore
 VIRTUAL = ("launch.launcher=virtual", "launch.device=cpu")
 
 
-def comm_file(folder: Path, **changes: object) -> str:
-    content = {
-        "schema_version": 1,
-        "world_size": 2,
-        "allreduce": [{"megabytes": 10, "ms": 4}, {"megabytes": 1, "ms": 1}],
-        **changes,
-    }
+def comm_file(folder: Path, *points: tuple[float, float], **changes: object) -> str:
+    """Of these sizes and times, and of two ranks."""
+    allreduce = [{"megabytes": megabytes, "ms": ms} for megabytes, ms in points]
     path = folder / "comm.json"
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps({"schema_version": 1, "world_size": 2, "allreduce": allreduce} | changes))
     return str(path)
+
+
+TWO = ((10.0, 4.0), (1.0, 1.0))
 
 
 @pytest.mark.parametrize(
     ("text", "points", "megabytes", "ranks", "ms"),
     [
-        (None, None, 100, 64, 0),
-        ("none", None, 100, 64, 0),
-        ("0.5,0.2", None, 10, 8, 2.5),
-        ("file", {}, 5.5, 2, 2.5),
-        ("file", {}, 20, 2, 8),
-        ("file", {}, 10, 64, 4 * (2 * 63 / 64)),
-        ("file", {"allreduce": [{"megabytes": 10, "ms": 4}]}, 5, 2, 2),
+        (None, (), 100, 64, 0),
+        ("none", (), 100, 64, 0),
+        ("0.5,0.2", (), 10, 8, 2.5),
+        ("file", TWO, 5.5, 2, 2.5),
+        ("file", TWO, 20, 2, 8),
+        ("file", TWO, 10, 64, 4 * (2 * 63 / 64)),
+        ("file", TWO[:1], 5, 2, 2),
     ],
 )
 def test_what_an_all_reduce_takes(tmp_path, text, points, megabytes, ranks, ms):
     """None, given coefficients, measured points with any number of ranks, and one point, which is proportional."""
-    given = text if points is None else comm_file(tmp_path, **points)
+    given = comm_file(tmp_path, *points) if points else text
     assert build_comm_model(given, tmp_path).allreduce_ms(megabytes, ranks) == pytest.approx(ms)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"schema_version": 2},
-        {"schema_version": None},
-        {"allreduce": []},
-        {"allreduce": [{"size": 3}]},
-        {"allreduce": [{"megabytes": 1, "ms": -1}]},
-        {"allreduce": [{"megabytes": 1, "ms": float("nan")}]},
-        {"allreduce": [{"megabytes": 1, "ms": 1}, {"megabytes": float("nan"), "ms": 1}]},
-        {"allreduce": [{"megabytes": 1, "ms": 1}, {"megabytes": float("inf"), "ms": 1}]},
-        {"allreduce": [{"megabytes": 1, "ms": 1}, {"megabytes": 2, "ms": float("inf")}]},
-        {"world_size": 1},
-        {"allreduce": 7},
-    ],
-)
-def test_other_schemas_are_refused(tmp_path, changes):
-    with pytest.raises(UsageError, match=r"launch\.comm_model"):
-        build_comm_model(comm_file(tmp_path, **changes), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +59,20 @@ def test_what_is_no_model_is_refused(tmp_path, text):
         build_comm_model(text.format(folder=tmp_path), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("points", "changes"),
+    [
+        *((TWO, {"schema_version": version}) for version in (2, None)),
+        (TWO, {"world_size": 1}),
+        *((TWO, {"allreduce": points}) for points in (7, [], [{"size": 3}])),
+        *(((*TWO, point), {}) for bad in (-1, math.nan, math.inf) for point in ((bad, 20), (20, bad))),
+    ],
+)
+def test_a_file_of_another_schema_or_of_no_sizes_and_times_is_refused(tmp_path, points, changes):
+    with pytest.raises(UsageError, match=r"launch\.comm_model"):
+        build_comm_model(comm_file(tmp_path, *points, **changes), tmp_path)
+
+
 @pytest.mark.parametrize("text", [None, "none", "0.5,0.2", "absent.json", "file"])
 def test_what_names_no_run_stays_as_it_is(tmp_path, monkeypatch, text):
     monkeypatch.chdir(tmp_path)
@@ -90,12 +83,3 @@ def test_what_names_no_run_stays_as_it_is(tmp_path, monkeypatch, text):
 def test_a_model_that_cannot_be_built_is_refused_before_a_rank_starts(tmp_path):
     with pytest.raises(UsageError, match=r"absent\.json: No such file"):
         resolved(*VIRTUAL, f"launch.comm_model={tmp_path / 'absent.json'}")
-
-
-@pytest.mark.parametrize("reference", ["@latest:probe", "probed"])
-def test_a_run_is_decided_by_its_id(tmp_path, reference):
-    store = RunStore(tmp_path)
-    probe = make_probe(store)
-    found = resolved(*VIRTUAL, f"launch.comm_model='{reference}'", store=store)
-    assert found.config.launch.comm_model == probe.id
-    assert found.decisions["launch.comm_model"] == {"value": probe.id, "reason": f"run meant by '{reference}'"}

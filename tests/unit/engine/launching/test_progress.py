@@ -24,16 +24,15 @@ def append(run: Run, rank: int, text: str) -> None:
 
 def test_before_the_first_row_what_takes_long_is_shown_with_its_rate(run, monkeypatch, caplog):
     monkeypatch.setattr(cache, "FIRST_S", 0.0)
-    logger = cache.progress_logger
-    monkeypatch.setattr(logger, "handlers", [])
-    monkeypatch.setattr(logging.getLogger("dynbench"), "handlers", [])
+    for logger in (cache.progress_logger, logging.getLogger("dynbench")):
+        monkeypatch.setattr(logger, "handlers", [])
     keep_warnings(run, RankContext(0, 0, 2, torch.device("cpu")), Ranks(2))
     reader = ProgressReader([run], [range(1)], 10, None)
-    assert (reader.look().steps_done, reader.look().total_steps, reader.look().loss) == (0, 10, None)
     with caplog.at_level(logging.INFO):
         cache.Progress("tokenising a file", 100, "characters").add(50)
-    assert reader.look().preparing.startswith("tokenising a file: ")
-    assert "50%" in reader.look().preparing
+    shown = reader.look()
+    assert (shown.steps_done, shown.total_steps, shown.loss) == (0, 10, None)
+    assert shown.preparing.startswith("tokenising a file: ") and "50%" in shown.preparing
     append(run, 0, HEADER + "0,3.0,30,10,40,1.0\n")
     assert reader.look().preparing == ""
 

@@ -17,8 +17,7 @@ from dynbench.engine.launching.resolve import Machine, Resolved, launch_warnings
 from dynbench.engine.launching.torchrun import ranks_from_environment
 from dynbench.errors import ConfigError, UsageError
 from dynbench.experiment import preflight
-from dynbench.plugins import COMPRESSORS, options_of
-from dynbench.plugins.compressors import FeedbackOptions
+from dynbench.plugins import COMPRESSORS
 from dynbench.runs.store import RunStore
 
 SERVER = Machine(cores=64, gpus=0, bf16=False)
@@ -30,16 +29,16 @@ def decide(machine: Machine, *overrides: str) -> Resolved:
     return resolved(*overrides, machine=machine)
 
 
+UNREAD = {"schedule.buffer", "schedule.objective", "workload.image_size", "compress.error_feedback"}
+"""By a run of the default settings."""
+LATER = {"analysis.loss_tolerance"}
+"""Follows from the steps that two runs are compared over."""
+
+
 def test_nothing_is_left_open():
     for machine in (LAPTOP, SERVER, ONE_GPU, OLD_GPUS):
         decided = decide(machine)
-        assert {key for key, value in flatten(decided.config).items() if value == "auto"} <= {
-            "schedule.buffer",
-            "schedule.objective",
-            "workload.image_size",
-            "compress.error_feedback",
-            "analysis.loss_tolerance",  # follows from the steps that two runs are compared over
-        }
+        assert {key for key, value in flatten(decided.config).items() if value == "auto"} <= UNREAD | LATER
         assert all(decision["reason"] for decision in decided.decisions.values())
 
 
@@ -72,39 +71,34 @@ def test_what_is_decided(machine, overrides, launcher, world_size, decided):
     assert {key: value_of(found.config, key) for key in decided} == decided
 
 
-@pytest.mark.parametrize(("weights", "rate"), [("random", 5e-4), ("pretrained", 2e-5)])
-def test_the_step_size_fits_the_weights_unless_it_is_given(weights, rate):
-    decided = decide(LAPTOP, f"workload.weights={weights}")
-    assert decided.config.train.learning_rate == rate
-    assert decided.decisions["train.learning_rate"]["value"] == rate
-    given = decide(LAPTOP, f"workload.weights={weights}", "train.learning_rate=0.01")
-    assert given.config.train.learning_rate == 0.01
-    assert "train.learning_rate" not in given.decisions
-    same = decide(LAPTOP, f"workload.weights={weights}", f"train.learning_rate={rate}")
-    assert config_digest(same.config) == config_digest(decided.config)
+@pytest.mark.parametrize(
+    ("settings", "key", "value", "other"),
+    [
+        ("workload.weights=random", "train.learning_rate", 5e-4, 0.01),
+        ("workload.weights=pretrained", "train.learning_rate", 2e-5, 0.01),
+        *(
+            (f"sync.name={sync} schedule.micro_batches={parts}", "schedule.objective", objective, "sum")
+            for sync, objective in (("ddp", "sum"), ("zero1", "sum"), ("fsdp", "slots"))
+            for parts in ("4", "auto")
+        ),
+        *(
+            (f"compress.name={name}", "compress.error_feedback", entry.feedback, False)
+            for name, entry in COMPRESSORS.items()
+            if entry.reads("error_feedback")
+        ),
+    ],
+)
+def test_what_follows_from_other_settings_is_decided_unless_it_is_given(settings, key, value, other):
+    decided = decide(SERVER, *settings.split())
+    assert value_of(decided.config, key) == value == decided.decisions[key]["value"]
+    for given in (value, other):
+        kept = decide(SERVER, *settings.split(), f"{key}={given}")
+        assert value_of(kept.config, key) == given and key not in kept.decisions
+        assert (config_digest(kept.config) == config_digest(decided.config)) == (given == value)
 
 
-@pytest.mark.parametrize(("sync", "objective"), [("ddp", "sum"), ("zero1", "sum"), ("fsdp", "slots")])
-@pytest.mark.parametrize("parts", ["4", "auto"])
-def test_several_micro_batches_are_planned_for_when_ranks_meet(sync, objective, parts):
-    split = (f"sync.name={sync}", f"schedule.micro_batches={parts}")
-    decided = decide(SERVER, *split)
-    assert decided.config.schedule.objective == objective
-    assert decided.decisions["schedule.objective"]["value"] == objective
-    given = decide(SERVER, *split, "schedule.objective=sum")
-    assert given.config.schedule.objective == "sum"
-    assert "schedule.objective" not in given.decisions
-    assert "schedule.objective" not in decide(SERVER, split[0]).decisions, "of one micro-batch per rank it says nothing"
-
-
-def test_what_a_compressor_leaves_out_is_kept_where_it_is_much():
-    for name in (name for name, entry in COMPRESSORS.items() if entry.reads("error_feedback")):
-        decided = decide(SERVER, f"compress.name={name}")
-        kept = options_of(decided.config.compress, FeedbackOptions).error_feedback
-        assert kept is COMPRESSORS[name].feedback is decided.decisions["compress.error_feedback"]["value"]
-    given = decide(SERVER, "compress.name=topk", "compress.error_feedback=false")
-    assert options_of(given.config.compress, FeedbackOptions).error_feedback is False
-    assert "compress.error_feedback" not in given.decisions
+def test_the_objective_says_nothing_of_one_micro_batch_per_rank():
+    assert "schedule.objective" not in decide(SERVER, "sync.name=fsdp").decisions
 
 
 BROKEN = Machine(cores=4, gpus=0, bf16=False, gpu_fault="the driver on your system is too old (found 12080)")
@@ -130,14 +124,10 @@ def test_impossible_devices(machine, overrides, message):
 
 def test_rank_variables():
     assert ranks_from_environment({}) is None
-    assert ranks_from_environment({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}) == (
-        2,
-        4,
-    )
+    torchrun = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
     batch_script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
-    assert ranks_from_environment(batch_script) is None
     step = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
-    assert ranks_from_environment(step) == (2, 4)
+    assert [ranks_from_environment(each) for each in (torchrun, batch_script, step)] == [(2, 4), None, (2, 4)]
 
 
 def test_auto_takes_the_cpu_where_the_gpus_cannot_be_used_and_says_so(caplog):
@@ -171,12 +161,6 @@ def warned(machine: Machine, *overrides: str, named_before: bool = False) -> lis
     return [warning.partition(":")[0] for warning in warnings]
 
 
-@pytest.mark.parametrize("machine", [LAPTOP, ONE_GPU, GPUS, STARTED])
-@pytest.mark.parametrize("mode", ["static", "dynamic"])
-def test_what_the_machine_decides_is_nothing_that_was_asked_for(machine, mode):
-    assert warned(machine, f"schedule.mode={mode}") == []
-
-
 @pytest.mark.parametrize(
     ("machine", "override", "keys"),
     [
@@ -207,10 +191,7 @@ def test_a_probe_cannot_be_made_by_ranks_that_run_already():
         warned(STARTED, "schedule.mode=dynamic", "probe.run=auto")
 
 
-REAL_RANKS = (
-    *("regimes", "sync", "sync_xl", "scaling"),
-    *("compression", "compression_fsdp", "levers"),
-)
+REAL_RANKS = ("regimes", "sync", "sync_xl", "scaling", "compression", "compression_fsdp", "levers")
 """Recipes of ranks that talk to each other, on GPUs where there are any."""
 
 
