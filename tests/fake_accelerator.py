@@ -25,7 +25,6 @@ from compressors import FORMS, OWN, Channel, Done, compressor
 from packed import CHANGES, row_of, tiny_model
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
-from torch.optim import Optimizer
 from toys import TiedModel
 from transformers import initialization
 
@@ -76,13 +75,6 @@ class Silent(NullWire):
 
     def _begin(self, *_: object) -> Done:  # type: ignore[override]
         return Done()
-
-
-class Steps:
-    """An optimizer's steps, in no precision but its own."""
-
-    def step(self, optimizer: Optimizer) -> None:
-        optimizer.step()
 
 
 class OnTheHost(Fp16):
@@ -153,19 +145,16 @@ def synchronise(name: str) -> None:
         module(given, valid).sum().backward()
         strategy.finish()
         remain(strategy.gradient_norm())
-        strategy.step(optimizer, Steps())
+        strategy.step(optimizer, SimpleNamespace(step=lambda each: each.step()))  # in no precision but its own
         optimizer.zero_grad()
     strategy.drain()
     remain(*strategy.model.parameters(), *strategy.buffers())
 
 
-def forms() -> list[str]:
-    """Compressors with options, but those left out and what is made of them."""
-    return [form for form in (*FORMS, *OWN) if not COMPRESSORS_LEFT_OUT.keys() & set(form.split()[0].split("+"))]
-
-
+FORMS_TRIED = [form for form in (*FORMS, *OWN) if COMPRESSORS_LEFT_OUT.keys().isdisjoint(form.split()[0].split("+"))]
+"""Compressors with options, but those left out and what is made of them."""
 CASES: Mapping[str, Callable[[], object]] = {
-    **{f"compress {form}": partial(average, partial(compressor, form)) for form in forms()},
+    **{f"compress {form}": partial(average, partial(compressor, form)) for form in FORMS_TRIED},
     **{
         f"packed attention, {arrangement}, {causal=}, {window=}": partial(packed, arrangement, causal, window)
         for arrangement in ("by_length", "repadded")

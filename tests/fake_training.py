@@ -12,7 +12,7 @@ from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import WorkerFailed
 from dynbench.experiment.training import LaunchedArm, TrainingResult
 from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.records import RowWriter, StepRow
+from dynbench.runs.records import RowWriter
 from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 
@@ -73,17 +73,5 @@ class FakeTraining:
         for rank in range(2):
             with RowWriter(run.rank_file(rank)) as writer:
                 for step in range(7):
-                    writer.write(row(step, rank, config, self.step_ms(config)))
+                    writer.write(made_row(step, rank, self.step_ms(config), policy=config.schedule.policy_name))
         run.update(status=Status.COMPLETED)
-
-
-def row(step: int, rank: int, config: Config, step_ms: float) -> StepRow:
-    """Its compute goes by its padded tokens."""
-    length, padded = 10 + step % 3, 40 + 4 * (step % 3)
-    compute_ms = 0.9 * step_ms * padded / 48
-    tokens = {"real_tokens": 15, "padded_tokens": padded, "real_tokens2": 60, "padded_tokens2": padded * length}
-    times = {"forward_ms": 0.5 * compute_ms, "backward_ms": 0.5 * compute_ms, "compute_ms": compute_ms}
-    policy = config.schedule.policy_name
-    return made_row(
-        step, rank, step_ms, policy=policy, max_seq_len_in_batch=length, sync_ms=0.05 * step_ms, **tokens, **times
-    )

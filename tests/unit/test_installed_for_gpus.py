@@ -26,7 +26,7 @@ def limits_of(lines: list[str], folder: Path) -> str:
     return (folder / "venv" / "constraints.txt").read_text(encoding="utf-8")
 
 
-def test_make_takes_torch_from_the_index_that_is_named(tmp_path: Path) -> None:
+def test_make_takes_torch_from_the_index_that_is_named(tmp_path):
     lines = made(tmp_path, "TORCH_INDEX=https://index/cu126")
     first, second = (line.split("--no-compile")[1].split() for line in lines if "pip install" in line)
     assert first == ["--index-url", "https://index/cu126", "torch"], "first, so that no other one is fetched"
@@ -35,7 +35,7 @@ def test_make_takes_torch_from_the_index_that_is_named(tmp_path: Path) -> None:
     assert "torch==" not in kept and "triton==" not in kept and "numpy==" in kept and "transformers==" in kept
 
 
-def test_make_takes_what_ci_runs_with_where_none_is_named(tmp_path: Path) -> None:
+def test_make_takes_what_ci_runs_with_where_none_is_named(tmp_path):
     lines = made(tmp_path)
     assert [line.split("--no-compile")[1].split()[2:] for line in lines if "pip install" in line] == [
         ["--editable", "."]
@@ -45,7 +45,7 @@ def test_make_takes_what_ci_runs_with_where_none_is_named(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("gpus", "asked"), [("4", "4"), (None, "0")])
-def test_slurm_is_asked_for_gpus_cores_and_whole_nodes(gpus: str | None, asked: str, tmp_path: Path) -> None:
+def test_slurm_is_asked_for_gpus_cores_and_whole_nodes(gpus, asked, tmp_path):
     """srun is a program that says what it was asked, as sbatch would have it run."""
     text = SCRIPT.read_text(encoding="utf-8")
     directives = set(re.findall(r"^#SBATCH (\S+)", text, re.MULTILINE))
