@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from dynbench.bench import collective_calls
 from dynbench.bench.base import Benchmark, Row
+from dynbench.bench.collective_calls import Prepared
 from dynbench.bench.collectives import Collectives
 from dynbench.bench.rank import rows_of
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.plugins.benchmarks import CollectivesOptions
-
-Call = Callable[..., Any]
 
 
 def rows_here(benchmark: Benchmark) -> list[Row]:
@@ -35,49 +34,29 @@ def rows_on(rank: int, options: Mapping[str, Any], queued: bool = False) -> list
         return [row for case in benchmark.cases() for row in rows_of(benchmark, case, context)]
 
 
-FUNCTIONS = {
-    "all_reduce": "all_reduce",
-    "reduce_scatter": collective_calls._reduce_scatter,
-    "all_gather": collective_calls._all_gather,
-    "broadcast": "broadcast",
-    "all_to_all": "all_to_all_single",
-    "send_recv": "batch_isend_irecv",
-}
-
-
 def with_a_wrong_one(rank: int, operation: str, fault: str, queued: bool = False) -> Sequence[Row]:
     """Of an operation that rank 1 has wrong: never done, or an element of its result changed."""
-    right = getattr(dist, FUNCTIONS[operation])
-    calls = 0
+    prepare = collective_calls.prepare
 
-    def wrong(first: Any, *more: Any, **named: Any) -> Any:
-        nonlocal calls
-        result: Tensor = first[1].tensor if operation == "send_recv" else first
-        if result.numel() < 10:  # the trial of what the back end has
-            return right(first, *more, **named)
-        calls += 1
-        before = result.clone()
-        done = right(first, *more, **named)
-        for work in done or ():
-            work.wait()
-        if rank == 1:
-            if fault == "left out":
-                result.copy_(before)
-            else:
-                result[7] += 1
-        return []
+    def prepared(*given: Any) -> Prepared:
+        right = prepare(*given)
 
-    with patch.object(dist, FUNCTIONS[operation], wrong):
-        found = rows_on(rank, {"operations": (operation,)}, queued)
-    assert calls >= 4
-    return found
+        def wrong() -> None:
+            before = right.result.clone()
+            right.call()
+            if rank == 1 and fault == "left out":
+                right.result.copy_(before)
+            elif rank == 1:
+                right.result[7:8] += 1  # of the few of a trial nothing
+
+        return replace(right, call=wrong)
+
+    with patch.object(collective_calls, "prepare", prepared):
+        return rows_on(rank, {"operations": (operation,)}, queued)
 
 
 def without(rank: int, error: Exception) -> Sequence[Row]:
     """Where the back end has no reduce_scatter, in these words."""
 
-    def missing(*_: Any, **__: Any) -> None:
-        raise error
-
-    with patch.object(dist, FUNCTIONS["reduce_scatter"], missing):
+    with patch.object(dist, collective_calls._reduce_scatter, Mock(side_effect=error)):
         return rows_on(rank, {"operations": ("all_reduce", "reduce_scatter")})

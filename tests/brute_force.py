@@ -22,7 +22,7 @@ def micro_batch_costs(problem: Problem, held: np.ndarray, rank: int = 0) -> np.n
 
     Args:
         problem: its costs and capacities are asked for.
-        held: which samples are in each micro-batch, bool [micro-batches, N].
+        held: which samples are in each micro-batch, or how often, shape [micro-batches, N].
         rank: whose capacity holds.
 
     Returns:

@@ -1,35 +1,32 @@
-"""What the Triton kernels of FlashAttention-2 take of a GPU, by tile: compiled for an architecture, and not run.
-
-As a program, which must be without `TRITON_INTERPRET`, it reads cases and writes what each takes, both as JSON.
-"""
+"""What the Triton kernels of FlashAttention-2 take of a GPU, by tile: compiled for an architecture, and not run."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
 
 SUMS = ("lse_all", "delta_all")
 """Arguments of float32, whatever the states are of."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """A kernel with a tile.
+class Case(NamedTuple):
+    """A kernel with a tile, causal in any case.
 
     Args:
         capability: of the GPU, 80 or 90.
         kernel: `forward`, `queries` or `keys`.
         dtype: of the states, as Triton names it: `bf16`, `fp32`.
         channels: of a head.
-        packed: of a packed row; causal in any case.
+        packed: of a packed row.
         tile: queries, keys, warps and stages.
     """
 
@@ -41,8 +38,7 @@ class Case:
     tile: tuple[int, int, int, int]
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(NamedTuple):
     """Bytes of shared memory of a block, and of stack of a thread, which is what its registers spill to."""
 
     shared: int
@@ -59,19 +55,12 @@ def compiler_lacks() -> str | None:
     return f"Triton comes without {' and '.join(lacking)}" if lacking else None
 
 
-def usages(cases: Sequence[Case]) -> list[Usage]:
-    """What each takes, in a process that compiles."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    with tempfile.TemporaryDirectory() as cache:
-        done = subprocess.run(
-            [sys.executable, __file__],
-            input=json.dumps([asdict(case) for case in cases]),
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-            env={**environment, "TRITON_CACHE_DIR": cache},
-        )
-    return [Usage(**each) for each in json.loads(done.stdout)]
+def usages(cases: Sequence[Case]) -> Mapping[Case, Usage]:
+    """What each takes, in a process without `TRITON_INTERPRET`, which compiles."""
+    with tempfile.TemporaryDirectory() as cache, patch.dict(os.environ, TRITON_CACHE_DIR=cache):
+        os.environ.pop("TRITON_INTERPRET", None)
+        with ProcessPoolExecutor(1, get_context("spawn")) as compiling:
+            return dict(zip(cases, compiling.map(compiled, cases), strict=True))
 
 
 def compiled(case: Case) -> Usage:
@@ -83,17 +72,9 @@ def compiled(case: Case) -> Usage:
     from dynbench.kernels import flash_triton_kernels as kernels
 
     function = {"forward": kernels.forward, "queries": kernels.backward_queries, "keys": kernels.backward_keys}
-    kernel = function[case.kernel]
+    kernel, channels = function[case.kernel], dict.fromkeys(("D", "CHANNELS"), case.channels)
     queries, keys, warps, stages = case.tile
-    constants = {
-        "D": case.channels,
-        "CHANNELS": case.channels,
-        "CAUSAL": True,
-        "PACKED": case.packed,
-        "UPCAST": False,
-        "QUERIES": queries,
-        "KEYS": keys,
-    }
+    constants = {**channels, "CAUSAL": True, "PACKED": case.packed, "UPCAST": False, "QUERIES": queries, "KEYS": keys}
     types = {
         **dict.fromkeys(kernel.arg_names, f"*{case.dtype}"),
         **dict.fromkeys(SUMS, "*fp32"),
@@ -104,22 +85,16 @@ def compiled(case: Case) -> Usage:
     }
     signature = {name: types[name] for name in kernel.arg_names}
     aligned = [place for place, kind in enumerate(signature.values()) if kind.startswith("*") or kind == "i32"]
-    attributes = {(place,): [["tt.divisibility", 16]] for place in aligned}
     done = triton.compile(
-        ASTSource(kernel, signature, constants, attributes),
+        ASTSource(kernel, signature, constants, {(place,): [["tt.divisibility", 16]] for place in aligned}),
         target=GPUTarget("cuda", case.capability, 32),
         options={"num_warps": warps, "num_stages": stages},
     )
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(done.asm["cubin"])
         file.flush()
-        listed = subprocess.run(
-            [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
+        listed = subprocess.check_output(
+            [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name], stderr=subprocess.DEVNULL, text=True
+        )
     [stack] = re.findall(r"STACK:(\d+)", listed)
     return Usage(done.metadata.shared, int(stack))
-
-
-if __name__ == "__main__":
-    given = [Case(**{**case, "tile": tuple(case["tile"])}) for case in json.load(sys.stdin)]
-    json.dump([asdict(compiled(case)) for case in given], sys.stdout)

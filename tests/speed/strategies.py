@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import tempfile
 import time
@@ -23,9 +22,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from scipy import stats
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from dynbench.analysis.stats import paired_ratio
 from dynbench.config.layers import load_config
 from dynbench.engine.rank.loop import build_strategy
 from dynbench.engine.rank.optimizer_step import Precision
@@ -92,9 +91,8 @@ def rank_main(rank: int, meeting: str, names: Sequence[str], seconds: float, out
 
 def ratio(taken: Sequence[float], baseline: Sequence[float]) -> tuple[float, float, float]:
     """Geometric mean ratio with the ends of its 95 % interval: low, middle, high."""
-    logs = [math.log(one / other) for one, other in zip(taken, baseline, strict=True)]
-    half = stats.t.ppf(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-    low, middle, high = (math.exp(statistics.mean(logs) + sign * half) for sign in (-1, 0, 1))
+    middle, low, high, *_ = paired_ratio(taken, baseline)
+    assert low is not None and high is not None
     return low, middle, high
 
 

@@ -1,17 +1,21 @@
-"""Batches planned for a user's own loop: the plans of the ranks, resumed anywhere, and what is refused."""
+"""Batches planned for a user's own loop: the ranks' plans, resumed anywhere, their weights, and what is refused."""
 
 import json
-from itertools import islice
+from array import array
+from collections import UserDict
+from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_rules import plain
 from torch.utils.data import DataLoader
 
 from dynbench.errors import NothingFits, UsageError
+from dynbench.kernels import PackedCollator
 from dynbench.plugins import POLICIES
 from dynbench.sampler import PlannedBatchSampler
 from dynbench.schedule.capacity import Capacity
@@ -80,20 +84,18 @@ def test_resumed_anywhere_it_repeats_and_skips_nothing(case, objective, seed, wi
     assert got + list(readme_loop(again, 2, state)) == expected
 
 
-@pytest.mark.parametrize("policy", TRAINABLE)
-def test_at_an_epochs_end_nothing_of_it_is_left_and_loaded_it_yields_nothing_more(policy):
-    one = sampler(1, policy=policy, window=3)
+def test_at_an_epochs_end_nothing_of_it_is_left_and_loaded_it_yields_nothing_more():
+    one, loaded = sampler(1), sampler(1)
     assert len(list(one)) == len(one)
     ended = one.state_dict()
     assert (ended["epoch"], ended["done"]) == (1, 0)
     assert one.state_dict(done=len(one)) == ended
-    one.set_epoch(1)
-    assert one.state_dict() == ended
-    loaded, whole = (sampler(1, policy=policy, window=3) for _ in range(2))
     loaded.load_state_dict({**ended, "epoch": 0, "done": len(one)})
-    assert loaded.state_dict()["epoch"] == 1
-    expected = [step for step in readme_loop(whole, 2) if step[0] == 1]
-    assert list(readme_loop(loaded, 2, {"epoch": 0, "done": 0})) == expected
+    assert loaded.state_dict() == ended and list(loaded) == []
+    for each in (one, loaded):
+        each.set_epoch(1)
+        assert each.state_dict() == ended
+    assert list(one) == list(loaded)
 
 
 def test_a_state_of_another_rank_will_do_and_looking_at_one_batch_moves_nothing():
@@ -105,10 +107,8 @@ def test_a_state_of_another_rank_will_do_and_looking_at_one_batch_moves_nothing(
     assert list(one) == list(sampler(2))
 
 
-@pytest.mark.parametrize("policy", ["partition", "prefix", "window"])
-def test_loader_workers_read_ahead_and_the_loop_says_how_far_it_came(policy):
-    ahead, resumed = (sampler(policy=policy) for _ in range(2))
-    expected = batches_of(policy=policy)
+def test_loader_workers_read_ahead_and_the_loop_says_how_far_it_came():
+    ahead, resumed, expected = sampler(), sampler(), batches_of()
     loader = DataLoader(range(len(LENGTHS)), batch_sampler=ahead, num_workers=1, prefetch_factor=2)
     seen = []
     for batch in loader:
@@ -118,30 +118,20 @@ def test_loader_workers_read_ahead_and_the_loop_says_how_far_it_came(policy):
             resumed.load_state_dict(ahead.state_dict(done=3))
             assert seen + list(resumed) == expected
     assert seen == expected
-    ended = ahead.state_dict(done=len(seen))
-    assert ended == ahead.state_dict() and (ended["epoch"], ended["done"]) == (1, 0)
+    assert ahead.state_dict(done=len(seen)) == ahead.state_dict()
 
 
 SECOND = np.random.default_rng(3).integers(0, 400, len(LENGTHS))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"seed": 1},
-        {"policy": "static"},
-        {"capacity": 9},
-        {"cost": "attention"},
-        {"speeds": [1.0, 1.0, 2.0]},
-        {"layout": "packed"},
-        {"accumulate": 2},
-        {"second": SECOND},
-    ],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_a_state_of_other_settings_is_refused(changes):
+OTHER = {"seed": 1, "policy": "static", "capacity": 9, "cost": "attention", "layout": "packed", "accumulate": 2}
+OTHER |= {"speeds": [1.0, 1.0, 2.0], "second": SECOND}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_a_state_of_other_settings_is_refused(name):
     with pytest.raises(UsageError, match="other lengths, ranks, batch, policy or seed"):
-        sampler(**changes).load_state_dict(sampler().state_dict())
+        sampler(**{name: OTHER[name]}).load_state_dict(sampler().state_dict())
 
 
 @pytest.mark.parametrize(("short", "whole"), [
@@ -187,11 +177,6 @@ def test_the_ranks_together_accumulate_the_plan(policy, parts, changes):
             assert sum(weights) == pytest.approx(RANKS), "the mean over ranks is that over the global batch"
 
 
-@pytest.mark.parametrize("changes", [{"second": SECOND}, {"layout": "packed"}], ids=["second", "packed"])
-def test_what_costs_otherwise_is_planned_otherwise(changes):
-    assert batches_of(**changes) != batches_of()
-
-
 @pytest.mark.parametrize("policy", [name for name in TRAINABLE if name not in CAPPED])
 @pytest.mark.parametrize("capacity", [8, [8, 5, 8], Capacity.uniform(8)], ids=["one", "per rank", "whole"])
 def test_a_capacity_that_a_policy_does_not_obey_is_refused(policy, capacity):
@@ -220,23 +205,15 @@ def test_the_guide_names_the_policies_that_obey_a_capacity():
         ({"seed": -1}, "seed: -1"),
         ({"buffer": 0}, "buffer: 0"),
         ({"global_batch": 12.0}, "global_batch: 12.0"),
-        ({"cost": "token"}, "'token' is not a cost type. Did you mean 'tokens'"),
-        ({"cost": "foo"}, "Known: tokens, tokens_sq, attention, measured"),
         ({"cost": None}, "None is not a cost type"),
         ({"cost": "measured"}, "'measured' says no coefficients\nhint: Give CostModel"),
         ({"capacity": [9, 0, 9]}, r"capacity\[1\]: 0"),
-        ({"capacity": [9, 9]}, "2 capacities for 3 ranks"),
         ({"policy": "packed", "layout": "padded"}, "layout: .padded. with policy .packed.; use packed, or leave"),
         ({"layout": "rows"}, "use padded or packed"),
-        ({"policy": "window", "layout": "packed"}, "makes no sense under policy .window."),
         ({"layout": "packed", "capacity": Capacity.uniform(8)}, "in samples, with micro-batches that are packed"),
         ({"policy": "token_budget"}, "varies the global batch"),
-        ({"policy": "partitions"}, "Did you mean 'partition'"),
-        ({"global_batch": 2}, "less than the 3 ranks"),
-        ({"global_batch": 500}, "more than the 203 samples"),
         ({"lengths": [3.5] * 20}, r"shape \(20,\) of float64\nhint: Give one whole number per sample"),
         ({"lengths": [[3]] * 20}, r"shape \(20, 1\)"),
-        ({"lengths": [3, 0] * 20}, "length 0"),
         ({"capacity": 0}, "capacity: 0\nhint: Give a whole number of at least 1"),
         ({"capacity": 2.5}, "capacity: 2.5"),
         *(({"window": window}, f"window: {window!r}\nhint: Give a whole number of at least 1") for window in (0, "2")),
@@ -253,18 +230,13 @@ def test_settings_that_cannot_work_are_refused(changes, message):
         PlannedBatchSampler(**{"lengths": LENGTHS, "world_size": 3, "rank": 0, "global_batch": 12, **changes})
 
 
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [
-        *(({"done": done}, r"state\['done'\]") for done in (-1, 17, 2.5)),
-        *(({"epoch": epoch}, r"state\['epoch'\]") for epoch in (-1, None, 0.5)),
-        ({"version": 0}, "not one of this version"),
-    ],
-)
-def test_states_that_cannot_be_are_refused(state, message):
+@pytest.mark.parametrize(("key", "value"), [*product(["done"], (-1, 17, 2.5)), *product(["epoch"], (-1, None, 0.5))])
+def test_states_that_cannot_be_are_refused(key, value):
     one = sampler()
-    with pytest.raises(UsageError, match=message):
-        one.load_state_dict({**one.state_dict(), **state})
+    with pytest.raises(UsageError, match=rf"state\['{key}'\]"):
+        one.load_state_dict({**one.state_dict(), key: value})
+    with pytest.raises(UsageError, match="not one of this version"):
+        one.load_state_dict({**one.state_dict(), "version": 0})
 
 
 def test_epochs_and_batches_that_cannot_be_are_refused():
@@ -289,3 +261,73 @@ def test_ranks_of_unequal_speed_run_as_many_batches_in_slots_and_where_batches_a
 def test_targets_of_one_batch_of_several_do_not_tell_its_weight():
     with pytest.raises(UsageError, match="of one of the 2 batches of an optimizer step"):
         sampler(accumulate=2).weight([1, 2], targets=5)
+
+
+X, Y = torch.zeros(5, 7), torch.zeros(5, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        5, np.int64(5), np.uint8(5), np.array(5), torch.tensor(5), [0] * 5, (0,) * 5, range(5), array("q", [0] * 5),
+        list(np.zeros(5, dtype=np.int32)), X, Y, X.numpy(), Y.numpy(), {"labels": Y},
+        {"x": X, "y": Y, "scale": torch.tensor(2.0)}, UserDict(x=X, y=Y.numpy(), names=["a", "b"]),
+    ],
+    ids=lambda batch: f"{type(batch).__module__}.{type(batch).__name__}",
+)  # fmt: skip
+def test_the_weight_of_a_batch_is_its_share(batch):
+    assert sampler().weight(batch) == 5 * RANKS / BATCH
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ([X, Y], "a list does not tell"),
+        ([X[0], X[1], X[2]], "a list does not tell"),
+        ({"q": torch.zeros(2), "y": Y}, r"\{'q': 2, 'y': 5\}"),
+        ({"names": ["a"] * 5}, r"first dimensions \{\}"),
+        ("abcde", "a str does not tell"),
+        (5.0, "a float does not tell"),
+        (torch.tensor(5.0), "samples: tensor"),
+        (None, "a NoneType does not tell"),
+        (0, "samples: 0"),
+        ([], "samples: 0"),
+        (BATCH + 1, "samples: 13\nhint: Give a whole number from 1 to 12"),
+    ],
+    ids=str,
+)
+def test_a_batch_whose_samples_are_not_clear_is_refused(batch, message):
+    with pytest.raises(UsageError, match=message) as refused:
+        sampler().weight(batch)
+    assert "tensor whose first dimension is the batch" in str(refused.value) or "whole number" in str(refused.value)
+
+
+def test_target_weights_need_the_other_ranks():
+    alone = PlannedBatchSampler(LENGTHS, 1, 0, BATCH)
+    assert alone.weight(X, targets=np.int64(7)) == 1.0
+    assert alone.target_weights([3, 0, torch.tensor(9)]) == [0.75, 0.0, 2.25]
+    with pytest.raises(UsageError, match=r"1 of the sampler's 3 ranks can be asked\nhint: .*init_process_group"):
+        sampler().weight(X, targets=7)
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"), [(0, "targets: 0 on all ranks"), (-1, "targets: -1"), (2.5, "targets: 2.5")]
+)
+def test_targets_that_make_no_weight_are_refused(targets, message):
+    with pytest.raises(UsageError, match=message):
+        PlannedBatchSampler(LENGTHS, 1, 0, BATCH).weight(X, targets=targets)
+
+
+def test_a_packed_row_weighs_what_its_samples_do():
+    row = PackedCollator()([{"input_ids": [7] * n, "labels": [8] * n} for n in (3, 1, 4, 1, 5)])
+    for batch in (row, UserDict(row), row["boundaries"], 5, [0] * 5):
+        assert sampler(layout="packed").weight(batch) == 5 * RANKS / BATCH
+
+
+@pytest.mark.parametrize("part", ["input_ids", "labels", None])
+def test_tensors_of_a_packed_row_are_refused_as_a_batch(part):
+    row = PackedCollator()([{"input_ids": [7] * n, "labels": n % 2} for n in (3, 1, 4, 1, 5)])
+    batch = {"input_ids": row["input_ids"]} if part is None else row[part]
+    with pytest.raises(UsageError, match="tensors do not tell how many samples") as refused:
+        sampler(policy="packed").weight(batch)
+    assert "targets=" in refused.value.hint

@@ -1,4 +1,4 @@
-"""Attention by length and width: every way right, memory that grows as it should, and what runs out of it."""
+"""Attention by length, width and packed row: every way right, memory that grows as it should, what runs out of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import resource
 import sys
 from collections.abc import Callable
-from functools import partial
+from itertools import product
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -18,12 +18,13 @@ from bench_jobs import rows_here
 from torch import Tensor
 from torch._inductor.exc import InvalidCxxCompiler
 
-from dynbench.bench import attention
+from dynbench.bench import attention, packed_attention
 from dynbench.bench.attention import Attention, Flash, hand_count, plain_bytes
 from dynbench.bench.base import Row
 from dynbench.bench.measuring import Changes
+from dynbench.bench.packed_attention import WAYS, PackedAttention, row_lengths
 from dynbench.engine.rank.memory_limit import resident_bytes
-from dynbench.plugins.benchmarks import AttentionOptions
+from dynbench.plugins.benchmarks import AttentionOptions, PackedAttentionOptions
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {"lengths": (64, 16), "widths": (8,), "iterations": 3, "warmup": 1, "device": "cpu"}
@@ -36,19 +37,16 @@ def rows(kind: type[Attention], **changes: object) -> list[Row]:
 
 def test_every_pass_of_every_way():
     benchmark, measured = Flash(AttentionOptions(**SMALL)), rows(Flash)
-    named = [(row.columns["length"], row.columns["way"], row.columns["pass"]) for row in measured]
-    ways = ("plain", "sdpa", "flash_torch")
-    assert named == [(n, way, each) for n in (16, 64) for way in ways for each in ("forward", "backward", "both")]
-    for row in measured:
-        assert (row.status, row.unit, row.n, row.shape) == ("ok", "ms", 3, [1, row.columns["length"], 8])
-        assert row.p50 > 0 and row.columns["causal"] == 1 and row.reference_error < 1e-5
-        products = {"forward": 4, "backward": 10, "both": 14}[row.columns["pass"]]
-        flops = products * row.columns["length"] ** 2 * 8 / 2
-        assert row.columns["tflop_per_s"] == pytest.approx(flops / (row.p50 * 1e9)) and row.columns["timer"] == "own"
-        assert 0 < row.columns["saved_mb"] <= row.columns["peak_mb"]
-        assert bool(row.columns["tiles"]) == (row.columns["way"] == "flash_torch")
+    ways, products = ("plain", "sdpa", "flash_torch"), {"forward": 4, "backward": 10, "both": 14}
+    for row, (n, way, each) in zip(measured, product((16, 64), ways, products), strict=True):
+        columns = row.columns
+        assert (row.status, row.unit, row.n, row.shape) == ("ok", "ms", 3, [1, n, 8])
+        assert (columns["length"], columns["way"], columns["pass"]) == (n, way, each)
+        assert row.p50 > 0 and columns["causal"] == 1 and row.reference_error < 1e-5
+        assert columns["tflop_per_s"] == pytest.approx(products[each] * n**2 * 8 / 2 / (row.p50 * 1e9))
+        assert 0 < columns["saved_mb"] <= columns["peak_mb"] and bool(columns["tiles"]) == (way == "flash_torch")
     ratios = benchmark.summary(measured)["times_of_sdpa"]
-    assert list(ratios)[-1] == "both 64 x 8 float32"
+    assert list(ratios) == [f"{each} {n} x 8 float32" for n, each in product((16, 64), products)]
     assert all(set(each) == set(ways) and each["sdpa"] == 1 for each in ratios.values())
     assert len(benchmark.said(measured)) == 6 and benchmark.said([]) == []
     assert unanswered("flash", measured) == ["3.4"], "which is about Triton"
@@ -56,7 +54,6 @@ def test_every_pass_of_every_way():
 
 def test_plain_memory_is_quadratic_and_as_counted_by_hand():
     measured = rows(Attention, lengths=(128, 256), batch=2, ways=("plain", "sdpa"), iterations=1)
-    assert all(row.reference_error < 1e-5 for row in measured)
     found = {(row.columns["way"], row.columns["length"]): row.columns for row in measured}
     assert unanswered("attention", measured) == ["2.2a"], "which is about what is compiled"
     for name in ("saved_mb", "peak_mb"):
@@ -105,86 +102,81 @@ def test_what_needs_a_gpu_is_a_row_that_says_so(way):
     assert {row.status for row in measured} == {"skipped"} and all(way in str(row.reason) for row in measured)
 
 
-def no_compiler_of_triton() -> Exception:
-    """As Triton says it."""
-    build = pytest.importorskip("triton.runtime.build")
-    with pytest.raises(RuntimeError) as raised:
-        build._build("name", "name.c", "", [], [], [], [])
-    return raised.value
+def of_triton(*_: Tensor) -> None:
+    pytest.importorskip("triton.runtime.build")._build("name", "name.c", "", [], [], [], [])
 
 
-@pytest.mark.parametrize("error", [no_compiler_of_triton, InvalidCxxCompiler], ids=["Triton", "torch.compile"])
-def test_what_needs_a_compiler_is_a_row_where_there_is_none(error, monkeypatch):
+def of_torch(*_: Tensor) -> None:
+    raise RuntimeError(f"backend='inductor' raised:\nError: {InvalidCxxCompiler()}\n\nSet TORCHDYNAMO_VERBOSE=1")
+
+
+@pytest.mark.parametrize("attend", [of_triton, of_torch])
+def test_what_needs_a_compiler_is_a_row_where_there_is_none(attend, monkeypatch):
+    """In the words of Triton and of torch."""
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr("shutil.which", lambda *_: None)
-
-    def attend(*_: Tensor) -> Tensor:
-        raise RuntimeError(f"backend='inductor' raised:\nError: {error()}\n\nSet TORCHDYNAMO_VERBOSE=1")
-
     monkeypatch.setattr(attention, "way_of", lambda *_: attend)
     for row in rows(Flash, **OURS):
         assert row.status == "skipped" and "compiler:" in str(row.reason) and "\n" not in str(row.reason)
 
 
-def test_a_wrong_way_is_seen(monkeypatch):
-    plain = attention.plain_attention
-    own = lambda way, causal, device: lambda q, k, v: plain(q, k, v, not causal)  # noqa: E731
-    monkeypatch.setattr(attention, "_own", own)
-    wrong = {row.columns["way"]: row.reference_error for row in rows(Attention)}
-    assert wrong["sdpa"] > 1e-2 and wrong["flash_torch"] < 1e-5
+Apply = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
 
-def faulty(fault: Callable[[Tensor], Tensor]) -> SimpleNamespace:
+def with_gradient(fault: Callable[[Tensor], Tensor]) -> Apply:
     """Attention whose gradient of the keys goes through a fault."""
 
-    def attend(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
+    def apply(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
         crooked = key.clone()
         if crooked.requires_grad:
             crooked.register_hook(fault)
         return attention.plain_attention(query, crooked, value, is_causal)
 
-    return SimpleNamespace(apply=attend)
+    return apply
 
 
-def test_a_wrong_gradient_is_seen_where_the_result_is_right(monkeypatch):
-    monkeypatch.setitem(attention.OURS, "flash_torch", faulty(lambda key: 2 * key))
-    forward, *others = rows(Flash, **OURS)
-    assert forward.reference_error < 1e-5 and min(row.reference_error for row in others) > 1e-2
-    monkeypatch.setitem(attention.OURS, "flash_torch", faulty(lambda key: torch.full_like(key, torch.nan)))
-    forward, *others = found = rows(Flash, **OURS)
-    assert forward.columns["not_finite"] == 0
-    for row in others:
-        assert row.columns["not_finite"] == math.prod(row.shape) and math.isnan(row.reference_error)
-    assert sum("NaN or infinite" in line for line in Flash(AttentionOptions(**SMALL)).said(found)) == 2
+@pytest.mark.parametrize(
+    ("apply", "right", "finite"),
+    [
+        (lambda q, k, v, causal: attention.plain_attention(q, k, v, not causal), [], True),
+        (with_gradient(lambda key: 2 * key), ["forward"], True),
+        (with_gradient(lambda key: torch.full_like(key, torch.nan)), ["forward"], False),
+    ],
+    ids=["result", "gradient", "NaN"],
+)
+def test_what_is_wrong_is_seen_in_the_passes_that_have_it(monkeypatch, apply, right, finite):
+    monkeypatch.setitem(attention.OURS, "flash_torch", SimpleNamespace(apply=apply))
+    found = rows(Flash, **OURS)
+    assert [row.columns["pass"] for row in found if row.reference_error < 1e-2] == right
+    of_wrong = {row.columns["not_finite"] for row in found if row.columns["pass"] not in right}
+    assert of_wrong == ({0} if finite else {math.prod(found[0].shape)})
+    assert sum("NaN or infinite" in line for line in Flash(AttentionOptions(**SMALL)).said(found)) == 2 * (not finite)
 
 
 @pytest.mark.parametrize(("emptying_ms", "count"), [(0.0, 3), (1.5, 20)])
-def test_flash_is_timed_by_triton_as_often_as_asked(monkeypatch, emptying_ms, count):
+@pytest.mark.parametrize(("way", "backward"), [("flash_torch", "triton"), ("compiled", "own")])
+def test_flash_is_timed_by_triton_as_often_as_asked(monkeypatch, way, backward, emptying_ms, count):
+    """But for the backward pass of what is compiled, which runs once after each forward."""
+
     def do_bench(run: Callable[[], object], warmup: float, rep: float, return_mode: str) -> list[float]:
         assert return_mode == "all" and warmup in (0.5, 0)
         run()
         return [0.5] * max(1, int(rep / (0.5 + emptying_ms)))
 
+    def time_calls(run: Callable[[], object], number: int, device: object, prepare: Any = None) -> np.ndarray:
+        for _ in range(2):
+            if prepare is not None:
+                prepare()
+            run()
+        return np.full(number, 0.5)
+
+    monkeypatch.setattr(torch, "compile", lambda function: function)
     monkeypatch.setattr(attention, "triton_timer", lambda device: do_bench)
-    monkeypatch.setattr(attention, "time_calls", lambda run, count, device, prepare=None: np.full(count, 0.25 * 2))
-    timed = rows(Flash, **OURS, iterations=count)
-    assert {(row.columns["timer"], row.p50) for row in timed} == {("triton", 0.5)}
-    assert all(count <= row.n <= count + 1 and row.reference_error < 1e-5 for row in timed)
-    own = rows(Attention, **OURS)
-    assert [(row.columns["timer"], row.n, row.p50) for row in own] == [("own", 3, 0.5)] * 2
-
-
-def test_what_is_compiled_runs_backward_once_after_each_forward(monkeypatch):
-    passes, options = [], AttentionOptions(**SMALL)
-
-    def backward(result: Tensor, *, again: bool = False) -> None:
-        passes.append((each, again))
-
-    monkeypatch.setattr(attention, "triton_timer", lambda device: lambda run, **_: [run() or 1.0])
-    for each, timer in (("forward", "triton"), ("backward", "own"), ("both", "triton")):
-        one = partial(attention.pass_times, each, lambda: torch.ones(1), backward, options, CPU, "triton")
-        assert [one(keeps_graph=keeps)[1] for keeps in (True, False)] == ["triton", timer]
-    assert {each for each, again in passes if again} == {"backward"}
+    monkeypatch.setattr(attention, "time_calls", time_calls)
+    timed = rows(Flash, lengths=(64,), ways=(way,), iterations=count)
+    assert [row.columns["timer"] for row in timed] == ["triton", backward, "triton"]
+    assert all(count <= row.n <= count + 1 and row.p50 == 0.5 and row.reference_error < 1e-5 for row in timed)
+    assert [(row.columns["timer"], row.n) for row in rows(Attention, **OURS)] == [("own", 3)] * 2
 
 
 def test_tritons_timer_needs_a_gpu_and_triton(monkeypatch):
@@ -215,3 +207,43 @@ def test_flex_makes_its_mask_once(monkeypatch):
     for _ in range(3):
         assert torch.equal(attend(state, state, state), state)
     assert made == [6]
+
+
+ROWS = PackedAttentionOptions(
+    tokens=(48, 32), heads=2, channels=8, mean=6, longest=12, iterations=3, warmup=1, device="cpu"
+)
+
+
+def packed_rows() -> list[Row]:
+    return rows_here(PackedAttention(ROWS))
+
+
+def test_every_way_gives_attention_of_each_sample_alone():
+    measured = packed_rows()
+    assert [(row.columns["tokens"], row.columns["way"]) for row in measured] == [(t, w) for t in (32, 48) for w in WAYS]
+    for row in measured:
+        assert (row.n, row.unit) == (3, "ms") and row.p50 is not None and row.p50 > 0
+        assert row.reference_error is None if row.columns["way"] == "linear" else row.reference_error < 1e-6
+    benchmark = PackedAttention(ROWS)
+    ratios = benchmark.summary(measured)["times_of_fastest"]
+    assert set(ratios) == {"32", "48"} and min(ratios["48"].values()) == 1
+    assert next(iter(benchmark.said(measured))).split(":")[0] == "at 48 tokens, times of the fastest way"
+    assert benchmark.said([]) == []
+
+
+def test_a_way_that_mixes_samples_is_seen(monkeypatch):
+    attend = packed_attention.attend
+
+    def mixing(query, key, value, boundaries, *, causal):
+        return attend(query, key, value, packed_attention.Boundaries((boundaries.tokens,)), causal=causal)
+
+    monkeypatch.setattr(packed_attention, "attend", mixing)
+    wrong = {row.columns["way"]: row.reference_error for row in packed_rows() if row.columns["tokens"] == 48}
+    assert wrong["by_length"] > 1e-2 and wrong["repadded"] > 1e-2 and wrong["block_mask"] < 1e-6
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 256, 4096])
+def test_a_row_has_the_tokens_asked_for(tokens):
+    lengths = row_lengths(tokens, 24, 256)
+    assert sum(lengths) == tokens and lengths == sorted(lengths) and lengths[0] >= 1 and lengths[-1] <= 256
+    assert lengths == row_lengths(tokens, 24, 256)

@@ -9,6 +9,8 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +49,7 @@ Output = pytest.CaptureFixture[str]
 SIZES = "sizes_mib=1,2,4"
 HERE = RankContext(0, 0, 1, torch.device("cpu"))
 ONE = ("--set", SIZES, "--set", "backend=gloo", "--set", "operations=all_reduce")
+GIVEN = (("--full",), ("--set", SIZES), ("--name", "c"))
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +59,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
 
 
 Planted = dict[int, BaseException | RanksEnded]
+KILLED = RanksEnded({0: -signal.SIGTERM, 1: -signal.SIGKILL})
 
 
 def launched_at_once(planted: Planted) -> Callable[..., RanksEnded]:
@@ -70,7 +74,7 @@ def launched_at_once(planted: Planted) -> Callable[..., RanksEnded]:
             if isinstance(error, KeyboardInterrupt):
                 raise error
             if isinstance(error, RanksEnded):
-                return planted.pop(cases_done(run))
+                return error
             if error is not None:
                 record_failure(run, 1, error)
                 return RanksEnded({1: 1})
@@ -100,12 +104,10 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Planted:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """What makes this a machine of two cores and so many GPUs."""
-
-    def has(gpus: int) -> None:
-        for module in (bench_run, suite):
-            monkeypatch.setattr(module, "this_machine", lambda: Machine(cores=2, gpus=gpus, bf16=gpus > 0))
-
-    return has
+    has: list[int] = []
+    for module in (bench_run, suite):
+        monkeypatch.setattr(module, "this_machine", lambda: Machine(cores=2, gpus=has[-1], bf16=has[-1] > 0))
+    return has.append
 
 
 def bench(*words: str) -> int:
@@ -137,16 +139,23 @@ def test_rows_files_and_figure(store, ranks, capsys):
     assert model.allreduce_ms(2**20 / 1e6, 2) == pytest.approx(shown["rows"][0]["p50"])
 
 
-def test_a_case_without_memory_is_a_row_and_the_others_go_on(store, ranks, capsys):
-    ranks[1] = NothingFits("16 GiB asked for")
+@pytest.mark.parametrize(
+    ("planted", "reason"),
+    [(NothingFits("16 GiB asked for"), "rank 1: 16 GiB asked for"), (KILLED, "was killed by SIGKILL")],
+    ids=["asked for", "killed"],
+)
+def test_a_case_without_memory_is_a_row_and_the_others_go_on(store, ranks, monkeypatch, capsys, planted, reason):
+    """Killed by the system for memory, as it counts."""
+    ranks[1] = planted
+    monkeypatch.setattr(bench_run, "memory_kills", partial(next, count()))
     shown = run_it(capsys, 0, "--no-figures")
     assert [line["status"] for line in shown["rows"]] == ["ok", "oom", "ok"]
-    assert "16 GiB asked for" in shown["rows"][1]["reason"] and shown["rows"][1]["p50"] is None
+    assert reason in shown["rows"][1]["reason"] and shown["rows"][1]["p50"] is None
     (run,) = store.list()
     assert run.status is Status.COMPLETED and not failure_file(run, 1).exists()
     assert len(json.loads((run.path / COMM_FILE).read_text())["allreduce"]) == 2
     assert bench("collectives", "--no-figures", *ONE) == 0
-    assert "oom     rank 1: 16 GiB asked for" in capsys.readouterr().out
+    assert reason in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -156,10 +165,13 @@ def test_a_case_without_memory_is_a_row_and_the_others_go_on(store, ranks, capsy
         (Terminated(signal.SIGTERM), 143, Status.INTERRUPTED),
         (ZeroDivisionError("planted"), 3, Status.FAILED),
         (OSError(errno.ENOSPC, "No space left on device"), 2, Status.FAILED),
+        (KILLED, 3, Status.FAILED),  # and not for memory
     ],
+    ids=["Ctrl-C", "SIGTERM", "error", "full disk", "killed"],
 )
-def test_what_was_measured_is_kept_and_shown_at_every_end(store, ranks, capsys, error, code, status):
+def test_what_was_measured_is_kept_and_shown_at_every_end(store, ranks, monkeypatch, capsys, error, code, status):
     ranks[2] = error
+    monkeypatch.setattr(bench_run, "memory_kills", lambda: 1)
     shown = run_it(capsys, code)
     (run,) = store.list()
     assert run.status is status and shown["error"]["exit_code"] == code
@@ -205,29 +217,14 @@ def test_what_was_begun_on_a_gpu_does_not_go_on_without_one(store, ranks, machin
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        *((more, "no benchmark is named") for more in (("--full",), ("--set", SIZES), ("--name", "c"))),
-        *(((*more, "--resume", "x"), "takes no others") for more in (("collectives",), ("--full",), ("--set", SIZES))),
+        *((more, "no benchmark is named") for more in GIVEN),
+        *(((*more, "--resume", "x"), "takes no others") for more in (("collectives",), *GIVEN)),
         (("collectives", "--set", "sizes_mib=1e308"), "sizes_mib"),
-        (("collectives", "--set", "iteration=3"), "Did you mean 'iterations'?"),
     ],
 )
 def test_a_mistake_leaves_nothing(store, ranks, capsys, words, said):
     assert bench(*words) == 2
     assert said in capsys.readouterr().err and not store.root.exists()
-
-
-def test_sizes_that_are_the_same_elements_are_one_size(ranks, capsys, recwarn):
-    shown = run_it(capsys, 0, "--no-figures", "--set", "sizes_mib=1e-9,2e-9")
-    assert shown["summary"]["fits"] == [] and not recwarn.list
-
-
-@pytest.mark.parametrize(("counted", "code"), [(True, 0), (False, 3)])
-def test_what_the_system_kills_for_memory_is_a_row_and_other_kills_are_none(ranks, monkeypatch, capsys, counted, code):
-    ranks[1] = RanksEnded({0: -signal.SIGTERM, 1: -signal.SIGKILL})
-    monkeypatch.setattr(bench_run, "memory_kills", lambda: int(counted and not ranks))
-    shown = run_it(capsys, code, "--no-figures")
-    assert [line["status"] for line in shown["rows"]] == (["ok", "oom", "ok"] if counted else ["ok"])
-    assert "was killed by SIGKILL" in (shown["rows"][1]["reason"] if counted else shown["error"]["message"])
 
 
 def test_sizes_for_a_gpu_are_refused_without_one_unless_they_are_asked_for(store, ranks, machine, capsys):
@@ -287,20 +284,16 @@ def test_more_processes_than_cores_are_told(processes, said, store, ranks, machi
 @pytest.mark.slow
 def test_what_many_cases_compile_is_compiled_in_all_of_them():
     """torch compiles one function eight times in a process, and runs it as it is in further cases, without a word."""
-    compiled: list[object] = []
-
-    def count(graph: torch.fx.GraphModule, inputs: object) -> object:
-        compiled.append(graph)
-        return graph.forward
+    graphs: list[torch.fx.GraphModule] = []
 
     class Compiles(PrecisionStudy):
         def cases(self) -> list[Case]:
             return [Case(str(number), [1], "float32") for number in range(14)]
 
         def measure(self, case: Case, context: RankContext) -> Measured:
-            torch.compile(torch.nn.Identity(), backend=count)(torch.ones(2, 3) * 2)
-            torch.compile(lambda x: 2 * x, backend=count)(torch.ones(2, 3))
+            backend = lambda graph, _: graphs.append(graph) or graph.forward  # noqa: E731
+            torch.compile(lambda x: 2 * x, backend=backend)(torch.ones(2, 3))
             return Measured(np.ones(1), {})
 
     rows_here(Compiles(PrecisionOptions()))
-    assert len(compiled) == 14
+    assert len(graphs) == 14

@@ -14,15 +14,7 @@ from torch import Tensor
 
 from dynbench.errors import LeakFound, UsageError
 from dynbench.kernels import Boundaries, check_packed_rows, packed_attention, use_packed_rows
-from dynbench.kernels.leak_check import (
-    TOLERANCE,
-    Seen,
-    alone_pass,
-    compare,
-    look_at_flattened_rows,
-    observe,
-    row_pass,
-)
+from dynbench.kernels.leak_check import TOLERANCE, Seen, alone_pass, compare, look_at_flattened_rows, observe, row_pass
 from dynbench.kernels.packed_models import KNOWN, first_position, flattened_row, use_flattened_rows
 from dynbench.workloads.models import CLASSIFIER
 

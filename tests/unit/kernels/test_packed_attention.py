@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import pickle
 import sys
@@ -33,16 +32,14 @@ def states(length: int, key_heads: int = HEADS) -> tuple[Tensor, ...]:
 
 
 def by_hand(given: tuple[Tensor, ...], lengths: tuple[int, ...], causal: bool, window: int | None) -> Tensor:
-    """Every sample's softmax over its own tokens, written out."""
+    """Every sample's softmax over its own tokens."""
     results = []
-    for query, key, value in zip(*(each.split(lengths) for each in given), strict=True):
-        more = HEADS // key.shape[1]
-        key, value = (each.repeat_interleave(more, 1) for each in (key, value))
-        scores = torch.einsum("ihd,jhd->hij", query, key) / math.sqrt(CHANNELS)
-        for i, j in itertools.product(range(len(query)), repeat=2):
-            if (causal and j > i) or (window is not None and abs(i - j) >= window):
-                scores[:, i, j] = -torch.inf
-        results.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1), value))
+    for states in zip(*(each.split(lengths) for each in given), strict=True):
+        query, key, value = (each.repeat_interleave(HEADS // each.shape[1], 1).transpose(0, 1) for each in states)
+        before = torch.arange(query.shape[1])[:, None] - torch.arange(query.shape[1])
+        unseen = (causal & (before < 0)) | (before.abs() >= (window or math.inf))
+        scores = (query @ key.mT / math.sqrt(CHANNELS)).masked_fill(unseen, -torch.inf)
+        results.append((scores.softmax(-1) @ value).transpose(0, 1))
     return torch.cat(results)
 
 

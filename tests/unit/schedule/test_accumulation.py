@@ -130,58 +130,24 @@ def test_slots_give_every_rank_as_many_and_each_objective_is_served_best_by_its_
 
 
 @pytest.mark.parametrize(
-    ("trace", "objective", "ranks", "parts", "most"),
+    ("trace", "objective", "of_8_ranks", "of_2_ranks"),
     [
-        ("sst2", "sum", 8, 4, 0.913),
-        ("sst2", "sum", 2, 8, 0.948),
-        ("sst2", "slots", 8, 4, 0.974),
-        ("sst2", "slots", 2, 8, 0.971),
-        ("gsm8k", "sum", 8, 4, 0.946),
-        ("gsm8k", "sum", 2, 8, 0.975),
-        ("gsm8k", "slots", 8, 4, 0.988),
-        ("gsm8k", "slots", 2, 8, 0.99),
-        ("lognormal", "sum", 8, 4, 0.899),
-        ("lognormal", "sum", 2, 8, 0.938),
-        ("lognormal", "slots", 8, 4, 0.972),
-        ("lognormal", "slots", 2, 8, 0.961),
+        ("sst2", "sum", 0.913, 0.948),
+        ("sst2", "slots", 0.974, 0.971),
+        ("gsm8k", "sum", 0.946, 0.975),
+        ("gsm8k", "slots", 0.988, 0.99),
+        ("lognormal", "sum", 0.899, 0.938),
+        ("lognormal", "slots", 0.972, 0.961),
     ],
 )
-def test_plans_are_shorter_than_those_of_the_sampler_of_transformers(trace, objective, ranks, parts, most):
+def test_plans_are_shorter_than_those_of_the_sampler_of_transformers(trace, objective, of_8_ranks, of_2_ranks):
     """By its own cost; of GSM8K in 16 micro-batches the least padded work that there is takes 0.973 of theirs."""
-    batch, cost = ranks * parts * 4, CostModel("attention")
-    problem = Problem(built_in_trace(trace).lengths, ranks, batch, cost, micro_batches=parts, objective=objective)
-    ours, theirs = (total_cost(plans_of(name, problem, 12), problem) for name in ("partition", "hf_batch_rebalance"))
-    assert ours <= most * theirs
-
-
-def test_a_step_of_slots_lasts_as_long_as_the_slowest_of_each():
-    cost = CostModel("measured", alpha=2.0, beta=1.0, further=5.0)
-    plan = StepPlan(0, ((np.array([0]), np.array([1])), (np.array([2, 3]), np.array([4, 5]))))
-    problem = problem_of([9, 4, 6, 3, 2, 1], cost=cost, micro_batches=2, objective="slots")
-    # Padded 9 beside 12, 4 beside 4; the first pay 2 each, the second ones 5.
-    facts = step_facts(plan, problem)
-    assert step_cost(plan, problem) == facts.max_cost == 12 + 2 + 4 + 5
-    assert facts.costs.tolist() == [9 + 2 + 4 + 5, 12 + 2 + 4 + 5]
-    slower = replace(problem, speeds=np.array([0.5, 1.0]))
-    assert step_cost(plan, slower) == (9 + 2) / 0.5 + (4 + 5) / 0.5
-
-
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_a_long_sample_makes_its_slot_long_and_no_other(layout):
-    problem = problem_of([900, *[100] * 35], micro_batches=4, objective="slots", layout=layout)
-    facts = step_facts(first_plan("partition", problem), problem)
-    # 900 beside 900, and of the 26 others thirteen on each rank in three slots.
-    assert facts.bound <= facts.max_cost == 900 + 1300
-
-
-@pytest.mark.parametrize("capacity", [Capacity.table([[(100, 8), (1024, 2)]]), PackedCapacity.uniform(1500)], ids=type)
-def test_auto_runs_as_many_slots_as_the_capacities_ask_for(capacity):
-    layout = "padded" if type(capacity) is Capacity else "packed"
-    same = {"capacity": capacity, "micro_batches": "auto", "objective": "slots", "layout": layout}
-    problem = Problem(heavy_tailed(640), 4, 64, **same)
-    for plan in plans_of("partition", problem, 10):
-        judge_plan(plan, problem)
-        assert slots_of(plan) > 1
+    lengths, cost = built_in_trace(trace).lengths, CostModel("attention")
+    for ranks, parts, most in ((8, 4, of_8_ranks), (2, 8, of_2_ranks)):
+        problem = Problem(lengths, ranks, ranks * parts * 4, cost, micro_batches=parts, objective=objective)
+        dealt = (plans_of(name, problem, 12) for name in ("partition", "hf_batch_rebalance"))
+        ours, theirs = (total_cost(plans, problem) for plans in dealt)
+        assert ours <= most * theirs
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -201,20 +167,20 @@ def test_auto_weighs_the_price_of_micro_batches_against_padding(speeds, objectiv
     assert numbers[-1] == 10
 
 
-def test_slots_that_not_every_rank_can_fill_are_refused():
-    problem = problem_of([5] * 6, 4, capacity=Capacity.uniform(1), micro_batches="auto", objective="slots")
-    with pytest.raises(NothingFits, match="6 samples do not fit") as caught:
-        first_plan("partition", problem)
-    assert "4 fit" in caught.value.hint
-    ragged = replace(problem, objective="sum")
-    judge_plan(first_plan("partition", ragged), ragged)
-
-
-def test_rows_that_not_every_rank_can_fill_are_refused():
-    same = {"capacity": PackedCapacity.uniform(40), "micro_batches": "auto", "layout": "packed"}
-    with pytest.raises(NothingFits, match="5 samples of 200 tokens do not fit"):
-        first_plan("partition", problem_of([40] * 5, 2, objective="slots", **same))
-    ragged = problem_of([40] * 5, 2, objective="sum", **same)
+@pytest.mark.parametrize(
+    ("lengths", "workers", "capacity", "said", "hint"),
+    [
+        ([5] * 6, 4, Capacity.uniform(1), "6 samples do not fit", "4 fit"),
+        ([40] * 5, 2, PackedCapacity.uniform(40), "5 samples of 200 tokens do not fit", ""),
+    ],
+    ids=["padded", "packed"],
+)
+def test_slots_that_not_every_rank_can_fill_are_refused(lengths, workers, capacity, said, hint):
+    layout = "padded" if type(capacity) is Capacity else "packed"
+    ragged = problem_of(lengths, workers, capacity=capacity, micro_batches="auto", layout=layout)
+    with pytest.raises(NothingFits, match=said) as caught:
+        first_plan("partition", replace(ragged, objective="slots"))
+    assert hint in caught.value.hint
     judge_plan(first_plan("partition", ragged), ragged)
 
 
@@ -225,27 +191,12 @@ def test_windows_of_several_micro_batches_gain_over_partition(objective):
     assert ours < 0.99 * alone
 
 
-@pytest.mark.parametrize("alpha", [20.0, 100.0])
-def test_windows_run_the_number_of_micro_batches_that_is_best_at_their_price(alpha):
-    cost = CostModel("measured", alpha=alpha)
-    auto = Problem(heavy_tailed(64 * 8), 4, 64, cost, window=8, micro_batches="auto")
-    found = total_cost(plans_of("window", auto, 8), auto)
-    for fixed in (1, 2, 4, 8):
-        assert found < total_cost(plans_of("window", replace(auto, micro_batches=fixed), 8), auto)
-
-
 def test_rows_are_dealt_with_the_price_of_each():
-    problem = Problem(
-        heavy_tailed(640),
-        4,
-        64,
-        CostModel("measured", alpha=300.0),
-        PackedCapacity.uniform(1200),
-        np.array([1.0, 1.0, 0.5, 2.0]),
-        micro_batches="auto",
-        layout="packed",
+    same = {"capacity": PackedCapacity.uniform(1200), "speeds": np.array([1.0, 1.0, 0.5, 2.0]), "layout": "packed"}
+    free, problem = (
+        Problem(heavy_tailed(640), 4, 64, CostModel("measured", alpha=alpha), micro_batches="auto", **same)
+        for alpha in (0.0, 300.0)
     )
-    free = replace(problem, cost=CostModel("measured", alpha=0.0))
     priced, unpriced = (total_cost(plans_of("partition", each, 10), problem) for each in (problem, free))
     assert priced < 0.955 * unpriced
 

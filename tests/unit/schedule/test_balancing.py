@@ -1,4 +1,4 @@
-"""Deals of packed rows against all deals of few samples, and single exchanges against all exchanges."""
+"""Deals of packed rows and single exchanges against all there are; numbers of micro-batches and how they are dealt."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_rules import first_plan, judge_plan, plain, problem_of
 
 from dynbench.schedule import balancing
-from dynbench.schedule.balancing import Search, Work, exchanged, within_limits
+from dynbench.schedule.balancing import Search, Work, deal_longest_first, deal_to_first_finish, exchanged, within_limits
+from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.evaluate import step_facts
 
 SEEDS = st.integers(0, 10**6)
 
@@ -138,3 +141,48 @@ def test_fewer_rounds_are_made_where_each_weighs_more(monkeypatch, weighed, roun
     work = Work(lengths.astype(float), lengths, np.ones(4), np.zeros(4))
     exchanged(work, np.resize(np.arange(4), 40), 0.0)
     assert len(turns) == rounds
+
+
+LENGTHS = np.clip(np.random.default_rng(3).lognormal(3.5, 0.8, 256).astype(int), 2, 256)
+ONE_SLOW = np.array([1.0, 1.0, 1.0, 0.5])
+
+
+def solve(lengths=LENGTHS, workers=4, **changes):
+    problem = problem_of(lengths, workers, **changes)
+    plan = first_plan("partition", problem)
+    judge_plan(plan, problem, range(len(lengths)))
+    facts = step_facts(plan, problem)
+    assert facts.bound <= facts.max_cost * (1 + 1e-12)
+    return plan, facts
+
+
+@pytest.mark.parametrize("number", [2, 3, 7])
+def test_a_fixed_number_is_what_every_rank_runs(number):
+    plan, _ = solve(micro_batches=number)
+    assert {len(share) for share in plan.shares} == {number}
+    assert plan.exact == "none"
+
+
+def test_auto_without_alpha_is_one_micro_batch_where_they_fit():
+    (auto, _), (single, _) = solve(micro_batches="auto"), solve()
+    assert (plain(auto), auto.exact) == (plain(single), single.exact)
+
+
+@given(st.lists(st.integers(1, 60), min_size=4, max_size=40), st.integers(1, 4), st.integers(1, 5))
+def test_capacity_splits_a_share_instead_of_failing(lengths, workers, most):
+    capacity = Capacity.table([[(20, most + 3), (60, most)]])
+    _, facts = solve(lengths, workers, micro_batches="auto", capacity=capacity)
+    assert facts.capacity_violations == 0
+
+
+@pytest.mark.parametrize("speeds", [np.ones(4), ONE_SLOW], ids=["longest first", "to first finish"])
+def test_jobs_are_dealt_within_the_known_ratio_of_the_mean(speeds):
+    costs, alike = np.random.default_rng(0).random(30), speeds.min() == 1
+    slowest, dealt = deal_longest_first(costs, 4) if alike else deal_to_first_finish(costs, speeds)
+    assert sorted(job for jobs in dealt for job in jobs) == list(range(30))
+    assert slowest == pytest.approx(max(costs[jobs].sum() / speed for jobs, speed in zip(dealt, speeds, strict=True)))
+    assert slowest <= (4 / 3 if alike else 2) * max(costs.max(), costs.sum() / speeds.sum())
+
+
+def test_to_first_finish_leaves_nobody_idle():
+    assert all(deal_to_first_finish(np.ones(4), np.array([9.0, 1.0, 1.0, 0.01]))[1])

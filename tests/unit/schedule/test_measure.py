@@ -36,25 +36,6 @@ def series_of(*real: int) -> Series:
     return Series(zeros, zeros, zeros, tokens, tokens, np.full(len(real), 4), zeros[:, None], zeros, zeros, 0, "both")
 
 
-def test_two_steps_of_static_by_hand():
-    series = run_policy(make_policy("static", eight()), eight(capacity=Capacity.table([[(4, 2), (9, 1)]])), 2)
-    assert len(series) == 2
-    assert series.max_cost.tolist() == [14, 16]  # 5 and 3 against 1 and 7; 2 and 8 against 2 and 4
-    assert series.variance.tolist() == [4, 16]
-    assert series.bound.tolist() == [8, 8]
-    assert series.padded_tokens.tolist() == [24, 24]
-    assert series.real_tokens.tolist() == [16, 16]
-    assert series.samples.tolist() == [4, 4]
-    assert series.local_batches.tolist() == [[2, 2], [2, 2]]
-    assert series.rank_costs.tolist() == [10, 14]
-    assert series.capacity_violations == 3
-    assert run_policy(make_policy("static", eight()), eight(), 2).capacity_violations == 0
-    assert series.exact == "none"
-    assert series.mean_lengths.tolist() == [4, 4]
-    assert series.cost_per_token(1) == 14 / 16
-    assert series.cost_per_token(2) == 30 / 32
-
-
 def test_what_is_proven_of_all_plans_is_what_is_proven_of_the_weakest():
     problem = problem_of(range(1, 15), 2, 4, window=2)
     assert [plan.exact for plan in plans_of("window", problem, 3)] == ["none", "none", "both"]

@@ -1,17 +1,30 @@
-"""Packed rows: against the bound, their capacities, and the names of plans."""
+"""Packed rows: ours against their bound and capacities, and the packers of others against what those answered."""
 
 from __future__ import annotations
 
+from itertools import islice, product
+from typing import Any
+
 import numpy as np
 import pytest
-from plan_rules import COSTS, first_plan, heavy_tailed, judge_plan, plans_of, problem_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_rules import COSTS, first_plan, heavy_tailed, judge_plan, plain, plans_of, problem_of, taken
+from upstream_packing import UPSTREAM
 
+from dynbench.errors import NothingFits, UsageError
 from dynbench.plugins import POLICIES
 from dynbench.plugins.policies import LAYOUTS, plan_name, plan_names, plan_of
+from dynbench.schedule.balancing import SEARCHED, Work, within_limits
 from dynbench.schedule.capacity import PackedCapacity
-from dynbench.schedule.evaluate import step_facts
-from dynbench.schedule.plan import StepPlan
-from dynbench.schedule.policy import Problem
+from dynbench.schedule.cost import CostModel
+from dynbench.schedule.evaluate import step_costs, step_facts
+from dynbench.schedule.measure import run_policy
+from dynbench.schedule.peers.base import row_tokens
+from dynbench.schedule.peers.row_peers import best_fit_decreasing, whole_rounds
+from dynbench.schedule.peers.token_budget import TokenBudget
+from dynbench.schedule.plan import FloatArray
+from dynbench.schedule.policy import BatchPolicy, Coverage, Policy, Problem, make_policy
 from dynbench.schedule.traces import built_in_trace
 
 
@@ -40,18 +53,6 @@ def test_the_bound_is_nearly_met_without_padding(
     assert sum(step.max_cost for step in facts) <= most * sum(step.bound for step in facts)
 
 
-def test_a_capacity_counts_tokens_by_the_longest_sample() -> None:
-    capacity = PackedCapacity.table([[(10, 40), (20, 30)]])
-    problem = problem_of([20, 9, 9, 9, 9, 9], layout="packed", capacity=capacity)
-    plan = first_plan("partition", problem)
-    assert sorted(sorted(problem.lengths[row].tolist()) for (row,) in plan.shares) == [[9, 9, 9, 9], [9, 20]]
-    assert step_facts(plan, problem).capacity_violations == 0
-    over = StepPlan(0, ((np.arange(5),), (np.array([5]),)), packed=True)
-    assert step_facts(over, problem).capacity_violations == 1
-    with pytest.raises(AssertionError, match="rank 0 runs 56 tokens of at most 30"):
-        judge_plan(over, problem)
-
-
 def test_names_of_plans_and_what_they_mean() -> None:
     assert plan_name("partition", "packed") == "packed"
     assert plan_names("packed", in_train=True) == ("static packed", "packed", "token_budget packed")
@@ -60,3 +61,190 @@ def test_names_of_plans_and_what_they_mean() -> None:
         for name in plan_names(layout):
             policy, found = plan_of(name)
             assert (plan_name(policy, found), found) == (name, layout)
+
+
+of_speeds = pytest.mark.parametrize("speeds", [None, np.array([1.0, 3.0, 2.0])], ids=["equal", "unequal"])
+of_costs = pytest.mark.parametrize("cost", COSTS[1:], ids=lambda cost: cost.cost_type)
+
+
+@of_speeds
+@of_costs
+def test_what_is_said_to_be_proven_is_what_meets_its_bound(cost: CostModel, speeds: FloatArray | None) -> None:
+    """Of samples of one digit many deals meet it, of long ones few do."""
+    said = set()
+    for seed, longest in product(range(6), (4, 900)):
+        lengths = np.random.default_rng(seed).integers(1, longest + 1, SEARCHED + 1 + 3 * seed)
+        problem = problem_of(lengths, 3, layout="packed", cost=cost, speeds=speeds)
+        plan = first_plan("partition", problem)
+        judge_plan(plan, problem, range(len(lengths)))
+        facts = step_facts(plan, problem)
+        assert facts.bound <= facts.max_cost * (1 + 1e-12) and facts.max_cost <= 1.5 * facts.bound
+        meets = facts.max_cost <= facts.bound * (1 + 1e-11)
+        whole = "maximum" if cost.cost_type == "tokens_sq" else "both"
+        assert plan.exact == (whole if meets else "none"), (seed, longest)
+        said.add(plan.exact)
+    assert "none" in said
+
+
+@of_speeds
+def test_rows_that_are_limited_are_exchanged_within_their_limits(speeds: FloatArray | None) -> None:
+    gained, cost = [], CostModel("measured", beta=1.0, gamma=0.01)
+    for seed in range(20):
+        lengths = np.sort(heavy_tailed(16, seed, 400))[::-1]
+        share = int(lengths.sum()) // 3
+        tight = PackedCapacity.per_rank([share, int(0.8 * share), 3 * share])
+        problem = problem_of(lengths, 3, layout="packed", cost=cost, capacity=tight, speeds=speeds)
+        plan = first_plan("partition", problem)
+        judge_plan(plan, problem, range(16))
+        limits = tight.limits(3, lengths)
+        work = Work(cost.per_sample(lengths), lengths, problem.relative_speeds(), np.zeros(3), limits)
+        dealt = within_limits(work)
+        assert dealt is not None
+        gained.append(work.peak(dealt) / step_costs(plan, problem).max())
+    assert min(gained) >= 1 - 1e-12 and np.mean(gained) > 1.002
+
+
+PEERS = [name for name, entry in POLICIES.items() if not entry.in_train]
+INSTANCES = UPSTREAM["instances"]
+
+
+def row_problem(lengths: list[int], ranks: int, row: int | None, **changes: Any) -> Problem:
+    """Rows of so many tokens, or as long as they come."""
+    capacity = PackedCapacity() if row is None else PackedCapacity.uniform(row)
+    return problem_of(lengths, ranks, capacity=capacity, layout="packed", **changes)
+
+
+def rows_of(policy: Policy) -> list[list[int]]:
+    """Ids of the first epoch's rows; row i is that of rank i modulo G."""
+    if isinstance(policy, BatchPolicy):
+        return [row for turn in zip(*plain(next(policy.plans())), strict=True) for row in turn]
+    return [row.tolist() for row in policy.rows]
+
+
+def answer_of(name: str, instance: dict[str, Any]) -> object:
+    """As upstream's is kept: rows of positions, of torchtitan each rank's rows of pieces of tokens."""
+    ranks = instance["ranks"]
+    policy = make_policy(name, row_problem(instance["lengths"], ranks, instance["row_tokens"]))
+    if name == "torchtitan":
+        rows = [policy.lengths[row].tolist() for row in policy.micro_batches(0)]
+        return [rows[rank::ranks] for rank in range(ranks)]
+    return rows_of(policy)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_upstreams_answer_on_every_instance(name):
+    asked = [instance for instance in INSTANCES if name in instance]
+    assert len(asked) == 200
+    assert [at for at, instance in enumerate(asked) if answer_of(name, instance) != instance[name]] == []
+
+
+@pytest.mark.parametrize(("row", "changes", "expected"), [(30, {}, 30), (None, {}, 22), (None, {"batch": 2}, 9)])
+def test_a_row_is_as_long_as_the_capacity_or_as_a_rank_s_part_of_the_mean_batch(row, changes, expected):
+    assert row_tokens(row_problem([5, 5, 5, 5, 5, 5, 5, 9], 2, row, **changes)) == expected
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_what_is_told_of_an_epoch_s_samples_is_what_its_steps_take(name):
+    lengths = np.clip(np.random.default_rng(3).lognormal(3, 1, 1234), 1, 300).astype(int)
+    problem = row_problem(lengths, 4, 700, batch=32, order="shuffle")
+    policy = make_policy(name, problem)
+    steps = problem.data_order().steps_per_epoch if isinstance(policy, BatchPolicy) else policy.steps_per_epoch
+    ids = np.concatenate([plan.sample_ids() for plan in islice(policy.plans(), steps)])
+    if name == "torchtitan":
+        assert policy.lengths[ids].sum() == steps * 4 * 700
+        assert policy.coverage.repeated == 0 < policy.coverage.cut <= steps * 4
+        return
+    times = np.bincount(ids, minlength=1234)
+    assert policy.coverage == Coverage(lost=(times == 0).sum(), repeated=(times > 1).sum())
+
+
+def test_rows_are_added_until_all_ranks_run_equally_many():
+    assert whole_rounds([[0, 1, 2], [3], [4, 5]], [2, 0, 1], 5) == [[0, 1], [3], [4], [5], [2]]
+
+
+@pytest.mark.parametrize(
+    ("name", "samples", "row", "message"),
+    [
+        *((name, 5, 9, "5 is not a multiple of the 2 ranks") for name in ("verl", "nemo_rl", "megatron")),
+        *((name, 6, 99, "less than a row of 99 tokens for each of 2 ranks") for name in ("axolotl", "torchtitan")),
+    ],
+)
+def test_unequal_counts_and_an_epoch_without_a_step_are_refused(name, samples, row, message):
+    with pytest.raises(UsageError, match=message):
+        make_policy(name, row_problem([3] * samples, 2, row))
+
+
+def packed(lengths, workers: int, batch: int, most: int | None = None, **changes) -> TokenBudget:
+    return TokenBudget(row_problem(lengths, workers, most, batch=batch, **{"order": "shuffle", **changes}))
+
+
+@settings(max_examples=60)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=4, max_size=60),
+    workers=st.integers(1, 4),
+    most=st.sampled_from([None, 40, 41, 60, 100, 400]),
+)
+def test_every_sample_once_an_epoch_in_rows_within_the_budget(lengths, workers, most):
+    policy = packed(lengths, workers, workers, most)
+    plans = list(islice(policy.plans(), policy.steps_per_epoch))
+    once = taken(plans)
+    assert len(once) == len(set(once)) == len(lengths) - policy.coverage.lost
+    # A rank sits out no step, so that what cannot fill one more step is lost, and nothing else.
+    rows = -(-len(best_fit_decreasing(sorted(lengths, reverse=True), policy.budget_tokens)) // workers) * workers
+    assert policy.coverage == Coverage(lost=policy.coverage.lost)
+    assert (policy.coverage.lost > 0) == (len(lengths) < rows)
+    for plan in plans:
+        judge_plan(plan, policy.problem, fixed_batch=False)
+        assert {len(share) for share in plan.shares} == {1}
+        assert step_facts(plan, policy.problem).real_tokens.max() <= policy.budget_tokens
+
+
+def test_without_a_capacity_the_mean_step_has_as_many_samples_as_asked_for():
+    lengths = built_in_trace("gsm8k").lengths
+    policy = packed(lengths, 8, 256)
+    assert 256 <= len(lengths) / policy.steps_per_epoch < 256 * 1.05
+    ideal = lengths.sum() / (len(lengths) // 256 * 8)
+    assert ideal <= policy.budget_tokens < 1.01 * ideal
+
+
+def test_the_incomplete_last_step_is_kept_and_split_for_all_ranks():
+    """Five rows of 10 for two ranks: the last, of most samples, becomes two."""
+    policy = packed([10, 10, 10, 10, 4, 3, 2, 1], 2, 2, 10, order="file")
+    rows = sorted(sorted(policy.problem.lengths[row].tolist()) for row in policy.micro_batches(0))
+    assert rows == [[1, 3], [2, 4], [10], [10], [10], [10]]
+    assert policy.coverage == Coverage()
+
+
+def test_a_sample_longer_than_the_capacity_is_refused():
+    with pytest.raises(NothingFits, match="a sample of 50 tokens is longer"):
+        packed([50, 3, 3], 2, 2, 40)
+
+
+@pytest.mark.parametrize("name", UPSTREAM["multipack"])
+def test_rows_are_at_least_as_full_as_multipacks(name):
+    """Of whole steps, as multipack loses what its last one would hold; ours keeps it, and no packer needs fewer."""
+    found = UPSTREAM["multipack"][name]
+    lengths = np.array(found["lengths"]) if "lengths" in found else built_in_trace(name).lengths
+    policy = packed(lengths, found["ranks"], found["ranks"], found["row_tokens"])
+    steps, room = policy.steps_per_epoch, found["ranks"] * found["row_tokens"]
+    tokens = [int(lengths[plan.sample_ids()].sum()) for plan in islice(policy.plans(), steps)]
+    assert sum(tokens) == lengths.sum()
+    assert steps == -(-lengths.sum() // room)
+    assert (sum(tokens) - min(tokens)) / ((steps - 1) * room) >= found["fill"]
+
+
+def test_ranks_of_a_step_are_alike():
+    policy = packed(built_in_trace("lognormal").lengths, 8, 256)
+    series = run_policy(policy, policy.problem, 100)
+    assert series.max_cost.sum() <= 1.01 * series.bound.sum()
+
+
+@pytest.mark.parametrize(
+    ("row", "rows", "coverage"),
+    [(6, [[3, 3], [6], [1, 5], [2, 4]], Coverage(cut=1)), (7, [[3, 4], [6, 1]], Coverage(lost=2, cut=1))],
+)
+def test_torchtitan_by_hand(row, rows, coverage):
+    """Ranks hold 3+4+5 and 6+2+4 tokens; rows of 6 cut the 5 and the 4, and the ends beyond two rows each are none."""
+    policy = make_policy("torchtitan", row_problem([3, 4, 5, 6, 2, 4], 2, row))
+    assert [policy.lengths[ids].tolist() for ids in policy.micro_batches(0)] == rows
+    assert policy.coverage == coverage

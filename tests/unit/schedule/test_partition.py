@@ -1,8 +1,12 @@
-"""`partition` against brute force over all deals of samples to ranks."""
+"""`partition` against brute force over all deals of samples to ranks, in few operations."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
 from itertools import combinations
+from timeit import repeat
 
 import numpy as np
 import pytest
@@ -12,10 +16,12 @@ from hypothesis import strategies as st
 from plan_rules import COSTS, FLAT, first_plan, judge_plan, problem_of
 
 from dynbench.errors import NothingFits
+from dynbench.schedule import balancing, partition_search
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.evaluate import step_costs, step_facts
-from dynbench.schedule.partition_search import least_maximum, least_work, sort_longest_first
-from dynbench.schedule.policy import Problem
+from dynbench.schedule.partition_search import least_work, sort_longest_first
+from dynbench.schedule.peers.batch_peers import balanced_partitions
+from dynbench.schedule.policy import Problem, make_policy
 
 LENGTHS = st.lists(st.integers(1, 30), min_size=3, max_size=7)
 ALIKE = st.lists(st.integers(4000, 4004), min_size=3, max_size=7)
@@ -81,32 +87,61 @@ def test_of_several_ranks_that_hold_nothing_the_fastest_is_named():
         first_plan("partition", problem)
 
 
-@settings(max_examples=60)
-@given(st.integers(0, 2**32), st.integers(1, 40), COST, st.booleans())
-def test_below_the_maximum_of_a_large_batch_the_ranks_cannot_take_it_whole(seed, workers, cost, capped):
-    rng = np.random.default_rng(seed)
-    lengths = np.clip(rng.lognormal(3, 1, 120).astype(int), 1, 500)
-    weights = np.sort(cost.per_sample(cost.padded(lengths)))[::-1]
-    limits = np.sort(rng.integers(4, 20, len(weights))) if capped else np.full(len(weights), len(weights))
-    counts = least_maximum(weights, workers, limits if capped else None)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=40))
+def test_sorting_is_stable(lengths):
+    assert sort_longest_first(np.array(lengths)).tolist() == sorted(range(len(lengths)), key=lambda i: -lengths[i])
 
-    def reached(threshold: float) -> int:
-        """How many samples the ranks take, each as many as it can."""
-        start = 0
-        for _ in range(workers):
-            if start < len(weights):
-                sizes = np.arange(1, limits[start] + 1)
-                start += int(np.count_nonzero(sizes * weights[start] <= threshold))
-        return start
 
-    if counts is None:
-        assert reached(np.inf) < len(weights)
-        return
-    starts = np.cumsum([0, *counts[:-1]])
-    assert sum(counts) == len(weights)
-    assert min(counts) >= 1
-    assert (counts <= limits[starts]).all()
-    assert reached(np.nextafter((counts * weights[starts]).max(), -np.inf)) < len(weights)
+BATCH, WORKERS = 1024, 64
+
+
+def large(layout: str) -> Problem:
+    lengths = np.clip(np.random.default_rng(0).lognormal(3, 0.8, BATCH).astype(int), 2, 512)
+    return problem_of(lengths, WORKERS, layout=layout)
+
+
+def dealing(problem: Problem) -> Callable[[], object]:
+    return partial(make_policy("partition", problem).deal, [np.arange(BATCH)], 0)
+
+
+def test_an_exact_partition_takes_as_many_sweeps_as_halvings_of_its_range(monkeypatch):
+    sweeps, reaches_end = [], partition_search._reaches_end
+
+    class Counted(list):
+        def __getitem__(self, position):
+            sweeps[-1] += 1
+            return super().__getitem__(position)
+
+    def counted(cells, *arguments):
+        sweeps.append(0)
+        return reaches_end(Counted(cells), *arguments)
+
+    monkeypatch.setattr(partition_search, "_reaches_end", counted)
+    problem = large("padded")
+    dealing(problem)()
+    assert 0 < len(sweeps) <= math.log2(problem.lengths.sum())
+    assert max(sweeps) <= WORKERS, "a sweep looks at one sample of each rank"
+
+
+def test_packed_rows_take_few_rounds_of_exchanges(monkeypatch):
+    rounds, exchange = [], balancing._Table.exchange
+    monkeypatch.setattr(
+        balancing._Table, "exchange", lambda table, shift: rounds.append(shift) or exchange(table, shift)
+    )
+    dealing(large("packed"))()
+    assert len(rounds) <= 16
+
+
+@pytest.mark.clock
+@pytest.mark.parametrize(("layout", "times"), [("padded", 100), ("packed", 10)])
+def test_a_plan_is_so_many_times_faster_than_largest_differencing(layout, times):
+    """As verl has it."""
+    problem = large(layout)
+    usual = partial(balanced_partitions, problem.lengths.tolist(), WORKERS, equal_size=False)
+    slow = min(repeat(usual, number=1, repeat=2))
+    quick = min(repeat(dealing(problem), number=1, repeat=50))
+    print(f"{layout}, B={BATCH}, G={WORKERS}: {quick * 1e3:.3f} ms, verl {slow * 1e3:.1f} ms")
+    assert slow / quick > times
 
 
 @given(st.lists(st.integers(1, 60), min_size=2, max_size=8), st.integers(1, 8), st.floats(0, 100))
@@ -121,8 +156,3 @@ def test_no_split_has_less_padded_work_than_the_bound_which_is_tight_at_its_pric
     assert (bounds <= np.array(least_works) * (1 + 1e-12)).all()
     assert (bounds >= weights.sum() * (1 - 1e-12)).all()
     assert (bounds + price * numbers).min() == pytest.approx((least_works + price * numbers).min())
-
-
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=40))
-def test_sorting_is_stable(lengths):
-    assert sort_longest_first(np.array(lengths)).tolist() == sorted(range(len(lengths)), key=lambda i: -lengths[i])

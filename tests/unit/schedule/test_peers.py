@@ -1,12 +1,17 @@
-"""Balancers of others, by hand, by their rules, and where they know no capacities."""
+"""Balancers of others, by hand and by their rules, and the samplers of transformers as the Trainer deals them."""
 
+import importlib
 import sys
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
+from accelerate.data_loader import BatchSamplerShard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_rules import first_plan, heavy_tailed, plain, plans_of, problem_of, taken
+from plan_rules import first_plan, heavy_tailed, judge_plan, plain, plans_of, problem_of
+from torch.utils.data import BatchSampler
+from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.plugins import POLICIES
@@ -108,22 +113,28 @@ def test_differencing_with_equal_counts_keeps_to_its_rule(seed, ranks, more, bet
 
 @needs_prtpy
 def test_differencing_of_samples_that_cost_nothing_leaves_no_rank_idle():
-    flat = CostModel("measured", alpha=5.0, beta=0.0)
-    problem = problem_of([3, 4, 5, 6, 7], 3, cost=flat)
+    problem = problem_of([3, 4, 5, 6, 7], 3, cost=CostModel("measured", alpha=5.0, beta=0.0))
     idle = make_policy("karmarkar_karp", problem).groups(np.arange(5))
     assert min(map(len, idle)) == 0, "prtpy leaves one without"
-    plan = first_plan("karmarkar_karp", problem)
-    assert min(plan.local_batches) > 0
-    assert taken([plan]) == list(range(5))
+    judge_plan(first_plan("karmarkar_karp", problem), problem, range(5))
 
 
-def test_differencing_says_what_it_needs(monkeypatch):
-    monkeypatch.setitem(sys.modules, "prtpy", None)
+SAMPLERS = ["group_by_length", "hf_batch_rebalance"]
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "message", "hint"),
+    [
+        ("karmarkar_karp", "prtpy", "the package prtpy (", "pip install prtpy"),
+        *((name, "torch", "transformers and torch", "pip install transformers torch") for name in SAMPLERS),
+    ],
+)
+def test_what_a_peer_needs_is_said(monkeypatch, name, package, message, hint):
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UsageError) as caught:
-        make_policy("karmarkar_karp", problem_of([1, 2], 2))
-    assert caught.value.message.startswith("karmarkar_karp needs the package prtpy (")
-    assert caught.value.hint == "pip install prtpy"
-    assert "prtpy" in str(POLICIES["karmarkar_karp"].missing)
+        make_policy(name, problem_of([1, 2]))
+    assert caught.value.message.startswith(f"{name} needs {message}")
+    assert caught.value.hint == hint and package in str(POLICIES[name].missing)
 
 
 def steps_of(lengths: list[int], ranks: int, budget: int) -> float:
@@ -151,28 +162,20 @@ def test_every_rank_has_samples_within_the_token_budget(lengths, ranks):
     problem = problem_of(lengths, ranks, ranks)
     policy = make_policy("token_budget", problem)
     for plan in plans_of("token_budget", problem, 5):
-        assert len(plan.shares) == ranks
+        judge_plan(plan, problem, fixed_batch=False)
         assert step_facts(plan, problem).padded_tokens.max() <= policy.budget_tokens
-        assert min(plan.local_batches) > 0
 
 
 def test_token_budget_keeps_to_the_capacity_where_its_budget_makes_fewer_batches_than_ranks():
     """The long one and two batches of short ones are three; cut into equal counts, 7 stood beside the long one."""
     problem = problem_of([1] * 30 + [100], 4, capacity=Capacity.table([[(10, 20), (100, 2)]]))
     plan = first_plan("token_budget", problem)
-    facts = step_facts(plan, problem)
-    assert facts.capacity_violations == 0
-    assert facts.padded_tokens.max() <= make_policy("token_budget", problem).budget_tokens == 100
-    assert taken([plan]) == list(range(31))
+    judge_plan(plan, problem, range(31), fixed_batch=False)
+    most = make_policy("token_budget", problem).budget_tokens
+    assert step_facts(plan, problem).padded_tokens.max() <= most == 100
 
 
-def violations(name: str, problem: Problem, steps: int) -> int:
-    return sum(step_facts(plan, problem).capacity_violations for plan in plans_of(name, problem, steps))
-
-
-def test_token_budget_keeps_to_the_capacity():
-    problem = Problem(heavy_tailed(1_000), 2, 16, capacity=Capacity.table([[(64, 12), (2048, 3)]]))
-    assert violations("token_budget", problem, 30) == 0
+def test_a_sample_longer_than_the_capacities_has_no_token_budget():
     with pytest.raises(NothingFits, match="longer than a rank's capacity"):
         make_policy("token_budget", Problem(heavy_tailed(100), 2, 16, capacity=Capacity.table([[(64, 12)]])))
 
@@ -183,4 +186,81 @@ def test_a_baseline_without_capacities_is_known_as_one(name):
     table, layout = [[(64, 32), (128, 16), (256, 8), (512, 4), (1024, 2)]], POLICIES[name].layouts[0]
     capacity = Capacity.table(table) if layout == "padded" else PackedCapacity.uniform(1200)
     problem = Problem(heavy_tailed(4_000), 4, 16, capacity=capacity, layout=layout)
-    assert violations(name, problem, 200) > 0
+    assert any(step_facts(plan, problem).capacity_violations for plan in plans_of(name, problem, 200))
+
+
+def by_step(batches: Iterable[list[int]], parts: int) -> list[list[list[int]]]:
+    """One rank's micro-batches, by the step that accumulates them; of an incomplete last step nothing."""
+    return [list(step) for step in zip(*[iter(batches)] * parts, strict=False)]
+
+
+@pytest.fixture
+def orders(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The order of each epoch, as the installed sampler gave it, behind the batch that it groups by."""
+    given: list[list[int]] = []
+    real = LengthGroupedSampler.__iter__
+
+    def kept(sampler: LengthGroupedSampler) -> Iterator[int]:
+        given.append([sampler.batch_size, *real(sampler)])
+        return iter(given[-1][1:])
+
+    monkeypatch.setattr(LengthGroupedSampler, "__iter__", kept)
+    return given
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_group_by_length_is_the_installed_sampler_behind_a_sharded_loader(orders, parts):
+    problem = Problem(heavy_tailed(70), 2, 16, micro_batches=parts)
+    plans = plans_of("group_by_length", problem, 8)  # 4 steps an epoch, 6 samples left over
+    assert [order[0] for order in orders] == [8, 8], "the Trainer groups what a rank takes in a step"
+    for epoch, (_, *order) in enumerate(orders):
+        loader = BatchSampler(order, 8 // parts, drop_last=True)
+        for rank in range(2):
+            shard = BatchSamplerShard(loader, num_processes=2, process_index=rank)
+            dealt = [plain(plan)[rank] for plan in plans[4 * epoch : 4 * epoch + 4]]
+            assert dealt == by_step(shard, parts)
+
+
+@pytest.mark.parametrize(("samples", "ranks", "batch", "parts"), [(64, 4, 64, 1), (64, 2, 32, 2), (64, 2, 32, 3)])
+def test_batch_rebalance_is_the_installed_sampler_and_accumulates_as_it_does(samples, ranks, batch, parts):
+    problem = problem_of(heavy_tailed(samples, high=300), ranks, batch, micro_batches=parts)
+    plans = plans_of("hf_batch_rebalance", problem, samples // batch)
+    for rank in range(ranks):
+        sampler = BatchRebalanceSampler(
+            problem.lengths.tolist(), batch, dp_size=ranks, grad_accum=parts, shuffle=False, rank=rank
+        )
+        assert [plain(plan)[rank] for plan in plans] == by_step(sampler, parts)
+
+
+def test_batch_rebalance_gives_the_fastest_rank_the_dearest_micro_batch():
+    speeds = np.array([1.0, 4.0, 2.0, 3.0])
+    uneven = problem_of(heavy_tailed(32), 4, speeds=speeds)
+    plan = first_plan("hf_batch_rebalance", uneven)
+    assert sorted(plain(plan)) == sorted(plain(first_plan("hf_batch_rebalance", problem_of(uneven.lengths, 4))))
+    costs = step_costs(plan, uneven) * uneven.relative_speeds()
+    assert np.argsort(costs).tolist() == np.argsort(speeds).tolist()
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_as_many_micro_batches_as_the_capacities_ask_for_is_one_where_none_are_known(name):
+    one, auto = (plans_of(name, Problem(heavy_tailed(64), 2, 32, micro_batches=parts), 3) for parts in (1, "auto"))
+    assert list(map(plain, auto)) == list(map(plain, one))
+
+
+@pytest.mark.parametrize(
+    ("batch", "parts", "ranks"), [(9, 1, "2 ranks"), (9, "auto", "2 ranks"), (6, 2, "2 ranks times 2 micro-batches")]
+)
+def test_group_by_length_needs_equal_counts(batch, parts, ranks):
+    with pytest.raises(UsageError) as caught:
+        make_policy("group_by_length", Problem(heavy_tailed(100), 2, batch, micro_batches=parts))
+    assert caught.value.message == f"train.global_batch: {batch} is not a multiple of the {ranks}"
+    assert caught.value.hint == "group_by_length deals equal counts."
+
+
+def test_an_older_transformers_is_named(monkeypatch):
+    module = importlib.import_module("transformers.trainer_pt_utils")
+    monkeypatch.delattr(module, "BatchRebalanceSampler")
+    with pytest.raises(UsageError) as caught:
+        make_policy("hf_batch_rebalance", problem_of([1, 2]))
+    assert caught.value.message == "hf_batch_rebalance: the installed transformers has no BatchRebalanceSampler"
+    assert caught.value.hint == "Install transformers 5.23 or later."

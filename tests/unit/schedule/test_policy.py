@@ -1,4 +1,4 @@
-"""Policies, problems, orders of samples and plans on demand."""
+"""Policies, problems, orders of samples and plans on demand, also for speeds that are known or change."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from plan_rules import judge_plan, plain, problem_of
+from hypothesis import given
+from hypothesis import strategies as st
+from plan_rules import heavy_tailed, judge_plan, plain, plans_of, problem_of, taken
 
-from dynbench.errors import NothingFits, UsageError
+from dynbench.errors import UsageError
+from dynbench.lengths import SHIPPED
 from dynbench.plugins import POLICIES
-from dynbench.schedule.capacity import Capacity, PackedCapacity
+from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.evaluate import step_facts
+from dynbench.schedule.partition_unequal import SAME_SPEED, distinct_speeds
 from dynbench.schedule.plan import DataOrder
-from dynbench.schedule.policy import Planner, Problem, check_trainable, make_policy, policy_class
+from dynbench.schedule.policy import Planner, Problem, check_trainable, policy_class
 from dynbench.schedule.solve import cost_is_estimated, speedup_is_estimated
 
 LENGTHS = np.clip(np.random.default_rng(1).lognormal(3, 0.8, 70).astype(int), 1, 200)
@@ -67,31 +72,6 @@ def test_rank_g_takes_every_g_th_sample_of_the_global_batch_cut_in_order(step, c
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"capacity": Capacity.per_rank([2, 2])},
-        {"capacity": Capacity.uniform(2)},
-        {"capacity": Capacity.per_rank([1, 3])},
-        {"capacity": Capacity.uniform(2), "speeds": np.array([1.0, 0.5])},
-        {"capacity": Capacity.table([[(9, 3)]]), "micro_batches": "auto"},
-        {"capacity": Capacity.uniform(1), "micro_batches": 2},
-        {"capacity": PackedCapacity.uniform(16), "layout": "packed"},
-    ],
-)
-def test_a_check_says_of_the_same_step_what_dealing_it_would(changes):
-    policy = make_policy("partition", problem_of([10, 8, 7, 6, 5, 5, 5, 5], 2, 4, **changes))
-    good, bad = np.array([4, 5, 6, 7]), np.array([7, 0, 6, 1, 2])  # a sample more than the batch
-    policy.check([good], 3)
-    (plan,) = policy.deal([good], 3)
-    assert plan.step == 3
-    with pytest.raises(NothingFits, match=r"^step 4: ") as dealt:
-        policy.deal([good, bad], 3)
-    with pytest.raises(NothingFits) as checked:
-        policy.check([good, bad], 3)
-    assert (checked.value.message, checked.value.hint) == (dealt.value.message, dealt.value.hint)
-
-
-@pytest.mark.parametrize(
     ("changed", "message", "hint"),
     [
         (
@@ -127,3 +107,88 @@ def test_a_policy_that_cannot_train_here_is_refused_before_anything_is_launched(
 def test_lines_priced_by_a_fit_of_another_layout_are_estimates(layout, fitted_on, cost, speedup):
     line = {"layout": layout, "fitted_on": fitted_on}
     assert (cost_is_estimated(line), speedup_is_estimated(line)) == (cost, speedup)
+
+
+SECOND_SLOW = np.array([1.0, 0.25])
+
+
+@pytest.mark.parametrize("measured", [[1.0, 0.97, 1.02, 0.95], [3.0], [1.0, SAME_SPEED]])
+def test_noise_is_not_a_difference(measured):
+    assert distinct_speeds(measured) is None
+
+
+@pytest.mark.parametrize(
+    ("measured", "classes"),
+    [([20, 10, 9], [1, 0.475, 0.475]), ([10.0, 5.1, 9.8, 5.0, 9.4], [1, 5.05 / 9.8, 1, 5.05 / 9.8, 1])],
+)
+def test_classes_get_their_median_relative_to_the_fastest(measured, classes):
+    assert distinct_speeds(measured) == pytest.approx(np.array(classes))
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=12))
+def test_no_rank_is_far_from_its_class(measured):
+    found = distinct_speeds(measured)
+    speeds = np.array(measured) / max(measured)
+    if found is None:
+        assert speeds.min() >= SAME_SPEED * (1 - 1e-12)
+    else:
+        assert found.max() == 1
+        ratio = found / speeds
+        assert ratio.max() / ratio.min() <= 1 / SAME_SPEED**2 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("known", "least", "most"), [(True, 1, 1.1), (False, 1.5, 3)])
+def test_known_speeds_bring_one_slow_rank_of_four_within_a_tenth_of_the_bound(known, least, most):
+    lengths = np.random.default_rng(0).permutation(SHIPPED["sst2"])
+    problem = Problem(lengths, 4, 64, speeds=np.array([1.0, 1.0, 1.0, 0.5]), micro_batches=4)
+    blind = Problem(lengths, 4, 64, micro_batches=4)
+    facts = [step_facts(plan, problem) for plan in plans_of("partition", problem if known else blind, 20)]
+    assert least <= sum(step.max_cost for step in facts) / sum(step.bound for step in facts) < most
+
+
+@pytest.mark.parametrize(("seed", "most"), [(0, 1.28), (1, 1.27)])
+def test_more_ranks_than_are_searched_are_swept_by_speed_and_by_capacity(seed, most):
+    """One of the two is worse by 3 % here, and each is the better one once."""
+    rng = np.random.default_rng(seed)
+    speeds, capacity = rng.uniform(0.3, 1, 13), Capacity.per_rank(rng.permutation(np.arange(6, 19)).tolist())
+    problem = Problem(heavy_tailed(640, seed), 13, 104, capacity=capacity, speeds=speeds)
+    plans = plans_of("partition", problem, 3)
+    facts = [step_facts(plan, problem) for plan in plans]
+    assert {plan.exact for plan in plans} == {"none"}
+    assert sum(step.max_cost for step in facts) <= most * sum(step.bound for step in facts)
+
+
+@pytest.mark.parametrize(("policy", "changes"), [("partition", {}), ("window", {"window": 4}), ("prefix", {})])
+def test_changed_speeds_lose_no_sample_and_take_none_twice(policy, changes):
+    problem = Problem(LENGTHS, 2, 8, seed=3, **changes)
+    planner, plans = Planner(policy, problem), []
+    for step in range(8):
+        if step == 3:
+            planner.change_speeds(SECOND_SLOW)
+        plans.append(planner.plan(step))
+        judge_plan(plans[-1], problem)
+    if policy == "prefix":
+        for rank in range(2):
+            mine = np.concatenate([plan.shares[rank][0] for plan in plans])
+            stream = np.concatenate([problem.data_order().permutation(epoch)[rank::2] for epoch in range(2)])
+            assert mine.tolist() == stream[: len(mine)].tolist()
+    else:
+        assert taken(plans) == sorted(problem.data_order().epoch_batches(0)[:8].ravel().tolist())
+    tokens = np.sum([step_facts(plan, problem).padded_tokens for plan in plans[4:]], axis=0)
+    assert tokens[0] > 2 * tokens[1]
+
+
+def test_a_window_that_has_begun_is_ended_with_the_old_speeds():
+    problem = Problem(LENGTHS, 2, 8, window=4)
+    steady, changed = Planner("window", problem), Planner("window", problem)
+    for step in range(8):
+        if step == 1:
+            changed.change_speeds(SECOND_SLOW)
+        assert (plain(steady.plan(step)) == plain(changed.plan(step))) == (step < 4)
+
+
+def test_speeds_that_became_equal_are_planned_as_equal():
+    planner = Planner("partition", Problem(LENGTHS, 2, 8, speeds=SECOND_SLOW))
+    assert planner.plan(0).exact == "maximum"
+    planner.change_speeds(None)
+    assert planner.plan(1).exact == "both"

@@ -49,22 +49,30 @@ def test_text_holds_a_number_a_line_and_tables_one_column():
     assert encode_trace(LENGTHS, Path("trace.CSV")) == b"length\n12\n3\n448\n7\n"
 
 
-@pytest.mark.parametrize("name", ["two.csv", "two.jsonl"])
-def test_a_column_is_named_and_train_is_told_of_it(tmp_path, name):
-    path = written(tmp_path / name, pl.DataFrame({"id": [1, 2], "tokens": [5, 6]}))
-    with pytest.raises(DataError, match=r"no column 'length'; it has id, tokens"):
-        load_trace(str(path))
-    trace = load_trace(str(path), "tokens")
-    assert trace.lengths.tolist() == [5, 6]
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_columns_are_named_and_train_is_told_of_them(tmp_path, suffix):
+    frame = pl.DataFrame({"tokens": [5, 6, 7], "patches": [0, 196, 64], "name": ["a", "b", "c"]})
+    path = written(tmp_path / f"three{suffix}", frame)
+    trace = load_trace(str(path), "tokens", "patches")
+    assert (trace.lengths.tolist(), trace.second.tolist()) == ([5, 6, 7], [0, 196, 64])
+    assert trace.cut(5).second.tolist() == [0, 196, 64]
     assert trace.workload == {
         "workload.dataset": "lengths",
         "workload.data_path": str(path),
         "workload.length_column": "tokens",
+        "workload.second_column": "patches",
     }
-    only = written(tmp_path / "one.parquet", pl.DataFrame({"tokens": [5, 6]}))
-    assert load_trace(str(only)).lengths.tolist() == [5, 6]
-    with pytest.raises(DataError, match="no column 'length'"):
-        load_trace(str(only), "length")
+    only = load_trace(str(written(tmp_path / f"one{suffix}", frame[["tokens"]])))
+    assert (only.lengths.tolist(), only.second) == ([5, 6, 7], None)
+    for columns, said in (
+        ((), "no column 'length'; it has tokens, patches, name"),
+        (("length",), "no (column|field) 'length'"),
+        (("tokens", "patch"), "no (column|field) 'patch'"),
+        (("tokens", "name"), "name|row 1"),
+    ):
+        with pytest.raises(DataError, match=said) as caught:
+            load_trace(str(path), *columns)
+        assert caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["bare.csv", "bare.txt", "bare.jsonl"])
@@ -75,17 +83,12 @@ def test_bare_numbers_need_no_header(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("neg.csv", "length\n3\n-5\n", "row 2: length -5,"),
         ("frac.csv", "length\n3\n4\n4.5\n", "row 3: length 4.5,"),
         ("word.csv", "length\n3\nlong\n", "row 2: length 'long',"),
         ("hole.csv", "length\n3\n\n5\n", "row 2: length missing,"),
-        ("nan.csv", "length\n3\nnan\n", "row 2: length missing,"),
-        ("huge.csv", "length\n99999999999\n", "row 1: length 99999999999,"),
-        ("null.jsonl", '{"length": 3}\n{"length": null}\n', "row 2: length missing,"),
         ("flag.jsonl", '{"length": true}\n', "row 1: length True,"),
         ("text.jsonl", '{"length": "3"}\n', "row 1: length '3',"),
         ("huge.jsonl", '{"length": 3}\n{"length": 1' + "0" * 30 + "}\n", "row 2: length 1" + "0" * 30 + ","),
-        ("nan.npy", np.array([1.0, np.nan]), "row 2: length missing,"),
         ("inf.npy", np.array([1.0, np.inf]), "row 2: length inf,"),
         ("zero.npy", np.array([3, 0]), "row 2: length 0,"),
         ("huge.npy", np.array([2**63], dtype=np.uint64), "row 1: length 9223372036854775808,"),
@@ -96,8 +99,6 @@ def test_bare_numbers_need_no_header(tmp_path, name):
         ("empty.npy", np.array([], dtype=int), "the trace is empty"),
         ("many.npy", {"a": LENGTHS}, "holds several arrays"),
         ("null.parquet", pl.DataFrame({"length": [1, None]}), "row 2: length missing,"),
-        ("frac.parquet", pl.DataFrame({"length": [1.5]}), "row 1: length 1.5,"),
-        ("text.parquet", pl.DataFrame({"length": ["1", "x"]}), "row 2: length 'x',"),
         ("list.parquet", pl.DataFrame({"length": [[1], [2]]}), "holds List"),
         ("empty.parquet", pl.DataFrame({"length": []}, schema={"length": pl.Int64}), "the trace is empty"),
         ("empty.csv", "", "the trace is empty"),
@@ -106,7 +107,6 @@ def test_bare_numbers_need_no_header(tmp_path, name):
         ("torn.jsonl", '{"length": 3}\n{"len', "row 2: not JSON"),
         ("other.jsonl", '{"length": 3}\n{"size": 4}\n', "row 2: no field 'length'; it has size"),
         ("binary.jsonl", b"\xff\xfe\n", "not a readable text file"),
-        ("not.parquet", "text", "not a readable parquet file"),
         ("not.npy", "text", "not a readable .npy array"),
         ("trace.xls", "3\n", "unknown trace format '.xls'"),
     ],
@@ -139,21 +139,6 @@ def test_a_bad_second_number_is_named(tmp_path, name, content, said):
 def test_a_distribution_has_no_second_column():
     with pytest.raises(UsageError, match="--second-column: 'patches' is no column of sst2"):
         load_trace("sst2", None, "patches")
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_a_second_column_is_read_and_trained_with(tmp_path, suffix):
-    frame = pl.DataFrame({"length": [5, 6, 7], "patches": [0, 196, 64], "name": ["a", "b", "c"]})
-    path = written(tmp_path / f"two{suffix}", frame)
-    trace = load_trace(str(path), None, "patches")
-    assert (trace.lengths.tolist(), trace.second.tolist()) == ([5, 6, 7], [0, 196, 64])
-    assert trace.workload["workload.second_column"] == "patches"
-    assert trace.cut(5).second.tolist() == [0, 196, 64]
-    assert load_trace(str(path)).second is None
-    for column, said in (("patch", "no (column|field) 'patch'"), ("name", "name|row 1")):
-        with pytest.raises(DataError, match=said) as caught:
-            load_trace(str(path), None, column)
-        assert caught.value.hint
 
 
 def test_arrays_and_lines_are_read_without_polars(tmp_path, monkeypatch):
