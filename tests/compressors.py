@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -132,25 +133,22 @@ class Channel:
 
 def on_threads(ranks: int, work: Callable[[Any], Any]) -> list[Any]:
     """What `work` gives on every rank's channel."""
-    meet, table, results = threading.Barrier(ranks, timeout=60), [None] * ranks, [None] * ranks
-    errors: list[BaseException] = []
+    meet, table = threading.Barrier(ranks, timeout=60), [None] * ranks
 
-    def run(rank: int) -> None:
+    def run(rank: int) -> Any:
         try:
             with torch.no_grad():
-                results[rank] = work(Channel(rank, ranks, meet, table))
-        except BaseException as error:
-            errors.append(error)
+                return work(Channel(rank, ranks, meet, table))
+        except BaseException:
             meet.abort()
+            raise
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(ranks) as pool:
+        done = [pool.submit(run, rank) for rank in range(ranks)]
+    errors = [each.exception() for each in done if each.exception()]
     for error in sorted(errors, key=lambda each: isinstance(each, threading.BrokenBarrierError)):
         raise error
-    return results
+    return [each.result() for each in done]
 
 
 def same_bits(tensors: Sequence[Tensor]) -> bool:
