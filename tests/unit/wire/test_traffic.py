@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 
-import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from set_clock import SetClock
 
 from dynbench.clock import NS_PER_MS
@@ -14,20 +15,10 @@ from dynbench.wire.segment import Segment, lay_out
 from dynbench.wire.traffic import SENT, Ledger, Traffic, union_ms
 
 
-@pytest.mark.parametrize(
-    ("spans", "length"),
-    [
-        ([], 0),
-        ([(1, 3)], 2),
-        ([(1, 3), (5, 6)], 3),
-        ([(5, 6), (1, 3), (2, 5.5)], 5),
-        ([(0, 10), (2, 3), (4, 10)], 10),
-        ([(0, 1), (1, 2)], 2),
-        ([(-2, -1), (-1.5, 0)], 2),
-    ],
-)
-def test_the_union_of_intervals(spans: list[tuple[float, float]], length: float) -> None:
-    assert union_ms([(start * NS_PER_MS, end * NS_PER_MS) for start, end in spans]) == length
+@given(st.lists(st.tuples(st.integers(-9, 9), st.integers(0, 9))))
+def test_the_union_of_intervals(spans: list[tuple[int, int]]) -> None:
+    covered = {ms for start, length in spans for ms in range(start, start + length)}
+    assert union_ms([(start * NS_PER_MS, (start + length) * NS_PER_MS) for start, length in spans]) == len(covered)
 
 
 def sent(traffic: Traffic) -> list[tuple[str, int, float]]:
