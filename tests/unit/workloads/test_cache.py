@@ -135,13 +135,6 @@ def test_what_is_wrong_with_a_text_is_raised_with_its_number(tmp_path):
         written(tmp_path / "a", [*TEXTS[:22], "", "x"])
     load_or_tokenise(tmp_path / "b", FACTS, replace(texts_of(["", ""]), may_be_empty=True))
 
-    def read() -> Iterator[str]:
-        yield from TEXTS[:30]
-        raise DataError("line 31")
-
-    with pytest.raises(DataError, match="line 31"):
-        load_or_tokenise(tmp_path / "c", FACTS, replace(texts_of(), read=read))
-
 
 def test_a_killed_writer_leaves_what_another_continues(tmp_path, whole, caplog):
     process = FORK.Process(target=load_or_tokenise, args=(tmp_path / "b", FACTS, texts_of(encode=Letters("30"))))
