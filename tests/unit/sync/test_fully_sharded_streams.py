@@ -209,6 +209,7 @@ def test_phases_are_what_computes_and_all_else_is_sync(
         forward, backward = (BLOCKS * micro_batches * each for each in (FORWARD_MS, BACKWARD_MS))
         assert (phases["forward"], phases["backward"]) == pytest.approx((forward, backward))
         assert phases["sync"] == pytest.approx(step.ended - step.begun - forward - backward)
-        assert phases["sync"] > 0, "the last reduce-scatter at least"
+        sent = [call.operation for call in step.wire.calls].count("reduce_scatter")
+        assert phases["sync"] > 0 and sent == BLOCKS + 1, "of every block and of the rest"
         hidden = hidden_ms(step.wire.calls, step.timer.synchronised.spans_ns)
         assert hidden == pytest.approx(step.overlap_ms())

@@ -200,7 +200,6 @@ def test_equal_seeds_give_equal_weights_also_where_the_class_ignores_them(tmp_pa
         "    def __init__(self, config): ...",
         "    loss = None",
         "    eval_sums = None",
-        "    def loss(self, model): ...",
         WEIGHED.replace("data.lengths % 3", "data.lengths * 0"),
         "    positions = 8",
         "    positions = 'all'",
@@ -222,6 +221,11 @@ def test_what_breaks_the_protocol_is_refused_where_it_happens(tmp_path, body):
         model, batch = workload.build_model(0), batch_of(workload, IDS)
         workload.loss(model, batch)
         workload.eval_sums(model, batch)
+
+
+def test_a_signature_is_told_beside_the_one_that_is_expected(tmp_path):
+    with pytest.raises(UsageError, match=r"mine\.py:Mine: loss\(model\); expected loss\(model, batch\)"):
+        build(tmp_path, "    def loss(self, model): ...")
 
 
 @pytest.mark.parametrize(
