@@ -74,8 +74,7 @@ def in_flight(rank: int, forms: Sequence[str]) -> list[bool]:
                 if waits:
                     futures[-1].wait()
             results.append([future.wait() for future in futures])
-            wire._jobs.put(None)
-            wire._thread.join()
+            wire.close()
         found.append(all(map(torch.equal, *results)))
     return found
 

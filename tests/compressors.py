@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -19,37 +20,14 @@ from dynbench.config.layers import load_config
 from dynbench.plugins import COMPRESSORS
 
 FORMS = (
-    "fp16",
-    "bf16",
-    "bf16 rounding=stochastic",
-    "int8",
-    "int8 num_bits=4",
-    "fp8",
-    "fp8 format=e5m2",
-    "qsgd",
-    "qsgd bits=2 bucket_elements=7",
-    "qsgd bits=8",
-    "qsgd contractive=true",
-    "natural",
-    "natural contractive=true",
-    "nc",
-    "topk",
-    "topk ratio=0.3",
-    "randomk ratio=0.25",
-    "randomk contractive=true ratio=0.25",
-    "threshold",
-    "threshold threshold=0",
-    "thresholdv threshold=0.5",
-    "signsgd",
-    "signsgd error_feedback=false",
-    "onebit",
-    "topk+fp16",
-    "topk+int8",
-    "topk+int8 num_bits=4 ratio=0.3",
-    "topk+qsgd",
-    "randomk+fp16 ratio=0.25",
-    "randomk+qsgd ratio=0.25 bits=8",
-    "threshold+fp16",
+    *("fp16", "bf16", "bf16 rounding=stochastic", "int8", "int8 num_bits=4", "fp8", "fp8 format=e5m2"),
+    *("qsgd", "qsgd bits=2 bucket_elements=7", "qsgd bits=8", "qsgd contractive=true"),
+    *("natural", "natural contractive=true", "nc"),
+    *("topk", "topk ratio=0.3", "randomk ratio=0.25", "randomk contractive=true ratio=0.25"),
+    *("threshold", "threshold threshold=0", "thresholdv threshold=0.5"),
+    *("signsgd", "signsgd error_feedback=false", "onebit"),
+    *("topk+fp16", "topk+int8", "topk+int8 num_bits=4 ratio=0.3", "topk+qsgd"),
+    *("randomk+fp16 ratio=0.25", "randomk+qsgd ratio=0.25 bits=8", "threshold+fp16"),
 )
 """Compressors with their options."""
 OWN = ("powersgd", "gradiveq slice_elements=8 components=3 refresh_every=3", "sketch ratio=0.1")
@@ -132,25 +110,22 @@ class Channel:
 
 def on_threads(ranks: int, work: Callable[[Any], Any]) -> list[Any]:
     """What `work` gives on every rank's channel."""
-    meet, table, results = threading.Barrier(ranks, timeout=60), [None] * ranks, [None] * ranks
-    errors: list[BaseException] = []
+    meet, table = threading.Barrier(ranks, timeout=60), [None] * ranks
 
-    def run(rank: int) -> None:
+    def run(rank: int) -> Any:
         try:
             with torch.no_grad():
-                results[rank] = work(Channel(rank, ranks, meet, table))
-        except BaseException as error:
-            errors.append(error)
+                return work(Channel(rank, ranks, meet, table))
+        except BaseException:
             meet.abort()
+            raise
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(ranks) as pool:
+        done = [pool.submit(run, rank) for rank in range(ranks)]
+    errors = [each.exception() for each in done if each.exception()]
     for error in sorted(errors, key=lambda each: isinstance(each, threading.BrokenBarrierError)):
         raise error
-    return results
+    return [each.result() for each in done]
 
 
 def same_bits(tensors: Sequence[Tensor]) -> bool:

@@ -8,22 +8,6 @@ from pathlib import Path
 from typing import Any
 
 
-def _empty(content: bytes) -> bytes:
-    return b""
-
-
-def _half(content: bytes) -> bytes:
-    return content[: len(content) // 2]
-
-
-def _garbage(content: bytes) -> bytes:
-    return b"\x00\xff{[" + bytes(reversed(content))
-
-
-def _twice(content: bytes) -> bytes:
-    return content + content
-
-
 def _later(content: bytes) -> bytes:
     """As a version would write it that knows other keys and columns."""
     first, newline, rest = content.partition(b"\n")
@@ -34,10 +18,10 @@ def _later(content: bytes) -> bytes:
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "empty": _empty,
-    "truncated": _half,
-    "corrupted": _garbage,
-    "duplicated": _twice,
+    "empty": lambda content: b"",
+    "truncated": lambda content: content[: len(content) // 2],
+    "corrupted": lambda content: b"\x00\xff{[" + bytes(reversed(content)),
+    "duplicated": lambda content: content + content,
     "foreign": _later,
 }
 

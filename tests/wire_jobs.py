@@ -188,18 +188,6 @@ def groups_left(rank: int) -> tuple[int, int]:
     return before, len(dist.distributed_c10d._world.pg_map)
 
 
-def kernel_bytes(work: Callable[[], object]) -> int:
-    """Bytes that the kernel counts as sent by this rank while all ranks do some work."""
-    dist.barrier()
-    sent = SentBytes(counts=True)
-    work()
-    dist.barrier()
-    found = sent.take()
-    dist.barrier()  # a rank that closes its group closes the other's connections, with what they counted
-    assert found is not None
-    return found
-
-
 def beyond_the_formula(
     rank: int, operation: str, elements: int, calls: int, past_the_wire: bool = False
 ) -> tuple[float, float]:
@@ -227,7 +215,14 @@ def beyond_the_formula(
 
         call()
         channel.ledger.take()
-        counted = kernel_bytes(lambda: [call() for _ in range(calls)])
+        dist.barrier()
+        sent = SentBytes(counts=True)
+        for _ in range(calls):
+            call()
+        dist.barrier()
+        counted = sent.take()
+        dist.barrier()  # a rank that closes its group closes the other's connections, with what they counted
+        assert counted is not None
         calculated = channel.ledger.take().bytes_wire
         return counted / calculated, (counted - calculated) / calls / others
 

@@ -35,31 +35,28 @@ class Counting(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_what_an_optimizer_keeps_in_its_groups_goes_on_and_is_part_of_the_state() -> None:
+def test_it_steps_as_the_optimizer_that_it_divides_and_goes_on_from_its_state() -> None:
+    """By the loss of a closure, with what is kept in the group."""
     weight = nn.Parameter(torch.ones(1))
-    optimizer = ShardedOptimizer([weight], Counting, lr=0.1)
-    for count in (1, 2, 3):
-        weight.grad = torch.ones(1)
-        optimizer.step()
-        assert optimizer.state_dict()["param_groups"][0]["steps"] == count
+
+    def stepped(optimizer: torch.optim.Optimizer, steps: int = 3) -> tuple[list[float], float, int]:
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = weight.square().sum()
+            loss.backward()
+            return loss
+
+        losses = [optimizer.step(closure).item() for _ in range(steps)]
+        return losses, weight.item(), optimizer.state_dict()["param_groups"][0]["steps"]
+
+    whole = stepped(Counting([weight], lr=0.1))
+    nn.init.ones_(weight)
+    first = ShardedOptimizer([weight], Counting, lr=0.1)
+    first_losses, _, counted = stepped(first, 2)
     again = ShardedOptimizer([weight], Counting, lr=0.1)
-    again.load_state_dict(optimizer.state_dict())
-    again.step()
-    assert again.param_groups[0]["steps"] == 4
-
-
-def test_a_closure_is_evaluated_and_its_loss_returned() -> None:
-    weight = nn.Parameter(torch.ones(1))
-    optimizer = ShardedOptimizer([weight], torch.optim.SGD, lr=0.1)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = (2 * weight).sum()
-        loss.backward()
-        return loss
-
-    assert float(optimizer.step(closure)) == 2.0
-    assert float(weight) == pytest.approx(0.8)
+    again.load_state_dict(first.state_dict())
+    last_losses, *ended = stepped(again, 1)
+    assert (counted, ([*first_losses, *last_losses], *ended)) == (2, whole)
 
 
 def test_a_parameter_that_is_given_twice_is_stepped_once() -> None:

@@ -3,74 +3,61 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
-import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from set_clock import SetClock
 
 from dynbench.clock import NS_PER_MS
 from dynbench.runs.records import Call
 from dynbench.wire.segment import Segment, lay_out
-from dynbench.wire.traffic import SENT, Ledger, Traffic, union_ms
+from dynbench.wire.traffic import SENT, Ledger, union_ms
 
 
-@pytest.mark.parametrize(
-    ("spans", "length"),
-    [
-        ([], 0),
-        ([(1, 3)], 2),
-        ([(1, 3), (5, 6)], 3),
-        ([(5, 6), (1, 3), (2, 5.5)], 5),
-        ([(0, 10), (2, 3), (4, 10)], 10),
-        ([(0, 1), (1, 2)], 2),
-        ([(-2, -1), (-1.5, 0)], 2),
-    ],
+@given(st.lists(st.tuples(st.integers(-9, 9), st.integers(0, 9))))
+def test_the_union_of_intervals(spans: list[tuple[int, int]]) -> None:
+    covered = {ms for start, length in spans for ms in range(start, start + length)}
+    assert union_ms([(start * NS_PER_MS, (start + length) * NS_PER_MS) for start, length in spans]) == len(covered)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([*SENT]), st.integers(-1, 2), st.integers(0, 9), st.integers(0, 9))),
+    st.lists(st.integers(0, 18), max_size=2).map(sorted),
 )
-def test_the_union_of_intervals(spans: list[tuple[float, float]], length: float) -> None:
-    assert union_ms([(start * NS_PER_MS, end * NS_PER_MS) for start, end in spans]) == length
-
-
-def sent(traffic: Traffic) -> list[tuple[str, int, float]]:
-    """Operation, bytes and milliseconds of every call."""
-    return [(call.operation, call.bytes_wire, (call.end_ns - call.start_ns) / NS_PER_MS) for call in traffic.calls]
-
-
-def test_overlapping_calls_count_each_and_once_together() -> None:
-    clock = SetClock()
+def test_calls_are_counted_once_over_and_numbered_by_who_takes_part(
+    calls: list[tuple[str, int, int, int]], looks: list[int]
+) -> None:
+    """On a GPU a call has ended for the host before its mark on the device has happened; ranks find calls by number."""
+    clock, numbers, wanted = SetClock(), Counter[tuple[str, int]](), []
     ledger = Ledger(clock)
+    for operation, peer, start, length in calls:
+        clock.now = start
+        entry = ledger.begin(operation, 12, 4, peer)
+        clock.now = start + length
+        ledger.end(entry)
+        among, spent = ("" if peer < 0 else operation, peer), (start * NS_PER_MS, (start + length) * NS_PER_MS)
+        wanted.append(Call(operation, peer, numbers[among], SENT[operation](12, 4), *spent))
+        numbers[among] += 1
+    for look in (*looks, 18):
+        clock.now = look
+        over = [call for call in wanted if call.end_ns <= look * NS_PER_MS]
+        wanted = [call for call in wanted if call not in over]
+        traffic = ledger.take()
+        assert traffic.calls == over and traffic.bytes_wire == sum(call.bytes_wire for call in over)
+        assert traffic.sum_ms * NS_PER_MS == sum(call.end_ns - call.start_ns for call in over)
+        assert traffic.busy_ms == union_ms((call.start_ns, call.end_ns) for call in over)
+
+
+def test_what_was_handed_in_is_told_at_once_and_nothing_is_idle_before_it_ends() -> None:
+    ledger = Ledger(SetClock())
     ledger.hand_in(400)
-    first = ledger.begin("all_reduce", 100, 4)
-    clock.now = 2
-    second = ledger.begin("all_reduce", 300, 4)
-    clock.now = 5
-    ledger.end(second)
-    clock.now = 6
-    ledger.end(first)
-    gather = ledger.begin("all_gather", 10, 4)
-    clock.now = 10
-    assert not ledger.idle
-    traffic = ledger.take()
-    assert sent(traffic) == [("all_reduce", 150, 6), ("all_reduce", 450, 3)]
-    assert (traffic.busy_ms, traffic.bytes_raw, traffic.bytes_wire) == (6, 400, 600)
-    assert traffic.sum_ms == 9
-    ledger.end(gather)
-    assert ledger.idle
-    traffic = ledger.take()
-    assert sent(traffic) == [("all_gather", 30, 4)]
-    assert (traffic.busy_ms, traffic.bytes_raw) == (4, 0)
-    assert sent(ledger.take()) == []
-
-
-def test_what_the_device_has_not_done_comes_next_time() -> None:
-    """On a GPU an operation is over for the host long before its mark on the device has happened."""
-    clock = SetClock()
-    ledger = Ledger(clock)
     entry = ledger.begin("all_gather", 10, 4)
+    assert not ledger.idle
+    assert (ledger.take().bytes_raw, ledger.take().bytes_raw) == (400, 0)
     ledger.end(entry)
-    entry.end = 7.0
-    assert sent(ledger.take()) == []
-    clock.now = 7
-    assert sent(ledger.take()) == [("all_gather", 30, 7)]
+    assert ledger.idle
 
 
 def test_what_averages_gradients_is_told_from_the_rest() -> None:
@@ -104,17 +91,3 @@ def test_segments_lie_one_after_the_other() -> None:
     assert segments[1].of(flat).item() == 6
     segments[2].of(flat).zero_()
     assert flat[7:].tolist() == [0, 0]
-
-
-def test_calls_are_numbered_by_who_takes_part() -> None:
-    """So that those of several ranks find each other, whatever a rank sent to a third one in between."""
-    ledger = Ledger(SetClock())
-    calls = [
-        *(("send", 2, 0), ("all_reduce", -1, 0), ("receive", 2, 0), ("send", 1, 0), ("broadcast", -1, 1)),
-        *(("send", 2, 1), ("all_gather", -1, 2)),
-    ]
-    for operation, peer, _ in calls:
-        ledger.end(ledger.begin(operation, 12, 4, peer))
-    assert [(call.operation, call.peer, call.number) for call in ledger.take().calls] == calls
-    ledger.end(ledger.begin("all_gather", 12, 4))
-    assert ledger.take().calls == [Call("all_gather", -1, 3, 36, 0, 0)]

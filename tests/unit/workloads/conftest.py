@@ -32,8 +32,9 @@ def vocab_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory, vocab_file: Path) -> Path:
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as transformers saves it: a headless DistilBERT of 64 positions, and its tokenizer."""
+    import tokenizers
     import torch
     import transformers
 
@@ -44,22 +45,11 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, vocab_file: Path) -> 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         transformers.DistilBertModel(config).save_pretrained(folder)
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=_wordpiece(vocab_file),
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-    )
-    tokenizer.save_pretrained(folder)
+    vocabulary = {word: index for index, word in enumerate(SPECIAL + WORDS)}
+    backend = tokenizers.Tokenizer.from_str(tokenizers.BertWordPieceTokenizer(vocabulary, lowercase=True).to_str())
+    special = {f"{word[1:-1].lower()}_token": word for word in SPECIAL[:4]}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(folder)
     return folder
-
-
-def _wordpiece(vocab_file: Path):
-    import tokenizers
-
-    vocabulary = {word: index for index, word in enumerate(vocab_file.read_text(encoding="utf-8").split())}
-    return tokenizers.Tokenizer.from_str(tokenizers.BertWordPieceTokenizer(vocab=vocabulary, lowercase=True).to_str())
 
 
 @pytest.fixture
@@ -76,12 +66,3 @@ def cache_on_hub() -> Callable[..., Path]:
         return snapshot
 
     return put
-
-
-@pytest.fixture
-def tsv_file(tmp_path: Path) -> Path:
-    """Forty short reviews, good ones labelled 1."""
-    rows = [f"the {'very ' * (i % 3)}{'good' if i % 2 else 'bad'} film .\t{i % 2}" for i in range(40)]
-    path = tmp_path / "reviews.tsv"
-    path.write_text("sentence\tlabel\n" + "\n".join(rows) + "\n", encoding="utf-8")
-    return path

@@ -11,9 +11,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from multiprocessing.process import BaseProcess
-from multiprocessing.queues import SimpleQueue
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import numpy as np
@@ -138,30 +135,10 @@ def test_what_is_wrong_with_a_text_is_raised_with_its_number(tmp_path):
         written(tmp_path / "a", [*TEXTS[:22], "", "x"])
     load_or_tokenise(tmp_path / "b", FACTS, replace(texts_of(["", ""]), may_be_empty=True))
 
-    def read() -> Iterator[str]:
-        yield from TEXTS[:30]
-        raise DataError("line 31")
-
-    with pytest.raises(DataError, match="line 31"):
-        load_or_tokenise(tmp_path / "c", FACTS, replace(texts_of(), read=read))
-
-
-def writer(folder: Path, texts: SimpleQueue, together: Barrier, stop: str = "none") -> BaseProcess:
-    """A process that writes, puts how many texts it tokenised, and is killed at a text that ends so."""
-
-    def write() -> None:
-        encode = Letters(stop)
-        together.wait()
-        load_or_tokenise(folder, FACTS, texts_of(encode=encode))
-        texts.put(len(encode.seen))
-
-    process = FORK.Process(target=write)
-    process.start()
-    return process
-
 
 def test_a_killed_writer_leaves_what_another_continues(tmp_path, whole, caplog):
-    process = writer(tmp_path / "b", FORK.SimpleQueue(), FORK.Barrier(1), "30")
+    process = FORK.Process(target=load_or_tokenise, args=(tmp_path / "b", FACTS, texts_of(encode=Letters("30"))))
+    process.start()
     process.join()
     record = json.loads((tmp_path / "b" / RECORD).read_text())
     done = sum(entry is not None for entry in record["shards"])
@@ -174,11 +151,9 @@ def test_a_killed_writer_leaves_what_another_continues(tmp_path, whole, caplog):
 
 
 def test_of_several_at_once_one_writes(tmp_path):
-    texts, together = FORK.SimpleQueue(), FORK.Barrier(3)
-    for process in [writer(tmp_path / "a", texts, together) for _ in range(3)]:
-        process.join()
-    each = [texts.get() for _ in range(3) if not texts.empty()]
-    assert sorted(each) == [0, 0, len(TEXTS)]
+    with FORK.Pool(3, initializer=FORK.Barrier(3).wait) as pool:
+        each = pool.map(written, [tmp_path / "a"] * 3, chunksize=1)
+    assert sorted(map(len, each)) == [0, 0, len(TEXTS)]
 
 
 def test_the_folder_is_the_named_one_else_the_users(monkeypatch, tmp_path):

@@ -14,59 +14,32 @@ def data_of(samples: list[list[int]]) -> TokenisedData:
     return TokenisedData.from_samples(samples, np.arange(len(samples), dtype=np.int64))
 
 
-@given(samples_of)
-def test_lengths_are_those_of_the_samples(samples):
-    data = data_of(samples)
-    assert data.lengths.tolist() == [len(sample) for sample in samples]
-    assert len(data) == len(samples)
-
-
 @pytest.mark.slow
-@given(samples_of, st.data())
-def test_take_renumbers_in_the_order_asked_for(samples, draw):
-    ids = draw.draw(st.lists(st.integers(0, len(samples) - 1), max_size=8))
-    taken = data_of(samples).take(np.array(ids, dtype=np.int64))
-    expected = TokenisedData.from_samples([samples[i] for i in ids], np.array(ids, dtype=np.int64))
-    assert taken.fingerprint == expected.fingerprint
-
-
-@given(samples_of, st.integers(2, 10))
-def test_truncate_keeps_the_last_token_last(samples, max_length):
-    expected = [s if len(s) <= max_length else [*s[: max_length - 1], s[-1]] for s in samples]
-    assert data_of(samples).truncate(max_length).fingerprint == data_of(expected).fingerprint
-
-
-@pytest.mark.slow
-@given(samples_of, st.lists(st.integers(2, 10), min_size=1, max_size=3), st.data())
-def test_what_truncation_took_stays_with_its_sample(samples, limits, draw):
-    data = data_of(samples)
+@given(samples_of, st.lists(st.integers(2, 10), max_size=3), st.integers(0, 5), st.data())
+def test_cut_taken_and_padded_samples_are_as_lists_are(samples, limits, extra, draw):
+    """Of a cut sample the last token stays the last."""
+    data, whole = data_of(samples), [*map(len, samples)]
     for limit in limits:
         data = data.truncate(limit)
-    ids = np.array(draw.draw(st.lists(st.integers(0, len(samples) - 1), min_size=1, max_size=8)), dtype=np.int64)
-    removed = [max(0, len(samples[i]) - min(limits)) for i in ids]
-    described = data.take(ids).describe()
-    assert (described["cut_samples"], described["cut_tokens"]) == (sum(count > 0 for count in removed), sum(removed))
-    assert described["classes"] == len(set(ids.tolist()))
-
-
-@pytest.mark.slow
-@given(samples_of, st.integers(0, 5), st.data())
-def test_padded_equals_padding_by_hand(samples, extra, draw):
-    ids = draw.draw(st.lists(st.integers(0, len(samples) - 1), min_size=1, max_size=8))
-    width = max(len(samples[i]) for i in ids) + extra
-    rows, valid = data_of(samples).padded(np.array(ids), width, pad_id=0)
-    assert rows.tolist() == [samples[i] + [0] * (width - len(samples[i])) for i in ids]
-    assert valid.tolist() == [[c < len(samples[i]) for c in range(width)] for i in ids]
+        samples = [s if len(s) <= limit else [*s[: limit - 1], s[-1]] for s in samples]
+    assert (len(data), data.lengths.tolist()) == (len(samples), [*map(len, samples)])
+    ids = np.array(draw.draw(st.lists(st.integers(0, len(samples) - 1), max_size=8)), dtype=np.int64)
+    taken, wanted = data.take(ids), [samples[i] for i in ids]
+    assert taken.fingerprint == TokenisedData.from_samples(wanted, ids).fingerprint
+    if wanted:
+        removed, described = [whole[i] - len(samples[i]) for i in ids], taken.describe()
+        assert [described[f"cut_{what}"] for what in ("samples", "tokens")] == [np.count_nonzero(removed), sum(removed)]
+        assert described["classes"] == len({*ids.tolist()})
+        width = max(map(len, wanted)) + extra
+        rows, valid = data.padded(ids, width, pad_id=0)
+        assert rows.tolist() == [sample + [0] * (width - len(sample)) for sample in wanted]
+        assert valid.sum(1).tolist() == [*map(len, wanted)] and not rows[~valid].any()
 
 
 def test_fingerprint_changes_with_a_token_a_boundary_and_a_label():
-    base = data_of([[1, 2], [3]])
-    others = [
-        data_of([[1, 9], [3]]),
-        data_of([[1], [2, 3]]),
-        TokenisedData.from_samples([[1, 2], [3]], np.array([0, 0])),
-    ]
-    assert len({base.fingerprint, *(other.fingerprint for other in others)}) == 4
+    found = [data_of(samples) for samples in ([[1, 2], [3]], [[1, 9], [3]], [[1], [2, 3]])]
+    found.append(TokenisedData.from_samples([[1, 2], [3]], np.array([0, 0])))
+    assert len({each.fingerprint for each in found}) == 4
 
 
 def test_arrays_that_do_not_fit_are_refused():

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 import socket
 import threading
 
@@ -11,37 +10,44 @@ from dynbench.errors import DataError, HubError, UsageError
 from dynbench.workloads import hub
 
 
-def not_here(local_only: bool) -> str:
-    raise OSError("no such thing\nand much advice")
-
-
-def test_cached_objects_never_touch_the_network(model_folder, cache_on_hub, monkeypatch):
-    cache_on_hub("someone/tiny", model_folder)
-    monkeypatch.setattr(hub, "why_unreachable", lambda *_: pytest.fail("asked the network"))
-    assert hub.load_from_hub("k", "someone/tiny", lambda local_only: local_only, "") is True
-
-
 @pytest.mark.parametrize(
-    ("name", "is_cached", "offline", "answers", "message"),
+    ("cached", "network", "wanted"),
     [
-        ("someone/other", False, False, False, "is not in the hub's cache .*127.0.0.1:9 cannot be reached"),
-        ("someone/other", False, True, False, "HF_HUB_OFFLINE forbids the network"),
-        ("someone/other", False, False, True, "cannot be loaded from http://127.0.0.1:9: no such thing$"),
-        ("someone/tiny", True, False, False, "is incomplete in the hub's cache"),
-        ("two words", False, False, False, "'two words' is neither a local folder nor a hub name"),
+        ("whole", "untouched", True),
+        ("in part", "reached", False),
+        ("in part", "unreachable", "is incomplete in the hub's cache .*127.0.0.1:9 cannot be reached"),
+        ("nothing", "unreachable", "is not in the hub's cache .*127.0.0.1:9 cannot be reached"),
+        ("nothing", "forbidden", "HF_HUB_OFFLINE forbids the network"),
+        ("nothing", "lacks it", "cannot be loaded from http://127.0.0.1:9: no such thing\n"),
     ],
 )
-def test_what_cannot_be_loaded_is_one_line(
-    model_folder, cache_on_hub, monkeypatch, name, is_cached, offline, answers, message
+def test_the_network_is_asked_for_what_the_cache_lacks(
+    model_folder, cache_on_hub, monkeypatch, cached, network, wanted
 ):
-    if is_cached:
-        cache_on_hub(name, model_folder)
-    if offline or answers:
+    """What is loaded says whether it is of the cache; what cannot be is one line."""
+    if cached != "nothing":
+        cache_on_hub("someone/tiny", model_folder)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", network == "forbidden")
+    if network != "unreachable":
+        answers = network in ("reached", "lacks it")
         monkeypatch.setattr(hub, "why_unreachable", lambda *_: "" if answers else pytest.fail("asked the network"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
-    with pytest.raises((HubError, UsageError)) as caught:
-        hub.load_from_hub("workload.model", name, not_here, "the ways out")
-    assert re.search(f"^workload.model: .*{message}", caught.value.message) and caught.value.hint == "the ways out"
+
+    def load(local_only: bool) -> bool:
+        if cached == "whole" or (network == "reached" and not local_only):
+            return local_only
+        raise OSError("no such thing\nand much advice")
+
+    if isinstance(wanted, bool):
+        assert hub.load_from_hub("k", "someone/tiny", load, "") is wanted
+        return
+    with pytest.raises(HubError, match=f"^k: 'someone/tiny' .*{wanted}") as caught:
+        hub.load_from_hub("k", "someone/tiny", load, "the ways out")
+    assert caught.value.hint == "the ways out"
+
+
+def test_what_is_no_name_is_refused():
+    with pytest.raises(UsageError, match=r"^k: 'two words' is neither a local folder nor a hub name"):
+        hub.load_from_hub("k", "two words", bool, "")
 
 
 def test_a_hub_that_never_answers_is_given_up_and_any_answer_will_do():
@@ -51,16 +57,6 @@ def test_a_hub_that_never_answers_is_given_up_and_any_answer_will_do():
         server.accept()
         threading.Thread(target=lambda: server.accept()[0].sendall(b"HTTP/1.0 404 Not Found\r\n\r\n")).start()
         assert hub.why_unreachable(endpoint, 30) == ""
-
-
-def test_an_incomplete_cache_is_completed_from_the_hub(model_folder, cache_on_hub, monkeypatch):
-    cache_on_hub("someone/tiny", model_folder)
-    monkeypatch.setattr(hub, "why_unreachable", lambda *_: "")
-
-    def weights_are_missing(local_only: bool) -> str:
-        return not_here(local_only) if local_only else "downloaded"
-
-    assert hub.load_from_hub("k", "someone/tiny", weights_are_missing, "") == "downloaded"
 
 
 def test_local_folders_and_paths_are_told_from_names(tmp_path, monkeypatch):

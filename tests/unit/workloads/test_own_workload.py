@@ -51,25 +51,26 @@ def write(path: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "file"),
+    ("name", "file", "text"),
     [
-        ("mine:Whole", "mine.py"),
-        ("mine.py:Whole", "mine.py"),
-        ("deep/er/mine.py:Whole", "deep/er/mine.py"),
-        ("pkg.mod:Whole", "pkg/mod.py"),
-        ("pkg:Whole", "pkg/__init__.py"),
+        ("mine.py:Whole", "mine.py", WHOLE),
+        ("deep/er/mine.py:Whole", "deep/er/mine.py", WHOLE),
+        ("pkg.mod:Whole", "pkg/mod.py", WHOLE),
+        ("pkg:Whole", "pkg/__init__.py", WHOLE),
+        ("mine:Whole", "mine.py", "from elsewhere import *\n"),
+        ("mine:Whole", "mine.py", "try:\n    from a import Whole\nexcept ImportError:\n    pass\n"),
+        ("mine:Whole", "mine.py", "def __getattr__(name): ...\n"),
     ],
 )
 def test_it_is_found_from_the_folder_of_the_command_and_later_from_where_it_was(
-    name, file, folder, tmp_path_factory, monkeypatch
+    name, file, text, folder, tmp_path_factory, monkeypatch
 ):
-    write(folder / file, WHOLE)
+    """Whether it has the class, only running it may tell."""
+    write(folder / file, text)
     found = find_own_code(Workload(name=name))
-    assert (found.file, found.folder) == (folder / file, folder)
-
+    assert (found.file, found.folder, found.attribute) == (folder / file, folder, "Whole")
     stored = Workload(name=name, **own_code_settings(Workload(name=name)))
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-
     assert find_own_code(stored) == found
 
 
@@ -84,46 +85,25 @@ def test_absolute_paths_installed_packages_and_the_shipped_example_are_found(fol
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("mime:Whole", WHOLE, ["no module mime in", "Did you mean 'mine'?", "import_from"]),
-        ("mime.py:Whole", WHOLE, ["no file mime.py in", "Did you mean 'mine.py'?"]),
-        ("mine:Hole", WHOLE, ["mine.py has no class Hole", "Did you mean 'Whole'?", "Classes there: Whole."]),
-        ("mine:Whole", "import os\n", ["mine.py has no class Whole", "It has no class."]),
-        ("mine:Whole", "x = 1\ndef f(:\n", ["mine.py:2: no valid Python: ", "Mend that line."]),
+        ("mime:Whole", WHOLE, "no module mime in .* Did you mean 'mine'?"),
+        ("mime.py:Whole", WHOLE, "no file mime.py in .* Did you mean 'mine.py'?"),
+        ("mine:Hole", WHOLE, "mine.py has no class Hole. Did you mean 'Whole'?"),
+        ("mine:Whole", "import os\n", "mine.py has no class Whole"),
+        ("mine:Whole", "x = 1\ndef f(:\n", "mine.py:2: no valid Python: "),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_is_there(name, text, message, folder):
     write(folder / "mine.py", text)
-
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=rf"^workload\.name: .*{message}[^\n]*\n?.*$"):
         find_own_code(Workload(name=name))
-
-    assert caught.value.message.startswith("workload.name: ") and "\n" not in caught.value.message
-    assert all(part in str(caught.value) for part in message)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "from elsewhere import *\n",
-        "try:\n    from a import Whole\nexcept ImportError:\n    pass\n",
-        "def __getattr__(name): ...\n",
-    ],
-)
-def test_what_only_running_it_can_tell_is_left_to_that(text, folder):
-    write(folder / "mine.py", text)
-
-    assert find_own_code(Workload(name="mine:Whole")).attribute == "Whole"
 
 
 def test_a_file_that_changed_is_refused_unless_the_digest_is_let_go(folder):
     path = write(folder / "mine.py", WHOLE)
     stored = Workload(name="mine:Whole", **own_code_settings(Workload(name="mine:Whole")))
-    path.write_text(WHOLE + "# changed\n", encoding="utf-8")
-
-    with pytest.raises(UsageError, match=r"workload\.code_digest: .* has changed") as caught:
+    write(path, WHOLE + "# changed\n")
+    with pytest.raises(UsageError, match=r"workload\.code_digest: .* has changed"):
         find_own_code(stored)
-
-    assert "code_digest null" in caught.value.hint
     assert find_own_code(stored.model_copy(update={"code_digest": None})).digest != stored.code_digest
 
 
@@ -134,10 +114,7 @@ def test_finding_it_runs_nothing_and_imports_no_torch(folder):
         "from dynbench.workloads.own_code import find_own_code; "
         "print(find_own_code(Workload(name='mine:Mine')).attribute, 'torch' in sys.modules)"
     )
-
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-
-    assert (done.stdout.split(), done.returncode) == (["Mine", "False"], 0), done.stderr
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "Mine False\n"
 
 
 def test_what_a_registered_workload_takes_its_settings_for_is_its_own_affair(monkeypatch):
@@ -217,37 +194,38 @@ def test_equal_seeds_give_equal_weights_also_where_the_class_ignores_them(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    "body",
     [
-        ("    def __init__(self): ...\n", "__init__(); expected __init__(config)"),
-        ("    def __init__(self, config): ...\n", "train is a NoneType; expected a TokenisedData"),
-        ("    loss = None\n", "lacks loss(self, model, batch)"),
-        ("    eval_sums = None\n", "lacks eval_sums(self, model, batch)"),
-        ("    def loss(self, model): ...\n", "loss(model); expected loss(model, batch)"),
-        (WEIGHED.replace("data.lengths % 3", "data.lengths * 0"), "train has a weight of 0 for every sample"),
-        ("    positions = 8\n", "beyond its positions, 8"),
-        ("    positions = 'all'\n", "positions is a str"),
-        (
-            "    def __setattr__(self, key, it):\n        super().__setattr__(key, {1} if key == 'facts' else it)\n",
-            "JSON",
-        ),
-        ("    def build_model(self, seed): return torch\n", "build_model is a module"),
-        ("    def build_model(self, seed): return torch.nn.ReLU()\n", "nothing to train"),
-        ("    def collate(self, data, ids, width): return []\n", "collate is a list; expected a dict of tensors"),
-        ("    def collate(self, data, ids, w): return {'x': torch.ones(2, 5)}\n", "of shape [2, 5] on cpu; expected"),
-        ("    def loss(self, m, batch): return super().loss(m, batch).repeat(3)\n", "of shape [3] on cpu; expected"),
-        ("    def loss(self, model, batch): return torch.tensor(1.0)\n", "loss has no gradient"),
-        ("    def eval_sums(self, m, batch): return {'loss': 1}\n", "eval_sums is a dict of loss; expected"),
+        "    def __init__(self): ...",
+        "    def __init__(self, config): ...",
+        "    loss = None",
+        "    eval_sums = None",
+        WEIGHED.replace("data.lengths % 3", "data.lengths * 0"),
+        "    positions = 8",
+        "    positions = 'all'",
+        "    def __setattr__(self, key, it):\n        super().__setattr__(key, {1} if key == 'facts' else it)",
+        "    def build_model(self, seed): return torch",
+        "    def build_model(self, seed): return torch.nn.ReLU()",
+        "    def collate(self, data, ids, width): return []",
+        "    def collate(self, data, ids, w): return {'x': torch.ones(2, 5)}",
+        "    def loss(self, m, batch): return super().loss(m, batch).repeat(3)",
+        "    def loss(self, m, batch): return super().loss(m, batch).detach()",
+        "    def eval_sums(self, m, batch): return {'loss': 1}",
     ],
-)  # fmt: skip
-def test_what_breaks_the_protocol_is_refused_where_it_happens(tmp_path, body, message):
+    ids=str.strip,
+)
+def test_what_breaks_the_protocol_is_refused_where_it_happens(tmp_path, body):
     """When it is made, or later."""
-    with pytest.raises(UsageError, match=r"^workload\.name: .*mine\.py:Mine") as caught:
+    with pytest.raises(UsageError, match=r"^workload\.name: .*mine\.py:Mine: "):
         workload = build(tmp_path, body)
         model, batch = workload.build_model(0), batch_of(workload, IDS)
         workload.loss(model, batch)
         workload.eval_sums(model, batch)
-    assert message in caught.value.message
+
+
+def test_a_signature_is_told_beside_the_one_that_is_expected(tmp_path):
+    with pytest.raises(UsageError, match=r"mine\.py:Mine: loss\(model\); expected loss\(model, batch\)"):
+        build(tmp_path, "    def loss(self, model): ...")
 
 
 @pytest.mark.parametrize(

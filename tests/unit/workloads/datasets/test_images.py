@@ -9,15 +9,21 @@ import pytest
 from photographs import CLASSES, cut_short, write_folder, write_mnist
 
 from dynbench.config.layers import load_config
+from dynbench.config.schema import Config
 from dynbench.errors import ConfigError, DataError
 from dynbench.workloads.datasets.base import Splits, load_dataset
 from dynbench.workloads.datasets.images import generated_digits
+from dynbench.workloads.mlp import DigitClassification
+
+
+def configured(folder: Path, dataset: str, **options: bool) -> Config:
+    name = "mlp" if dataset == "mnist" else "image_classification"
+    given = (f"name={name}", f"dataset={dataset}", f"data_path={folder}")
+    return load_config(None, [f"workload.{each}" for each in given], **options)
 
 
 def load(folder: Path, dataset: str = "image_folder", **options: bool) -> Splits:
-    name = "mlp" if dataset == "mnist" else "image_classification"
-    given = (f"name={name}", f"dataset={dataset}", f"data_path={folder}")
-    return load_dataset(load_config(None, [f"workload.{each}" for each in given], **options).workload)
+    return load_dataset(configured(folder, dataset, **options).workload)
 
 
 def test_folders_are_classes_in_order(tmp_path):
@@ -68,9 +74,12 @@ def test_the_four_files_of_mnist_are_read_plain_or_packed(tmp_path):
     for found, wanted in ((plain.train, made.train), (plain.eval, made.eval), (packed.train, made.train)):
         assert (found.labels == wanted.labels[: len(found)]).all()
         assert (np.asarray(found.images(7)) == np.asarray(wanted.images(7))).all()
+    workload = DigitClassification(configured(tmp_path / "False", "mnist"))
+    assert (len(workload.train), len(workload.eval)) == (300, 60)
+    assert sum(parameter.numel() for parameter in workload.build_model(0).parameters()) == 42_310
     for path in (tmp_path / "True").glob("t10k*"):
         path.unlink()
-    assert (len(plain.train), len(plain.eval), load(tmp_path / "True", "mnist").eval) == (300, 60, None)
+    assert load(tmp_path / "True", "mnist").eval is None
 
 
 def spoil(path: Path, last: int) -> None:

@@ -68,17 +68,10 @@ def test_marks_line_ends_and_empty_lines_change_nothing(tmp_path, dataset, end, 
 
 @pytest.mark.parametrize("separator", text_files.DELIMITERS)
 def test_the_separator_is_found_in_the_header(tmp_path, separator):
-    rows = [["id", " sentence", "label "], ["1", '"a, b; c | d\nlong"', "0"], ["2", "e", " 1"]]
-    split = load(tmp_path / "a", "csv", "".join(separator.join(row) + "\r\n" for row in rows)).train
+    rows = [["id", " review", "stars "], ["1", '"a, b; c | d\nlong"', "0"], ["2", "e", " 1"]]
+    content = "".join(separator.join(row) + "\r\n" for row in rows)
+    split = load(tmp_path / "a", "csv", content, text_column="review", label_column="stars").train
     assert (list(split.texts), split.labels.tolist()) == (["a, b; c | d\nlong", "e"], [0, 1])
-
-
-def test_other_columns_and_an_evaluation_file(tmp_path):
-    (tmp_path / "dev").write_text("id\treview\tstars\n7\tfine\t3\n")
-    settings = {"text_column": "review", "label_column": "stars", "eval_path": str(tmp_path / "dev")}
-    splits = load(tmp_path / "a", "tsv", "id\treview\tstars\n1\tgood\t4\n2\tfair\t3\n", **settings)
-    assert splits.train.labels.tolist() == [1, 0]
-    assert (list(splits.eval.texts), splits.eval.labels.tolist()) == (["fine"], [0])
 
 
 def parquet(**columns: list[object]) -> bytes:
@@ -92,50 +85,65 @@ def test_parquet_with_classes_is_read_with_its_labels(tmp_path):
     assert (split.texts, split.labels.tolist(), split.classes) == (["a", "b", "c"], [0, 1, 0], ("neg", "pos"))
 
 
-JSON = '{"sentence": "a", "label": 1}\n'
+def an(index: int = 0, **changes: object) -> str:
+    """An article."""
+    found = {"id": str(index), "title": "t", "text": "x"} | changes
+    return json.dumps({key: value for key, value in found.items() if value is not ...})
+
+
+JSON = '{"sentence": "a", "label": 1}'
+MISTAKES: dict[str, list[str | bytes]] = {
+    "tsv": ["x\t1\t1", "y 1", b"caf\xe9\t1"],
+    "csv": ["c", '"b,1'],
+    "jsonl": [
+        *('{"sentence": "a", "label": 1', "[1, 2]", '{"sentence": "b"}', f'{{"sentence": "a", "label": {"9" * 5000}}}'),
+        *('{"sentence": "\\ud800", "label": 1}', '{"sentence": null, "label": 1}', "[" * 100_000, b"\xe9"),
+    ],
+    "json": [
+        *("{}", "5", an(1)[:-1], an(1).encode().replace(b"x", b"\xff"), an(1, text=...), an(1, text=["x"])),
+        *(an(1, title=None), an(1, id=True), an(0), an(id=0)),
+    ],
+}
+"""Lines, and items of an array."""
+
+
+@pytest.mark.parametrize("dataset", MISTAKES)
+def test_a_mistake_names_its_line_or_item(tmp_path, dataset):
+    """Below others, one of which is empty, and one of CSV has a break in it."""
+    if dataset == "json":
+        begin, end, place, more = f"[{an(0)}, ".encode(), b"]", ": item 2: ", {"name": "causal_lm"}
+    else:
+        above = written(dataset, [("a\nb" if dataset == "csv" else "a", 1), ("c", 0)])
+        begin, end, more = "\n\n".join(above).encode() + b"\n", b"", {}
+        place = f":{begin.count(10) + 1}: "
+    for mistake in MISTAKES[dataset]:
+        content = begin + (mistake if isinstance(mistake, bytes) else mistake.encode()) + end
+        assert error(tmp_path / "a", dataset, content, **more).startswith(place), mistake
 
 
 @pytest.mark.parametrize(
-    ("dataset", "content", "line", "said"),
+    ("dataset", "content", "said"),
     [
-        ("tsv", "", 1, "empty; expected a header line"),
-        ("tsv", "sentence\tlabel\n", 1, "no rows"),
-        ("tsv", "sentence\tlabel\tlabel\nx\t1\t1\n", 1, "'label' occurs 2 times"),
-        ("tsv", "sentence\tlabel\nx\t1\nx\t1\t1\n", 3, "3 fields; expected 2"),
-        ("tsv", "sentence\tlabel\n\nx\t1\n\ny 1\n", 5, "1 field; expected 2"),
-        ("tsv", b"sentence\tlabel\nx\t1\ncaf\xe9\t1\n", 3, "byte 0xe9 is not UTF-8"),
-        ("csv", 'sentence,label\n"a\nb",1\nc\n', 4, "1 field; expected 2"),
-        ("csv", 'sentence,label\na,1\n"b,1\nc,0\n', 3, "unexpected end of data"),
-        ("csv", '""\n', 1, "no column 'sentence'"),
-        ("jsonl", "\n", 1, "the file is empty; expected one JSON object per line"),
-        ("jsonl", f'{JSON}\n{{"sentence": "a", "label": 1\n', 3, "Expecting ',' delimiter at character"),
-        ("jsonl", f"{JSON}[1, 2]\n", 2, "list; expected one JSON object per line"),
-        ("jsonl", f'{JSON}{{"sentence": "\\ud800", "label": 1}}\n', 2, "half a surrogate pair; expected Unicode text"),
-        ("jsonl", f'{JSON}{{"sentence": null, "label": 1}}\n', 2, "'sentence' is null; expected a string"),
-        ("jsonl", f'{JSON}{{"sentence": "a", "label": [1]}}\n', 2, "label [1]; expected an integer or a word"),
-        ("jsonl", f'{JSON}{{"sentence": "a", "label": null}}\n', 2, "no label; expected an integer or a word"),
-        ("jsonl", f'{JSON}{{"sentence": "a", "label": {"9" * 5000}}}\n', 2, "digits"),
-        ("jsonl", f"{JSON}{'[' * 100_000}\n", 2, "recursion"),
-        ("tsv", b"PAR1\x15\xff", 1, "It looks like Parquet: use --dataset parquet."),
-        ("jsonl", gzip.compress(b"sentence\tlabel\n", mtime=0), 1, "gunzip -k"),
-        ("jsonl", "sentence\tlabel\n".encode("utf-16"), 1, "iconv -f UTF-16 -t UTF-8"),
-        ("tsv", "café\n".encode("latin-1"), 1, "Save it as UTF-8."),
-        ("tsv", "sentence,label\na,1\n", 1, "comma-separated: use --dataset csv"),
-        ("tsv", JSON, 1, "JSON Lines: use --dataset jsonl"),
-        ("csv", JSON, 1, "JSON Lines: use --dataset jsonl"),
-        ("jsonl", "sentence\tlabel\na\t1\n", 1, "tab-separated: use --dataset tsv"),
-        ("jsonl", f"[{JSON}]\n", 1, "one JSON document over all lines"),
-        ("tsv", "a good film\t1\nbad\t0\n", 1, "The first line must name the columns"),
-        ("jsonl", f'{JSON}{{"sentence": "b"}}\n', 2, "correct this line"),
-        ("tsv", "text\tsentiment\nx\t1", 1, "Did you mean --text-column text --label-column sentiment?"),
-        ("tsv", "sentiment\tphrase\n", 1, "Did you mean --label-column sentiment? Name the other with --text-column."),
-        ("tsv", "sentense\tmy label\nx\t1", 1, "Did you mean --text-column sentense --label-column 'my label'?"),
-        ("tsv", "a\tb\nx\t1", 1, "(workload.label_column); found 'a', 'b' Name them with --text-column and --label-c"),
+        *((dataset, content, "") for dataset in TEXT_FILES for content in ("", "\n", "sentence\tlabel\n", '""\n')),
+        ("tsv", "sentence\tlabel\tlabel\nx\t1\t1\n", "'label' occurs 2 times"),
+        ("tsv", b"PAR1\x15\xff", "use --dataset parquet"),
+        ("jsonl", gzip.compress(b"sentence\tlabel\n", mtime=0), "gunzip -k"),
+        ("tsv", "café\n".encode("latin-1"), "UTF-8"),
+        ("tsv", "sentence,label\na,1\n", "use --dataset csv"),
+        ("tsv", JSON, "use --dataset jsonl"),
+        ("csv", JSON, "use --dataset jsonl"),
+        ("jsonl", "sentence\tlabel\na\t1\n", "use --dataset tsv"),
+        ("jsonl", f"[{JSON}]\n", "one JSON document over all lines"),
+        ("tsv", "a good film\t1\nbad\t0\n", "The first line must name the columns"),
+        ("tsv", "text\tsentiment\nx\t1", "Did you mean --text-column text --label-column sentiment?"),
+        ("tsv", "sentiment\tphrase\n", "Did you mean --label-column sentiment? Name the other with --text-column."),
+        ("tsv", "sentense\tmy label\nx\t1", "Did you mean --text-column sentense --label-column 'my label'?"),
+        ("tsv", "a\tb\nx\t1", "Name them with --text-column and --label-column"),
     ],
 )
-def test_a_mistake_names_its_line_and_what_to_do(tmp_path, dataset, content, line, said):
+def test_a_file_of_another_kind_or_of_other_columns_is_told_by_its_first_line(tmp_path, dataset, content, said):
     found = error(tmp_path / "a", dataset, content)
-    assert found.startswith(f":{line}: ") and said in found
+    assert found.startswith(":1: ") and said in found
 
 
 def test_a_field_without_end_is_found(tmp_path, monkeypatch):
@@ -197,30 +205,26 @@ def test_json_values_mean_what_tables_write():
 
 @pytest.mark.parametrize("dataset", TEXT_FILES)
 @pytest.mark.parametrize(
-    ("labels", "line", "said"),
+    ("labels", "line"),
     [
-        ([0, 1, "good"], 3, "label 'good' beside 0 of"),
-        (["good", 1], 2, "label 1 beside 'good' of"),
-        ([0, "1e-3"], 2, "label '1e-3'; expected an integer or a word"),
-        (["a word of a text that goes on " * 10], 1, "...; expected an integer or a word"),
-        (list(range(MOST_CLASSES + 1)), MOST_CLASSES + 1, "makes 1,001 different ones; expected at most 1,000 classes"),
-        (["", "x"], 1, "no label"),
+        ([0, 1, "good"], 3),
+        (["good", 1], 2),
+        ([0, "1e-3"], 2),
+        (["a word of a text that goes on " * 10], 1),
+        (list(range(MOST_CLASSES + 1)), MOST_CLASSES + 1),
+        (["", "x"], 1),
     ],
+    ids=lambda given: str(given)[:20],
 )
-def test_what_cannot_be_a_class_is_named_with_its_line(tmp_path, dataset, labels, line, said):
-    with pytest.raises(DataError) as caught:
+def test_what_cannot_be_a_class_is_named_with_its_line(tmp_path, dataset, labels, line):
+    with pytest.raises(DataError, match=rf"^{tmp_path / 'train'}:{line + HEADER[dataset]}: "):
         labelled(tmp_path, dataset, labels)
-    assert caught.value.message.startswith(f"{tmp_path / 'train'}:{line + HEADER[dataset]}: ")
-    assert said in caught.value.message
 
 
 @pytest.mark.parametrize(("labels", "other"), [(["b", "a"], "c"), ([0, 2], 1), ([0, 1], "a")])
 def test_a_label_that_training_never_shows_is_refused(tmp_path, labels, other):
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=rf"^{tmp_path / 'dev'}:2: label {other!r}; expected one of"):
         labelled(tmp_path, "jsonl", labels, [labels[0], other])
-    known = ", ".join(map(repr, sorted(labels)))
-    expected = f"{tmp_path / 'dev'}:2: label {other!r}; expected one of {tmp_path / 'train'}: {known}"
-    assert caught.value.message == expected
 
 
 @pytest.mark.parametrize(
@@ -293,49 +297,32 @@ def test_lines_of_another_column_and_null_titles_are_read(tmp_path):
     assert "Did you mean --text-column body?" in error(tmp_path / "file", "jsonl", lines, name="causal_lm")
 
 
-def an(index: int = 0, **changes: object) -> str:
-    found = {"id": str(index), "title": "t", "text": "x"} | changes
-    return json.dumps({key: value for key, value in found.items() if value is not ...})
-
-
 @pytest.mark.parametrize(
-    ("dataset", "content", "said"),
+    ("dataset", "content", "place"),
     [
-        ("json", b"\xef\xbb\xbf \n", ":1: the file is empty; expected an array"),
-        ("json", "[ \n ]", "the array is empty; expected an array of objects"),
-        ("json", '"a text"', "begins with"),
-        ("json", f"[{an(0)}, {an(1, text=...)}]", "item 2: no 'text'; found 'id', 'title'"),
-        ("json", "[{}]", "item 1: no 'id' and no 'title' and no 'text'; found no key"),
-        ("json", f"[{an(0)}, 5]", "item 2: int; expected an array of objects"),
-        ("json", f"[{an(0)}, {an(1, text=['x'])}]", "item 2: 'text' is list; expected a string"),
-        ("json", f"[{an(title=None)}]", "item 1: 'title' is null; expected a string"),
-        ("json", f"[{an(id=True)}]", "item 1: 'id' is True; expected a string or an integer"),
-        ("json", f"[{an(0)}, {an(1)}, {an(0)}]", "item 3: id '0' is that of item 1 too"),
-        ("json", f"[{an(id=7)}, {an(id='7')}]", "item 2: id '7' is that of item 1 too"),
-        ("json", f"[{an(0)}", "item 2: parse error: premature EOF"),
-        ("json", f"[{an(0)}] [", "item 2: parse error: trailing garbage"),
-        ("json", f"[{an(0)}, {an(1, text='?')}]".encode().replace(b"?", b"\xff"), "item 2: lexical error: invalid"),
-        ("jsonl", '{"text": "a"}\n\n{"body": "b"}\n', ":3: no column 'text' (workload.text_column); found 'body'"),
+        ("json", b"\xef\xbb\xbf \n", ":1:"),
+        ("json", "[ \n ]", ": the array is empty"),
+        ("json", '"a text"', ": begins with"),
+        ("json", f"[{an(0)}] [", ": item 2:"),
+        ("jsonl", '{"text": "a"}\n\n{"body": "b"}\n', ":3: no column 'text'"),
         ("jsonl", '{"text": "a", "title": []}\n', ":1: 'title' is list"),
-        ("parquet", b"PAR1 and more PAR1", "expected a Parquet file"),
-        ("parquet", {"body": ["a"]}, "no column 'sentence' (workload.text_column); found 'body'"),
-        ("parquet", {"text": ["a", None]}, "row 2: 'text' is null; expected a string"),
-        ("parquet", {"text": []}, "no rows; expected a Parquet file"),
+        ("parquet", b"PAR1 and more PAR1", ""),
+        ("parquet", {"body": ["a"]}, ":1: no column 'sentence'"),
+        ("parquet", {"text": ["a", None]}, ": row 2: 'text' is null"),
+        ("parquet", {"text": []}, ": no rows"),
     ],
 )
-def test_a_mistake_in_a_stream_is_one_line_that_names_its_place(tmp_path, dataset, content, said):
+def test_a_mistake_in_a_stream_is_one_line_that_names_its_place(tmp_path, dataset, content, place):
     given = parquet(**content) if isinstance(content, dict) else content
-    assert said in error(tmp_path / "file", dataset, given, name="causal_lm")
+    assert error(tmp_path / "file", dataset, given, name="causal_lm").startswith(place)
 
 
-@pytest.mark.parametrize("where", ["collect_schema", "collect"])
-def test_damage_that_polars_panics_at_is_no_parquet(tmp_path, monkeypatch, where):
+def test_damage_that_polars_panics_at_is_no_parquet(tmp_path, monkeypatch):
     def panics(*_, **__):
         raise pl.exceptions.PanicException("called `Option::unwrap()` on a `None` value")
 
-    monkeypatch.setattr(pl.LazyFrame, where, panics)
-    said = error(tmp_path / "file", "parquet", parquet(text=["a"]), name="causal_lm")
-    assert "expected a Parquet file" in said
+    monkeypatch.setattr(pl.LazyFrame, "collect", panics)
+    assert "expected a Parquet file" in error(tmp_path / "file", "parquet", parquet(text=["a"]), name="causal_lm")
 
 
 READ_WHOLE = """
