@@ -1,6 +1,6 @@
-"""The rules that every registered policy keeps."""
+"""The rules that every registered policy keeps, and proof that the judge would notice if one did not."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -21,8 +21,9 @@ from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_facts
 from dynbench.schedule.peers.base import EpochPolicy
 from dynbench.schedule.peers.row_peers import RowPeer
-from dynbench.schedule.plan import StepPlan
+from dynbench.schedule.plan import StepPlan, single
 from dynbench.schedule.policy import BatchPolicy, Planner, Policy, Problem, make_policy
+from dynbench.schedule.static import Static
 
 STEPS = 10
 COSTS = (
@@ -192,3 +193,79 @@ def test_every_policy_keeps_the_rules(plan):
         assert plain([Planner(name, policy.problem).plan(jump)]) == plain([plans[jump]])
 
     keeps_them()
+
+
+class Broken(BatchPolicy):
+    """Static with one rule broken by its subclass."""
+
+    name = "broken"
+
+    def deal(self, batches: Sequence[np.ndarray], first_step: int) -> Sequence[StepPlan]:
+        plans = Static(replace(self.problem, capacity=Capacity())).deal(batches, first_step)
+        return [self.spoil(plan) for plan in plans]
+
+    def spoil(self, plan: StepPlan) -> StepPlan:
+        raise NotImplementedError
+
+
+def respread(plan: StepPlan, ids: np.ndarray) -> StepPlan:
+    return replace(plan, shares=single(np.array_split(ids, len(plan.shares))))
+
+
+SPOIL: dict[str, Callable[[StepPlan, Problem], StepPlan]] = {
+    "loses a sample": lambda plan, _: respread(plan, plan.sample_ids()[1:]),
+    "repeats a sample": lambda plan, _: respread(plan, np.append(plan.sample_ids()[1:], plan.sample_ids()[-1])),
+    "takes another batch": lambda plan, problem: respread(plan, (plan.sample_ids() + 1) % len(problem.lengths)),
+    "idles a rank": lambda plan, _: replace(plan, shares=single([(ids := plan.sample_ids()), ids[:0], ids[:0]])),
+    "loads one rank": lambda plan, _: replace(plan, shares=single([(ids := plan.sample_ids())[2:], ids[:1], ids[1:2]])),
+}
+
+
+class Spoiled(Broken):
+    fault: str
+
+    def spoil(self, plan):
+        return SPOIL[self.fault](plan, self.problem)
+
+
+class SkipsASharedWindow(Broken):
+    level = "window"
+    window = 2
+
+    def spoil(self, plan):
+        return respread(plan, plan.sample_ids() if plan.step % 2 else self.problem.data_order().permutation(0)[:12])
+
+
+class RepeatsItsStream(Broken):
+    level = "stream"
+
+    def plans(self, start: int = 0) -> Iterator[StepPlan]:
+        first = next(super().plans())
+        return (replace(first, step=step) for step in range(start, start + STEPS))
+
+    def spoil(self, plan):
+        return plan
+
+
+def spoiled_problem(capacity: Capacity) -> Problem:
+    lengths = np.clip(np.random.default_rng(2).lognormal(3, 1, 96).astype(int), 1, 200)
+    return Problem(lengths, 3, 12, capacity=capacity)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [*(type(fault, (Spoiled,), {"fault": fault}) for fault in SPOIL), SkipsASharedWindow, RepeatsItsStream],
+    ids=lambda policy: policy.__name__,
+)
+def test_a_broken_policy_is_caught(broken):
+    policy = broken(spoiled_problem(Capacity.uniform(6)))
+    with pytest.raises(AssertionError):
+        judge(policy, list(islice(policy.plans(), STEPS)))
+
+
+def test_a_policy_that_lies_about_its_cost_is_caught(monkeypatch):
+    policy = Static(spoiled_problem(Capacity()))
+    plans = list(islice(policy.plans(), STEPS))
+    monkeypatch.setattr(CostModel, "cost_padded", lambda self, n, length, extra: np.multiply(n, length) * 0.99)
+    with pytest.raises(AssertionError):
+        judge(policy, plans)

@@ -1,4 +1,4 @@
-"""What every compressor of the registry makes of a tensor."""
+"""What every compressor of the registry makes of a tensor; wrong ones are caught by the same judges."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dynbench.compress import Codec, CompressedMean, Int8, Known, Natural, OneBit, Payload, Qsgd, RandomK, SignSgd, TopK
+from dynbench.compress.codec import Fields
 from dynbench.config.schema import Compress
 from dynbench.errors import UsageError
 from dynbench.plugins import COMPRESSORS
@@ -116,15 +117,19 @@ def test_draws_follow_the_seed_and_leave_torch_s_generator_alone(form: str) -> N
     assert all(map(same_bits, zip(first, other, strict=True))) != drawn
 
 
-@pytest.mark.parametrize("form", UNBIASED)
-def test_unbiased_forms_have_the_right_mean(form: str) -> None:
+def judge_unbiased(made: Codec, draws: int = 1000) -> None:
     """The mean of many draws is what is compressed, within five standard errors, or five draws of what is rare."""
-    assert "no" in COMPRESSORS[form.split()[0]].bias
-    made, tensor, draws = codec(form), values_of([96], 4), 1000
+    tensor = values_of([96], 4)
     tensor += 0.3 * tensor.sign()
     drawn = torch.stack([made.decompress(made.compress(tensor, Known(seed=seed))) for seed in range(draws)]).double()
     error = (drawn.mean(0) - tensor).abs()
-    assert bool((error <= 5 * drawn.std(0) / draws**0.5 + 5 / draws * tensor.abs()).all())
+    assert bool((error <= 5 * drawn.std(0) / draws**0.5 + 5 / draws * tensor.abs()).all()), "unbiased"
+
+
+@pytest.mark.parametrize("form", UNBIASED)
+def test_unbiased_forms_have_the_right_mean(form: str) -> None:
+    assert "no" in COMPRESSORS[form.split()[0]].bias
+    judge_unbiased(codec(form))
 
 
 def judge_contraction(made: Codec, tensor: Tensor, bound: float = 1.0) -> None:
@@ -255,3 +260,43 @@ def test_settings_reach_the_codec() -> None:
     assert (made.error_feedback, made.start_step, made.min_elements, made.seed) == (True, 3, 0, 7)
     assert averager("topk").error_feedback and not averager("fp8").error_feedback
     assert averager("signsgd").codec.vote is False and averager("signsgd error_feedback=false").codec.vote is True
+
+
+class ClaimsLess(TopK):
+    """Fault: once it has written, it claims fewer bytes than it wrote."""
+
+    has_written = False
+
+    def fields(self, n: int, known: Known) -> Fields:
+        one, two = super().fields(n, known)
+        return (replace(one, length=one.length // 2), two) if self.has_written else (one, two)
+
+    def compress(self, tensor: Tensor, known: Known | None = None) -> Payload:
+        payload = super().compress(tensor, known)
+        self.has_written = True
+        return payload
+
+
+class Smallest(TopK):
+    """Fault: the smallest elements."""
+
+    def choose(self, values: Tensor, known: Known) -> Tensor:
+        return torch.topk(values.abs(), self.kept(len(values), known), largest=False).indices
+
+
+class RoundsDown(Natural):
+    """Fault: always to the lower power."""
+
+    def encode(self, values: Tensor, known: Known, out: Sequence[Tensor]) -> None:
+        super().encode(torch.exp2(values.abs().log2().floor()) * values.sign(), known, out)
+
+
+def test_wrong_compressors_are_caught() -> None:
+    tensor = values_of([400], 5, "negative")
+    with pytest.raises(AssertionError, match="accounted"):
+        round_trip(ClaimsLess(), tensor)
+    with pytest.raises(AssertionError, match="contracts"):
+        judge_contraction(Smallest(0.1), tensor, 1 - 40 / 400)
+    for biased in (RoundsDown(), Qsgd(contractive=True), RandomK(0.25, contractive=True)):
+        with pytest.raises(AssertionError, match="unbiased"):
+            judge_unbiased(biased)

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dynbench.compress import CompressedMean, Known
+from dynbench.compress import CompressedMean, GradiVeq, Known, TopK
 from dynbench.compress.compressing import ERROR_COLUMNS, Compressing, Error
 from dynbench.wire.segment import lay_out
 
@@ -73,15 +73,9 @@ def trained(make: Make, steps: int, shards: bool, cuts: Sequence[Cut] = CUTS) ->
     return work
 
 
-@pytest.mark.parametrize(
-    ("ranks", "shards"),
-    [(2, False), (3, True), *(pytest.param(*each, marks=pytest.mark.matrix) for each in ((2, True), (3, False)))],
-)
-@pytest.mark.parametrize("form", [*FEEDBACK, *OWN])
-def test_error_feedback_loses_nothing_however_gradients_are_cut(form: str, ranks: int, shards: bool) -> None:
+def judge(make: Make, ranks: int, shards: bool, off: float = 1e-5, steps: int = 7) -> None:
     """All ranks get the same; all that was sent, and what is left out at either stage, are all gradients together."""
-    steps, off = 7, 1e-3 if form in OWN else 1e-5
-    results = on_threads(ranks, trained(lambda: compressor(form), steps, shards))
+    results = on_threads(ranks, trained(make, steps, shards))
     if not shards:
         for step in range(steps):
             assert all(same_bits([found[step][name] for _, found in results]) for name in SHAPES), "the same bits"
@@ -97,6 +91,15 @@ def test_error_feedback_loses_nothing_however_gradients_are_cut(form: str, ranks
                     start, numel, _ = key.removeprefix("second.").split(".", 2)
                     found[int(start) : int(start) + int(numel)] += ranks * residual
         assert float((found - whole).norm()) <= off * float(whole.norm()), f"nothing of {name} is lost"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shards"),
+    [(2, False), (3, True), *(pytest.param(*each, marks=pytest.mark.matrix) for each in ((2, True), (3, False)))],
+)
+@pytest.mark.parametrize("form", [*FEEDBACK, *OWN])
+def test_error_feedback_loses_nothing_however_gradients_are_cut(form: str, ranks: int, shards: bool) -> None:
+    judge(lambda: compressor(form), ranks, shards, 1e-3 if form in OWN else 1e-5)
 
 
 def flat_of(rank: int) -> Tensor:
@@ -124,13 +127,13 @@ ODD: dict[str, Callable[[int], Tensor]] = {
 }
 
 
-def judge_odd(form: str, case: str) -> None:
+def judge_odd(make: Make, case: str) -> None:
     """What both ranks get of a case, once and once more after it."""
     is_finite = case not in ("infinite", "no number")
     segments = lay_out([("nothing", (0,))] if case == "nothing at all" else SHAPES.items())
 
     def work(channel: Any) -> list[Tensor]:
-        made, found = compressor(form), []
+        made, found = make(), []
         for flat in (ODD[case](channel.rank), flat_of(channel.rank) if len(segments) > 1 else torch.zeros(0)):
             shape, dtype = flat.shape, flat.dtype
             made.mean(channel, flat, segments)
@@ -149,7 +152,78 @@ def judge_odd(form: str, case: str) -> None:
 @pytest.mark.parametrize("form", EVERY)
 def test_odd_gradients(form: str) -> None:
     for case in ODD:
-        judge_odd(form, case)
+        judge_odd(lambda: compressor(form), case)
+
+
+class Forgets(TopK):
+    """Fault: takes more from what is left out than it sent."""
+
+    def add(self, payload: Sequence[Tensor], known: Known, total: Tensor, factor: float) -> None:
+        super().add(payload, known, total, factor * (1.1 if factor < 0 else 1))
+
+
+class KeepsItsOwn(GradiVeq):
+    """Fault: every rank has directions of its own."""
+
+    def _refresh(self, channel: Any, due: Any) -> None:
+        for each in due:
+            self._basis[each.part.name] = self._principal(each.slices.T @ each.slices, True)
+
+
+class Cleans(Compressing):
+    """Fault: what is not finite is left out."""
+
+    def _mean(self, channel: Any, flat: Tensor, segments: Any) -> None:
+        channel.all_reduce(flat.nan_to_num_(0, 0, 0).div_(channel.world_size)).wait()
+
+
+class OwnHalf(Compressing):
+    """Fault: a rank keeps what it had of its own."""
+
+    def _mean(self, channel: Any, flat: Tensor, segments: Any) -> None:
+        own = flat.clone()
+        channel.all_reduce(flat.div_(channel.world_size)).wait()
+        flat[channel.rank :: 2] = own[channel.rank :: 2]
+
+
+def flat_of(rank: int) -> Tensor:
+    return torch.cat(list(gradients(rank, 0).values()))
+
+
+def with_one(value: float) -> Callable[[int], Tensor]:
+    """Ranks' gradients, of which the first has an element of this value."""
+    return lambda rank: flat_of(rank).index_fill(0, torch.tensor([100 * (1 - rank)]), value if rank == 0 else 0.5)
+
+
+ODD: dict[str, Callable[[int], Tensor]] = {
+    "drawn": flat_of,
+    "zeros": lambda rank: torch.zeros(512),
+    "negative": lambda rank: -flat_of(rank).abs() - 0.1,
+    "tiny": lambda rank: flat_of(rank) * 1e-37,
+    "one rank has none": lambda rank: flat_of(rank) * rank,
+    "half": lambda rank: flat_of(rank).half(),
+    "bfloat16": lambda rank: flat_of(rank).bfloat16(),
+    "double": lambda rank: flat_of(rank).double(),
+    "every other element": lambda rank: flat_of(rank).repeat_interleave(2)[::2].contiguous(),
+    "infinite": with_one(torch.inf),
+    "no number": with_one(torch.nan),
+    "nothing at all": lambda rank: torch.zeros(0),
+}
+
+
+@pytest.mark.parametrize(
+    ("judged", "fails"),
+    [
+        (lambda: judge(lambda: CompressedMean(Forgets(), error_feedback=True, min_elements=0), 2, False), "is lost"),
+        (lambda: judge(lambda: KeepsItsOwn(8, 3, min_elements=0), 2, False), "the same bits"),
+        (lambda: judge_odd(lambda: Cleans(error_feedback=False), "infinite"), "stays so"),
+        (lambda: judge_odd(lambda: OwnHalf(error_feedback=False), "drawn"), "one mean on all ranks"),
+    ],
+    ids=["forgets", "keeps its own", "cleans", "own half"],
+)
+def test_wrong_ones_are_caught(judged: Callable[[], None], fails: str) -> None:
+    with pytest.raises(AssertionError, match=fails):
+        judged()
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if codec(form).way != "two_stage"])
