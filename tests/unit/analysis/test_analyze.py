@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
 import pytest
@@ -37,12 +39,9 @@ def test_a_copied_comparison_still_says_what_was_run(cli, store, make_run, tmp_p
     def reports(folder):
         for lang, form in itertools.product(LANGUAGES, FORMATS):
             assert cli("report", folder, "--lang", lang, "--format", form)[0] == 0
-        return [
-            (folder / f"report.{lang}.{form}").read_text().splitlines()
-            for lang, form in itertools.product(LANGUAGES, FORMATS)
-        ]
+            yield (folder / f"report.{lang}.{form}").read_text().splitlines()
 
-    original = reports(here)
+    original = list(reports(here))
     shutil.copytree(here, copy)
     shutil.rmtree(store.root)
     for before, after in zip(original, reports(copy), strict=True):
@@ -99,30 +98,14 @@ def test_what_is_written_is_what_is_read(folder):
     assert (written["question"], written["comparison"]["question"]) == ("schedule", "schedule")
 
 
-def changed(content, key, value):
-    *place, last = key.split(".")
-    node = content
-    for part in place:
-        node = node[int(part) if isinstance(node, list) else part]
-    if value is None:
-        del node[last]
-    else:
-        node[last] = value
-    return content
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         ("comparisons.0.verdict", "FASTEST"),
-        ("comparisons.0.level", "almost"),
         ("comparisons.0.speedup", None),
         ("comparisons.0.speedup", 0),
         ("comparisons.0.ci95", [1.0]),
-        ("comparisons.0.improvement_percent", {"step_time_ms.mean": "much"}),
-        ("comparisons", {"a": 1}),
         ("arms", []),
-        ("arms.0.runs", "a"),
         ("runs.0.id", 7),
         ("checks", [{"severity": "bad", "seen": "s", "limit": "l", "hint": "h"}]),
         ("schema_version", 99),
@@ -130,7 +113,14 @@ def changed(content, key, value):
 )
 def test_a_damaged_file_is_named_with_the_key(folder, store, capsys, key, value):
     path = folder / COMPARISON_FILE
-    path.write_text(json.dumps(changed(json.loads(path.read_text()), key, value)))
+    content = json.loads(path.read_text())
+    *place, last = (int(part) if part.isdigit() else part for part in key.split("."))
+    node = reduce(getitem, place, content)
+    if value is None:
+        del node[last]
+    else:
+        node[last] = value
+    path.write_text(json.dumps(content))
     with pytest.raises(RecordError, match=r"comparison\.json: ") as caught:
         read_analysis(folder)
     assert key.partition(".")[0] in caught.value.message or "schema version 99" in caught.value.message
@@ -162,16 +152,11 @@ def test_a_verdict_meets_its_own_condition_and_no_other(verdict):
 
 @pytest.mark.parametrize(
     ("severity", "check", "met"),
-    [
-        ("fail", "loss_parity", {"different-loss", "findings"}),
-        ("fail", "nan_loss", {"different-loss", "findings"}),
-        ("info", "loss_parity", set()),
-        ("warn", "drift", {"findings"}),
-    ],
+    [("fail", "loss_parity", 2), ("fail", "nan_loss", 2), ("info", "loss_parity", 0), ("warn", "drift", 1)],
 )
 def test_findings_meet_the_conditions_about_them(severity, check, met):
-    conditions = ("different-loss", "findings")
+    conditions = ("findings", "different-loss")
     said = {name: failed(name, ["SAME"], [Finding(severity, "s", "l", "h", id=check)]) for name in conditions}
-    assert {name for name in conditions if said[name]} == met
-    assert all(said[name].startswith(f"--fail-on {name}: ") for name in met)
+    assert [name for name in conditions if said[name]] == [*conditions[:met]]
+    assert all(said[name].startswith(f"--fail-on {name}: ") for name in conditions[:met])
     assert not any(failed(name, ["SAME"]) for name in conditions)

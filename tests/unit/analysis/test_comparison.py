@@ -95,17 +95,10 @@ def test_a_forced_arm_that_differs_in_what_forbids_is_no_aa_arm(launch):
     ("fields", "key"),
     [
         ({"seed": 1}, "train.seed (0 and 1)"),
-        ({"global_batch": 32}, "train.global_batch (16 and 32)"),
-        ({"steps": 30}, "train.steps (40 and 30)"),
         ({"world_size": 4}, "world_size (2 and 4)"),
         ({"fingerprint": "data-2"}, "env.data.fingerprint (data-1 and data-2)"),
-        ({"overrides": ("workload.max_length=64",)}, "workload.max_length (256 and 64)"),
         ({"env": {"cpu_model": "Other CPU"}}, "env.cpu_model (Test CPU and Other CPU)"),
         ({"env": {"packages": {"torch": "2.6.0"}}}, "env.packages.torch (2.13.0 and 2.6.0)"),
-        (
-            {"env": {"devices": {"ranks": [{"name": "H200"}]}}, "overrides": ("launch.device=cuda",)},
-            "launch.device (auto and cuda)",
-        ),
     ],
 )
 def test_runs_that_differ_in_more_are_incomparable(launch, fields, key):
@@ -152,15 +145,6 @@ def p_of(pair):
     joint = pair.joint
     ratio, spread = joint.ratio, joint.spread
     return p_value(math.log(ratio.estimate), spread.sd / math.sqrt(ratio.pairs), spread.df)
-
-
-@pytest.mark.slow
-def test_the_interval_of_two_stages_keeps_the_spread_of_the_first(four):
-    (plain,), (staged,) = compare_candidates(cut(four, 2, 6)), compare_candidates(cut(four, 2, 6, first=4))
-    (early,) = compare_candidates(cut(four, 2, 4))
-    assert (staged.speedup.estimate, staged.speedup.pairs) == (plain.speedup.estimate, 6)
-    assert staged.speedup.half_width == pytest.approx(early.speedup.half_width * (4 / 6) ** 0.5)
-    assert (staged.record().first_stage, plain.record().first_stage) == (4, None)
 
 
 @pytest.mark.slow
@@ -250,7 +234,6 @@ def test_losses_are_not_held_against_each_other(launch, env):
     assert ("eval.loss" in found.improvement_percent) == (not env), "its evaluations are of something else"
     assert "throughput_tokens_per_s.mean" in found.improvement_percent
     assert "loss_parity" not in checks
-    assert found.verdict in (Verdict.FASTER, Verdict.AMBIGUOUS, Verdict.SLOWER, Verdict.SAME)
 
 
 def test_where_attention_keeps_samples_apart_it_is_an_arm_like_any_other(launch):

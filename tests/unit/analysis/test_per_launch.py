@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 from compared import terms
-from scipy import stats
 from unit.analysis.conftest import Make, launches
 
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.comparison import Comparison, Terms, compare_candidates
-from dynbench.analysis.merge import merge_run
 from dynbench.analysis.record import TailRecord
-from dynbench.analysis.stats import paired_ratio, smallest_shown
-from dynbench.analysis.summary import summary_of
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
 
@@ -32,7 +27,7 @@ def six(make_shared_run: Make) -> Terms:
     return terms(named_arms(launches(make_shared_run, len(WOBBLE), static={}, **others)), Analysis())
 
 
-def planted(six: Terms, named: str | None = None, **arms: tuple[float, float]) -> Terms:
+def planted(six: Terms, **arms: tuple[float, float]) -> Terms:
     """Arms whose P95 is that of `static` times a factor, which every other launch has more of by a relative spread."""
     wanted = {"static": (1.0, 0.0), **arms}
     chosen = [next(arm for arm in six.arms if arm.label == name) for name in wanted]
@@ -41,7 +36,7 @@ def planted(six: Terms, named: str | None = None, **arms: tuple[float, float]) -
         for arm, (factor, spread) in zip(chosen, wanted.values(), strict=True)
         for index, (run, wobble) in enumerate(zip(arm.runs, WOBBLE, strict=True))
     }
-    return with_p95(replace(six, arms=chosen, named=named), p95)
+    return with_p95(replace(six, arms=chosen), p95)
 
 
 def with_p95(shared: Terms, p95: dict[str, float]) -> Terms:
@@ -71,19 +66,6 @@ def test_the_tail_is_told_whatever_the_total_time_is(six: Terms) -> None:
         assert (tail.launches_needed is None) == (tail.verdict is not Verdict.AMBIGUOUS)
 
 
-def test_a_single_candidate_has_the_interval_of_its_pairs_and_the_number_that_would_show_its_difference(six) -> None:
-    shared = planted(six, unclear=(0.97, 0.04))
-    (found,) = compare_candidates(shared)
-    tail = tail_of(found)
-    before, after = ([shared.summaries[run.run.id]["step_time_ms"]["p95"] for run in arm.runs] for arm in shared.arms)
-    ratio = paired_ratio(before, after)
-    assert (tail.speedup, tail.interval) == (pytest.approx(ratio.estimate), pytest.approx(ratio.ends))
-    spread = ratio.half_width * math.sqrt(ratio.pairs) / stats.t.ppf(0.975, ratio.pairs - 1)
-    needed, aim = tail.launches_needed, abs(math.log(ratio.estimate))
-    assert needed is not None and needed > ratio.pairs
-    assert smallest_shown(spread, needed) <= aim < smallest_shown(spread, needed - 2)
-
-
 def test_few_launches_give_no_number_and_one_no_interval(six: Terms) -> None:
     shared = planted(six, unclear=(0.97, 0.04))
     for number, word in ((1, Verdict.ESTIMATE), (2, Verdict.AMBIGUOUS)):
@@ -102,18 +84,3 @@ def test_equal_arms_that_differ_in_the_tail_take_it_from_the_others(launch) -> N
     }
     twin, partition = compare_candidates(with_p95(shared, p95))
     assert (twin.tail, tail_of(partition).verdict) == (None, Verdict.AMBIGUOUS)
-
-
-def test_nothing_is_said_of_it_where_plans_are_not_what_is_asked(six: Terms) -> None:
-    (found,) = compare_candidates(planted(six, "levers", shorter=(0.9, 0.001)))
-    assert found.tail is None and found.record().tail is None
-
-
-@pytest.mark.parametrize(("virtual", "known"), [(False, True), (True, False)])
-def test_memory_spreads_over_real_ranks_alone(make_run: Make, virtual: bool, known: bool) -> None:
-    """Planted: ranks whose peaks differ; one process that plays them all has but one memory."""
-    overrides = ("launch.launcher=virtual", "launch.world_size=2") if virtual else ()
-    summary = summary_of(merge_run(make_run(overrides=overrides)))
-    memory = summary["std_over_ranks"]["peak_mem_mb"]
-    assert {name: value is not None for name, value in memory.items()} == {"mean": known, "p95": known}
-    assert summary["peak_mem_mb"]["max"] > 400

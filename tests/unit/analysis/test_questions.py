@@ -64,26 +64,18 @@ def test_what_a_question_shows_exists(question):
 PRECISION = {"overrides": ("train.precision=bf16",)}
 BUCKETS = {"overrides": ("sync.bucket_mb=1.0",)}
 BOTH = {"overrides": ("train.precision=bf16", "sync.bucket_mb=1.0")}
-POLICY = {"policy": "partition"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arms", "key"),
-    [
-        ({"other": BOTH}, "sync.bucket_mb (25.0 and 1.0)"),
-        ({"other": {**POLICY, **PRECISION}}, "train.precision (fp32 and bf16)"),
-        ({"other": PRECISION, "third": BUCKETS}, "train.precision (fp32 and bf16)"),
-    ],
-)
-def test_two_questions_at_once_are_refused_unless_named(launch, arms, key):
+@pytest.mark.parametrize("arms", [{"other": BOTH}, {"other": PRECISION, "third": BUCKETS}], ids=["an arm", "two"])
+def test_two_questions_at_once_are_refused_unless_named(launch, arms):
     runs = launch(2, static={}, **arms)
     with pytest.raises(NotComparable) as caught:
         compare(runs)
     assert "--question levers" in caught.value.hint
     found = compare(runs, question="levers")
     assert {item.question.name for item in found} == {"levers"}
-    assert key.partition(" ")[0] in {key for item in found for key in item.compared}
+    assert {key for item in found for key in item.compared} == {"train.precision", "sync.bucket_mb"}
     assert [(item.predicted_speedup, item.recovery) for item in found] == [(None, None)] * len(found)
 
 
@@ -127,16 +119,6 @@ def test_equal_workers_or_equal_ranks_are_compared(merged, servers, ranks, batch
     differing = all_differences(one, run(one, *others, **other))
     question = find_question([differing])
     assert (question.name if name else None, not question.forbidden(differing)) == (name, name is not None)
-
-
-@pytest.mark.parametrize("shift", [0.0, 0.2])
-@pytest.mark.parametrize(("fields", "told"), [(PRECISION, True), (BUCKETS, False)])
-def test_the_drift_of_the_loss_is_that_of_the_means(launch, fields, told, shift):
-    runs = launch(2, static={}, other={**fields, "loss_shift": shift})
-    (found,) = compare(runs)
-    before = sum(run.measured["loss_global"].mean() for run in runs["static"]) / 2
-    assert found.loss_drift == pytest.approx(shift / before, abs=1e-9)
-    assert (found.question.loss_drift is not None) == told
 
 
 @pytest.mark.parametrize(
