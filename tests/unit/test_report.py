@@ -17,6 +17,7 @@ from dynbench.report import (
     language_labels,
     load_template,
     substitute,
+    unwrapped,
 )
 
 FRONT = "---\nwords:\n  not_measured: not measured\n  greeting: hello {{ who }}\n---\n"
@@ -112,3 +113,8 @@ def test_a_template_reaches_nothing_but_its_values(
 ) -> None:
     with pytest.raises(TemplateError):
         filled(template(tmp_path, f"{{{{ {reach} }}}}"), {"who": "x"})
+
+
+def test_sentences_are_unwrapped_and_tables_and_code_are_not() -> None:
+    text = "one\n  two\n\n\n- item\n  goes on\n- next\n\n| a |\n| - |\n| b |\n\n```\nas\n  it is\n```\n"
+    assert unwrapped(text) == "one two\n\n- item goes on\n- next\n\n| a |\n| - |\n| b |\n\n```\nas\n  it is\n```"

@@ -45,11 +45,11 @@ class Fake:
         policy: static, partition, window (as partition over batches swapped within W steps), prefix, or
             sorted_equal, which gives the first rank the longest samples of every step.
         slowdown: factor on every time of the run, like a launch that the machine slowed down.
-        compute_ms_per_token, overhead_ms, transfer_ms: the model of a step.
+        compute_ms_per_token, transfer_ms: the model of a step, which has an overhead of 2 ms.
         attention_ms: of a padded token, per token of its length.
         noise: relative noise of a rank's compute in a step.
         slow: factor on the compute of a worker, by its number.
-        micro_batches: what every row says; the times stay those of the step.
+
         loss_shift: added to every loss.
         servers: ranks before those of `world_size`, which serve them and train nothing.
         ranks_written: ranks that write a file; None is all.
@@ -67,12 +67,12 @@ class Fake:
     window: int = 1
     slowdown: float = 1.0
     compute_ms_per_token: float = 0.05
-    overhead_ms: float = 2.0
+
     attention_ms: float = 0.0
     transfer_ms: float = 1.5
     noise: float = 0.02
     slow: dict[int, float] = field(default_factory=dict)
-    micro_batches: int = 1
+
     loss_shift: float = 0.0
     servers: int = 0
     ranks_written: int | None = None
@@ -126,7 +126,7 @@ def rows_of(fake: Fake, place: int) -> list[list[StepRow]]:
         longests = np.array([lengths[ids].max() for ids in dealt])
         padded = longests * [len(ids) for ids in dealt]
         warm = 1.5 if step < 2 else 1.0
-        compute = fake.overhead_ms + fake.compute_ms_per_token * padded + fake.attention_ms * padded * longests
+        compute = 2.0 + fake.compute_ms_per_token * padded + fake.attention_ms * padded * longests
         compute *= [fake.slow.get(rank, 1.0) for rank in range(fake.world_size)]
         compute = compute * fake.slowdown * warm * (1 + fake.noise * rng.standard_normal(fake.world_size))
         transfer = fake.transfer_ms * fake.slowdown
@@ -141,7 +141,7 @@ def rows_of(fake: Fake, place: int) -> list[list[StepRow]]:
                     warmup=int(step < fake.warmup_steps),
                     policy="partition" if fake.policy == "window" else fake.policy,
                     local_batch=len(ids),
-                    micro_batches=fake.micro_batches,
+                    micro_batches=1,
                     max_seq_len_in_batch=longest,
                     real_tokens=int(own.sum()),
                     padded_tokens=int(padded[rank]),

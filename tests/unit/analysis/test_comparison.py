@@ -73,39 +73,30 @@ def test_launches_of_other_settings_are_no_launches_of_one_arm(launch, policies)
         assert (found.verdict, dict(found.forbidden)) == (Verdict.INCOMPARABLE, {"train.steps": (40, 20)})
 
 
+FORBIDDEN = {
+    "train.steps (40 and 50)": {"steps": 50},
+    "world_size (2 and 4)": {"world_size": 4, "policy": "partition"},
+    "workload.max_length (256 and 64)": {"overrides": ("workload.max_length=64",)},
+    "env.data.fingerprint (data-1 and data-2)": {"fingerprint": "data-2"},
+    "env.cpu_model (Test CPU and Other CPU)": {"env": {"cpu_model": "Other CPU"}},
+    "env.packages.torch (2.13.0 and 2.6.0)": {"env": {"packages": {"torch": "2.6.0"}}},
+}
+"""What is said of a difference from `static`, and the difference."""
+
+
 @pytest.mark.slow
-def test_a_forced_arm_that_differs_in_what_forbids_is_no_aa_arm(launch):
-    differing = {
-        "data": {"fingerprint": "data-2"},
-        "steps": {"steps": 50},
-        "length": {"overrides": ("workload.max_length=64",)},
-        "rate": {"overrides": ("train.learning_rate=0.5",)},
-        "machine": {"env": {"cpu_model": "Other CPU"}},
-        "broken": {"status": "oom", "steps_written": 30},
-    }
-    forced = {name: {**fields, "slowdown": 1.5} for name, fields in differing.items()}
-    partition, *others = compare(launch(4, static={}, partition={}, **forced), force=True)
-    for other in others:
-        assert (other.verdict, other.aa, other.record().model_dump()["aa"]) == (Verdict.INCOMPARABLE, False, False)
-    assert len(others) == 6
-    assert (partition.aa_noise, partition.verdict) == (None, Verdict.FASTER)
-
-
-@pytest.mark.parametrize(
-    ("fields", "key"),
-    [
-        ({"seed": 1}, "train.seed (0 and 1)"),
-        ({"world_size": 4}, "world_size (2 and 4)"),
-        ({"fingerprint": "data-2"}, "env.data.fingerprint (data-1 and data-2)"),
-        ({"env": {"cpu_model": "Other CPU"}}, "env.cpu_model (Test CPU and Other CPU)"),
-        ({"env": {"packages": {"torch": "2.6.0"}}}, "env.packages.torch (2.13.0 and 2.6.0)"),
-    ],
-)
-def test_runs_that_differ_in_more_are_incomparable(launch, fields, key):
-    with pytest.raises(NotComparable) as caught:
-        compare(launch(1, static={}, partition=fields))
-    assert key in caught.value.message
-    assert caught.value.exit_code == 5
+def test_arms_that_differ_in_what_forbids_are_refused_or_forced_and_no_aa_arms(launch):
+    broken = {"broken": {"status": "oom", "steps_written": 30}}
+    forced = {key: {**fields, "slowdown": 1.5} for key, fields in (FORBIDDEN | broken).items()}
+    runs = launch(4, static={}, partition={}, **forced)
+    first, second = (runs[name][at : at + 1] for name, at in (("static", 0), ("partition", 1)))
+    for key, arm in {"train.seed (0 and 1)": second, **{key: runs[key][:1] for key in FORBIDDEN}}.items():
+        with pytest.raises(NotComparable) as caught:
+            compare({"static": first, "other": arm})
+        assert (key in caught.value.message, caught.value.exit_code) == (True, 5)
+    partition, *others = compare(runs, force=True)
+    assert (partition.aa_noise, partition.verdict, len(others)) == (None, Verdict.FASTER, len(forced))
+    assert {(other.verdict, other.aa, other.record().aa) for other in others} == {(Verdict.INCOMPARABLE, False, False)}
 
 
 @pytest.mark.slow

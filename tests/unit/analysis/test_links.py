@@ -46,17 +46,6 @@ def test_the_share_is_that_of_a_pipeline_played_through(model: LinkModel, gbps: 
     assert model.share(gbps, tokens) == pytest.approx(waited / (compute + waited), rel=1e-6, abs=1e-9)
 
 
-@given(model=MODELS, gbps=SPEEDS, tokens=TOKENS, times=st.floats(1, 100))
-def test_a_faster_link_and_more_tokens_make_no_larger_share(
-    model: LinkModel, gbps: float, tokens: float, times: float
-) -> None:
-    share = model.share(gbps, tokens) + 1e-9
-    assert model.share(gbps * times, tokens) <= share
-    assert model.share(gbps, tokens * times) <= share
-    free = model.waited_ms / (model.waited_ms + model.compute_ms(tokens))
-    assert model.share(inf, tokens) == pytest.approx(free, abs=1e-9)
-
-
 @given(model=MODELS, tokens=TOKENS)
 def test_the_line_is_where_the_share_passes_one_half(model: LinkModel, tokens: float) -> None:
     half = model.half_gbps(tokens)

@@ -136,43 +136,28 @@ def test_ranks_in_several_folders_are_exported_as_one_run(cli, store, make_run, 
     assert found["runs"][0]["summary"]["partial"] is False
 
 
-POLICIES = ("static", "partition", "prefix")
-
-
-@pytest.fixture
-def led_by_any(store, make_run):
-    """An entry with three named arms, compared with `static`."""
-    entry = store.create("compare", "recipe", name="cmp")
-    arms = {name: [make_run(name, name=f"{name}-{seed}", seed=seed) for seed in (0, 1)] for name in POLICIES}
-    analyze_runs(Selection(arms=arms, into=entry), store, Analysis())
-    return entry
-
-
-def against(found):
-    """The arms compared, in order."""
-    assert {item["baseline"] for item in found["comparisons"]} == {found["arms"][0]["name"]}
-    return [found["arms"][0]["name"], *(item["candidate"] for item in found["comparisons"])]
-
-
 @pytest.mark.slow
-def test_a_comparison_is_turned_in_its_own_folder_and_turned_back(cli, store, led_by_any):
+def test_a_comparison_is_turned_in_its_own_folder_and_turned_back(cli, store, make_run):
+    entry, policies = store.create("compare", "recipe", name="cmp"), ("static", "partition", "prefix")
+    arms = {name: [make_run(name, name=f"{name}-{seed}", seed=seed) for seed in (0, 1)] for name in policies}
+    analyze_runs(Selection(arms=arms, into=entry), store, Analysis())
     made = (("en", FORMATS[0]), ("zh", FORMATS[-1]))
     for lang, form in made:
         assert cli("report", "cmp", "--lang", lang, "--format", form)[0] == 0
 
     def led(*asked):
-        """The comparison as it is then, and over which arms its reports say what."""
+        """The comparisons as they are then, what is compared with what, and over which arms its reports say what."""
         assert cli("analyze", "cmp", *asked)[0] == 0
-        reports = [(led_by_any.path / f"report.{lang}.{form}").read_text() for lang, form in made]
+        reports = [(entry.path / f"report.{lang}.{form}").read_text() for lang, form in made]
         said = [["static / partition" in text, "partition / static" in text] for text in reports]
-        return json.loads((led_by_any.path / "comparison.json").read_text()), said
+        found = json.loads((entry.path / "comparison.json").read_text())["comparisons"]
+        return found, [(item["candidate"], item["baseline"]) for item in found], said
 
     entries = len(store.list())
-    before = json.loads((led_by_any.path / "comparison.json").read_text())
+    before = json.loads((entry.path / "comparison.json").read_text())["comparisons"]
     for asked in (("--baseline", "partition"), ()):
-        turned, said = led(*asked)
-        assert (against(turned), said) == (["partition", "static", "prefix"], 2 * [[True, False]])
-    restored, said = led("--baseline", "static")
-    assert (against(restored), said) == ([*POLICIES], 2 * [[False, True]])
-    assert restored["comparisons"] == before["comparisons"]
+        _, turned, said = led(*asked)
+        assert turned == [("static", "partition"), ("prefix", "partition")] and said == 2 * [[True, False]]
+    restored, _, said = led("--baseline", "static")
+    assert restored == before and said == 2 * [[False, True]]
     assert len(store.list()) == entries

@@ -36,7 +36,7 @@ def parts(waste: dict[str, object]) -> np.ndarray:
         {},
         {"policy": "partition", "world_size": 4},
         {"policy": "partition", "servers": 1},
-        {"micro_batches": 3},
+        {"row": lambda row: {"micro_batches": 3}},
         {"world_size": 4, "ranks_written": 3},
         {"steps_written": 30, "status": "interrupted"},
         {"overrides": VIRTUAL},
