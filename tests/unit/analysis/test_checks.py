@@ -119,11 +119,8 @@ def found_in(check, steps, spreads, *, drift=0.0, first=1.0, noise="normal", sim
     times = cost * (1 + drift * np.linspace(-0.5, 0.5, steps)) * np.maximum(1 + beside * deviates, 0.2)
     times[:, 0] *= first
     facts = SimpleNamespace(config=SimpleNamespace(train=SimpleNamespace(warmup_steps=5)))
-    tables = [
-        pl.DataFrame({"step_time_max_ms": 20 * row, "padded_tokens_max": 1000 * tokens})
-        for row, tokens in zip(times, cost, strict=True)
-    ]
-    made = [SimpleNamespace(label="x", facts=facts, measured=table) for table in tables]
+    columns = ({"step_time_max_ms": 20 * row, "padded_tokens_max": each} for row, each in zip(times, cost, strict=True))
+    made = [SimpleNamespace(label="x", facts=facts, measured=pl.DataFrame(each)) for each in columns]
     return len(list(check(SimpleNamespace(runs=made, comparisons=())))) / simulated
 
 
@@ -186,10 +183,8 @@ def test_what_is_slow_for_a_while_is_a_warning_where_it_makes_the_verdict(launch
     """Of few steps the first is all the difference; a drifting baseline is faster than the other arm only before."""
     made = launch(4, static={**QUIET, "steps": steps, "slowdown": slower}, other={**SLOWED, "steps": steps})
     late = [with_steps(run, step_time_max_ms=SLOW_TIME * LATE[check]) for run in made["static"]]
-    times = [run.measured["step_time_max_ms"].sum() for run in late]
-    made["static"] = [
-        replace(run, blocks=pl.DataFrame({"time_ms": [time_ms]})) for run, time_ms in zip(late, times, strict=True)
-    ]
+    total = pl.col("step_time_max_ms").sum()
+    made["static"] = [replace(run, blocks=run.measured.select(time_ms=total)) for run in late]
     seen = found(made)[check]
     assert (seen.severity, seen.values["in_doubt"]) == (severity, ["other"] * (severity == "warn"))
 

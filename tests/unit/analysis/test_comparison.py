@@ -46,15 +46,11 @@ def test_equal_arms_that_came_out_different_are_noise_and_so_is_as_much_between_
 @pytest.mark.slow
 def test_an_aa_arm_whose_launches_differ_takes_faster_from_the_others_and_never_makes_them_the_same(launch):
     """Two launches, 1.10 with a narrow interval: FASTER; a twin that differs by 0 and 2 % knows nothing below 13 %."""
-    runs = launch(2, static=QUIET, other={**QUIET, **COST}, twin=QUIET)
-
-    def held(name, factors):
-        ours = zip(runs["static"], runs[name], factors, strict=True)
-        return [timed(run, static.time_ms / run.time_ms * factor) for static, run, factor in ours]
-
-    others = held("other", (1 / 1.099, 1 / 1.097))
-    (alone,) = compare({"static": runs["static"], "other": others})
-    again, beside = compare({"static": runs["static"], "twin": held("twin", (1.0, 1.02)), "other": others})
+    runs = launch(2, static=QUIET, twin=QUIET, other={**QUIET, **COST})
+    for name, factors in (("twin", (1.0, 1.02)), ("other", (1 / 1.099, 1 / 1.097))):
+        runs[name] = [timed(run, factor) for run, factor in zip(runs[name], factors, strict=True)]
+    (alone,) = compare({name: runs[name] for name in ("static", "other")})
+    again, beside = compare(runs)
     assert (alone.verdict, beside.verdict) == (Verdict.FASTER, Verdict.AMBIGUOUS)
     assert (again.noise, beside.noise, again.aa_noise) == (0.02, 0.02, None)
     assert beside.aa_noise > 0.13

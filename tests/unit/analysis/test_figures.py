@@ -72,6 +72,13 @@ def test_few_series_have_colours_and_of_many_only_the_important_ones():
     assert len({many[name].color for name in ("0", "5", "9")}) == 3
 
 
+def test_nothing_is_drawn_where_nothing_compresses(view) -> None:
+    names = [name for name in FIGURES["train"] if name.startswith("compression")]
+    assert names
+    for name in names:
+        assert draw_figure("train", name, view("static")) is draw_figure("train", name, []) is None
+
+
 def test_nothing_is_drawn_before_a_comparison_has_ended(store, tmp_path):
     together = store.create("compare", "regimes")
     unfinished = {"settings": {}, "comparison": store.create("compare", "cell").id}

@@ -107,19 +107,20 @@ def test_an_arm_is_a_point_of_what_its_passes_wait_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "summary"),
+    "otherwise",
     [
-        ({**CONFIG, "sync.name": "ddp"}, SUMMARY),
-        ({**CONFIG, "compress.name": "int8"}, SUMMARY),
-        ({**CONFIG, "sync.gather_bf16": True}, SUMMARY),
-        (CONFIG, {**SUMMARY, "by_operation": []}),
-        (CONFIG, {**SUMMARY, "sync_forward_ms": {}}),
-        (CONFIG, {**SUMMARY, "bytes_wire": {"mean": 0.0}}),
+        {"sync.name": "ddp"},
+        {"compress.name": "int8"},
+        {"sync.gather_bf16": True},
+        {"by_operation": []},
+        {"sync_forward_ms": {}},
+        {"bytes_wire": {"mean": 0.0}},
     ],
     ids=["not sharded", "compressed", "gathered in bf16", "calls not kept", "waiting not told", "one rank"],
 )
-def test_other_arms_are_none(config: dict[str, object], summary: dict[str, Any]) -> None:
-    assert link_point("arm", config, [summary]) is None
+def test_other_arms_are_none(otherwise: dict[str, Any]) -> None:
+    """By a setting or a number of the summary."""
+    assert link_point("arm", CONFIG | otherwise, [SUMMARY | otherwise]) is None
 
 
 def summary(step: float, transfer: float, sent: float, hidden: float) -> Any:

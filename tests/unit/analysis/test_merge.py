@@ -38,12 +38,8 @@ def test_merged_files_hold_the_same_rows(make_run):
     merged = merge_run(run)
     parquet = pl.read_parquet(run.path / "merged_metrics.parquet")
     text = pl.read_csv(run.path / "merged_metrics.csv", schema_overrides={"work_hash": pl.UInt64})
-    assert parquet.height == text.height == merged.rows == 60
-    assert parquet.columns == text.columns
-    waits = parquet.group_by("step").agg(pl.col("wait_ms").min().alias("least"), pl.col("wait_ms").max().alias("most"))
-    assert waits["least"].abs().max() < 1e-5
-    assert waits["most"].min() > 0
-    assert np.allclose(parquet["wait_ms"], parquet["sync_ms"] - parquet["exposed_comm_ms"], atol=1e-4)
+    assert parquet.height == merged.rows == 60
+    assert_frame_equal(parquet, text, check_dtypes=False, rel_tol=1e-6)
     assert (set(merged.steps["comm_ms"]), set(parquet["bytes_wire"])) == ({2.5}, {1000})
 
 

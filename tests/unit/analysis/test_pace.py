@@ -90,15 +90,15 @@ def test_steps_that_follow_from_each_other_are_worth_fewer() -> None:
 OPTIMIZER_MS, DATA_MS = 1.25, 0.5
 
 PRICED = {
-    "tokens": CostModel("tokens"),
-    "tokens_sq": CostModel("tokens_sq"),
-    "attention": CostModel("attention", attention_a=0.01),
-    "measured": CostModel("measured", alpha=2.0, beta=0.05, gamma=0.001, further=1.5),
+    "tokens": (CostModel("tokens"), ()),
+    "tokens_sq": (CostModel("tokens_sq"), ()),
+    "attention": (CostModel("attention", attention_a=0.01), ("schedule.attention_a=0.01",)),
+    "measured": (
+        CostModel("measured", alpha=2.0, beta=0.05, gamma=0.001, further=1.5),
+        ("schedule.cost_coefficients=[2.0,0.05,0.001]", "schedule.further_ms=1.5"),
+    ),
 }
-OVERRIDES = {
-    "attention": ("schedule.attention_a=0.01",),
-    "measured": ("schedule.cost_coefficients=[2.0,0.05,0.001]", "schedule.further_ms=1.5"),
-}
+"""The planner's costs, and the settings that ask for them."""
 
 
 def priced_run(make_run, cost_type, layout="padded", parts=1, overrides=()):
@@ -106,7 +106,7 @@ def priced_run(make_run, cost_type, layout="padded", parts=1, overrides=()):
 
     A probe times data and optimizer too, so `measured` holds them; the others stand for compute alone. Warm-up is slow.
     """
-    rng, cost = np.random.default_rng(5), PRICED[cost_type]
+    rng, (cost, given) = np.random.default_rng(5), PRICED[cost_type]
     lengths = rng.integers(3, 90, 400)
     problem = Problem(lengths=lengths, workers=2, global_batch=40, cost=cost, layout=layout, micro_batches=None)
     rows = {}
@@ -122,7 +122,7 @@ def priced_run(make_run, cost_type, layout="padded", parts=1, overrides=()):
             compute = {"compute_ms": (float(ms) - apart) * (50 if step < 2 else 1)}
             rows[step, rank] = compute | costing(shares[rank], lengths, plan.packed)
     known = {"micro_batches": parts, "data_ms": DATA_MS, "optimizer_ms": OPTIMIZER_MS, "layout": layout}
-    settings = (f"schedule.cost_type={cost_type}", *OVERRIDES.get(cost_type, ()), *overrides)
+    settings = (f"schedule.cost_type={cost_type}", *given, *overrides)
     fields = {"steps": 10, "warmup_steps": 2, "overrides": settings}
     return make_run(**fields, row=lambda row: known | rows[row.step, row.rank])
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 from compared import terms
+from scipy import stats
 from unit.analysis.conftest import Make, launches
 
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.comparison import Comparison, Terms, compare_candidates
 from dynbench.analysis.record import TailRecord
+from dynbench.analysis.stats import paired_ratio, smallest_shown
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
 
@@ -27,23 +30,19 @@ def six(make_shared_run: Make) -> Terms:
     return terms(named_arms(launches(make_shared_run, len(WOBBLE), static={}, **others)), Analysis())
 
 
-def planted(six: Terms, **arms: tuple[float, float]) -> Terms:
+def planted(shared: Terms, **arms: tuple[float, float]) -> Terms:
     """Arms whose P95 is that of `static` times a factor, which every other launch has more of by a relative spread."""
     wanted = {"static": (1.0, 0.0), **arms}
-    chosen = [next(arm for arm in six.arms if arm.label == name) for name in wanted]
-    p95 = {
-        run.run.id: 100 * wobble * factor * (1 + spread * (-1) ** index)
+    chosen = [next(arm for arm in shared.arms if arm.label == name) for name in wanted]
+    summaries = {
+        run.run.id: {
+            **shared.summaries[run.run.id],
+            "step_time_ms": {"mean": 80.0, "p95": 100 * wobble * factor * (1 + spread * (-1) ** index)},
+        }
         for arm, (factor, spread) in zip(chosen, wanted.values(), strict=True)
         for index, (run, wobble) in enumerate(zip(arm.runs, WOBBLE, strict=True))
     }
-    return with_p95(replace(six, arms=chosen), p95)
-
-
-def with_p95(shared: Terms, p95: dict[str, float]) -> Terms:
-    """With other 95th percentiles of the step time, by id of the run."""
-    times = {run_id: {**shared.summaries[run_id]["step_time_ms"], "p95": value} for run_id, value in p95.items()}
-    changed = {run_id: {**shared.summaries[run_id], "step_time_ms": each} for run_id, each in times.items()}
-    return replace(shared, summaries=changed)
+    return replace(shared, arms=chosen, summaries=summaries)
 
 
 def tail_of(found: Comparison) -> TailRecord:
@@ -66,6 +65,19 @@ def test_the_tail_is_told_whatever_the_total_time_is(six: Terms) -> None:
         assert (tail.launches_needed is None) == (tail.verdict is not Verdict.AMBIGUOUS)
 
 
+def test_a_single_candidate_has_the_interval_of_its_pairs_and_the_number_that_would_show_its_difference(six) -> None:
+    shared = planted(six, unclear=(0.97, 0.04))
+    (found,) = compare_candidates(shared)
+    tail = tail_of(found)
+    before, after = ([shared.summaries[run.run.id]["step_time_ms"]["p95"] for run in arm.runs] for arm in shared.arms)
+    ratio = paired_ratio(before, after)
+    assert (tail.speedup, tail.interval) == (pytest.approx(ratio.estimate), pytest.approx(ratio.ends))
+    spread = ratio.half_width * math.sqrt(ratio.pairs) / stats.t.ppf(0.975, ratio.pairs - 1)
+    needed, aim = tail.launches_needed, abs(math.log(ratio.estimate))
+    assert needed is not None and needed > ratio.pairs
+    assert smallest_shown(spread, needed) <= aim < smallest_shown(spread, needed - 2)
+
+
 def test_few_launches_give_no_number_and_one_no_interval(six: Terms) -> None:
     shared = planted(six, unclear=(0.97, 0.04))
     for number, word in ((1, Verdict.ESTIMATE), (2, Verdict.AMBIGUOUS)):
@@ -77,10 +89,5 @@ def test_few_launches_give_no_number_and_one_no_interval(six: Terms) -> None:
 
 def test_equal_arms_that_differ_in_the_tail_take_it_from_the_others(launch) -> None:
     shared = terms(named_arms(launch(6, static={}, twin={}, partition={})), Analysis())
-    p95 = {
-        run.run.id: factor * (100 + 0.1 * (-1) ** index * factor)
-        for arm, factor in zip(shared.arms, (1.0, 1.2, 0.9), strict=True)
-        for index, run in enumerate(arm.runs)
-    }
-    twin, partition = compare_candidates(with_p95(shared, p95))
+    twin, partition = compare_candidates(planted(shared, twin=(1.2, 0.001), partition=(0.9, 0.001)))
     assert (twin.tail, tail_of(partition).verdict) == (None, Verdict.AMBIGUOUS)

@@ -93,30 +93,29 @@ def test_more_devices_have_to_be_of_the_same_kind(launch, names, refused):
         assert compare(runs)[0].question.name == "scaling"
 
 
-SERVED, FIVE = {"sync.name": "served", "launch.nproc": 3}, {"launch.nproc": 5}
-
-
 @pytest.mark.parametrize(
-    ("servers", "ranks", "batch", "others", "other", "name"),
+    ("one", "other", "name"),
     [
-        (0, 2, 16, (1, 3), SERVED, "sync"),
-        (0, 3, 16, (1, 3), SERVED, "sync"),
-        (1, 3, 16, (1, 5), FIVE, "scaling"),
-        (1, 3, 16, (1, 5), {**FIVE, "train.global_batch": 32}, "scaling"),
-        (1, 3, 15, (1, 5), {**FIVE, "train.global_batch": 25}, None),
-        (0, 2, 16, (1, 5), {**FIVE, "sync.name": "served"}, "scaling"),
+        ((0, 2, 16), (1, 3, 16), "sync"),
+        ((0, 3, 16), (1, 3, 16), "sync"),
+        ((1, 3, 16), (1, 5, 16), "scaling"),
+        ((1, 3, 16), (1, 5, 32), "scaling"),
+        ((1, 3, 15), (1, 5, 25), None),
+        ((0, 2, 16), (1, 5, 16), "scaling"),
     ],
     ids=("equal workers", "equal ranks", "more of both", "samples per worker", "samples per rank", "another strategy"),
 )
-def test_equal_workers_or_equal_ranks_are_compared(merged, servers, ranks, batch, others, other, name):
-    def run(like, servers, world_size, **keys):
-        devices = {"devices": {"ranks": [{"name": "A"}] * world_size}}
-        config = changed(like.facts.config, keys)
-        facts = replace(like.facts, servers=servers, world_size=world_size, config=config, env=devices)
+def test_equal_workers_or_equal_ranks_are_compared(merged, one, other, name):
+    """Of runs with so many servers, ranks and samples in a batch."""
+    like = merged()
+
+    def run(servers, ranks, batch):
+        keys = {"launch.nproc": ranks, "train.global_batch": batch, **({"sync.name": "served"} if servers else {})}
+        config, env = changed(like.facts.config, keys), {"devices": {"ranks": [{"name": "A"}] * ranks}}
+        facts = replace(like.facts, servers=servers, world_size=ranks, config=config, env=env)
         return replace(like, facts=facts)
 
-    one = run(merged(), servers, ranks, **{"train.global_batch": batch, "launch.nproc": ranks})
-    differing = all_differences(one, run(one, *others, **other))
+    differing = all_differences(run(*one), run(*other))
     question = find_question([differing])
     assert (question.name if name else None, not question.forbidden(differing)) == (name, name is not None)
 

@@ -12,6 +12,7 @@ import pytest
 from unit.analysis.conftest import Make
 
 from dynbench.analysis.evaluations import targets_of
+from dynbench.analysis.figures.views import ArmView, caption
 from dynbench.analysis.measure import lookup
 from dynbench.analysis.measures import MEASURES, METRICS, improvement_percent, means
 from dynbench.analysis.merge import MergedRun, merge_run
@@ -67,6 +68,11 @@ def test_steps_left_as_they_are_count_in_no_ratio(make_run: Make) -> None:
     assert (line["compression_ratio"], line["compress_time_ms"], line["bytes_raw_total"]) == (None, None, 80_000)
 
 
+def test_captions_say_that_a_link_was_emulated(make_run: Make) -> None:
+    run = merge_run(make_run(overrides=("launch.link_gbps=2.5",)))
+    assert "2.5 Gb/s" in caption([ArmView("static", (run,))], "")
+
+
 def test_every_measure_is_seen_where_people_and_programs_look(make_run: Make) -> None:
     run = make_run()
     summary = summarise(run)
@@ -90,17 +96,12 @@ def test_what_is_declared_is_declared_once() -> None:
     assert [metric.key for metric in METRICS if not metric.title or not metric.heading] == []
 
 
-@pytest.mark.parametrize(
-    ("lengths", "cut_to"),
-    [({}, 64), ({"decisions": {"workload.max_length": {"value": 32}}}, 32)],
-    ids=["as configured", "as decided"],
-)
-def test_what_was_recorded_of_the_data_is_told(lengths: dict[str, Any], cut_to: int) -> None:
-    train, labels = {"samples": 9, "tokens": 75, "cut_samples": 3, "cut_tokens": 25}, {"a": 0, "b": 1}
-    data = {"train": train, "eval": None, "labels": labels, **lengths}
+def test_what_was_recorded_and_decided_of_the_data_is_told() -> None:
+    train, decided = {"samples": 9, "tokens": 75, "cut_samples": 3, "cut_tokens": 25}, {"value": 32}
+    data = {"train": train, "labels": {"a": 0, "b": 1}, "decisions": {"workload.max_length": decided}, "eval": None}
     assert list(read_data({"data": data}, 64).lines()) == [
         ("data", "9 samples trained on; none for evaluation"),
-        ("cut", f"3 training samples to {cut_to} tokens, which removed 25 tokens (25.0% of all)"),
+        ("cut", "3 training samples to 32 tokens, which removed 25 tokens (25.0% of all)"),
         ("labels", "a=0, b=1"),
     ]
     assert list(read_data({"data": {"fingerprint": "an older version's"}}, 64).lines()) == []

@@ -54,6 +54,19 @@ def test_the_parts_add_up_to_the_waste(merged: Merged, fields: dict[str, object]
     assert (parts(waste)[:-1] > -1e-9).all()
 
 
+def test_what_unequal_ranks_lose_is_waiting(merged: Merged) -> None:
+    run = merged(noise=0.0, **SLOWED)
+    waste, steps = waste_of(run), run.measured
+    real, padded = (float(steps[name].sum()) for name in ("real_tokens", "padded_tokens"))
+    ideal = (2 * 2.0 * steps.height + 0.05 * real) / 1.5 + 0.8 * steps.height
+    padding = 0.05 * (padded - real) / 1.5
+    rest = (1.5 + 0.02 + 0.2 + 0.1) * steps.height
+
+    assert waste["s"] == pytest.approx(run.time_ms / ideal, rel=1e-3)
+    assert waste["waiting"] * run.time_ms == pytest.approx(run.time_ms - ideal - padding - rest, rel=1e-3)
+    assert waste["other"] * run.time_ms == pytest.approx(0.1 * steps.height, abs=0.5)
+
+
 SQUARES = ("real_tokens2", "padded_tokens2")
 
 
@@ -117,6 +130,13 @@ def test_no_deal_passes_the_bound_where_time_grows_with_the_square_of_the_length
         found = recovery([(static, partition)], level)
         assert static.time_ms / partition.time_ms <= found.bound_speedup
         assert found.share <= 1
+
+
+def test_without_a_loss_no_share_is_stated(pair, monkeypatch):
+    runs = pair()
+    assert recovery([runs]).share is not None
+    monkeypatch.setattr("dynbench.analysis.waste.LEAST_LOSS", 0.99)
+    assert recovery([runs]).share is None
 
 
 def test_speeds_come_from_the_slowdown_then_the_schedule_then_the_estimates(merged):
