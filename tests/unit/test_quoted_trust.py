@@ -5,32 +5,28 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection
 from itertools import product
-from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pytest
-from pages import read
+from pages import ROOT, read
 from scipy import stats
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
-TRIALS = [
-    json.loads(line)
-    for line in (REPOSITORY / "results" / "reference" / "trust" / "trust.jsonl")
-    .read_text(encoding="utf-8")
-    .splitlines()
-]
 SAYS = (
     r"spreads by ([\d.]+) % where nothing else runs, and by ([\d.]+) % with another process",
-    r"SLOWER in (?P<idle>\d+) of 10 verdicts where nothing else ran and in (?P<busy>\d+) of 10 beside it, the "
-    r"others AMBIGUOUS; equal arms were SAME or AMBIGUOUS in (?P<equal>\d+) of 20",
+    r"SLOWER in (\d+) of 10 verdicts where nothing else ran and in (\d+) of 10 beside it, the others AMBIGUOUS; "
+    r"equal arms were SAME or AMBIGUOUS in (\d+) of 20",
+    r"([-\d.]+) % \(90 % interval ([-\d.]+) % to ([-\d.]+) %; (\d+) ",
 )
+"""How launches spread, what verdicts were, and how arms in turns differ from arms apart."""
 
 
-@pytest.fixture(scope="module")
-def text() -> str:
-    return re.sub(r"\s+", " ", read("dynbench/guides/verdicts.md"))
+def lines(name: str) -> list[dict[str, Any]]:
+    text = (ROOT / "results" / "reference" / "trust" / name).read_text(encoding="utf-8")
+    return list(map(json.loads, text.splitlines()))
+
+
+TRIALS = lines("trust.jsonl")
 
 
 def spread(busy: bool) -> float:
@@ -38,37 +34,29 @@ def spread(busy: bool) -> float:
     return 100 * math.sqrt(np.mean([np.var(one["logs"], ddof=1) for one in TRIALS if one["busy"] is busy]))
 
 
-def count(others: str, verdicts: Collection[str], busy: Collection[bool] = (False, True)) -> int:
-    of = [one["verdict"] for one in TRIALS if one["other"].endswith(others) and one["busy"] in busy]
-    return sum(verdict in verdicts for verdict in of)
+def verdicts(others: str, *busy: bool) -> list[str]:
+    return [one["verdict"] for one in TRIALS if one["other"].endswith(others) and one["busy"] in busy]
 
 
-def test_the_guide_says_what_was_found(text: str) -> None:
-    spreads, verdicts = (re.search(pattern, text) for pattern in SAYS)
-    assert spreads is not None and verdicts is not None
-    assert [float(number) for number in spreads.groups()] == [round(spread(False), 1), round(spread(True), 1)]
-    found = {
-        "idle": count("tenth_more", ("SLOWER",), (False,)),
-        "busy": count("tenth_more", ("SLOWER",), (True,)),
-        "equal": count("twin", ("SAME", "AMBIGUOUS")),
-    }
-    assert {name: int(number) for name, number in verdicts.groupdict().items()} == found
-    assert count("tenth_more", ("SLOWER", "AMBIGUOUS")) == len(TRIALS) // 2
+def test_the_guide_says_what_was_found() -> None:
+    text = re.sub(r"\s+", " ", read("dynbench/guides/verdicts.md"))
+    spreads, counts, between = (re.findall(pattern, text)[0] for pattern in SAYS)
+    assert spreads == tuple(f"{spread(busy):.1f}" for busy in (False, True))
+    told = [verdicts("tenth_more", busy).count("SLOWER") for busy in (False, True)]
+    equal, slowed = (verdicts(others, False, True) for others in ("twin", "tenth_more"))
+    same = sum(each in ("SAME", "AMBIGUOUS") for each in equal)
+    assert counts == (*map(str, told), str(same))
+    assert {*slowed} <= {"SLOWER", "AMBIGUOUS"}
+
+    logs: dict[str, list[float]] = {}
+    for line in lines("equivalence.jsonl"):
+        logs.setdefault(line["way"], []).extend(line["logs"])
+    turns, apart = np.array(logs["turns of 1"]), np.array(logs["apart"])
+    ends = stats.ttest_ind(turns, apart, equal_var=False).confidence_interval(0.90)
+    found = [f"{100 * math.expm1(log):.1f}" for log in (turns.mean() - apart.mean(), ends.low, ends.high)]
+    assert between == (*found, str(len(turns))) and len(turns) == len(apart)
 
 
 def test_all_comparisons_are_kept_once() -> None:
     candidates = ("twin", "other_twin", "tenth_more", "other_tenth_more")
     assert [(one["number"], one["other"]) for one in TRIALS] == list(product(range(10), candidates))
-
-
-def test_the_guide_says_how_arms_in_turns_differ_from_arms_apart(text: str) -> None:
-    logs: dict[str, list[float]] = {}
-    lines = (REPOSITORY / "results" / "reference" / "trust" / "equivalence.jsonl").read_text(encoding="utf-8")
-    for line in map(json.loads, lines.splitlines()):
-        logs.setdefault(line["way"], []).extend(line["logs"])
-    turns, apart = np.array(logs["turns of 1"]), np.array(logs["apart"])
-    ends = stats.ttest_ind(turns, apart, equal_var=False).confidence_interval(0.90)
-    found = [f"{100 * math.expm1(log):.1f}" for log in (turns.mean() - apart.mean(), ends.low, ends.high)]
-    said = re.search(r"([-\d.]+) % \(90 % interval ([-\d.]+) % to ([-\d.]+) %; (\d+) ", text)
-    assert said is not None
-    assert list(said.groups()) == [*found, str(len(turns))] and len(turns) == len(apart)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from itertools import count
@@ -25,7 +25,7 @@ from dynbench.cli.main import main
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Analysis, dump_config
 from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.records import RowWriter, StepRow, work_hash
+from dynbench.runs.records import PROFILE_SCHEMA_VERSION, ProfileRow, RankProfile, RowWriter, StepRow, work_hash
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
@@ -45,11 +45,11 @@ class Fake:
         policy: static, partition, window (as partition over batches swapped within W steps), prefix, or
             sorted_equal, which gives the first rank the longest samples of every step.
         slowdown: factor on every time of the run, like a launch that the machine slowed down.
-        compute_ms_per_token, overhead_ms, transfer_ms: the model of a step.
+        compute_ms_per_token, transfer_ms: the model of a step, which has an overhead of 2 ms.
         attention_ms: of a padded token, per token of its length.
         noise: relative noise of a rank's compute in a step.
         slow: factor on the compute of a worker, by its number.
-        micro_batches: what every row says; the times stay those of the step.
+
         loss_shift: added to every loss.
         servers: ranks before those of `world_size`, which serve them and train nothing.
         ranks_written: ranks that write a file; None is all.
@@ -67,12 +67,12 @@ class Fake:
     window: int = 1
     slowdown: float = 1.0
     compute_ms_per_token: float = 0.05
-    overhead_ms: float = 2.0
+
     attention_ms: float = 0.0
     transfer_ms: float = 1.5
     noise: float = 0.02
     slow: dict[int, float] = field(default_factory=dict)
-    micro_batches: int = 1
+
     loss_shift: float = 0.0
     servers: int = 0
     ranks_written: int | None = None
@@ -99,20 +99,18 @@ def sample_order(seed: int) -> np.ndarray:
 
 def shares(fake: Fake, step: int, lengths: np.ndarray) -> list[np.ndarray]:
     """Sample ids of every rank in a step."""
-    order = sample_order(fake.seed)
     batches = SAMPLES // fake.global_batch
     place = step % batches
-    if fake.policy == "window":
-        first = place - place % fake.window
-        place = first + (fake.window - 1 - place % fake.window) if first + fake.window <= batches else place
-    ids = order[place * fake.global_batch : (place + 1) * fake.global_batch]
-    if fake.policy == "prefix":
-        ids = np.sort(order)[place * fake.global_batch : (place + 1) * fake.global_batch]
-    if fake.policy == "sorted_equal":
-        return np.array_split(ids[np.argsort(-lengths[ids], kind="stable")], fake.world_size)
+    first = place - place % fake.window
+    if fake.policy == "window" and first + fake.window <= batches:
+        place = 2 * first + fake.window - 1 - place
+    order = sample_order(fake.seed)
+    ids = (np.sort(order) if fake.policy == "prefix" else order)[place * fake.global_batch :][: fake.global_batch]
     if fake.policy in ("static", "prefix"):
         return [ids[rank :: fake.world_size] for rank in range(fake.world_size)]
     ids = ids[np.argsort(-lengths[ids], kind="stable")]
+    if fake.policy == "sorted_equal":
+        return np.array_split(ids, fake.world_size)
     goals = lengths[ids].sum() * np.arange(1, fake.world_size) / fake.world_size
     cuts = np.searchsorted(np.cumsum(lengths[ids]), goals)
     return np.split(ids, np.maximum(cuts, np.arange(1, fake.world_size)))
@@ -125,15 +123,16 @@ def rows_of(fake: Fake, place: int) -> list[list[StepRow]]:
     rows: list[list[StepRow]] = [[] for _ in range(fake.world_size)]
     for step in range(fake.warmup_steps + fake.steps):
         dealt = shares(fake, step, lengths)
-        padded = np.array([len(ids) * int(lengths[ids].max()) for ids in dealt])
+        longests = np.array([lengths[ids].max() for ids in dealt])
+        padded = longests * [len(ids) for ids in dealt]
         warm = 1.5 if step < 2 else 1.0
-        compute = fake.overhead_ms + fake.compute_ms_per_token * padded
-        compute += fake.attention_ms * padded * [int(lengths[ids].max()) for ids in dealt]
+        compute = 2.0 + fake.compute_ms_per_token * padded + fake.attention_ms * padded * longests
         compute *= [fake.slow.get(rank, 1.0) for rank in range(fake.world_size)]
         compute = compute * fake.slowdown * warm * (1 + fake.noise * rng.standard_normal(fake.world_size))
         transfer = fake.transfer_ms * fake.slowdown
         sync = compute.max() - compute + transfer
         for rank, ids in enumerate(dealt):
+            own, longest = lengths[ids], int(longests[rank])
             plan, data, optimizer = 0.02, 0.2 * fake.slowdown, 0.8 * fake.slowdown
             rows[rank].append(
                 StepRow(
@@ -142,12 +141,12 @@ def rows_of(fake: Fake, place: int) -> list[list[StepRow]]:
                     warmup=int(step < fake.warmup_steps),
                     policy="partition" if fake.policy == "window" else fake.policy,
                     local_batch=len(ids),
-                    micro_batches=fake.micro_batches,
-                    max_seq_len_in_batch=int(lengths[ids].max()),
-                    real_tokens=int(lengths[ids].sum()),
+                    micro_batches=1,
+                    max_seq_len_in_batch=longest,
+                    real_tokens=int(own.sum()),
                     padded_tokens=int(padded[rank]),
-                    real_tokens2=int((lengths[ids] ** 2).sum()),
-                    padded_tokens2=int(padded[rank] * lengths[ids].max()),
+                    real_tokens2=int((own**2).sum()),
+                    padded_tokens2=int(padded[rank]) * longest,
                     plan_ms=plan,
                     data_ms=data,
                     forward_ms=float(0.35 * compute[rank]),
@@ -158,8 +157,8 @@ def rows_of(fake: Fake, place: int) -> list[list[StepRow]]:
                     step_time_ms=float(compute[rank] + sync[rank] + plan + data + optimizer + 0.1),
                     peak_mem_mb=400 + 0.05 * float(padded[rank]),
                     reserved_mem_mb=600.0,
-                    loss=float(0.7 * np.exp(-step / 200) + 0.01 * lengths[ids].mean() / 20 + fake.loss_shift),
-                    work_hash=work_hash(ids, lengths[ids]),
+                    loss=float(0.7 * np.exp(-step / 200) + 0.01 * own.mean() / 20 + fake.loss_shift),
+                    work_hash=work_hash(ids, own),
                     skipped=0,
                     weight=float(len(ids)),
                 )
@@ -314,3 +313,22 @@ def cli(store: RunStore, capsys: pytest.CaptureFixture[str]) -> Callable[..., tu
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take longer than all else, for tests that are not about them."""
     monkeypatch.setattr(analyze, "draw_figures", lambda *_: [])
+
+
+PROFILED_MS = 100.0
+"""A step of `profiled`."""
+
+
+def profiled(run: Run, comm_ms: float) -> Run:
+    """A run of two ranks whose profile says that so much of a step is communication."""
+    rows = [ProfileRow("backward", "communication", 1.0, comm_ms, comm_ms / PROFILED_MS)]
+    run.profiler_dir.mkdir()
+    for rank in range(2):
+        found = RankProfile(rank, 8, 2, PROFILED_MS, rows)
+        write_json(run.profile_file(rank), {"schema_version": PROFILE_SCHEMA_VERSION, **asdict(found)})
+    return run
+
+
+def timed(run: MergedRun, comm_ms: float) -> MergedRun:
+    """The run with rows that say that so much of its steps, as long as profiled ones, is communication."""
+    return with_steps(run, comm_ms=pl.lit(comm_ms), step_time_ms_mean=pl.lit(PROFILED_MS))

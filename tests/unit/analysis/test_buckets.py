@@ -42,22 +42,6 @@ def coefficients(fit: BucketFit) -> tuple[float, float, float]:
     return fit.constant_ms, fit.call_ms, fit.shorter_ms
 
 
-@pytest.mark.parametrize("computing", [40.0, 400.0, 900.0])
-def test_the_model_is_a_pipeline_of_two_stages_played_through(computing: float) -> None:
-    """Sending 400 ms in all, a bucket as soon as it is computed and the one before is sent: no formula in between."""
-
-    def played(n: int) -> float:
-        ready = sent = 0.0
-        for _ in range(n):
-            ready += computing / n
-            sent = max(ready, sent) + 400 / n
-        return sent
-
-    fit = fitted(points([played(n) for n in CALLS]))
-    longer, shorter = max(computing, 400), min(computing, 400)
-    assert coefficients(fit) == pytest.approx((longer, 0, shorter)) and fit.worst < 1e-9
-
-
 def test_buckets_are_full_but_for_the_last() -> None:
     """Where sending is longer, the link waits for the first bucket to be computed, in 40 ms for all, and no longer."""
 
@@ -85,15 +69,6 @@ def test_the_fit_finds_the_parts_again_and_its_least_is_where_both_are_equal(par
     assert all(fit.step_ms(best) <= fit.step_ms(other) for other in others if other.calls >= 1)
 
 
-@pytest.mark.parametrize("left_out", LEFT_OUT)
-def test_a_step_that_is_left_out_does_not_move_the_fit_and_one_that_is_not_does(left_out: int) -> None:
-    steps = dict(zip(CALLS, model(), strict=True))
-    before = coefficients(fitted(points([*steps.values()])))
-    after = fitted(points([*(steps | {left_out: 3 * steps[left_out]}).values()]))
-    assert coefficients(after) == before and after.worst == pytest.approx(2 / 3) and after.case == "misses"
-    assert coefficients(fitted(points([*(steps | {12: 3 * steps[12]}).values()]))) != before
-
-
 def test_arms_with_as_many_buckets_are_left_out_together_and_too_few_numbers_are_not_fitted() -> None:
     twice = [*points(model()), BucketPoint("again", "1", 6, TOTAL, 2100.0)]
     assert {point.arm for point in fitted(twice).held_out} == {"n2", "n6", "n22", "again"}
@@ -101,15 +76,14 @@ def test_arms_with_as_many_buckets_are_left_out_together_and_too_few_numbers_are
     assert fit_buckets([point._replace(size="one") for point in points(model())]) is None, "no sizes"
 
 
-UNRULY = [2000.0, 2000.0, 2000.0, 2600.0, 2000.0, 2000.0, 2000.0, 2000.0]
-"""Steps of which the one of 6 buckets, which is left out, is beyond any model of the others."""
 CASES = {
     "best": model(),
     "no_call": model(call=0.0),
     "no_overlap": model(shorter=0.0),
-    "misses": UNRULY,
+    "misses": [2000.0 + 600 * (n == 6) for n in CALLS],
     "constant": [2000.0] * len(CALLS),
 }
+"""Steps by what the model says of them; that of 6 buckets, which is left out, is beyond any model of the others."""
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -125,11 +99,7 @@ def test_a_best_size_is_named_and_drawn_only_where_the_model_holds_and_has_one(
     with matplotlib.rc_context(charts.RC):
         drawn = bucket_steps([ArmView(arm, (run,)) for arm in by_arm])
     assert drawn is not None
-    lines = drawn.figure.axes[0].lines
-    (rings,) = [line for line in lines if line.get_fillstyle() == "none"]
-    assert list(rings.get_xdata()) == list(LEFT_OUT)
-    assert len([line for line in lines if line.get_linestyle() == ":"]) == (case == "best")
-    assert drawn.table["predicted_ms"].to_list() == pytest.approx([fit.step_ms(point) for point in found])
+    assert len([line for line in drawn.figure.axes[0].lines if line.get_linestyle() == ":"]) == (case == "best")
     printed = " ".join(text.get_text() for text in drawn.figure.findobj(Text))
     assert ("MiB." in printed) == (case == "best") == (fit.best_bytes is not None)
 
@@ -151,21 +121,22 @@ SUMMARY: dict[str, object] = {
 
 
 @pytest.mark.parametrize(
-    ("config", "size", "calls"),
+    ("name", "bucket_mb", "size", "calls"),
     [
-        ({"sync.name": "bucketed", "sync.bucket_mb": 10.0}, "10.0", 11),
-        ({"sync.name": "bucketed", "sync.bucket_mb": "none"}, "one", 11),
-        ({"sync.name": "ddp", "sync.bucket_mb": 25.0}, "25.0", 12),
-        ({"sync.name": "overlap", "sync.bucket_mb": 25.0}, "parameter", 11),
-        ({"sync.name": "flat", "sync.bucket_mb": 25.0}, "one", 11),
-        ({"sync.name": "ps", "sync.bucket_mb": 25.0}, None, 0),
-        ({"sync.name": "fsdp", "sync.bucket_mb": 25.0}, None, 0),
+        ("bucketed", 10.0, "10.0", 11),
+        ("bucketed", "none", "one", 11),
+        ("ddp", 25.0, "25.0", 12),
+        ("overlap", 25.0, "parameter", 11),
+        ("flat", 25.0, "one", 11),
+        ("ps", 25.0, None, 0),
+        ("fsdp", 25.0, None, 0),
     ],
 )
 def test_an_arm_is_a_point_where_it_all_reduces_in_buckets(
-    config: dict[str, object], size: str | None, calls: int
+    name: str, bucket_mb: object, size: str | None, calls: int
 ) -> None:
     """One call of our own strategies tells which parameters were used."""
+    config = {"sync.name": name, "sync.bucket_mb": bucket_mb}
     found = bucket_point("arm", config, [SUMMARY])
     assert found == (None if size is None else BucketPoint("arm", size, calls, TOTAL, 300.0))
     assert bucket_point("arm", config, [{**SUMMARY, "bytes_raw": {"mean": 0.0}}]) is None, "it sends nothing"

@@ -7,33 +7,29 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
 import pytest
-from compared import compare_arms
 from languages import english_words, numbers
 from probes import make_probe
 from pydantic import TypeAdapter
-from unit.analysis.conftest import Make, findings, launches, with_steps
+from unit.analysis.conftest import Make, findings, launches, profiled, timed, with_steps
 
-from dynbench.analysis.arms import named_arms, seconds_per_unit
-from dynbench.analysis.checks import CHECKS, comparisons, run_checks, runs
-from dynbench.analysis.checks.evidence import Evidence, Finding
-from dynbench.analysis.gate import judge
+from dynbench.analysis.arms import seconds_per_unit
+from dynbench.analysis.checks import CHECKS, comparisons, runs
+from dynbench.analysis.checks.evidence import Finding
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.record import WORDS
 from dynbench.analysis.stats import relative_drift
 from dynbench.config.schema import Analysis
-from dynbench.errors import ChecksFailed
 from dynbench.experiment.report_input import finding_texts
 from dynbench.report import LANGUAGES, load_template
 from dynbench.runs.atomic import jsonable, write_json
 from dynbench.runs.phrase import RECORDS_LANGUAGE, texts
-from dynbench.runs.records import PROFILE_SCHEMA_VERSION, ProfileRow, RankProfile
 from dynbench.runs.run import Run, host_name, start_mark
 from dynbench.runs.store import RunStore
 
@@ -123,11 +119,8 @@ def found_in(check, steps, spreads, *, drift=0.0, first=1.0, noise="normal", sim
     times = cost * (1 + drift * np.linspace(-0.5, 0.5, steps)) * np.maximum(1 + beside * deviates, 0.2)
     times[:, 0] *= first
     facts = SimpleNamespace(config=SimpleNamespace(train=SimpleNamespace(warmup_steps=5)))
-    tables = [
-        pl.DataFrame({"step_time_max_ms": 20 * row, "padded_tokens_max": 1000 * tokens})
-        for row, tokens in zip(times, cost, strict=True)
-    ]
-    made = [SimpleNamespace(label="x", facts=facts, measured=table) for table in tables]
+    columns = ({"step_time_max_ms": 20 * row, "padded_tokens_max": each} for row, each in zip(times, cost, strict=True))
+    made = [SimpleNamespace(label="x", facts=facts, measured=pl.DataFrame(each)) for each in columns]
     return len(list(check(SimpleNamespace(runs=made, comparisons=())))) / simulated
 
 
@@ -163,11 +156,6 @@ def test_a_first_step_of_twice_the_time_is_seen_in_nine_of_ten_runs(steps, own):
             assert found_in(runs.short_warmup, steps, spreads, noise=noise, simulated=1000) <= 0.02
 
 
-def test_drift_is_not_seen_in_heavy_tails():
-    """Independent heavy-tailed steps must hardly ever look like drift."""
-    assert found_in(runs.drift, 60, (0.0, 0.6), noise="heavy", simulated=2000) <= 0.02
-
-
 def test_steps_that_grow_with_their_tokens_do_not_drift(merged):
     """As where a curriculum or the cut of an epoch puts the long samples last."""
     run = merged()
@@ -177,23 +165,28 @@ def test_steps_that_grow_with_their_tokens_do_not_drift(merged):
     assert not {"drift", "short_warmup"} & found({"a": [grown]}).keys()
 
 
+LATE = {"short_warmup": 1 + 9 * (pl.col("step") == 10), "drift": 0.75 + pl.col("step") / 200}
+"""By check what makes a baseline slower: a first measured step of ten times its time, or slowing down by half."""
+
+
 @pytest.mark.parametrize(
-    ("slower", "steps", "severity", "verdict"),
-    [(1.0, 20, "warn", "FASTER"), (3.0, 20, "info", "FASTER"), (1.0, 600, "info", "SAME")],
+    ("check", "steps", "slower", "severity"),
+    [
+        ("short_warmup", 20, 1.0, "warn"),
+        ("short_warmup", 20, 3.0, "info"),
+        ("short_warmup", 600, 1.0, "info"),
+        ("drift", 100, 1.0, "warn"),
+        ("drift", 100, 3.0, "info"),
+    ],
 )
-def test_a_short_warmup_is_a_warning_where_it_makes_the_verdict(launch, slower, steps, severity, verdict):
-    """The first measured step of the baseline takes ten times as long: of few steps, that is all the difference."""
+def test_what_is_slow_for_a_while_is_a_warning_where_it_makes_the_verdict(launch, check, steps, slower, severity):
+    """Of few steps the first is all the difference; a drifting baseline is faster than the other arm only before."""
     made = launch(4, static={**QUIET, "steps": steps, "slowdown": slower}, other={**SLOWED, "steps": steps})
-    late = [with_steps(run, step_time_max_ms=SLOW_TIME * (1 + 9 * (pl.col("step") == 10))) for run in made["static"]]
-    made["static"] = [
-        replace(run, blocks=pl.DataFrame({"time_ms": [run.measured["step_time_max_ms"].sum()]})) for run in late
-    ]
-    arms = named_arms(made)
-    compared = compare_arms(arms, Analysis())
-    assert [each.verdict for each in compared] == [verdict]
-    seen = [each for each in run_checks(Evidence(arms, compared, Analysis())) if each.id == "short_warmup"]
-    assert [each.severity for each in seen] == 4 * [severity]
-    assert [each.values["in_doubt"] for each in seen] == 4 * [["other"] if severity == "warn" else []]
+    late = [with_steps(run, step_time_max_ms=SLOW_TIME * LATE[check]) for run in made["static"]]
+    total = pl.col("step_time_max_ms").sum()
+    made["static"] = [replace(run, blocks=run.measured.select(time_ms=total)) for run in late]
+    seen = found(made)[check]
+    assert (seen.severity, seen.values["in_doubt"]) == (severity, ["other"] * (severity == "warn"))
 
 
 def test_the_shortest_launch_has_a_step_in_each_half(merged):
@@ -203,29 +196,11 @@ def test_the_shortest_launch_has_a_step_in_each_half(merged):
     assert halves == 2 * [pytest.approx(seconds_per_unit(run))]
 
 
-@pytest.mark.parametrize(("slower", "severity"), [(1.0, "warn"), (3.0, "info")])
-def test_a_drift_is_a_warning_where_half_of_the_steps_have_another_verdict(launch, slower, severity):
-    """Of a baseline that slows down by half, and is faster than the other arm only before."""
-    made = launch(4, static={**QUIET, "steps": 100, "slowdown": slower}, other={**SLOWED, "steps": 100})
-    paced = SLOW_TIME * (0.75 + pl.col("step") / 200)
-    made["static"] = [with_steps(run, step_time_max_ms=paced) for run in made["static"]]
-    assert found(made)["drift"].severity == severity
-
-
-def test_strict_names_what_is_more_than_information():
-    judge([], True, [], [Finding("info", "s", "l", "h", id="virtual_ranks")], {})
-    seen = [Finding("warn", "s", "l", "do this", id="drift"), Finding("fail", "s", "l", "h", id="missing_ranks")]
-    with pytest.raises(ChecksFailed, match="drift, missing_ranks") as caught:
-        judge([], True, [], seen, {})
-    assert (caught.value.exit_code, caught.value.hint) == (6, "do this")
-
-
 NAMES = ("static", "partition", "prefix", "window", "other", "elsewhere", "testhost", "data-1", "data-2")
 TWO_VIRTUAL = ("launch.launcher=virtual", "launch.world_size=2")
 DIFFERING = {"output_difference": 0.1, "gradient_difference": 0.3, "tolerance": 1e-5, "leak": "in fp32, …"}
 
 BY_THEMSELVES = (
-    {"world_size": 4, "ranks_written": 2},
     {"overrides": ("launch.nproc=4", "launch.threads=4")},
     {"overrides": ("launch.nproc=16",)},
     {"transfer_ms": 40.0},
@@ -239,7 +214,6 @@ BY_THEMSELVES = (
         {"slow": {1: 1.5}, "steps": 150, "overrides": overrides}
         for overrides in ((), ("launch.slowdown={1: 1.3}",), TWO_VIRTUAL)
     ),
-    {"overrides": TWO_VIRTUAL},
     {"overrides": ("sync.communicate=false",)},
     {"env": {"data": {"train": {"classes": 1}}}},
     *(
@@ -269,7 +243,6 @@ OTHER_STEPS = (
 
 BESIDE_A_BASELINE = (
     ("prefix", {"loss_shift": 0.05}, {}),
-    ("partition", {"loss_shift": 0.05}, {}),
     ("partition", {"loss_shift": 0.05}, {"settings": Analysis(loss_tolerance=0.002)}),
     ("partition", {"loss_shift": float("nan")}, {}),
     ("other", {"loss_shift": 0.05, "overrides": ("train.precision=bf16",)}, {}),
@@ -287,7 +260,7 @@ IN_LAUNCHES = (
     (5, {"steps": 15}, {"steps": 15}, {}),
     *(
         (4, QUIET, {**SLOWED, "policy": "static", "slowdown": factors}, {})
-        for factors in ([1.25, 0.95, 1.2, 0.95], [1.15, 0.87, 1.15, 0.87], [3.0, 0.34, 2.8, 0.35])
+        for factors in ([1.25, 0.95, 1.2, 0.95], [3.0, 0.34, 2.8, 0.35])
     ),
     (6, {}, {"slowdown": [1, 1, 1, 1, 2, 0.5]}, {"first": 4}),
 )
@@ -313,16 +286,11 @@ def faults(make_run: Make) -> Iterator[list[Finding]]:
         yield findings(launches(make_run, 1, **{"static": {}, name: fields}), **asked)
     for number, static, partition, asked in IN_LAUNCHES:
         yield findings(launches(make_run, number, static=static, partition=partition), **asked)
-    yield findings({"static": [merge_run(make_run(slowdown=factor)) for factor in (1.0, 1.3, 1.0, 1.4)]})
     in_turns = launches(make_run, 2, static={}, partition={})
     for hours in (1, 52):
         yield findings(in_turns | {"partition": [later(run, hours) for run in in_turns["partition"]]})
     for wire_ms in (10.0, 90.0):
-        told = make_run()
-        told.profiler_dir.mkdir()
-        profile = asdict(RankProfile(0, 8, 2, 100.0, [ProfileRow("backward", "communication", 1.0, 50.0, 0.5)]))
-        write_json(told.profile_file(0), {"schema_version": PROFILE_SCHEMA_VERSION, **profile})
-        yield alone(with_steps(merge_run(told), comm_ms=pl.lit(wire_ms), step_time_ms_mean=pl.lit(100.0)))
+        yield alone(timed(merge_run(profiled(make_run(), 50.0)), wire_ms))
     probed = make_probe(RunStore(make_run().path.parent), memory_limit_mb=405.0)
     yield alone(merge_run(make_run("partition", overrides=(f"schedule.capacity={probed.id}",))))
     for damaged in spoilt_files(make_run):
@@ -363,6 +331,8 @@ def test_findings_say_the_same_in_every_language(planted: list[Finding], languag
         record = json.loads(json.dumps(jsonable(finding.as_dict())))
         read = TypeAdapter(Finding).validate_python(record)
         said = dict(zip(("severity", "id", *WORDS), finding_texts(template, read), strict=True))
+        earlier = replace(finding, values={}, cases={})
+        assert finding_texts(template, earlier)[2] == finding.seen, "in English, as it was written"
         if language == RECORDS_LANGUAGE:
             assert said == {key: record[key] for key in said}
             continue
@@ -382,12 +352,3 @@ def names_in(record: dict[str, object]) -> tuple[str, ...]:
     noted = values.get("note", {"values": {"file": ""}})["values"]["file"]
     named = (str(values[key]) for key in ("run", "first", "second") if key in values)
     return (*named, *(item["values"]["key"] for item in differing), noted)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("language", [each for each in LANGUAGES if each != RECORDS_LANGUAGE])
-def test_findings_of_an_earlier_version_stay_in_english(planted: list[Finding], language: str) -> None:
-    template = load_template(language)
-    for finding in planted:
-        _, _, seen, _, _ = finding_texts(template, replace(finding, values={}, cases={}))
-        assert seen == finding.seen

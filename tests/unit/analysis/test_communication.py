@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
-from unit.analysis.conftest import Make, findings, with_steps
+from unit.analysis.conftest import Make, findings, profiled, timed, with_steps
 
 from dynbench.analysis.communication import against_null, compression_of
 from dynbench.analysis.merge import merge_run
@@ -20,16 +19,7 @@ from dynbench.analysis.summary import summarise
 from dynbench.compress.compressing import COMPRESS_COLUMNS, ERROR_COLUMNS
 from dynbench.runs.atomic import write_json
 from dynbench.runs.export import open_export
-from dynbench.runs.records import (
-    CALL_COLUMNS,
-    PROFILE_SCHEMA_VERSION,
-    Call,
-    CallWriter,
-    ProfileRow,
-    RankProfile,
-    StepRow,
-    write_columns,
-)
+from dynbench.runs.records import CALL_COLUMNS, Call, CallWriter, StepRow, write_columns
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
@@ -70,9 +60,8 @@ def test_an_exported_run_takes_its_like_without_communication_along(
 MS = 10**6
 
 
-def call(number: int, start_ms: float, end_ms: float, operation: str = "all_reduce", peer: int = -1) -> Call:
-    size = 0 if operation == "receive" else 1000
-    return Call(operation, peer, number, size, round(start_ms * MS), round(end_ms * MS))
+def call(number: int, start_ms: float, end_ms: float) -> Call:
+    return Call("all_reduce", -1, number, 1000, round(start_ms * MS), round(end_ms * MS))
 
 
 def keep(run: Run, *ranks: Sequence[tuple[int, Call]]) -> Run:
@@ -91,11 +80,6 @@ def told(run: Run, ranks: int = 2, ahead: Sequence[int] = ()) -> list[tuple[obje
     return waiting_and_transfer(calls).sort("rank", "step").rows()
 
 
-def test_clocks_are_brought_together(make_run: Make) -> None:
-    run = keep(make_run("static"), [(0, call(0, 0, 10))], [(0, call(0, 5006, 5010))])
-    assert told(run, ahead=[0, 5000 * MS]) == [(0, 0, 4, 6), (1, 0, 4, 0)]
-
-
 def test_what_a_rank_has_not_kept_is_not_known(make_run: Make) -> None:
     """A rank that was killed: the last step of the others has nobody to be held against."""
     run = keep(make_run("static"), [(0, call(0, 0, 10)), (1, call(1, 20, 30))], [(0, call(0, 6, 10))])
@@ -108,24 +92,30 @@ def test_what_a_rank_has_not_kept_is_not_known(make_run: Make) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_against_brute_force_on_a_grid_of_milliseconds(make_run: Make, seed: int) -> None:
+    """Every rank by a clock of its own."""
     rng = np.random.default_rng(seed)
     ranks, steps, number = 3, 4, 0
-    kept: list[list[tuple[int, Call]]] = [[] for _ in range(ranks)]
+    ahead = rng.integers(0, 5000, ranks)
+    kept: list[list[tuple[int, int, int, int]]] = [[] for _ in range(ranks)]
     for step in range(steps):
         for _ in range(rng.integers(1, 5)):
             starts = rng.integers(0, 60, ranks) + 1000 * step
             for rank in range(ranks):
-                kept[rank].append((step, call(number, starts[rank], starts.max() + rng.integers(0, 20))))
+                kept[rank].append((step, number, starts[rank], starts.max() + rng.integers(0, 20)))
             number += 1
-    found = {(rank, step): rest for rank, step, *rest in told(keep(make_run("static"), *kept), ranks)}
+    late = [
+        [(step, call(of, start + by, end + by)) for step, of, start, end in calls]
+        for calls, by in zip(kept, ahead, strict=True)
+    ]
+    rows = told(keep(make_run("static"), *late), ranks, [int(by) * MS for by in ahead])
+    found = {(rank, step): rest for rank, step, *rest in rows}
     for rank in range(ranks):
         for step in range(steps):
             wanted, busy = set(), set()
-            for place, (at, mine) in enumerate(kept[rank]):
+            for place, (at, _, start, end) in enumerate(kept[rank]):
                 if at == step:
-                    entered = max(kept[other][place][1].start_ns for other in range(ranks))
-                    wanted |= set(range(entered // MS, mine.end_ns // MS))
-                    busy |= set(range(mine.start_ns // MS, mine.end_ns // MS))
+                    wanted |= set(range(max(kept[other][place][2] for other in range(ranks)), end))
+                    busy |= set(range(start, end))
             assert found[rank, step] == [len(wanted), len(busy) - len(wanted)]
 
 
@@ -145,26 +135,12 @@ def test_calls_beyond_the_limit_are_left_out_step_by_step(make_run: Make) -> Non
     assert [line.split(",")[0] for line in run.calls_file(0).read_text().splitlines()] == [CALL_COLUMNS[0], "0", "0"]
 
 
-STEP_MS = 100.0
-
-
-def profiled(run: Run, comm_ms: float) -> Run:
-    """Two ranks whose profile says that so much of a step is communication."""
-    rows = [ProfileRow("backward", "communication", 1.0, comm_ms, comm_ms / STEP_MS)]
-    run.profiler_dir.mkdir()
-    for rank in range(2):
-        found = RankProfile(rank, 8, 2, STEP_MS, rows)
-        write_json(run.profile_file(rank), {"schema_version": PROFILE_SCHEMA_VERSION, **asdict(found)})
-    return run
-
-
 @pytest.mark.parametrize(("profiler_ms", "wire_ms"), [(40.0, 40.0), (40.0, 43.0), (43.0, 40.0), (10.0, 20.0)])
 def test_two_that_agree_or_have_little_to_tell_are_no_finding(
     make_run: Make, profiler_ms: float, wire_ms: float
 ) -> None:
-    run = merge_run(profiled(make_run(), profiler_ms))
-    timed = with_steps(run, comm_ms=pl.lit(wire_ms), step_time_ms_mean=pl.lit(STEP_MS))
-    assert "profiled_shares" not in {finding.id for finding in findings({"static": [timed]})}
+    run = timed(merge_run(profiled(make_run(), profiler_ms)), wire_ms)
+    assert "profiled_shares" not in {finding.id for finding in findings({"static": [run]})}
 
 
 def test_runs_whose_rows_do_not_tell_what_passes_wait_for_have_no_phases(make_run: Make) -> None:

@@ -38,12 +38,8 @@ def test_merged_files_hold_the_same_rows(make_run):
     merged = merge_run(run)
     parquet = pl.read_parquet(run.path / "merged_metrics.parquet")
     text = pl.read_csv(run.path / "merged_metrics.csv", schema_overrides={"work_hash": pl.UInt64})
-    assert parquet.height == text.height == merged.rows == 60
-    assert parquet.columns == text.columns
-    waits = parquet.group_by("step").agg(pl.col("wait_ms").min().alias("least"), pl.col("wait_ms").max().alias("most"))
-    assert waits["least"].abs().max() < 1e-5
-    assert waits["most"].min() > 0
-    assert np.allclose(parquet["wait_ms"], parquet["sync_ms"] - parquet["exposed_comm_ms"], atol=1e-4)
+    assert parquet.height == merged.rows == 60
+    assert_frame_equal(parquet, text, check_dtypes=False, rel_tol=1e-6)
     assert (set(merged.steps["comm_ms"]), set(parquet["bytes_wire"])) == ({2.5}, {1000})
 
 
@@ -58,18 +54,15 @@ def test_steps_without_all_ranks_do_not_count(make_run):
     assert written.filter(pl.col("step") == 11)["step_time_max_ms"].to_list() == [None]
 
 
-def test_what_is_there_of_a_run_with_missing_ranks_is_used(make_run):
-    merged = merge_run(make_run(world_size=4, ranks_written=3))
+@pytest.mark.parametrize("foreign", [False, True])
+def test_what_is_there_of_a_run_with_missing_ranks_is_used(make_run, foreign):
+    run = make_run(world_size=4, ranks_written=3)
+    if foreign:
+        run.rank_file(3).write_text("epoch,loss\n1,0.5\n")
+    merged = merge_run(run)
+    assert any("rank_3.csv is of another version" in note for note in merged.notes) == foreign
     assert (merged.ranks, merged.missing_ranks, merged.measured.height) == ((0, 1, 2), (3,), 40)
     assert merged.lacks == ("1 of 4 ranks have no rows (rank 3)",)
-
-
-def test_a_foreign_file_is_named_and_the_rest_used(make_run):
-    run = make_run("partition", world_size=3)
-    run.rank_file(2).write_text("epoch,loss\n1,0.5\n")
-    merged = merge_run(run)
-    assert merged.ranks == (0, 1)
-    assert "rank_2.csv is of another version" in merged.notes[0]
 
 
 def test_a_run_without_a_row_is_refused_with_what_was_found(make_run):
@@ -162,12 +155,8 @@ def test_a_loss_that_is_not_a_number_is_no_torn_line(rank_file):
 
 
 def test_declared_columns_are_kept_with_their_types(rank_file):
-    columns = [
-        Column("rounds", "integer", "", "Rounds."),
-        Column("codec", "text", "", "What is sent."),
-        Column("ratio", "number", "", "Part that is sent."),
-        Column("empty", "number", "ms", "Not in every step."),
-    ]
+    kinds = {"rounds": "integer", "codec": "text", "ratio": "number", "empty": "number"}
+    columns = [Column(name, kind, "ms", "What it is.") for name, kind in kinds.items()]
     write_columns(rank_file.parent, columns)
     known = {"rounds": 2**40, "codec": "topk", "ratio": 0.25, "empty": None}
     rows = reread(rank_file, **{name: pl.lit(value) for name, value in known.items()}, unheard_of=pl.lit(1.5))

@@ -12,10 +12,8 @@ from unit.analysis.conftest import Make, launches
 
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.comparison import Comparison, Terms, compare_candidates
-from dynbench.analysis.merge import merge_run
 from dynbench.analysis.record import TailRecord
 from dynbench.analysis.stats import paired_ratio, smallest_shown
-from dynbench.analysis.summary import summary_of
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
 
@@ -32,23 +30,19 @@ def six(make_shared_run: Make) -> Terms:
     return terms(named_arms(launches(make_shared_run, len(WOBBLE), static={}, **others)), Analysis())
 
 
-def planted(six: Terms, named: str | None = None, **arms: tuple[float, float]) -> Terms:
+def planted(shared: Terms, **arms: tuple[float, float]) -> Terms:
     """Arms whose P95 is that of `static` times a factor, which every other launch has more of by a relative spread."""
     wanted = {"static": (1.0, 0.0), **arms}
-    chosen = [next(arm for arm in six.arms if arm.label == name) for name in wanted]
-    p95 = {
-        run.run.id: 100 * wobble * factor * (1 + spread * (-1) ** index)
+    chosen = [next(arm for arm in shared.arms if arm.label == name) for name in wanted]
+    summaries = {
+        run.run.id: {
+            **shared.summaries[run.run.id],
+            "step_time_ms": {"mean": 80.0, "p95": 100 * wobble * factor * (1 + spread * (-1) ** index)},
+        }
         for arm, (factor, spread) in zip(chosen, wanted.values(), strict=True)
         for index, (run, wobble) in enumerate(zip(arm.runs, WOBBLE, strict=True))
     }
-    return with_p95(replace(six, arms=chosen, named=named), p95)
-
-
-def with_p95(shared: Terms, p95: dict[str, float]) -> Terms:
-    """With other 95th percentiles of the step time, by id of the run."""
-    times = {run_id: {**shared.summaries[run_id]["step_time_ms"], "p95": value} for run_id, value in p95.items()}
-    changed = {run_id: {**shared.summaries[run_id], "step_time_ms": each} for run_id, each in times.items()}
-    return replace(shared, summaries=changed)
+    return replace(shared, arms=chosen, summaries=summaries)
 
 
 def tail_of(found: Comparison) -> TailRecord:
@@ -95,25 +89,5 @@ def test_few_launches_give_no_number_and_one_no_interval(six: Terms) -> None:
 
 def test_equal_arms_that_differ_in_the_tail_take_it_from_the_others(launch) -> None:
     shared = terms(named_arms(launch(6, static={}, twin={}, partition={})), Analysis())
-    p95 = {
-        run.run.id: factor * (100 + 0.1 * (-1) ** index * factor)
-        for arm, factor in zip(shared.arms, (1.0, 1.2, 0.9), strict=True)
-        for index, run in enumerate(arm.runs)
-    }
-    twin, partition = compare_candidates(with_p95(shared, p95))
+    twin, partition = compare_candidates(planted(shared, twin=(1.2, 0.001), partition=(0.9, 0.001)))
     assert (twin.tail, tail_of(partition).verdict) == (None, Verdict.AMBIGUOUS)
-
-
-def test_nothing_is_said_of_it_where_plans_are_not_what_is_asked(six: Terms) -> None:
-    (found,) = compare_candidates(planted(six, "levers", shorter=(0.9, 0.001)))
-    assert found.tail is None and found.record().tail is None
-
-
-@pytest.mark.parametrize(("virtual", "known"), [(False, True), (True, False)])
-def test_memory_spreads_over_real_ranks_alone(make_run: Make, virtual: bool, known: bool) -> None:
-    """Planted: ranks whose peaks differ; one process that plays them all has but one memory."""
-    overrides = ("launch.launcher=virtual", "launch.world_size=2") if virtual else ()
-    summary = summary_of(merge_run(make_run(overrides=overrides)))
-    memory = summary["std_over_ranks"]["peak_mem_mb"]
-    assert {name: value is not None for name, value in memory.items()} == {"mean": known, "p95": known}
-    assert summary["peak_mem_mb"]["max"] > 400

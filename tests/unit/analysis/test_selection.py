@@ -14,7 +14,7 @@ from dynbench.analysis.analyze import analyze_runs
 from dynbench.analysis.rank_files import read_calls
 from dynbench.analysis.selection import Selection, export_runs, select_runs
 from dynbench.config.schema import Analysis
-from dynbench.errors import DynbenchError, RecordError, RunLookupError
+from dynbench.errors import DynbenchError
 from dynbench.experiment.reporting import FORMATS
 from dynbench.runs.export import EXPORT_FILE
 from dynbench.runs.store import RunStore
@@ -32,21 +32,12 @@ def exported(store: RunStore, make_run: Make, tmp_path: Path) -> Path:
     return path
 
 
-def refused(store: RunStore, *refs: str, **asked: object) -> DynbenchError:
-    with pytest.raises(DynbenchError) as caught, select_runs(refs, store, **asked):  # type: ignore[arg-type]  # as asked
-        pass
-    return caught.value
-
-
 def test_a_file_stands_for_all_that_is_analyzed(store: RunStore, exported: Path) -> None:
-    for refs, asked in (
-        ((str(exported), "now"), {}),
-        (("now", str(exported)), {}),
-        ((str(exported),), {"against": exported}),
-    ):
-        error = refused(store, *refs, **asked)
-        assert error.message.startswith(f"{exported}: is a file")
-        assert "--against FILE" in error.hint
+    file = str(exported)
+    for refs, against in (((file, "now"), None), (("now", file), None), ((file,), exported)):
+        with pytest.raises(DynbenchError) as caught, select_runs(refs, store, against=against):
+            pass
+        assert caught.value.message.startswith(f"{exported}: is a file") and "--against FILE" in caught.value.hint
     with select_runs([str(exported)], store) as chosen:
         assert [run.name for run in chosen.runs] == ["then"]
         assert (chosen.arms, chosen.baseline) == (None, None)
@@ -55,15 +46,9 @@ def test_a_file_stands_for_all_that_is_analyzed(store: RunStore, exported: Path)
 
 
 def test_the_file_names_the_baseline(store: RunStore, exported: Path, tmp_path: Path) -> None:
-    for name, label in (
-        ("then.zip", "then"),
-        ("a b+c.zip", "a-b-c"),
-        ("-.zip", "stored"),
-        ("x" * 80 + ".zip", "x" * 64),
-    ):
-        path = tmp_path / name
-        if not path.exists():
-            path.write_bytes(exported.read_bytes())
+    for name, label in (("a b+c", "a-b-c"), ("-", "stored"), ("x" * 80, "x" * 64)):
+        path = tmp_path / f"{name}.zip"
+        path.write_bytes(exported.read_bytes())
         with select_runs(["now"], store, against=path) as chosen:
             assert chosen.baseline is not None
             assert (chosen.baseline[0], [run.name for run in chosen.baseline[1]]) == (label, ["then"])
@@ -71,15 +56,12 @@ def test_the_file_names_the_baseline(store: RunStore, exported: Path, tmp_path: 
 
 
 def test_a_run_without_rows_or_an_end_is_not_exported(store: RunStore, make_run: Make, tmp_path: Path) -> None:
-    bare, running = make_run("static", name="bare", steps=2), make_run("static", name="on", steps=2, status="running")
-    for file in bare.ranks_dir.iterdir():
-        file.unlink()
-    with pytest.raises(RecordError, match="run bare: has no rank files"):
-        export_runs(["bare"], store, tmp_path / "a.zip")
-    with pytest.raises(RunLookupError, match="run on: is running"):
-        export_runs(["on"], store, tmp_path / "a.zip")
-    assert running.status == "running"
-    assert not (tmp_path / "a.zip").exists()
+    make_run("static", name="bare", steps=2, ranks_written=0)
+    running = make_run("static", name="on", steps=2, status="running")
+    for name, said in (("bare", "has no rank files"), ("on", "is running")):
+        with pytest.raises(DynbenchError, match=f"run {name}: {said}"):
+            export_runs([name], store, tmp_path / "a.zip")
+    assert running.status == "running" and not (tmp_path / "a.zip").exists()
 
 
 def test_calls_with_other_columns_are_left_out_and_named(make_run: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -95,56 +77,21 @@ def test_calls_with_other_columns_are_left_out_and_named(make_run: Make, caplog:
     assert read_calls([run], []) is None
 
 
-@pytest.fixture
-def launches(make_run):
-    """`launches("a", 4, policy=…)`: names of launches with seeds 0, 1, …"""
-
-    def make(name, count=4, **fields):
-        for seed in range(count):
-            make_run(**{"name": f"{name}{seed}", "seed": seed, "noise": 0.002, **fields})
-        return [f"{name}{seed}" for seed in range(count)]
-
-    return make
-
-
-@pytest.fixture
-def stored(cli, store, launches, tmp_path):
-    """A file with four launches of an arm; the runs themselves are gone."""
-
-    def make(name="base.zip", **fields):
-        path = tmp_path / name
-        assert cli("runs", "export", *launches("ci-", **fields), "-o", path)[0] == 0
-        shutil.rmtree(store.root)
-        return path
-
-    return make
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("policy", "slowdown", "verdict", "code"),
-    [("static", 1.0, "SAME", 0), ("partition", 1 / 1.3, "FASTER", 0), ("window", 1.3, "SLOWER", 6)],
-)
-def test_the_same_arm_later_is_judged_and_is_no_noise(cli, stored, launches, policy, slowdown, verdict, code):
-    """What changed lies in the code or the machine, not in the configuration: this is no A/A."""
-    base = stored(policy=policy)
-    arguments = ("analyze", *launches("ci-", policy=policy, slowdown=slowdown), "--against", base)
-    found_code, out, err = cli(*arguments, "--fail-on", "slower,ambiguous", "--json")
-    found = json.loads(out)
-    assert found_code == code
-    (comparison,) = found["comparisons"]
-    label = "partition" if policy == "window" else policy
-    assert (comparison["baseline"], comparison["candidate"]) == ("base", label)
-    assert (comparison["verdict"], comparison["aa"], comparison["launches"]) == (verdict, False, 4)
-    assert comparison["noise_threshold"] == 0.02
-    assert [(arm["name"], arm["stored"]) for arm in found["arms"]] == [("base", True), (label, False)]
-    assert ("--fail-on slower: " in err and "base" in err) == (code == 6)
-
-
-@pytest.mark.slow
-def test_the_comparison_stays_when_file_and_folders_are_gone(cli, store, stored, launches, tmp_path):
-    base = stored()
-    out = json.loads(cli("analyze", *launches("new-", slowdown=1.3), "--against", base, "--json")[1])
+def test_the_comparison_stays_when_file_and_folders_are_gone(cli, store, make_run, tmp_path):
+    """The same arm later is judged, and is no noise: what changed lies in the code or the machine."""
+    base = tmp_path / "base.zip"
+    earlier, later = (
+        [make_run(name=f"{name}{seed}", seed=seed, noise=0.002, slowdown=slowdown).name for seed in range(4)]
+        for name, slowdown in (("ci-", 1.0), ("new-", 1.3))
+    )
+    assert cli("runs", "export", *earlier, "-o", base)[0] == 0
+    for name in earlier:
+        shutil.rmtree(store.resolve(name).path)
+    code, said, err = cli("analyze", *later, "--against", base, "--fail-on", "slower,ambiguous", "--json")
+    out = json.loads(said)
+    assert (code, "--fail-on slower: " in err, out["comparison"]["noise_threshold"]) == (6, True, 0.02)
+    assert [(arm["name"], arm["stored"]) for arm in out["arms"]] == [("base", True), ("static", False)]
     base.unlink()
     entry = store.resolve(out["comparison"]["id"])
     assert (entry.status, (entry.path / EXPORT_FILE).is_file()) == ("completed", True)
@@ -181,48 +128,28 @@ def test_ranks_in_several_folders_are_exported_as_one_run(cli, store, make_run, 
     assert found["runs"][0]["summary"]["partial"] is False
 
 
-POLICIES = ("static", "partition", "prefix")
-
-
-@pytest.fixture
-def led_by_any(store, make_run):
-    """An entry with three named arms, compared with `static`."""
-    entry = store.create("compare", "recipe", name="cmp")
-    arms = {name: [make_run(name, name=f"{name}-{seed}", seed=seed) for seed in (0, 1)] for name in POLICIES}
-    analyze_runs(Selection(arms=arms, into=entry), store, Analysis())
-    return entry
-
-
-def against(found):
-    """The arms compared, in order."""
-    assert {item["baseline"] for item in found["comparisons"]} == {found["arms"][0]["name"]}
-    return [found["arms"][0]["name"], *(item["candidate"] for item in found["comparisons"])]
-
-
 @pytest.mark.slow
-def test_a_comparison_is_turned_in_its_own_folder_and_turned_back(cli, store, led_by_any):
+def test_a_comparison_is_turned_in_its_own_folder_and_turned_back(cli, store, make_run):
+    entry, policies = store.create("compare", "recipe", name="cmp"), ("static", "partition", "prefix")
+    arms = {name: [make_run(name, name=f"{name}-{seed}", seed=seed) for seed in (0, 1)] for name in policies}
+    analyze_runs(Selection(arms=arms, into=entry), store, Analysis())
     made = (("en", FORMATS[0]), ("zh", FORMATS[-1]))
     for lang, form in made:
         assert cli("report", "cmp", "--lang", lang, "--format", form)[0] == 0
+
+    def led(*asked):
+        """The comparisons as they are then, what is compared with what, and over which arms its reports say what."""
+        assert cli("analyze", "cmp", *asked)[0] == 0
+        reports = [(entry.path / f"report.{lang}.{form}").read_text() for lang, form in made]
+        said = [["static / partition" in text, "partition / static" in text] for text in reports]
+        found = json.loads((entry.path / "comparison.json").read_text())["comparisons"]
+        return found, [(item["candidate"], item["baseline"]) for item in found], said
+
     entries = len(store.list())
-    before = json.loads((led_by_any.path / "comparison.json").read_text())
-
-    def kept():
-        reports = [(led_by_any.path / f"report.{lang}.{form}").read_text() for lang, form in made]
-        return json.loads((led_by_any.path / "comparison.json").read_text()), reports
-
-    assert cli("analyze", "cmp", "--baseline", "partition")[0] == 0
-    turned, reports = kept()
-    assert against(turned) == ["partition", "static", "prefix"]
-    for text in reports:
-        assert "static / partition" in text
-        assert "partition / static" not in text
-    assert cli("analyze", "cmp")[0] == 0
-    assert against(kept()[0]) == ["partition", "static", "prefix"]
-
-    assert cli("analyze", "cmp", "--baseline", "static")[0] == 0
-    restored, reports = kept()
-    assert against(restored) == [*POLICIES]
-    assert restored["comparisons"] == before["comparisons"]
-    assert all("partition / static" in text for text in reports)
+    before = json.loads((entry.path / "comparison.json").read_text())["comparisons"]
+    for asked in (("--baseline", "partition"), ()):
+        _, turned, said = led(*asked)
+        assert turned == [("static", "partition"), ("prefix", "partition")] and said == 2 * [[True, False]]
+    restored, _, said = led("--baseline", "static")
+    assert restored == before and said == 2 * [[False, True]]
     assert len(store.list()) == entries

@@ -14,7 +14,7 @@ from unit.analysis.conftest import Make
 from dynbench.analysis.evaluations import targets_of
 from dynbench.analysis.figures.views import ArmView, caption
 from dynbench.analysis.measure import lookup
-from dynbench.analysis.measures import MEASURES, METRICS, improvement_percent, improvements, means
+from dynbench.analysis.measures import MEASURES, METRICS, improvement_percent, means
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.record import MeanRecord
 from dynbench.analysis.results_csv import COLUMNS, RESULTS_FILE, over_launches
@@ -25,42 +25,11 @@ from dynbench.config.schema import changed
 from dynbench.runs.run import Run
 
 
-def test_improvement_counts_in_the_metrics_better_direction():
-    by_key = {metric.key: metric for metric in METRICS}
-    assert improvement_percent(by_key["step_time_ms.mean"], 20, 15) == pytest.approx(25)
-    assert improvement_percent(by_key["throughput_tokens_per_s.mean"], 100, 125) == pytest.approx(25)
-    assert improvement_percent(by_key["wait_fraction"], 0.0, 0.1) is None
+def test_nothing_is_better_by_a_number_that_is_none():
+    (loss,) = [metric for metric in METRICS if metric.key == "eval.loss"]
+    assert improvement_percent(loss, 0.0, 0.1) is None
     for broken in (None, math.nan, math.inf, -math.inf):
-        assert improvement_percent(by_key["eval.loss"], broken, 0.1) is None
-        assert improvement_percent(by_key["eval.loss"], 0.1, broken) is None
-
-
-def test_steps_of_other_batches_are_not_told_to_be_better_or_worse():
-    """Steps of four times the samples took "183.5 % longer" in an arm 1.4 times as fast."""
-    whole = {metric.key: 2.0 for metric in METRICS}
-    before, equal, larger = ({**whole, "global_batch": size} for size in (32, 32, 128))
-    kept = set(improvements([before], [equal]))
-    assert kept == {metric.key for metric in METRICS if metric.better}
-    withheld = kept - set(improvements([before], [larger]))
-    assert withheld == {metric.key for metric in METRICS if metric.of == "step"} <= kept
-    assert "step_time_ms.p95" in withheld and "throughput_tokens_per_s.mean" not in withheld
-
-
-def test_gains_of_a_time_and_of_its_rate_agree_however_much_launches_differ():
-    """A compressor was 8.6 % better by its step times and 1.8 % worse by its throughput."""
-
-    def launches(*ms):
-        pairs = zip(ms, (0.0, 4.0), strict=True)
-        return [
-            {"step_time_ms.mean": one, "throughput_tokens_per_s.mean": 1e6 / one, "exposed_comm_ms.mean": spare}
-            for one, spare in pairs
-        ]
-
-    found = improvements(launches(100.0, 300.0), launches(90.0, 310.0))
-    ratio = math.sqrt(100 / 90 * 300 / 310)
-    assert found["throughput_tokens_per_s.mean"] == pytest.approx(100 * (ratio - 1))
-    assert found["step_time_ms.mean"] == pytest.approx(100 * (1 - 1 / ratio))
-    assert found["exposed_comm_ms.mean"] == 0.0, "a launch has none: the ratio of the means"
+        assert improvement_percent(loss, broken, 0.1) is improvement_percent(loss, 0.1, broken) is None
 
 
 def test_means_leave_out_metrics_that_one_summary_lacks():
@@ -99,65 +68,9 @@ def test_steps_left_as_they_are_count_in_no_ratio(make_run: Make) -> None:
     assert (line["compression_ratio"], line["compress_time_ms"], line["bytes_raw_total"]) == (None, None, 80_000)
 
 
-CONFIGURED = 64
-TRAIN = {"samples": 9, "tokens": 75, "cut_samples": 3, "cut_tokens": 25}
-FEW = "9 training samples are too few to hold some out"
-CASES = [
-    ({"fingerprint": "an older version's"}, {}),
-    (
-        {"train": TRAIN, "eval": {"samples": 1}, "decisions": {"workload.eval": {"value": 1, "reason": "no file"}}},
-        {
-            "data": "9 samples trained on; 1 more held out of the training data, for evaluation",
-            "cut": "3 training samples to 64 tokens, which removed 25 tokens (25.0% of all)",
-        },
-    ),
-    (
-        {"train": TRAIN | {"cut_samples": 0}, "eval": {"samples": 1024, "cut_samples": 2, "cut_tokens": 7}},
-        {
-            "data": "9 samples trained on; 1,024 others for evaluation",
-            "cut": "2 evaluation samples to 64 tokens, which removed 7 tokens",
-        },
-    ),
-    (
-        {"train": {"samples": 9}, "eval": None, "decisions": {"workload.eval": {"value": 0, "reason": FEW}}},
-        {"data": f"9 samples trained on; none for evaluation: {FEW}"},
-    ),
-    (
-        {"train": TRAIN, "eval": None, "decisions": {"workload.max_length": {"value": 32}}, "labels": {"a": 0, "b": 1}},
-        {
-            "data": "9 samples trained on; none for evaluation",
-            "cut": "3 training samples to 32 tokens, which removed 25 tokens (25.0% of all)",
-            "labels": "a=0, b=1",
-        },
-    ),
-]
-
-
-@pytest.mark.parametrize(("data", "lines"), CASES)
-def test_what_was_recorded_is_told(data: dict[str, object], lines: dict[str, str]) -> None:
-    assert list(read_data({"data": data}, CONFIGURED).lines()) == list(lines.items())
-
-
-def launch(perplexity: float, reached_s: float | None = None) -> dict[str, Any]:
-    return {"record": {"val_ppl": perplexity, "time_to_target_ppl_s": reached_s}}
-
-
-def test_what_a_launch_does_not_have_is_left_out_and_counted() -> None:
-    launches = [launch(10.0, 3.0), launch(12.0, 5.0), launch(14.0), launch(float("nan"))]
-    assert over_launches(launches) == {
-        "val_ppl": MeanRecord(mean=12.0, sd=2.0, launches=3),
-        "time_to_target_ppl_s": MeanRecord(mean=4.0, sd=2**0.5, launches=2),
-    }
-    assert over_launches(launches[:1])["val_ppl"].sd is None
-
-
-def test_captions_and_a_runs_own_summary_say_that_a_link_was_emulated(make_run: Make) -> None:
-    run = make_run(overrides=("launch.link_gbps=2.5",))
-    summary = summarise(run)
-    assert (summary["link_gbps"], summary["record"]["link_gbps"]) == (2.5, 2.5)  # type: ignore[index]  # a mapping
-    assert "2.5 Gb/s" in (run.path / "summary.md").read_text()
-    assert "2.5 Gb/s" in caption([ArmView("static", (merge_run(run),))], "")
-    assert summarise(make_run())["link_gbps"] is None
+def test_captions_say_that_a_link_was_emulated(make_run: Make) -> None:
+    run = merge_run(make_run(overrides=("launch.link_gbps=2.5",)))
+    assert "2.5 Gb/s" in caption([ArmView("static", (run,))], "")
 
 
 def test_every_measure_is_seen_where_people_and_programs_look(make_run: Make) -> None:
@@ -181,6 +94,28 @@ def test_what_is_declared_is_declared_once() -> None:
         assert len(keys) == len(set(keys))
     assert not any("." in each.needs for each in MEASURES)
     assert [metric.key for metric in METRICS if not metric.title or not metric.heading] == []
+
+
+def test_what_was_recorded_and_decided_of_the_data_is_told() -> None:
+    train, decided = {"samples": 9, "tokens": 75, "cut_samples": 3, "cut_tokens": 25}, {"value": 32}
+    data = {"train": train, "labels": {"a": 0, "b": 1}, "decisions": {"workload.max_length": decided}, "eval": None}
+    assert list(read_data({"data": data}, 64).lines()) == [
+        ("data", "9 samples trained on; none for evaluation"),
+        ("cut", "3 training samples to 32 tokens, which removed 25 tokens (25.0% of all)"),
+        ("labels", "a=0, b=1"),
+    ]
+    assert list(read_data({"data": {"fingerprint": "an older version's"}}, 64).lines()) == []
+
+
+def test_what_a_launch_does_not_have_is_left_out_and_counted() -> None:
+    measured = ((10.0, 3.0), (12.0, 5.0), (14.0, None), (math.nan, None))
+    records = [dict(zip(("val_ppl", "time_to_target_ppl_s"), values, strict=True)) for values in measured]
+    launches = [{"record": record} for record in records]
+    assert over_launches(launches) == {
+        "val_ppl": MeanRecord(mean=12.0, sd=2.0, launches=3),
+        "time_to_target_ppl_s": MeanRecord(mean=4.0, sd=2**0.5, launches=2),
+    }
+    assert over_launches(launches[:1])["val_ppl"].sd is None
 
 
 @pytest.fixture

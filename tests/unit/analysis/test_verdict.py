@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 from scipy import stats
 from scipy.special import stdtr
-from unit.analysis.conftest import Make, with_steps
+from unit.analysis.conftest import SAMPLES, Fake, Make, sample_lengths, shares, with_steps
 
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.stats import Ratio, paired_ratio
@@ -40,22 +40,17 @@ from dynbench.config.schema import changed
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "verdict"),
+    ("verdict", "intervals"),
     [
-        (1.10, 1.20, Verdict.FASTER),
-        (0.80, 0.90, Verdict.SLOWER),
-        (0.99, 1.01, Verdict.SAME),
-        (1.001, 1.015, Verdict.SAME),
-        (0.95, 1.05, Verdict.AMBIGUOUS),
-        (0.99, 1.30, Verdict.AMBIGUOUS),
-        (1.001, 1.03, Verdict.AMBIGUOUS),
-        (0.97, 0.999, Verdict.AMBIGUOUS),
-        (None, None, Verdict.ESTIMATE),
+        (Verdict.FASTER, [(1.10, 1.20)]),
+        (Verdict.SLOWER, [(0.80, 0.90)]),
+        (Verdict.SAME, [(0.99, 1.01), (1.001, 1.015)]),
+        (Verdict.AMBIGUOUS, [(0.95, 1.05), (0.99, 1.30), (1.001, 1.03), (0.97, 0.999)]),
     ],
 )
-def test_verdicts(low, high, verdict):
-    estimate = math.sqrt(low * high) if low else 1.5
-    assert decide(Ratio(estimate, low, high, 4), noise=0.02) == verdict
+def test_verdicts(verdict, intervals):
+    assert {decide(Ratio(math.sqrt(low * high), low, high, 4), noise=0.02) for low, high in intervals} == {verdict}
+    assert decide(Ratio(1.5, None, None, 1), noise=0.02) == Verdict.ESTIMATE
 
 
 @pytest.mark.parametrize("aa_noise", [0.01, 0.05, 0.3, 5.0])
@@ -133,19 +128,18 @@ def test_a_wide_arm_has_grubbs_variance():
     assert arm_variances(table)[2] == pytest.approx((with_arm - sum(pairs.values()) / 3) / 2)
 
 
-def family(launches=4, arms=5, seed=0, shift=()):
-    """Ratios of one simulated comparison, and the spreads that its arms have."""
-    rng = np.random.default_rng(seed)
-    table = rng.normal(0, SPREAD, (launches, arms)) - np.log([1.0, *shift, *[1.0] * (arms - 1 - len(shift))])
+def family(at=0, shift=()):
+    """One of 40 simulated comparisons, its ratios, and the spreads that its arms have."""
+    table = tables(5, 4, 40, shift=shift)[at]
     variances = arm_variances(table)
-    pairs = [of_two(variances[0], variances[arm], launches - 1) for arm in range(1, arms)]
-    ratios = [paired_ratio(*np.exp(table[:, [0, arm]].T)) for arm in range(1, arms)]
+    pairs = [of_two(variances[0], variance, 3) for variance in variances[1:]]
+    ratios = [paired_ratio(*np.exp(table[:, [0, arm]].T)) for arm in range(1, 5)]
     return table, ratios, [Spread(float(sd), float(df), "arms") for sd, df in pairs]
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_intervals_leave_1_out_where_holm_tells_apart(seed):
-    table, ratios, spreads = family(seed=seed, shift=(1.1, 0.93, 1.05))
+@pytest.mark.parametrize("at", range(40))
+def test_intervals_leave_1_out_where_holm_tells_apart(at):
+    table, ratios, spreads = family(at, shift=(1.1, 0.93, 1.05))
     found = hold_jointly(ratios, spreads, 0.95)
     plain = p_values(table[None])[0]
     assert [one.p for one in found] == pytest.approx(holm(plain))
@@ -200,34 +194,24 @@ def test_steps_of_other_batches_are_other_training(long):
 
 
 @pytest.mark.parametrize("window", [2, 4, 8])
-@pytest.mark.parametrize("warm_up", [0, 1, 2])
-@pytest.mark.parametrize("measured", [1, 2, 3])
-def test_a_window_policy_agrees_with_static_every_window(long, window, warm_up, measured):
-    static, dealt = (cut(long[each], warm_up * window, measured * window) for each in (1, window))
-    assert work_level(static, dealt) == "window"
-    assert np.diff(agreements(static, dealt)).tolist() == [window] * (warm_up + measured)
-
-
-@pytest.mark.parametrize(
-    ("warmup_steps", "steps"), [(10, 40), (10, 38), (7, 8), (9, 8), (8, 41), (8, 7), (0, 17), (1, 7)]
-)
-def test_a_window_that_the_warm_up_or_the_end_splits_is_not_the_same_work(long, warmup_steps, steps):
-    pair = [cut(long[window], warmup_steps, steps) for window in (1, 8)]
-    assert work_level(*pair) == work_level(*pair[::-1]) == "stream"
-    assert windows_agree(*pair) and windows_agree(*pair[::-1])
-    if warmup_steps != 0 and (warmup_steps + steps) % 8 == 0:
-        assert len({run.measured["real_tokens"].sum() for run in pair}) == 2
+def test_windows_are_the_same_work_where_their_samples_agree_at_both_ends(long, window):
+    """An epoch is 125 batches: its last window has one step or five, and those of the next one are shifted."""
+    ahead, agree = np.zeros(SAMPLES), {0}
+    for step in range(300):
+        for policy, more in (("static", 1), ("window", -1)):
+            np.add.at(ahead, np.concatenate(shares(Fake(policy, window=window), step, sample_lengths())), more)
+        agree |= set() if ahead.any() else {step + 1}
+    assert {*agreements(long[1], long[window])} == agree
+    for warm_up, steps in product((0, 1, 7, 8, 10, 16), (7, 8, 17, 40, 244, 246)):
+        pair = [cut(long[each], warm_up, steps) for each in (1, window)]
+        level = "window" if {warm_up, warm_up + steps} <= agree else "stream"
+        assert work_level(*pair) == work_level(*pair[::-1]) == level
+        assert windows_agree(*pair) and windows_agree(*pair[::-1])
 
 
 def test_the_boundary_may_lie_elsewhere_where_the_samples_agree_there(long):
     """Of windows of 4 a run of W=8 may begin its measured steps after 4, because its own windows agree there."""
     assert work_level(cut(long[1], 4, 12), cut(long[4], 4, 12, **{"schedule.window": 8})) == "window"
-
-
-@pytest.mark.parametrize(("steps", "level"), [(246, "window"), (244, "stream")])
-def test_windows_that_begin_anew_with_every_epoch_still_agree(long, steps, level):
-    """125 batches per epoch: the last window of an epoch has one step and the next epoch's windows are shifted."""
-    assert work_level(cut(long[1], 4, steps), cut(long[4], 4, steps)) == level
 
 
 def test_runs_with_holes_or_other_steps_never_agree(long):
@@ -290,29 +274,27 @@ def kept(folder: Path, **weights: Any) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("one", "other", "difference"),
     [
-        ({"a": [1.0, 2], "b": [4.0]}, {"a": [1, 2.5], "b": [4.0]}, 0.5),
-        ({"a": [1.0, 2], "b": [4.0]}, {"a": [1.0, 2], "b": [NAN]}, None),
-        ({"a": [NAN], "b": [4.0]}, {"a": [1.0], "b": [4.0]}, None),
-        ({"a": [NAN], "b": [4.0]}, {"a": [NAN], "b": [4.0]}, None),
-        ({"a": [1.0], "b": [INF]}, {"a": [1.0], "b": [INF]}, None),
-        ({"a": [1.0], "b": [INF]}, {"a": [1.0], "b": [4.0]}, None),
-        ({"a": [1]}, {"b": [1]}, None),
-        ({"a": [1.0]}, {"a": [[1.0]]}, None),
-        ({"a": [1.0], "b": [3]}, {"a": [1.0], "b": [9]}, 0.0),
-        ({"b": [3]}, {"b": [9]}, 0.0),
+        ([1.0, 2], [1, 2.5], 0.5),
+        *(([value], [number], None) for value in (NAN, INF) for number in (value, 4.0)),
+        ([4.0], [NAN], None),
+        ([1.0], [[1.0]], None),
+        ([3], [9], 0.0),
     ],
 )
 def test_a_difference_that_is_no_number_is_none_of_all(tmp_path: Path, one, other, difference: float | None) -> None:
-    pairs = [(kept(tmp_path / "one", **one), kept(tmp_path / "other", **other))]
+    pairs = [(kept(tmp_path / "one", a=[1.0], b=one, c=[1.0]), kept(tmp_path / "other", a=[1.0], b=other, c=[1.0]))]
     fine = [(kept(tmp_path / "three", a=[1.0]), kept(tmp_path / "four", a=[1.0]))]
     for found in (pairs, fine + pairs, pairs + fine):
         assert weights_difference(found) == difference  # type: ignore[arg-type]  # what is read of runs
 
 
-def test_a_file_that_cannot_be_read_is_compared_with_none(tmp_path: Path) -> None:
-    pair = (kept(tmp_path / "one", a=[1.0]), kept(tmp_path / "other", a=[1.0]))
-    (tmp_path / "other" / LAST).write_bytes(b"torn")
-    assert weights_difference([pair]) is None  # type: ignore[list-item]  # what is read of runs
+def test_models_of_other_names_or_of_counts_alone_and_a_torn_one(tmp_path: Path) -> None:
+    known = {"plain": {"a": [1.0]}, "named": {"b": [1.0]}, "few": {"a": [3]}, "many": {"a": [9]}, "torn": {"a": [1.0]}}
+    runs: dict[str, Any] = {name: kept(tmp_path / name, **weights) for name, weights in known.items()}
+    (tmp_path / "torn" / LAST).write_bytes(b"torn")
+    assert weights_difference([(runs["few"], runs["many"])]) == 0.0
+    for other in ("named", "torn"):
+        assert weights_difference([(runs["plain"], runs[other])]) is None
 
 
 def test_the_limit_follows_from_the_coarsest_precision_and_the_steps_that_are_compared(long):
