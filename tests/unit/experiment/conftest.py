@@ -8,10 +8,12 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from fake_training import RECIPE
 from pixel import png
 
 from dynbench.analysis import analyze
 from dynbench.config.layers import load_config
+from dynbench.config.recipes import load_recipe
 from dynbench.config.schema import dump_config
 from dynbench.experiment import compare, offline_plans
 from dynbench.experiment.launch_plan import apart, plan_state
@@ -20,8 +22,8 @@ from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 SUMMARY = {
-    "policy": "static",
     "launcher": "torchrun",
     "world_size": 2,
     "global_batch": 64,
@@ -29,30 +31,19 @@ SUMMARY = {
     "warmup_steps": 5,
     "step_time_ms": {"mean": 200.0, "p50": 190.0, "p95": 290.0, "total": 6000.0},
     "throughput_tokens_per_s": {"mean": 5000.0, "p95": 6000.0},
-    "padding_ratio": 2.5,
-    "wait_fraction": 0.25,
-    "plan_fraction": 0.001,
 }
 
 
-def comparison(candidate: str = "partition", **changes: object) -> dict[str, object]:
+def comparison(**changes: object) -> dict[str, object]:
     """One comparison object as `analyze --json` prints it."""
-    return {
-        "baseline": "static",
-        "candidate": candidate,
-        "verdict": "FASTER",
-        "reason": "the interval lies above 1",
-        "level": "step",
-        "speedup": 1.25,
-        "ci95": [1.2, 1.3],
-        "launches": 4,
-        "same_work": changes.get("level", "step") in ("step", "window"),
-        "loss_max_rel_diff": 1.5e-6,
-        "improvement_percent": {"step_time_ms.mean": 20.0, "padding_ratio": 40.0},
-        **changes,
-    }
+    judged = {"verdict": "FASTER", "reason": "the interval lies above 1", "speedup": 1.25, "ci95": [1.2, 1.3]}
+    improved = {"step_time_ms.mean": 20.0, "padding_ratio": 40.0}
+    known = {"baseline": "static", "candidate": "partition", "level": "step", "launches": 4, **judged, **changes}
+    same_work = known["level"] in ("step", "window")
+    return {"same_work": same_work, "loss_max_rel_diff": 1.5e-6, "improvement_percent": improved, **known}
 
 
+Start = Callable[..., Run]
 MakeComparison = Callable[..., Run]
 Reported = Callable[..., ReportInput]
 
@@ -62,50 +53,43 @@ def make_comparison(store: RunStore) -> MakeComparison:
     """Makes a comparison from what each comparison object has other than the defaults.
 
     `launches` are per arm, `summary` is laid over every run's, `summaries` and `flags` over those of an arm, and
-    `planned` makes it one of `compare`, `question` says what it asks, and `pairs` are its other pairs of arms.
+    `planned` makes it one of `compare`, `pairs` are its other pairs of arms, and `record` is what it keeps besides.
     """
 
     def make(
         *changes: dict[str, object],
-        checks: list[dict[str, object]] | None = None,
         launches: int = 1,
-        summary: dict[str, object] | None = None,
+        summary: Mapping[str, object] = NOTHING,
         planned: bool = False,
-        summaries: Mapping[str, dict[str, object]] = MappingProxyType({}),
-        flags: Mapping[str, dict[str, object]] = MappingProxyType({}),
-        question: str | None = None,
+        summaries: Mapping[str, dict[str, object]] = NOTHING,
+        flags: Mapping[str, dict[str, object]] = NOTHING,
         pairs: Sequence[dict[str, object]] = (),
+        **record: object,
     ) -> Run:
         comparisons = [comparison(**change) for change in changes]
-        names = ["static", *(str(item["candidate"]) for item in comparisons)]
-        arms: list[dict[str, object]] = []
-        members: list[dict[str, object]] = []
-        for name in names:
-            runs = [store.create("train", name) for _ in range(launches)]
-            for run in runs:
-                own = {"schedule.mode": "static", **flags.get(name, {})}
-                write_text(run.config_file, dump_config(load_config(flags=own)))
-                known = SUMMARY | (summary or {}) | summaries.get(name, {})
-                members.append({"id": run.id, "name": f"{name}-1", "summary": known})
-            arms.append({"name": name, "runs": [run.id for run in runs]})
+        arms: dict[str, list[str]] = {"static": [], **{str(item["candidate"]): [] for item in comparisons}}
+        members = []
+        for name in (name for name in arms for _ in range(launches)):
+            run = store.create("train", name)
+            config = load_config(flags={"schedule.mode": "static", **flags.get(name, {})})
+            write_text(run.config_file, dump_config(config))
+            arms[name].append(run.id)
+            members.append({"id": run.id, "name": f"{name}-1", "summary": SUMMARY | summary | summaries.get(name, {})})
         folder = store.create("compare", "demo")
         if planned:
-            plan_state("demo", "static", apart(names, "asked for"), 2, dict.fromkeys(names, 0)).write(folder.path)
+            plan_state("demo", "static", apart(list(arms), "asked for"), 2, dict.fromkeys(arms, 0)).write(folder.path)
         folder.figures_dir.mkdir()
-        for figure in ("timeline", "unheard_of"):
-            (folder.figures_dir / f"{figure}.png").write_bytes(png())
-        write_json(
-            folder.path / "comparison.json",
-            {
-                "question": question,
-                "runs": members,
-                "arms": arms,
-                "comparisons": comparisons,
-                "pairs": [comparison(**pair) for pair in pairs],
-                "checks": checks or [],
-                "figures": [str(folder.figures_dir / f"{figure}.png") for figure in ("timeline", "unheard_of", "gone")],
-            },
-        )
+        figures = [folder.figures_dir / f"{figure}.png" for figure in ("timeline", "unheard_of", "gone")]
+        for figure in figures[:2]:
+            figure.write_bytes(png())
+        known = {
+            "runs": members,
+            "arms": [{"name": name, "runs": runs} for name, runs in arms.items()],
+            "comparisons": comparisons,
+            "pairs": [comparison(**pair) for pair in pairs],
+            "figures": figures,
+        }
+        write_json(folder.path / "comparison.json", {"question": None, "checks": [], **known, **record})
         return folder
 
     return make
@@ -133,3 +117,15 @@ def unreported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offline_plans, "draw_figures", lambda *_: [])
     monkeypatch.setattr(analyze, "draw_figures", lambda *_: [])
     monkeypatch.setattr(compare, "write_report", lambda *_, **__: tmp_path)
+
+
+@pytest.fixture
+def start(store: RunStore, tmp_path: Path) -> Start:
+    """Registers a comparison of the recipe of `fake_training`, in which one text may stand for another."""
+
+    def started(old: str = "", new: str = "") -> Run:
+        path = tmp_path / "demo.yaml"
+        path.write_text(RECIPE.replace(old, new), encoding="utf-8")
+        return compare.start_comparison(load_recipe(path), store, name="demo")
+
+    return started

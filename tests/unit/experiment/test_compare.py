@@ -5,33 +5,25 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import shlex
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from fake_training import RECIPE, FakeTraining
 from probes import make_probe
+from unit.experiment.conftest import Start
 
 from dynbench.cli.main import main
-from dynbench.config.recipes import RECIPE_FILE, load_recipe
+from dynbench.config.recipes import RECIPE_FILE
 from dynbench.engine.launching import run_launch
-from dynbench.errors import (
-    DataError,
-    DynbenchError,
-    Interrupted,
-    NotComparable,
-    NothingFits,
-    RecordError,
-    Terminated,
-    UsageError,
-    WorkerFailed,
-)
+from dynbench.errors import DataError, DynbenchError, NotComparable, NothingFits, Terminated, UsageError, WorkerFailed
 from dynbench.experiment import launches
-from dynbench.experiment.compare import run_comparison, start_comparison
+from dynbench.experiment.compare import run_comparison
 from dynbench.experiment.launch_plan import read_state
 from dynbench.experiment.launches import Clock, CompareProgress
 from dynbench.experiment.offline_plans import read_solved
@@ -39,7 +31,6 @@ from dynbench.experiment.report_input import find_report_input
 from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 
-Start = Callable[..., Run]
 Output = pytest.CaptureFixture[str]
 
 
@@ -48,18 +39,6 @@ def training(monkeypatch: pytest.MonkeyPatch) -> FakeTraining:
     fake = FakeTraining()
     monkeypatch.setattr(launches, "run_arms", fake)
     return fake
-
-
-@pytest.fixture
-def start(store: RunStore, tmp_path: Path) -> Start:
-    """Registers a comparison of the recipe, in which one text may stand for another."""
-
-    def started(old: str = "", new: str = "") -> Run:
-        path = tmp_path / "demo.yaml"
-        path.write_text(RECIPE.replace(old, new), encoding="utf-8")
-        return start_comparison(load_recipe(path), store, name="demo")
-
-    return started
 
 
 @pytest.fixture
@@ -83,15 +62,12 @@ def test_from_recipe_to_report(store: RunStore, training: FakeTraining, start: S
     assert arms == ["static", "partition", "partition", "static"] * 2
     assert [seed for _, _, seed in training.calls] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert [progress.done for progress in seen] == list(range(8))
-    assert seen[0].eta_s is None
-    assert all(progress.eta_s is not None and progress.eta_s >= 0 for progress in seen[1:])
+    assert [progress.eta_s is None for progress in seen] == [True] + [False] * 7
     assert stages[-2:] == ["solving exact against greedy", "writing the report"]
     assert comparison.status is Status.COMPLETED
     made = [record for run, record in store.entries() if run != comparison]
     assert sorted(record.command for record in made) == ["solve", *["train"] * 8]
     assert {record.group for record in made} == {comparison.id} and comparison.record().group is None
-    result = outcome.as_dict()
-    assert (result["command"], result["recipe"]) == ("compare", "demo")
     found = outcome.analysed.comparisons[0]
     assert (found.verdict, found.level, found.speedup.pairs) == ("FASTER", "step", 4)
     assert found.speedup.estimate == pytest.approx(2.0, rel=0.02)
@@ -99,107 +75,84 @@ def test_from_recipe_to_report(store: RunStore, training: FakeTraining, start: S
     assert "**Use `partition`.**" in outcome.reports[0].read_text(encoding="utf-8")
     solved = read_solved(comparison.path)
     assert solved is not None
-    assert [(line["arm"], line["policy"]) for line in solved.results] == [
-        ("static", "static"), ("partition", "partition"), (None, "prefix"), (None, "packed"),
-    ]  # fmt: skip
+    assert [line["arm"] for line in solved.results] == ["static", "partition", None, None]
     sizes = {(line["world_size"], line["global_batch"], line["trace"]) for line in solved.results}
     assert sizes == {(2, 8, "embedded")}
     assert find_report_input(store, None).run == comparison
 
 
-def test_a_failed_launch_is_repeated_and_finished_ones_are_not(
+def test_a_failed_launch_is_repeated_as_is_one_that_was_removed_and_finished_ones_are_not(
     store: RunStore, training: FakeTraining, begun: Run, unreported: None
 ) -> None:
     assert begun.status is Status.FAILED
     failed = read_state(begun.path).launches[2]
     assert (failed.done, failed.run is not None) == (False, True)
-    with pytest.raises(RecordError, match="failed and was not analyzed"):
+    with pytest.raises(UsageError, match="failed and was not analyzed"):
         find_report_input(store, "demo")
+    store.remove(store.resolve(read_state(begun.path).arms["static"][0]))
 
     outcome = run_comparison(begun, store)
 
-    assert len(training.calls) == 3 + 6
-    assert training.calls[3] == training.calls[2]
-    assert begun.status is Status.COMPLETED
-    assert begun.record().failure is None
+    assert len(training.calls) == 3 + 7
+    assert training.calls[3:5] == [training.calls[0], training.calls[2]]
+    assert begun.status is Status.COMPLETED and begun.record().failure is None
     assert [len(runs) for runs in outcome.state.arms.values()] == [4, 4]
     assert failed.run not in outcome.state.arms["partition"]
     assert [record.command for _, record in store.entries()].count("train") == 9
 
 
-OTHER_SETTINGS = "; with other settings, start anew (--replace takes the name over)."
+ANEW = "start anew (--replace takes the name over)."
+OTHER_SETTINGS = f"; with other settings, {ANEW}"
 
 
 @pytest.mark.parametrize(
-    ("error", "raised", "hint"),
+    ("error", "hint"),
     [
-        (DataError("gone", "Bring it back."), DataError, f"Bring it back. GO ON{OTHER_SETTINGS}"),
-        (Terminated(signal.SIGTERM), Interrupted, "GO ON"),
-        (WorkerFailed("rank 1 died"), WorkerFailed, "GO ON"),
-        (
-            NotComparable("unlike", "Train both."),
-            NotComparable,
-            "Train both. Going on repeats no launch that is done: start anew (--replace takes the name over).",
-        ),
+        (DataError("gone", "Bring it back."), f"Bring it back. GO ON{OTHER_SETTINGS}"),
+        (Terminated(signal.SIGTERM), "GO ON"),
+        (WorkerFailed("rank 1 died"), "GO ON"),
+        (NotComparable("unlike", "Train both."), f"Train both. Going on repeats no launch that is done: {ANEW}"),
     ],
     ids=["data", "terminated", "worker", "not comparable"],
 )
 def test_whatever_ends_a_comparison_says_how_to_go_on(
-    store: RunStore,
-    start: Start,
-    monkeypatch: pytest.MonkeyPatch,
-    error: BaseException,
-    raised: type[DynbenchError],
-    hint: str,
+    store: RunStore, start: Start, monkeypatch: pytest.MonkeyPatch, error: BaseException, hint: str
 ) -> None:
-    """Its record and exit code are those of every command, see test_endings.py."""
-
-    def ends(*_: object, **__: object) -> object:
-        raise error
-
-    monkeypatch.setattr(launches, "run_arms", ends)
-    with pytest.raises(raised) as caught:
+    """Its record and exit code are those of every command, see unit/runs/test_recorder.py."""
+    monkeypatch.setattr(launches, "run_arms", Mock(side_effect=error))
+    with pytest.raises(DynbenchError) as caught:
         run_comparison(start(), store)
     going_on = f"Go on with: dynbench compare --resume demo --results {store.root}"
     assert caught.value.hint.endswith(hint.replace("GO ON", going_on))
 
 
-def edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new), encoding="utf-8")
-
-
-def test_a_comparison_goes_on_with_the_recipe_that_it_was_started_with_and_no_other(
-    store: RunStore, training: FakeTraining, begun: Run
+@pytest.mark.parametrize(
+    ("changed", "error", "said"),
+    [
+        ("recipe", UsageError, "was changed since the comparison was started"),
+        ("recipe of an earlier version", NotComparable, r"train\.steps \((4 and 6|6 and 4)\)"),
+        ("launch", NotComparable, r"train\.steps \(4 and 6\)"),
+    ],
+)
+def test_launches_of_one_arm_have_one_configuration(
+    store: RunStore, training: FakeTraining, begun: Run, changed: str, error: type[DynbenchError], said: str
 ) -> None:
-    edit(begun.path / RECIPE_FILE, "steps: 6", "steps: 4")
-    with pytest.raises(UsageError, match="was changed since the comparison was started"):
-        run_comparison(begun, store)
-    assert len(training.calls) == 3
+    """That of the recipe that it was started with, of which earlier versions kept no digest."""
+    state = read_state(begun.path)
+    file = store.resolve(state.arms["partition"][0]).config_file if changed == "launch" else begun.path / RECIPE_FILE
+    whole = file.read_text(encoding="utf-8")
+    file.write_text(whole.replace("steps: 6", "steps: 4"), encoding="utf-8")
+    if changed.endswith("version"):
+        replace(state, recipe_digest=None).write(begun.path)
 
-    edit(begun.path / RECIPE_FILE, "steps: 4", "steps: 6")
+    with pytest.raises(error, match=said) as caught:
+        run_comparison(begun, store)
+    assert len(training.calls) == 3 and "start" in caught.value.hint
+
+    file.write_text(whole, encoding="utf-8")
     training.fail_at = 3
     with pytest.raises(WorkerFailed):
         run_comparison(begun, store)
-
-
-@pytest.mark.parametrize("changed", ["launch", "recipe"])
-def test_launches_of_one_arm_have_one_configuration(
-    store: RunStore, training: FakeTraining, begun: Run, changed: str
-) -> None:
-    """Planted: a launch that was trained with other steps, and a recipe of a version that kept no digest."""
-    state = read_state(begun.path)
-    if changed == "launch":
-        edit(store.resolve(state.arms["partition"][0]).config_file, "steps: 6", "steps: 4")
-    else:
-        replace(state, recipe_digest=None).write(begun.path)
-        edit(begun.path / RECIPE_FILE, "steps: 6", "steps: 8")
-
-    with pytest.raises(NotComparable, match=r"train\.steps \((4 and 6|6 and 8)\)") as caught:
-        run_comparison(begun, store)
-    assert len(training.calls) == 3
-    assert "start anew" in caught.value.hint
 
 
 def test_what_every_launch_warns_of_is_said_once(
@@ -210,25 +163,16 @@ def test_what_every_launch_warns_of_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def warning(*given: Any, **named: Any) -> object:
-        run_launch._log.warning("%s", "lengths are cut")
+        logging.getLogger(run_launch.__name__).warning("lengths are cut")
         return training(*given, **named)
 
     monkeypatch.setattr(launches, "run_arms", warning)
     training.fail_at = 2
     with pytest.raises(WorkerFailed):
         run_comparison(start(), store)
-    assert len(training.calls) == 3 and not run_launch._log.filters
-    assert [record.getMessage() for record in caplog.records].count("lengths are cut") == 1
-
-
-def test_a_removed_run_is_launched_again(store: RunStore, training: FakeTraining, begun: Run) -> None:
-    store.remove(store.resolve(read_state(begun.path).arms["static"][0]))
-    training.fail_at = 4
-
-    with pytest.raises(WorkerFailed):
-        run_comparison(begun, store)
-
-    assert training.calls[3:] == [training.calls[0], training.calls[2]]
+    logging.getLogger(run_launch.__name__).warning("afterwards")
+    assert len(training.calls) == 3
+    assert [caplog.messages.count(said) for said in ("lengths are cut", "afterwards")] == [1, 1]
 
 
 def test_a_running_comparison_is_left_alone(store: RunStore, start: Start) -> None:
@@ -244,20 +188,16 @@ def test_a_running_comparison_is_left_alone(store: RunStore, start: Start) -> No
     [
         ("train.global_batch: 16", NotComparable, r"train\.global_batch \(8 and 16\)"),
         ("train.learning_rate: 1.0e-3", NotComparable, r"train\.learning_rate \(0\.0005 and 0\.001\)"),
-        (
-            "schedule.policy: partition, schedule.capacity: probed",
-            NothingFits,
-            r"^arm partition: launch with train\.seed \d: step \d+: 8 samples",
-        ),
+        ("schedule.capacity: probed", NothingFits, r"^arm partition: launch with train\.seed \d: step \d+: 8 samples"),
     ],
     ids=["other work", "other rate than auto", "too large"],
 )
-def test_what_cannot_be_compared_is_refused_before_anything_runs(
+def test_what_cannot_be_compared_is_refused_first(
     store: RunStore, start: Start, setting: str, error: type[DynbenchError], said: str
 ) -> None:
     probe = make_probe(store, "workload.dropout=0.0", tables=[[(12, 8), (256, 1)]] * 2)
     with pytest.raises(error, match=said):
-        start("schedule.policy: partition", setting)
+        start("schedule.policy: partition", f"schedule.policy: partition, {setting}")
     assert store.list() == [probe]
 
 
@@ -265,9 +205,7 @@ def test_auto_and_the_value_that_it_means_can_be_compared(start: Start) -> None:
     assert start("schedule.policy: partition", "train.learning_rate: 5.0e-4").status is Status.CREATED
 
 
-def test_arms_of_equal_configuration_stay_two_arms(
-    store: RunStore, training: FakeTraining, start: Start, unreported: None
-) -> None:
+def test_equal_arms_stay_two_arms(store: RunStore, training: FakeTraining, start: Start, unreported: None) -> None:
     outcome = run_comparison(
         start("partition\n    set: {schedule.mode: dynamic, schedule.policy: partition}", "again"), store
     )
@@ -282,42 +220,23 @@ def test_the_estimate_counts_the_part_of_the_current_launch(monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_a_condition_that_is_met_ends_compare_with_6_and_every_next_step_can_be_pasted(
-    training: FakeTraining, unreported: None, tmp_path: Path, capsys: Output
+def test_a_condition_that_is_met_ends_compare_with_6_also_where_it_is_gone_on_with(
+    store: RunStore, training: FakeTraining, unreported: None, tmp_path: Path, capsys: Output
 ) -> None:
-    """A registry whose name has a space; every command is the one that its predecessor suggests."""
-    results, recipe = tmp_path / "its results", tmp_path / "demo.yaml"
+    recipe = tmp_path / "demo.yaml"
     recipe.write_text(RECIPE.replace("count: 4", "count: 2"), encoding="utf-8")
-    store = RunStore(results)
-
-    def compared(*words: str) -> int:
-        return main(["compare", *words, "--results", str(results)])
-
-    def pasted() -> list[str]:
-        label, program, *words = shlex.split(capsys.readouterr().out.splitlines()[-1])
-        assert (label, program, words[-2:]) == ("next", "dynbench", ["--results", str(results)])
-        assert main(words) == 0
-        return words
-
-    assert compared(str(recipe), "--name", "demo", "--fail-on", "faster", "--json") == 6
+    results = ["--results", str(store.root)]
+    assert main(["compare", str(recipe), "--name", "demo", "--fail-on", "faster", "--json", *results]) == 6
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert (found["command"], found["recipe"], found["comparison"]["verdict"]) == ("compare", "demo", "FASTER")
     assert "error" in found and "--fail-on faster: partition is FASTER: " in err
     assert store.resolve(found["run"]["id"]).status is Status.COMPLETED
-
     for condition, code in (("faster", 6), ("slower,different-loss", 0)):
-        assert compared("--resume", found["run"]["id"], "--fail-on", condition) == code
+        assert main(["compare", "--resume", "demo", "--fail-on", condition, *results]) == code
         said = capsys.readouterr()
         assert "\nFASTER  partition " in said.out and ("is FASTER: " in said.err) == (code == 6)
-    assert shlex.split(said.out.splitlines()[-1])[:4] == ["next", "dynbench", "report", "demo"]
-
-    runs = [run.id for run, record in store.entries() if record.command == "train"]
-    assert main(["analyze", *runs, "--results", str(results)]) == 0
-    comparison = store.resolve("@latest:analyze")
-    assert pasted()[:2] == ["report", comparison.id]
-    assert pasted()[:2] == ["report", comparison.id]
-    assert {path.name for path in comparison.path.glob("report.*")} == {"report.en.md", "report.en.html"}
+    assert shlex.split(said.out.splitlines()[-1]) == ["next", "dynbench", "report", "demo", *results]
 
 
 SWEEP = [
@@ -337,7 +256,9 @@ def test_a_sweep_from_the_command_line_is_gone_on_with_and_ends_in_its_table(
     assert main([*SWEEP, *shown]) == 3
     said = capsys.readouterr()
     assert (said.out, len(training.calls)) == ("", 6)
+    assert said.err.count("Go on with: ") == 1
     assert f"Go on with: dynbench compare --resume sweep --results {store.root}" in said.err
+    assert store.resolve("sweep").status is Status.FAILED
 
     assert main(["compare", "--resume", "sweep", *shown]) == 0
     found = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))

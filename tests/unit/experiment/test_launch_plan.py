@@ -1,4 +1,4 @@
-"""Which arms share a launch and why, in what order they are launched, and what is done."""
+"""Which arms share a launch, in what order they are launched, what is done, and what comes before a training."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from dynbench.config.layers import load_config
 from dynbench.config.recipes import Launches
-from dynbench.config.schema import Config, changed
-from dynbench.errors import ConfigError, RecordError
-from dynbench.experiment import launch_plan
+from dynbench.config.schema import Config, changed, differences, is_like
+from dynbench.engine.launching import run_launch as attach
+from dynbench.engine.launching.resolve import Machine
+from dynbench.errors import ConfigError, RecordError, UsageError
+from dynbench.experiment import launch_plan, training
 from dynbench.experiment.launch_plan import (
     STATE_FILE,
     CompareState,
@@ -23,7 +25,9 @@ from dynbench.experiment.launch_plan import (
     plan_state,
     read_state,
 )
-from dynbench.plugins import STRATEGIES, StrategyEntry
+from dynbench.experiment.training import exposed_turns, run_training, turn_steps, with_null_arms
+from dynbench.plugins import STRATEGIES
+from dynbench.runs.store import RunStore
 
 BASE = ("launch.launcher=torchrun", "launch.nproc=2", "launch.threads=1", "launch.device=cpu", "workload.dropout=0")
 PARTITION = "schedule.policy=partition"
@@ -35,25 +39,12 @@ def arms(**settings: tuple[str, ...]) -> dict[str, Config]:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        *(((), (setting,)) for setting in (PARTITION, "launch.slowdown={0: 1.5}", "train.precision=bf16")),
-        *(((), (setting,)) for setting in ("train.eval_every=5", "sync.bucket_mb=1", "train.seed=4")),
-        ((IMAGES,), ("workload.name=mlp",)),
-        (("workload.name=one.py:Mine",), ("workload.name=one.py:Mine",)),
-    ],
-    ids=str,
-)
-def test_arms_that_can_share_a_process_do(one: tuple[str, ...], other: tuple[str, ...]) -> None:
-    two = arms(a=one, b=other)
-    found = decide_grouping(Launches(count=3), two, "a")
-    assert (found.mode, found.groups) == ("interleaved", (("a", "b"),))
-    assert decide_grouping(Launches(mode="apart"), two, "a").groups == (("a",), ("b",))
-
-
-@pytest.mark.parametrize(
     ("one", "other", "reason"),
     [
+        *(((), (setting,), None) for setting in (PARTITION, "launch.slowdown={0: 1.5}", "train.precision=bf16")),
+        *(((), (setting,), None) for setting in ("train.eval_every=5", "sync.bucket_mb=1", "train.seed=4")),
+        ((IMAGES,), ("workload.name=mlp",), None),
+        (("workload.name=one.py:Mine",), ("workload.name=one.py:Mine",), None),
         ((), (PARTITION, "launch.nproc=3"), "launch.nproc is 2 in arm a, 3 in arm b"),
         ((), ("launch.threads=2",), "launch.threads is 1 in arm a, 2 in arm b"),
         ((), ("launch.timeout_s=60",), "launch.timeout_s is 600 in arm a, 60 in arm b"),
@@ -65,12 +56,16 @@ def test_arms_that_can_share_a_process_do(one: tuple[str, ...], other: tuple[str
     ],
     ids=str,
 )
-def test_what_a_process_has_once_or_disturbs_the_turns_of_others_parts_them(
-    one: tuple[str, ...], other: tuple[str, ...], reason: str
+def test_arms_share_a_process_but_for_what_it_has_once_or_what_disturbs_the_turns_of_others(
+    one: tuple[str, ...], other: tuple[str, ...], reason: str | None
 ) -> None:
-    two = arms(a=one, b=other)
+    two, alone = arms(a=one, b=other), (("a",), ("b",))
     found = decide_grouping(Launches(), two, "a")
-    assert (found.mode, found.groups) == ("apart", (("a",), ("b",)))
+    assert (found.mode, found.groups) == (("apart", alone) if reason else ("interleaved", (("a", "b"),)))
+    assert decide_grouping(Launches(mode="apart"), two, "a").groups == alone
+    if reason is None:
+        assert decide_grouping(Launches(count=3), two, "a") == found
+        return
     assert re.search(reason, found.reason)
     with pytest.raises(ConfigError, match=f"launches.mode: interleaved, but {reason}"):
         decide_grouping(Launches(mode="interleaved"), two, "a")
@@ -79,20 +74,14 @@ def test_what_a_process_has_once_or_disturbs_the_turns_of_others_parts_them(
     assert found.reason in refused.value.hint
 
 
-def test_many_arms_meet_the_baseline_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_plan, "MOST_ARMS", 2)
-    found = decide_grouping(Launches(), arms(static=(), part=(PARTITION,), window=("schedule.window=8",)), "part")
-    assert found.groups == (("part", "static"), ("part", "window"))
-    assert "3 arms are more than 2" in found.reason
-
-
-def test_what_works_across_steps_takes_longer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = StrategyEntry("ddp", "works on", "dynbench.sync.ddp:Ddp", across_steps=True)
-    monkeypatch.setattr(type(STRATEGIES), "find", lambda *_: entry)
-    two = arms(static=(), part=(PARTITION,))
-    found = decide_grouping(Launches(), two, "static")
-    assert found.mode == "apart" and "turns of 8 steps" in found.reason
-    assert decide_grouping(Launches(block=8), two, "static").mode == "interleaved"
+def test_many_arms_meet_the_baseline_in_pairs_and_their_likes_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    for most, exposed, said in ((2, "false", "3 arms"), (5, "true", "3 arms and 3 without communication")):
+        monkeypatch.setattr(launch_plan, "MOST_ARMS", most)
+        own = (f"train.exposed={exposed}",)
+        three = arms(static=own, part=(*own, PARTITION), window=(*own, "schedule.window=8"))
+        found = decide_grouping(Launches(), three, "part")
+        assert found.groups == (("part", "static"), ("part", "window"))
+        assert f"{said} are more than {most}" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -102,6 +91,7 @@ def test_what_works_across_steps_takes_longer_turns(monkeypatch: pytest.MonkeyPa
         (("local_sgd", "sync.inner_steps=5"), 5),
         (("local_sgd_torch", "sync.inner_steps=5"), 5),
         (("diloco", "sync.inner_steps=20"), 20),
+        (("zero1",), 8),
         (("diloco", "sync.inner_steps=5", "sync.overlap_steps=2"), 8),
     ],
     ids=str,
@@ -153,16 +143,15 @@ def test_runs_of_an_arm_come_by_block_and_what_ended_early_is_missing_but_named(
     assert read_state(tmp_path) == state
 
 
-@pytest.mark.parametrize("text", [None, "", "[1]", '{"recipe": "x"}', '{"recipe": 1, "baseline": "a", "launches": []}'])
-def test_a_file_that_is_broken_or_missing_is_named(tmp_path: Path, text: str | None) -> None:
-    if text is not None:
+def test_a_file_that_is_broken_or_missing_is_named(tmp_path: Path) -> None:
+    for text in ("", '{"recipe": 1, "baseline": "a", "launches": []}'):
+        with pytest.raises(RecordError, match=STATE_FILE):
+            read_state(tmp_path)
         (tmp_path / STATE_FILE).write_text(text, encoding="utf-8")
-    with pytest.raises(RecordError, match=STATE_FILE):
-        read_state(tmp_path)
 
 
 @given(st.integers(2, 6), st.integers(2, 9))
-def test_every_arm_is_launched_once_per_block_at_the_same_mean_position_of_an_even_number(
+def test_every_arm_is_launched_once_per_block_at_the_same_mean_position_of_an_even_one(
     n_arms: int, blocks: int
 ) -> None:
     names = [f"arm{i}" for i in range(n_arms)]
@@ -177,9 +166,7 @@ def test_every_arm_is_launched_once_per_block_at_the_same_mean_position_of_an_ev
 
 
 def test_arms_that_share_a_launch_are_missing_until_all_are_done() -> None:
-    state = planned(done=2)
-    assert state.launch_members == [[0, 1, 2], [3, 4, 5]]
-    assert state.missing == [[0, 1, 2], [3, 4, 5]]
+    assert planned(done=2).missing == planned().launch_members == [[0, 1, 2], [3, 4, 5]]
     assert planned(done=3).missing == [[3, 4, 5]]
 
 
@@ -205,10 +192,9 @@ def test_arms_that_do_not_fit_together_meet_the_baseline_in_pairs_and_then_part(
 
 def test_more_launches_follow_those_that_were_planned() -> None:
     state = planned().extended(4, SEEDS)
-
-    assert [one.block for one in state.launches] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
-    assert {one.launch for one in state.launches} == {0, 1, 2, 3}
-    assert state.launches[-1].seed == 8
+    assert [(one.block, one.launch, one.seed) for one in state.launches] == [
+        (block, block, 5 + block) for block in range(4) for _ in range(3)
+    ]
 
 
 def test_a_baseline_that_ran_beside_one_arm_is_no_partner_of_an_arm_that_goes_on_apart() -> None:
@@ -218,3 +204,92 @@ def test_a_baseline_that_ran_beside_one_arm_is_no_partner_of_an_arm_that_goes_on
 
     assert arms_of(parted, parted.launch_members) == [[("a", 0), ("b", 0)], [("a", 0)], [("c", 0)]]
     assert arms_of(parted, parted.missing) == [[("a", 0)], [("c", 0)]]
+
+
+REAL = ("launch.launcher=torchrun", "launch.nproc=2", "launch.device=cpu", "workload.subset=96")
+
+
+def real(*settings: str, exposed: bool = True) -> Config:
+    return load_config(None, [*REAL, "train.global_batch=12", f"train.exposed={exposed}", *settings])
+
+
+@pytest.mark.parametrize("sync", STRATEGIES)
+def test_every_strategy_has_a_like_that_sends_nothing_or_says_why_not(tmp_path: Path, sync: str) -> None:
+    entry = STRATEGIES[sync]
+    if entry.servers or not entry.trains:
+        with pytest.raises(ConfigError, match=r"train\.exposed: true, but .*(server steps by|sends nothing already)"):
+            real(f"sync.name={sync}")
+        return
+    config = real(f"sync.name={sync}", "train.save_model=true", "train.eval_samples=64")
+    one, null = with_null_arms([("with", config, {"name": "a", "replace": True})])
+    assert set(differences(one.config, null.config)) == {"sync.communicate", "train.save_model", "train.exposed"}
+    assert is_like(null.config, config) and not is_like(config, null.config) and not is_like(config, config)
+    assert (one.naming["name"], null.naming["name"], null.naming["replace"]) == ("a", "a-null", True)
+    turns, several = exposed_turns(config, RunStore(tmp_path)), entry.across_steps or entry.reads("inner_steps")
+    assert (turns.arms, turns.block) == ((one.name, null.name), 8 if several else 1)
+
+
+def test_ranks_that_step_apart_take_turns_of_as_many_steps(tmp_path: Path) -> None:
+    config = real("sync.name=diloco", "sync.inner_steps=20", "sync.overlap_steps=2")
+    assert exposed_turns(config, RunStore(tmp_path)).block == 20
+    assert turn_steps(Launches(), [config]) == 20 and turn_steps(Launches(block=32), [config]) == 32
+    assert turn_steps(Launches(), [config, config]) == 1, "checked where arms meet"
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("launch.launcher=virtual", "virtual ranks send nothing"),
+        ("sync.communicate=false", "sync.communicate false sends nothing already"),
+        ("train.profile_steps=2", "a profiler"),
+    ],
+)
+def test_what_there_is_not_to_leave_out_is_refused(setting: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        real(setting)
+
+
+def test_what_cannot_take_turns_is_refused_also_where_arms_are_apart(tmp_path: Path) -> None:
+    config = real("train.eval_every=2")
+    for mode in ("apart", "auto"):
+        with pytest.raises(ConfigError, match=r"train\.exposed: true, but train\.eval_every of arm a is 2 steps"):
+            decide_grouping(Launches(mode=mode), {"a": config, "b": real()}, "b")
+    with pytest.raises(ConfigError, match=r"train\.exposed: true, but train\.eval_every"):
+        exposed_turns(config, RunStore(tmp_path))
+
+
+def test_only_exposed_arms_have_a_null_arm_and_each_is_known_by_its_arm() -> None:
+    plain, flat = real(exposed=False), real("sync.name=flat")
+    arms = with_null_arms([("ps", plain, {"name": "ps-1"}), ("flat", flat, {"name": "flat-1"})])
+    assert [(one.name, one.member, one.is_null, one.naming["name"], one.config.sync.communicate) for one in arms] == [
+        ("ps", 0, False, "ps-1", True),
+        ("flat", 1, False, "flat-1", True),
+        ("flat-null", 1, True, "flat-1-null", False),
+    ]
+
+
+def test_a_rank_that_torchrun_started_launches_no_two_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "started_as_rank", lambda _: True)
+    monkeypatch.setattr(attach, "join_training", lambda *_, **__: pytest.fail("it trains"))
+    with pytest.raises(UsageError, match=r"train\.exposed: true launches two arms"):
+        run_training(real(), RunStore(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("mode", "more", "gpus", "wanted"),
+    [
+        ("dynamic", (), 2, True),
+        ("dynamic", (), 0, False),
+        ("static", (), 2, False),
+        ("dynamic", ("schedule.capacity=8",), 2, False),
+        ("dynamic", ("launch.device=cpu",), 2, False),
+        ("dynamic", ("launch.nnodes=2", "launch.rdzv_endpoint=a:1"), 2, False),
+        ("static", ("probe.run=auto",), 0, True),
+        ("dynamic", ("probe.run=p1",), 2, False),
+    ],
+)
+def test_a_probe_is_wanted_on_gpus_unless_another_is_named_or_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, mode: str, more: tuple[str, ...], gpus: int, wanted: bool
+) -> None:
+    monkeypatch.setattr(training, "this_machine", lambda: Machine(cores=8, gpus=gpus, bf16=True))
+    assert training.wants_probe(load_config(None, (f"schedule.mode={mode}", *more))) is wanted

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 from languages import facts
+from unit.experiment.conftest import MakeComparison
 
 from dynbench.config.layers import load_config
 from dynbench.config.schema import dump_config
 from dynbench.engine.planning import build_problem
-from dynbench.experiment.offline_plans import (
-    STEPS,
-    Solved,
-    plan_offline,
-    planned_speedup,
-    read_solved,
-    static_over,
-)
+from dynbench.experiment.offline_plans import STEPS, Solved, plan_offline, planned_speedup, read_solved, static_over
 from dynbench.experiment.report_input import find_report_input
 from dynbench.experiment.trace_sources import dataset_trace, run_trace, trained_trace
 from dynbench.runs.atomic import write_json, write_text
@@ -27,14 +21,7 @@ from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 from dynbench.schedule.measure import run_policy
 from dynbench.schedule.policy import make_policy
-from dynbench.schedule.traces import Trace
 from dynbench.workloads.registry import build_workload
-
-MakeComparison = Callable[..., Run]
-
-
-def dataset_trace_of(run: Run) -> Trace:
-    return dataset_trace(run.config())
 
 
 def trained(store: RunStore, policy: str, **flags: object) -> Run:
@@ -128,10 +115,10 @@ def test_every_arm_is_planned_as_it_was_trained(store: RunStore) -> None:
     assert read_solved(folder.path) == solved
     assert [line["arm"] for line in solved.results] == list(arms)
     costs = {}
+    lengths = trained_trace(arms["static"]).lengths
+    assert lengths.max() == 24, "truncated as in training"
     for (name, run), line in zip(arms.items(), solved.results, strict=True):
         config = run.config()
-        lengths = trained_trace(run).lengths
-        assert lengths.max() == 24  # truncated as in training
         problem = build_problem(config, lengths, 2, 1, store.root)
         series = run_policy(make_policy(config.schedule.policy_name, problem), problem, STEPS)
         costs[name] = series.cost_per_token(STEPS)
@@ -140,11 +127,9 @@ def test_every_arm_is_planned_as_it_was_trained(store: RunStore) -> None:
         assert planned == (config.schedule.window, config.plan_name, config.workload.layout, 5)
     for name in ("plain", "split"):
         assert planned_speedup(solved, "static", name) == pytest.approx(costs["static"] / costs[name])
-    record = store.resolve(str(solved.run))
-    assert (record.record().command, record.status) == ("solve", Status.COMPLETED)
-    types = {str(line["cost_type"]) for line in solved.cost_types}
-    assert types == {"tokens", "tokens_sq", "attention", "measured"}
-    assert {line["policy"] for line in solved.cost_types} == {"prefix", "partition"}
+    assert store.resolve(str(solved.run)).status is Status.COMPLETED
+    planned = {(line["cost_type"], line["policy"]) for line in solved.cost_types}
+    assert planned == {*product(("tokens", "tokens_sq", "attention", "measured"), ("prefix", "partition"))}
     assert (folder.figures_dir / "solve_greedy_gap.png").is_file()
 
 
@@ -160,16 +145,13 @@ def test_plans_pad_to_what_the_model_takes_as_training_does(store: RunStore, unr
         problem = build_problem(run.config(), workload.train.lengths, 2, 1000, store.root, workload.positions)
         expected = run_policy(make_policy(policy, problem), problem, STEPS).max_cost.mean()
         assert planned[policy]["mean_max_cost"] == pytest.approx(expected)
-    judged = [item["mean"] for item in solved.cost_types if item["judge"] == "tokens"]
-    assert judged
-    assert max(map(float, map(str, judged))) <= 512 * 24
+    assert max(float(str(item["mean"])) for item in solved.cost_types if item["judge"] == "tokens") <= 512 * 24
 
 
-@pytest.mark.parametrize("source", [dataset_trace_of, run_trace, trained_trace])
-def test_every_trace_of_a_data_set_knows_what_the_model_takes(store: RunStore, source: Callable[[Run], Trace]) -> None:
-    trace = source(trained(store, "static"))
-
-    assert (trace.positions, trace.cut(8).positions) == (512, 512)
+def test_every_trace_of_a_data_set_knows_what_the_model_takes(store: RunStore) -> None:
+    run = trained(store, "static")
+    for trace in (dataset_trace(run.config()), run_trace(run), trained_trace(run)):
+        assert (trace.positions, trace.cut(8).positions) == (512, 512)
 
 
 def test_an_arm_that_cannot_be_planned_is_named_and_plans_that_fail_leave_those_made_before(
@@ -187,10 +169,8 @@ def test_an_arm_that_cannot_be_planned_is_named_and_plans_that_fail_leave_those_
     assert lines == [("static", "static"), (None, "prefix"), (None, "packed")]
 
     write_json(arms["static"].env_file, {"data": {"fingerprint": "another"}})
-    assert solved.run is not None
     assert plan_offline(folder, arms, 2, store) == read_solved(folder.path) == solved
-    assert "no longer the data that it trained on" in caplog.text
-    assert str(solved.run) in caplog.text
+    assert "no longer the data that it trained on" in caplog.text and str(solved.run) in caplog.text
 
 
 def test_nothing_that_can_be_planned_is_told_with_the_reason(store: RunStore, make_comparison: MakeComparison) -> None:
@@ -198,8 +178,7 @@ def test_nothing_that_can_be_planned_is_told_with_the_reason(store: RunStore, ma
 
     solved = plan_offline(folder, {"static": trained(store, "static", train__global_batch=9000)}, 2, store)
 
-    assert (solved.run, list(solved.results)) == (None, [])
-    assert "static: " in str(solved.reason)
+    assert (solved.run, list(solved.results)) == (None, []) and "static: " in str(solved.reason)
     assert facts(find_report_input(store, None))["solve.reason"] == solved.reason
 
 

@@ -1,37 +1,50 @@
-"""A conclusion says no more than the verdict, the level and the warnings allow."""
+"""A conclusion says no more than the verdict, the level, the warnings and the evaluations allow.
+
+What is found of quality by paired launches where it can be is golden: `compression` and `packing_or_fewer_steps`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
+from compared import compared
 from languages import facts
 from unit.experiment.conftest import Reported
 
-from dynbench.analysis.checks.evidence import Seen, worded
-from dynbench.experiment.report_conclusions import conclude, doubts_of, training_of
-from dynbench.experiment.report_input import saved_hours
+from dynbench.experiment.report_conclusions import (
+    Effect,
+    compressors,
+    conclude,
+    doubts_of,
+    qualities,
+    steps_effects,
+    training_of,
+)
+from dynbench.experiment.report_input import Member, ReportInput, saved_hours
+from dynbench.report import load_template
+from dynbench.runs.run import Run
 
-LOCAL = {"candidate": "local", "level": "tokens", "speedup": 1.353, "ci95": [1.3, 1.4]}
-BY_HAND = {"candidate": "by_hand", "speedup": 1.1, "ci95": [1.05, 1.15]}
-INT8: dict[str, Any] = {"candidate": "int8", "speedup": 1.2, "compared": {"compress.name": ["none", "int8"]}}
-LATE = {"candidate": "late", "speedup": 1.5, "compared": {**INT8["compared"], "compress.start_step": [0, 1]}}
-GROUP = {"candidate": "group", "level": "stream", "speedup": 1.77, "ci95": [1.75, 1.79]}
-WINDOW = {"candidate": "window", "level": "window", "speedup": 1.6, "ci95": [1.5, 1.7]}
-LEAK = "in flattened samples see each other (gradient 2e-02)"
-LEAKING = {"candidate": "flattened", "speedup": 3.0, "ci95": [2.9, 3.1], "level": "tokens", "leak": LEAK}
-PACKED = {"candidate": "packed", "speedup": 2.0, "ci95": [1.9, 2.1]}
-SLOWER = {"candidate": "slow", "verdict": "SLOWER", "speedup": 0.6, "ci95": [0.5, 0.7]}
-SAME = {"candidate": "slow", "verdict": "SAME", "speedup": 1.003, "ci95": [0.99, 1.01]}
-UNSURE = {"verdict": "AMBIGUOUS", "speedup": 0.993, "ci95": [0.5, 2.0]}
-ESTIMATED = {"verdict": "ESTIMATE", "speedup": 0.993, "ci95": None}
-FLAT = {"candidate": "flat", "speedup": 0.99, "verdict": "AMBIGUOUS"}
-FLAT_SLOWER = {**FLAT, "verdict": "SLOWER"}
-ABOVE, BELOW = ({**LOCAL, "speedup": speedup, "verdict": "AMBIGUOUS"} for speedup in (1.2, 0.9))
+
+def arm(candidate: str, speedup: float, verdict: str = "FASTER", **more: Any) -> dict[str, Any]:
+    """A candidate whose interval is close about its speed-up."""
+    ends = [0.98 * speedup, 1.02 * speedup]
+    return {"candidate": candidate, "speedup": speedup, "verdict": verdict, "ci95": ends, **more}
+
+
+LOCAL, BY_HAND = arm("local", 1.353, level="tokens"), arm("by_hand", 1.1)
+INT8 = arm("int8", 1.2, compared={"compress.name": ["none", "int8"]})
+LATE = arm("late", 1.5, compared={**INT8["compared"], "compress.start_step": [0, 1]})
+GROUP, WINDOW = arm("group", 1.77, level="stream"), arm("window", 1.6, level="window")
+LEAKING = arm("flattened", 3.0, level="tokens", leak="in flattened samples see each other (gradient 2e-02)")
+PACKED, SLOWER, SAME = arm("packed", 2.0), arm("slow", 0.6, "SLOWER"), arm("slow", 1.003, "SAME")
+FLAT, FLAT_SLOWER = arm("flat", 0.99, "AMBIGUOUS"), arm("flat", 0.99, "SLOWER")
+ABOVE, BELOW = (LOCAL | arm("local", speedup, "AMBIGUOUS") for speedup in (1.2, 0.9))
 """An arm that is another training, and comes out faster, or not, by no verdict."""
-AS_FAST = {**BY_HAND, "speedup": 0.98, "verdict": "SAME"}
-LOOKS_FAST = {"candidate": "prefix", "speedup": 1.9, "ci95": [0.9, 4.0]}
 
 
 def late(start: int) -> dict[str, Any]:
@@ -47,10 +60,13 @@ def pair(faster: str | None) -> dict[str, Any]:
 
 
 SYNC: dict[str, Any] = {"flags": {"local": {"sync.name": "local_sgd"}}, "question": "sync"}
-NEAR = [{**BY_HAND, "speedup": 1.2}, {"candidate": "other", "speedup": 1.19}, SAME]
+MORE_RANKS: dict[str, Any] = {"question": "sync", "summaries": {"partition": {"world_size": 4}}}
+NEAR = [arm("by_hand", 1.2), arm("other", 1.19), SAME]
 CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, object]]] = {
-    "faster by verdict": ([{**LOOKS_FAST, "verdict": "AMBIGUOUS"}, {}], {}, {"best": "partition", "advice": "FASTER"}),
-    "comparable": ([{**LOOKS_FAST, "verdict": "INCOMPARABLE"}, {}], {}, {"best": "partition", "advice": "FASTER"}),
+    "faster by verdict": ([arm("prefix", 1.9, "AMBIGUOUS"), {}], {}, {"best": "partition", "advice": "FASTER"}),
+    "arms alike": ([arm("again", 1.4, aa=True), {}], {}, {"best": "partition"}),
+    "nothing but arms alike": ([arm("again", 1.4, aa=True)], {}, {"best": None, "claim": "alike", "advice": "alike"}),
+    "comparable": ([arm("prefix", 1.9, "INCOMPARABLE"), {}], {}, {"best": "partition", "advice": "FASTER"}),
     "on the same samples": ([GROUP, WINDOW], {}, {"best": "window", "other": "group"}),
     "on others": (
         [GROUP, {**WINDOW, "verdict": "SLOWER"}],
@@ -66,18 +82,14 @@ CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, object]]]
     "best of the same": ([FLAT, SLOWER, ABOVE], SYNC, {"among": "same", "local undecided": True}),
     "best of all": ([FLAT, SLOWER, BELOW], SYNC, {"among": "all", "local undecided": True}),
     "slower, of the same": ([FLAT_SLOWER, SLOWER, ABOVE], SYNC, {"among": "same", "local undecided": True}),
-    "slower, of all": ([FLAT_SLOWER, SLOWER, AS_FAST], SYNC, {"among": "all", "local undecided": False}),
-    "no hours if ambiguous": ([UNSURE], {}, {"hours": [None], "advice": "AMBIGUOUS"}),
-    "no hours by an estimate": ([ESTIMATED], {}, {"hours": [None], "advice": "ESTIMATE"}),
-    "no hours if the same": ([SAME], {}, {"hours": [None], "advice": "SAME"}),
-    "no hours if slower": ([SLOWER], {}, {"hours": [None], "advice": "SLOWER"}),
+    "slower, of all": ([FLAT_SLOWER, SLOWER, arm("by_hand", 0.98, "SAME")], SYNC, {"among": "all"}),
     "no hours by other steps over as many tokens": ([{}, {**GROUP, "level": "tokens"}], {}, {"hours": ["200", None]}),
     "hours of as many ranks": ([{}], {"question": "sync"}, {"hours": ["200"], "advice": "FASTER"}),
-    "no hours of more ranks": (
-        [{}],
-        {"question": "sync", "summaries": {"partition": {"world_size": 4}}},
-        {"hours": [None], "advice": "ranks"},
-    ),
+    "no hours of more ranks": ([{}], MORE_RANKS, {"hours": [None], "advice": "ranks"}),
+    **{
+        f"no hours if {verdict}": ([arm("slow", 0.993, verdict)], {}, {"hours": [None], "advice": verdict})
+        for verdict in ("AMBIGUOUS", "ESTIMATE", "SAME", "SLOWER")
+    },
 }
 """What a report is of, and what is concluded from it."""
 
@@ -92,6 +104,7 @@ def test_what_is_concluded(
         "best": found.best and found.best.candidate,
         "other": found.other and found.other[0].candidate,
         "same": found.same and found.same.candidate,
+        "claim": found.claim,
         "advice": found.advice,
         "near": found.near,
         "among": found.among,
@@ -133,31 +146,21 @@ def test_what_is_lossy_is_the_same_training_only_where_evaluations_show_it(
     assert conclude(subject).advice == keys.get(training, "other")
 
 
-def found(check: str, case: str | dict[str, str] = "", **values: object) -> dict[str, object]:
-    return worded(check, Seen("warn", values, case)).as_dict()
-
-
-FEW_LAUNCHES = {"seen": "few", "limit": "few", "hint": "more"}
-FEW = {"baseline": "static", "pairs": 2, "fewest": 4, "recipe": "demo.yaml", "launches": 4}
-WARM = {"first_ms": 9.0, "pace": 2.0, "deviations": 20.0, "limit": 3.5, "warmup_steps": 10}
-DRIFTS = {"drift": 0.2, "limit": 0.1, "chance": 0.015, "p": 0.001}
+NOTED = {"seen": "something", "limit": "nothing", "hint": "Look."}
+WARM = {"severity": "warn", **NOTED, "id": "short_warmup", "values": {"run": "part-1"}}
+FEW = {"severity": "warn", **NOTED, "id": "few_launches", "values": {"candidate": "part"}}
 
 
 @pytest.mark.parametrize("verdict", ["FASTER", "SLOWER", "SAME"])
 def test_two_launches_with_warnings_end_in_what_to_do_next(reported: Reported, verdict: str) -> None:
-    checks = [
-        found("few_launches", FEW_LAUNCHES, candidate="part", **FEW),
-        found("short_warmup", run="part-1", **WARM),
-    ]
-    subject = reported({"candidate": "part", "verdict": verdict, "launches": 2}, checks=checks)
+    subject = reported({"candidate": "part", "verdict": verdict, "launches": 2}, checks=[FEW, WARM])
     assert conclude(subject).advice == "again" and facts(subject)["doubts"] == ["few_launches", "short_warmup"]
     shown = [(each["check"], each["times"]) for each in facts(subject)["warnings"]]
     assert shown == [("short_warmup", 1), ("few_launches", 1)], "the verdict says how many launches there are"
 
 
 def test_a_failed_check_comes_before_anything_to_compare(reported: Reported) -> None:
-    failed = {**found("short_warmup", run="part-1", **WARM), "severity": "fail"}
-    alone = replace(reported({"candidate": "part"}, checks=[failed]), comparisons=[])
+    alone = replace(reported({"candidate": "part"}, checks=[WARM | {"severity": "fail"}]), comparisons=[])
     assert conclude(alone).advice == "failed"
     assert conclude(replace(alone, checks=[])).advice == conclude(alone).claim != "failed"
 
@@ -167,29 +170,104 @@ def test_what_is_not_comparable_has_no_level(reported: Reported) -> None:
         assert facts(reported({"candidate": "part", "verdict": verdict, "level": "stream"}))["levels_used"] == levels
 
 
-PARITY = found("loss_parity", {"limit": "given", "hint": "gradients"}, candidate="part", difference=1.0, tolerance=0.1)
-
-
 @pytest.mark.parametrize(
-    ("check", "doubts"),
+    ("check", "values", "severity", "doubts"),
     [
-        (found("few_launches", FEW_LAUNCHES, candidate="other", **FEW), []),
-        (found("short_warmup", run="other-1", **WARM), []),
-        (found("short_warmup", run="static-1", **WARM, in_doubt=["other"]), []),
-        (found("planning_cost", "other", arm="part", share=0.02, limit=0.01), []),
-        ({**found("drift", "slower", run="part-1", **DRIFTS), "severity": "info"}, []),
-        (found("drift", "slower", run="part-1", **DRIFTS), ["drift"]),
-        (found("drift", "slower", run="static-1", **DRIFTS), ["drift"]),
-        ({**PARITY, "severity": "fail"}, ["loss_parity"]),
+        ("few_launches", {"candidate": "other"}, "warn", []),
+        ("short_warmup", {"run": "other-1"}, "warn", []),
+        ("short_warmup", {"run": "static-1", "in_doubt": ["other"]}, "warn", []),
+        ("planning_cost", {"arm": "part"}, "warn", []),
+        ("drift", {"run": "part-1"}, "info", []),
+        ("drift", {"run": "part-1"}, "warn", ["drift"]),
+        ("drift", {"run": "static-1"}, "warn", ["drift"]),
+        ("loss_parity", {"candidate": "part"}, "fail", ["loss_parity"]),
     ],
     ids=["other arm", "its run", "verdict on another", "planning", "info", "best", "baseline", "failed"],
 )
 def test_only_what_is_said_of_the_best_arm_or_the_baseline_is_in_its_way(
-    reported: Reported, check: dict[str, object], doubts: list[str]
+    reported: Reported, check: str, values: dict[str, object], severity: str, doubts: list[str]
 ) -> None:
     """Also where the verdict on another arm depends on it; what fails makes numbers wrong, whatever it is."""
-    subject = reported({"candidate": "part"}, {"candidate": "other", "speedup": 1.1}, checks=[check])
+    finding = {**NOTED, "id": check, "severity": severity, "values": values}
+    subject = reported({"candidate": "part"}, {"candidate": "other", "speedup": 1.1}, checks=[finding])
     concluded = conclude(subject)
     assert concluded.best is not None and concluded.best.candidate == "part"
     assert [each.id for each in doubts_of(subject, concluded.best)] == doubts
     assert (concluded.advice == "FASTER") == (doubts == [])
+
+
+SEEDS = range(2)
+ARMS = {"none": (1.0, 0.0), "fp8": (3.9, 0.0), "qsgd": (7.5, 0.004), "topk": (48.0, 1.5)}
+"""By arm: compression, and by which part its perplexity is higher."""
+
+
+def members(name: str, **started: int) -> list[Member]:
+    times, worse = ARMS[name]
+    sizes = {"compression_ratio": times, "traffic_compression_ratio": times, "steps": 12, "warmup_steps": 8}
+    config = {"compress.start_step": started.get(name, 0)}
+    return [
+        Member("", "", sizes | {"eval": {"perplexity": (9 + seed) * (1 + worse)}}, None, {"train.seed": seed, **config})
+        for seed in SEEDS
+    ]
+
+
+def subject(folder: Path, **started: int) -> ReportInput:
+    different = {"compress.name": ("none", "other")}
+    items = [compared(baseline="none", candidate=name, compared=different) for name in ARMS if name != "none"]
+    arms = {name: members(name, **started) for name in ARMS}
+    arms["fp8"].reverse()
+    return ReportInput(Run(folder), arms, comparisons=items)
+
+
+def test_of_the_arms_that_keep_the_quality_the_one_that_sends_least_is_chosen_if_all_are_known(tmp_path: Path) -> None:
+    """Launches are paired by seed, whatever their order: seeds differ by more than what is allowed."""
+    given, label = subject(tmp_path), load_template("en").label
+    found = compressors(given, label)
+    assert (found.within, found.beyond, found.open) == (["fp8", "qsgd"], ["topk"], [])
+    assert found.chosen is not None and found.chosen.candidate == "qsgd"
+    single = {name: runs[:1] for name, runs in given.arms.items()}
+    unevaluated = {**given.arms, "topk": [Member("", "", {"eval": None}, None)] * 2}
+    for arms in (single, unevaluated):
+        found = compressors(ReportInput(given.run, arms, comparisons=given.comparisons), label)
+        assert not found.within and not found.beyond and not found.open and found.chosen is None
+
+
+def test_what_never_compressed_is_judged_no_more_than_the_baseline(tmp_path: Path) -> None:
+    """It kept the baseline's quality, as it sent the baseline's gradients: the last step comes before its first."""
+    _, found = qualities(subject(tmp_path, fp8=20))
+    assert found["fp8"].judgement is None and found["qsgd"].judgement == "within"
+
+
+def trained(few_steps: int = 64, seeds: Sequence[int] = SEEDS, loss: float | None = 0.5) -> dict[str, list[Member]]:
+    """Arms with many steps and few, padded and packed; `loss` is that of few steps."""
+    found = {}
+    for (name, batch, steps, ends), layout in product(
+        (("many", 32, 256, 0.5), ("few", 128, few_steps, loss)), ("padded", "packed")
+    ):
+        sizes = {"layout": layout, "global_batch": batch, "steps": steps, "warmup_steps": 0}
+        summary = sizes | {"eval": {"loss": ends}}
+        found[f"{name}_{layout}"] = [Member(f"{name}{seed}", "", summary, None, {"train.seed": seed}) for seed in seeds]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.047, 0.053, "costs"),
+        (0.0005, 0.003, "least"),
+        (-0.001, 0.001, "none"),
+        (0.0002, 0.0008, "none"),
+        (-0.002, 0.0005, "open"),
+        (-0.004, -0.002, "gains"),
+        (-0.01, 0.08, "open"),
+    ],
+)
+def test_an_interval_is_held_against_zero_and_a_margin(low: float, high: float, expected: str) -> None:
+    assert Effect((low + high) / 2, low, high, 0.001).judgement == expected
+
+
+def test_what_cannot_be_told_is_said(tmp_path: Path) -> None:
+    unpacked = {name: found for name, found in trained().items() if "packed" not in name}
+    untold = [(trained(65), "unequal"), (unpacked, "unknown"), (trained(loss=None), "unknown")]
+    for arms, why in (*untold, (trained(seeds=[0]), "unknown")):
+        assert steps_effects(ReportInput(Run(tmp_path), arms)) == why

@@ -1,54 +1,43 @@
-"""What a report says of the arms: predictions, the time beyond the ideal, communication, and the size of buckets."""
+"""What a report says of the arms: predictions, the time beyond the ideal, buckets and P95.
+
+Of servers beside rings it is golden: the recording `ps_allreduce_ddp`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from compared import compared
 from languages import facts
 from unit.experiment.conftest import Reported
 
-from dynbench.analysis.profile import bottlenecks
 from dynbench.analysis.questions import question_named
-from dynbench.analysis.record import ComparisonRecord, PairRecord
 from dynbench.analysis.waste import PARTS
 from dynbench.experiment.offline_plans import Solved, planned_speedup
 from dynbench.experiment.report_conclusions import conclude
-from dynbench.experiment.report_facts import buckets_of, communication_facts, exposures, waterfall
+from dynbench.experiment.report_facts import buckets_of, waterfall
 from dynbench.experiment.report_input import Member, ReportInput
-from dynbench.experiment.reporting import NEEDED
+from dynbench.experiment.reporting import render_report
+from dynbench.report import LANGUAGES
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
 from dynbench.units import mib
 
 
-def predicted(subject: ReportInput, **costs: float) -> list[Any]:
-    """What is predicted where plans of arms have these costs per token."""
+def test_predicted_against_achieved_takes_probe_and_plans_of_the_same_samples_in_a_step(reported: Reported) -> None:
+    """Warm-up is planned too, of samples of its own: a plan promised 2.133 where 1.488 was achieved."""
+    probed = {"candidate": "probed", "speedup": 1.2, "predicted_speedup": 1.5, "bound_speedup": 2.25}
+    levels = ("step", "window", "stream", "tokens")
+    subject = reported(probed, *({"candidate": level, "level": level, "speedup": 1.5} for level in levels))
     sizes = {"world_size": 2, "global_batch": 64, "exact": "both", "policy": "static", "cost_type": "tokens"}
+    costs = {"static": 3.0, **dict.fromkeys(levels, 1.5)}
     lines = [{"arm": name, "cost_per_token": cost, **sizes} for name, cost in costs.items()]
     write_json(subject.run.path / "solve.json", {"run": "s", "results": lines})
-    return list(facts(subject)["predictions"])
 
-
-def test_predicted_against_achieved_takes_probe_and_plans(reported: Reported) -> None:
-    probed = {"candidate": "probed", "speedup": 1.2, "predicted_speedup": 1.5, "bound_speedup": 2.25}
-    subject = reported(probed, {"candidate": "planned", "speedup": 1.5}, {"candidate": "neither"})
-
-    found = predicted(subject, static=3.0, planned=1.5)
-    assert [each.by for each in found] == ["probe", "plan", None]
-    assert [each.predicted for each in found] == [1.5, 2.0, None]
-    assert [each.reached for each in found[:2]] == pytest.approx([0.8, 0.75])
-
-
-def test_plans_predict_nothing_where_arms_have_other_samples_in_a_step(reported: Reported) -> None:
-    """Warm-up is planned too, of samples of its own: a plan promised 2.133 where 1.488 was achieved."""
-    levels = ("step", "window", "stream", "tokens")
-    subject = reported(*({"candidate": level, "level": level} for level in levels))
-
-    found = predicted(subject, static=3.0, **dict.fromkeys(levels, 1.5))
-    assert [each.predicted for each in found] == [2.0, 2.0, None, None]
+    found = [(each.by, each.predicted, each.reached) for each in facts(subject)["predictions"]]
+    assert found == [("probe", 1.5, 1.2 / 1.5), *[("plan", 2.0, 0.75)] * 2, *[(None, None, None)] * 2]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +54,7 @@ def test_plans_predict_nothing_where_arms_have_other_samples_in_a_step(reported:
         ({"cost_type": "tokens_sq"}, {"cost_type": "tokens_sq"}, None),
     ],
 )
-def test_costs_in_another_unit_predict_no_time(
+def test_costs_of_another_unit_are_no_time(
     before: dict[str, object], after: dict[str, object], expected: float | None
 ) -> None:
     common = {"cost_type": "tokens", "micro_batches": 1, "speeds": None}
@@ -82,70 +71,30 @@ def waste(s: float, waiting: float, **more: float) -> dict[str, object]:
     return {"s": s, **dict.fromkeys(PARTS, 0.05), "compute": 0.0, "waiting": waiting, **more}
 
 
-KNOWN = {"waste": waste(2.0, 0.25), "step_time_ms": {"total": 400.0}, "real_tokens": 2000}
-BETTER = waste(1.6, 0.125), 320.0
-WORSE = waste(3.0, 0.1, exposed_comm=22 / 60), 600.0
-"""Waste of a candidate and its time, ms; the worse one waits for 10 ms less, and exposes more communication."""
-
-
-@pytest.mark.parametrize(
-    ("verdict", "candidate", "told"),
-    [
-        ("FASTER", BETTER, (True, "waiting", 200, 160, 30, 60)),
-        ("SLOWER", WORSE, (False, "exposed_comm", 200, 300, 100, 200)),
-        ("AMBIGUOUS", BETTER, None),
-        ("AMBIGUOUS", WORSE, None),
-        ("SAME", BETTER, None),
-        ("SLOWER", BETTER, None),
-    ],
-)
-def test_what_the_best_candidate_gave_back_or_took_is_told_where_verdict_and_parts_agree(
-    reported: Reported, verdict: str, candidate: tuple[dict[str, object], float], told: tuple[object, ...] | None
-) -> None:
-    of_arm, total = candidate
-    own = {"partition": {"waste": of_arm, "step_time_ms": {"total": total}}}
-    subject = reported({"candidate": "partition", "verdict": verdict}, summary=KNOWN, summaries=own)
+@pytest.mark.parametrize(("compute", "part"), [(600.0, "exposed_comm"), (320.0, None)], ids=["slower", "faster"])
+def test_what_the_best_one_took_is_told_if_parts_agree(reported: Reported, compute: float, part: str | None) -> None:
+    """It waits for 10 ms less, and exposes more communication, or takes less time in all parts than the baseline."""
+    known = {"waste": waste(2.0, 0.25), "step_time_ms": {"total": 400.0}, "real_tokens": 2000}
+    of_arm = waste(3.0, 0.1, exposed_comm=22 / 60) if part else waste(1.6, 0.125)
+    own = {"partition": {"waste": of_arm, "step_time_ms": {"total": compute}}}
+    subject = reported({"verdict": "SLOWER"}, summary=known, summaries=own)
     fall = waterfall(subject, conclude(subject).best)
-    if told is None or fall is None:
-        assert fall is told
+    if part is None or fall is None:
+        assert fall is part
         return
-    assert (fall.faster, fall.part) == told[:2]
-    assert (fall.before, fall.after, fall.change, fall.left) == pytest.approx(told[2:])
+    assert (fall.faster, fall.part) == (False, part)
+    assert (fall.before, fall.after, fall.change, fall.left) == pytest.approx((200, 300, 100, 200))
 
 
-def profile(comm: float, compute: float) -> dict[str, object]:
-    shares = {"all_reduce": comm, "communication": comm, "compute": compute}
+def profile() -> dict[str, object]:
+    """A step of 100 ms, of which the back end moves bytes for 5."""
+    parts = {"all_reduce": 0.05, "communication": 0.05, "compute": 0.6}
     rows = [
         {"phase": "backward", "operation": name, "calls": 1.0, "ms": 100 * share, "share": share}
-        for name, share in shares.items()
+        for name, share in parts.items()
     ]
-    phases = {"backward": 80.0}
-    return {"step_ms": 100.0, "comm_share": comm, "wire_comm_share": comm, "phase_ms": phases, "rows": rows}
-
-
-def subject(folder: Path, **arms: dict[str, object]) -> ReportInput:
-    """Arms of a launch of two workers, with what their summaries say besides."""
-    known = {"workers": 2, "world_size": 2, "launcher": "torchrun", "step_time_ms": {"mean": 80.0}}
-    members = {name: [Member(name, name, {**known, **more}, None)] for name, more in arms.items()}
-    return ReportInput(Run(folder), members)
-
-
-@pytest.mark.parametrize(("comm", "compute", "bound"), [(0.3, 0.6, "computing"), (0.7, 0.2, "communication")])
-def test_a_bottleneck_is_what_takes_more_of_the_step_and_has_a_chapter_where_it_is_known(
-    tmp_path: Path, comm: float, compute: float, bound: str
-) -> None:
-    found = subject(tmp_path, ddp={"profile": profile(comm, compute)})
-    (one,) = bottlenecks(found.launches)
-    assert (one.share, one.is_communication) == (comm, bound == "communication")
-    nobody = {"communication": [], "computing": []}
-    assert communication_facts(found)["profiled"] == nobody | {bound: ["ddp"]}
-    assert NEEDED["profile"](found) and not NEEDED["profile"](subject(tmp_path, ddp={"profile": None}))
-
-
-def test_a_step_is_held_against_one_without_communication_where_that_was_measured(tmp_path: Path) -> None:
-    parts = {"exposed_ms": 5.0, "sync_ms": 3.0, "compute_ms": 2.0, "optimizer_ms": 0.5, "other_ms": -0.5}
-    told = {"null": 5.0, "more": 3.0, "compute": 2.0, "optimizer": 0.5, "other": -0.5}
-    assert exposures(subject(tmp_path, ddp={"against_null": parts}, ps={})) == {"ddp": told}
+    shares = {"comm_share": 0.05, "wire_comm_share": 0.05}
+    return {"step_ms": 100.0, "phase_ms": {"backward": 80.0}, "rows": rows, **shares}
 
 
 TOTAL, CALLS = 100e6, (1, 4, 10, 50, 160)
@@ -162,34 +111,80 @@ def bucketed(folder: Path, link: float | None = None, **more: object) -> ReportI
     return ReportInput(Run(folder), arms, question=question_named("sync"))
 
 
-def test_the_best_size_is_that_of_the_model_and_told_of_arms_that_ask_for_it(tmp_path: Path) -> None:
-    found = buckets_of(bucketed(tmp_path))
-    assert found is not None and found.near is not None and found.fit.case == "best"
-    assert found.fit.best_bytes == pytest.approx(TOTAL / 200**0.5)
-    assert (found.near.arm, found.least.arm) == ("n10", "n10")
-    assert buckets_of(replace(bucketed(tmp_path), question=question_named("precision"))) is None
-
-
 def test_what_the_back_end_moves_is_held_against_the_transfer_over_an_emulated_link(tmp_path: Path) -> None:
-    """5 ms of a profiled step, of transfers of 51 ms and more."""
-    shares = [
-        None if found is None or found.moving is None else found.moving
-        for found in (
-            buckets_of(bucketed(tmp_path, link=1.5, profile=profile(0.05, 0.6))),
-            buckets_of(bucketed(tmp_path, profile=profile(0.05, 0.6))),
-            buckets_of(bucketed(tmp_path, link=1.5)),
-        )
-    ]
-    assert shares == [pytest.approx(5 / 51), None, None]
+    """Of transfers of 51 ms and more, and only where buckets are asked about."""
+    for link, profiled, moving in ((1.5, profile(), 5 / 51), (None, profile(), None), (1.5, None, None)):
+        subject = bucketed(tmp_path, link, profile=profiled)
+        found = buckets_of(subject)
+        assert found is not None and found.moving == (moving and pytest.approx(moving))
+        assert buckets_of(replace(subject, question=question_named("precision"))) is None
 
 
 def test_arms_that_launches_do_not_tell_from_the_fastest_are_named(tmp_path: Path) -> None:
     """Of the arms, `n10` is fastest; it is told from the baseline `n1`, and from `n160`."""
-    judged = {"reason": "", "level": "step", "speedup": 1.1, "ci95": None, "launches": 2, "same_work": True}
-    told = [
-        ComparisonRecord(baseline="n1", candidate=name, verdict=verdict, **judged)  # type: ignore[arg-type]  # as read
-        for name, verdict in (("n10", "FASTER"), ("n4", "AMBIGUOUS"))
-    ]
-    pair = PairRecord(baseline="n10", candidate="n160", verdict="SLOWER", **judged)  # type: ignore[arg-type]  # as read
-    found = buckets_of(replace(bucketed(tmp_path), comparisons=told, pairs=[pair]))
+    pairs = (("n1", "n10", "FASTER"), ("n1", "n4", "AMBIGUOUS"), ("n10", "n160", "SLOWER"))
+    told = [compared(baseline=one, candidate=other, verdict=verdict) for one, other, verdict in pairs]
+    found = buckets_of(replace(bucketed(tmp_path), comparisons=told))
     assert found is not None and found.undecided == ["n4", "n50"]
+
+
+P95 = {"static": 300.0, "tokens": 260.0, "attention": 250.0, "squared": 251.0}
+"""Of each arm's one launch, ms."""
+COSTS = {"tokens": "tokens", "attention": "attention", "squared": "tokens_sq"}
+
+
+def tail(one: str, other: str, verdict: str, needed: int | None = None) -> dict[str, object]:
+    speedup = P95[one] / P95[other]
+    ends = [speedup * 0.99, speedup * 1.01]
+    return {"speedup": speedup, "interval": ends, "verdict": verdict, "launches_needed": needed}
+
+
+def pair(one: str, other: str, verdict: str, needed: int | None = None) -> dict[str, object]:
+    compared = {"schedule.cost_type": [COSTS[one], COSTS[other]]}
+    return {"baseline": one, "candidate": other, "compared": compared, "tail": tail(one, other, verdict, needed)}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "squared", "needed"), [("FASTER", "SAME", None), ("SAME", "SAME", None), ("FASTER", "AMBIGUOUS", 124)]
+)
+def test_costs_are_told_from_the_one_that_lowers_p95_most_or_with_the_launches_that_it_would_take(
+    reported: Reported, tokens: str, squared: str, needed: int | None
+) -> None:
+    """Three arms of `prefix`; `attention` is the baseline of one pair and the candidate of the other."""
+    pairs = [pair("tokens", "attention", tokens), pair("attention", "squared", squared, needed)]
+    further = {"baseline": "static", "candidate": "tokens", "compared": {"schedule.policy": [1, 2]}}
+    prefix = {"schedule.mode": "dynamic", "schedule.policy": "prefix"}
+    subject = reported(
+        *({"candidate": name, "tail": tail("static", name, "FASTER")} for name in COSTS),
+        pairs=[*pairs, pair("tokens", "squared", tokens), further],
+        summaries={name: {"step_time_ms": {"p95": value}} for name, value in P95.items()},
+        flags={name: {**prefix, "schedule.cost_type": cost} for name, cost in COSTS.items()},
+    )
+    (group,) = facts(subject)["cost_tails"]
+    assert (group.policy, group.least) == ("prefix", "attention")
+    verdicts = {"tokens": tokens, "squared": squared}
+    assert {name: each.verdict for name, each in group.others.items()} == verdicts
+    assert [*group.judged("SAME")] == [name for name, verdict in verdicts.items() if verdict == "SAME"]
+    assert [each.launches_needed for each in group.undecided.values()] == [needed] * (needed is not None)
+    speedups = {name: each.speedup for name, each in group.others.items()}
+    assert speedups == pytest.approx({name: P95[name] / P95["attention"] for name in verdicts})
+    for language in LANGUAGES:
+        text = render_report(subject, language, "md", subject.run.path)
+        line = next(line for line in text.splitlines() if line.startswith("- **`prefix`"))
+        assert ("124" in line) == (needed == 124) and "`squared`" in line
+
+
+def test_arms_are_told_from_the_baseline_by_verdict(reported: Reported) -> None:
+    verdicts = {"tokens": ("SLOWER", None), "attention": ("AMBIGUOUS", 30), "squared": ("ESTIMATE", None)}
+    changes = [
+        {"candidate": name, "tail": tail("static", name, *verdict), "improvement_percent": {"step_time_ms.p95": 13.3}}
+        for name, verdict in verdicts.items()
+    ]
+    changes[2] |= {"tail": tail("static", "squared", "FASTER"), "launches": 2}
+    subject = reported(*changes)
+    assert {word: list(arms) for word, arms in facts(subject)["tails"].items() if arms} == {
+        "SLOWER": ["tokens"], "AMBIGUOUS": ["attention"], "ESTIMATE": ["squared"],
+    }  # fmt: skip
+    text = render_report(subject, "en", "md", subject.run.path).replace("\N{NO-BREAK SPACE}", " ")
+    assert "| tokens | -13.33 % [-14.19, -12.46] |" in text
+    assert "| squared | -13.30 % |" in text, "two launches are too few for an interval"

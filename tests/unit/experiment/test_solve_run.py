@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,32 +64,40 @@ def test_speeds_are_taken_unless_given_and_nothing_without_a_probe(store: RunSto
     assert fast > slow
 
 
-def test_what_other_ranks_measured_is_left_out_and_told(store: RunStore, caplog: pytest.LogCaptureFixture) -> None:
+PACKED, CAPPED = "workload.layout=packed", "schedule.capacity=500"
+PARTS = ("capacities", "speeds")
+OF_TWO_RANKS = [f"measured 2 ranks: its {part} are left out at G=4, 8; --world-size 2 takes them" for part in PARTS]
+OF_SHORT = "tried up to 256 tokens: its capacities are left out for long; --max-length 256 takes them"
+OTHER_LAYOUT = "measured padded micro-batches: "
+PRICED = f"{OTHER_LAYOUT}packed ones are priced as these; probe with --layout packed instead"
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "said"),
+    [
+        ((), {"world_sizes": (2, 4, 8), "batch_per_rank": 16, "policies": ("static",)}, OF_TWO_RANKS),
+        ((), {"traces": (SHORT, LONG)}, [OF_SHORT]),
+        ((PACKED,), {"batch_per_rank": 8}, [f"{OTHER_LAYOUT}its capacities are left out", PRICED]),
+        ((PACKED, CAPPED, "schedule.cost_type=tokens"), {"batch_per_rank": 8}, []),
+        ((PACKED, CAPPED), {"batch_per_rank": 8}, [PRICED]),
+    ],
+    ids=["other ranks", "longer samples", "other layout", "tokens", "capacity"],
+)
+def test_what_a_probe_did_not_measure_is_left_out_and_told(
+    store: RunStore, caplog: pytest.LogCaptureFixture, settings: tuple[str, ...], options: Any, said: list[str]
+) -> None:
     make_probe(store, tables=TABLES, speeds=SPEEDS)
     with caplog.at_level(logging.WARNING, "dynbench"):
-        solution = solved(store, world_sizes=(2, 4, 8), batch_per_rank=16, policies=("static",))
-    assert [line.result["world_size"] for line in solution.lines] == [2, 4, 8]
-    expected = [
-        f"probe.run probed measured 2 ranks: its {part} are left out at G=4, 8; --world-size 2 takes them"
-        for part in ("capacities", "speeds")
-    ]
-    assert warnings(solution) == [record.getMessage() for record in caplog.records] == expected
-
-
-def test_samples_longer_than_were_tried_leave_the_capacities_out_and_say_so(store: RunStore) -> None:
-    make_probe(store, tables=TABLES, speeds=SPEEDS)
-    solution = solved(store, traces=(SHORT, LONG))
-    assert [line.result["trace"] for line in solution.lines] == ["short", "long"]
-    assert warnings(solution) == [
-        "probe.run probed tried up to 256 tokens: its capacities are left out for long; --max-length 256 takes them"
-    ]
-    assert solution.lines[0].result["local_batch"]["max"] <= 9
+        solution = solved(store, "probe.run=probed", *settings, **options)
+    assert {line.result["world_size"] for line in solution.lines} == {*options.get("world_sizes", (2,))}
+    assert warnings(solution) == caplog.messages == [f"probe.run probed {line}" for line in said]
+    if "traces" in options:
+        short, _ = solution.lines
+        assert short.result["local_batch"]["max"] <= 9
 
 
 @pytest.mark.parametrize(("positions", "taken"), [(250, True), (None, False)])
-def test_samples_are_padded_to_the_models_positions_at_most(
-    store: RunStore, positions: int | None, taken: bool
-) -> None:
+def test_samples_are_padded_to_the_model_s_positions(store: RunStore, positions: int | None, taken: bool) -> None:
     make_probe(store, tables=[[(250, 3)]] * 2, pad_to_multiple_of=8, positions=positions)
     ranks = ranks_of(store, "probe.run=probed")
     assert ranks.capacity(249, 2).unlimited is not taken
@@ -116,7 +125,7 @@ def test_lengths_are_padded_as_the_probe_did(store: RunStore, key: str) -> None:
 
 @pytest.mark.parametrize("key", ["probe.run", "schedule.capacity"])
 @pytest.mark.parametrize("micro_batches", [2, "auto"])
-def test_with_micro_batches_the_least_of_the_ranks_capacities_holds(
+def test_with_micro_batches_the_least_capacity_of_the_ranks_holds(
     store: RunStore, key: str, micro_batches: object
 ) -> None:
     make_probe(store, tables=[[(256, 5)], [(256, 4)]])
@@ -127,28 +136,8 @@ def test_with_micro_batches_the_least_of_the_ranks_capacities_holds(
     assert line.endswith("the least at each length holds for all; schedule.micro_batches=1 plans with each rank's own")
 
 
-CAPPED = "schedule.capacity=500"
-PRICED = "packed ones are priced as these; probe with --layout packed instead"
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ((), ["its capacities are left out", PRICED]),
-        ((CAPPED, "schedule.cost_type=tokens"), []),
-        ((CAPPED,), [PRICED]),
-    ],
-)
-def test_what_a_probe_of_the_other_layout_is_taken_for_is_said(
-    store: RunStore, more: tuple[str, ...], said: list[str]
-) -> None:
-    make_probe(store, tables=TABLES)
-    solution = solved(store, "probe.run=probed", "workload.layout=packed", *more, batch_per_rank=8)
-    assert warnings(solution) == [f"probe.run probed measured padded micro-batches: {line}" for line in said]
-
-
 @pytest.mark.parametrize("probed", ["padded", "packed"])
-def test_every_line_says_by_which_layout_s_fit_it_was_priced(
+def test_every_line_says_by_whose_fit_it_was_priced(
     store: RunStore, probed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_probe(store, tables=[[(64, 90), (256, 20)]] * 2, layout=probed)

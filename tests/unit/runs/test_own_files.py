@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,17 +16,18 @@ from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, check_own_files
 from dynbench.workloads.own_code import FILE, own_code_settings, remember_run
 
-PLANTED: dict[str, Callable[[Path], object]] = {
-    "a link to a file outside": lambda run: (run / "env.json").symlink_to(run.parent.parent / "precious"),
-    "a link to a folder outside": lambda run: (run / "figures").symlink_to(run.parent.parent),
-    "a link by a relative path": lambda run: (run / "ranks" / "rank_0.csv").symlink_to("../../../precious"),
-    "a link to itself": lambda run: (run / "config.yaml").symlink_to("config.yaml"),
-    "a link to what is above it": lambda run: (run / "ranks" / "again").symlink_to(".."),
-    "a link to nothing": lambda run: (run / "eval.csv").symlink_to("nothing"),
-    "a link to a device": lambda run: (run / "config.yaml").symlink_to("/dev/zero"),
-    "a pipe": lambda run: os.mkfifo(run / "config.yaml"),
-    "a pipe further down": lambda run: os.mkfifo(run / "ranks" / "rank_0.csv"),
+PLANTED: dict[str, tuple[str, str | None]] = {
+    "a link to a file outside": ("env.json", "../../precious"),
+    "a link to a folder outside": ("figures", "../.."),
+    "a link from further down": ("ranks/rank_0.csv", "../../../precious"),
+    "a link to itself": ("config.yaml", "config.yaml"),
+    "a link to what is above it": ("ranks/again", ".."),
+    "a link to nothing": ("eval.csv", "nothing"),
+    "a link to a device": ("config.yaml", "/dev/zero"),
+    "a pipe": ("config.yaml", None),
+    "a pipe further down": ("ranks/rank_0.csv", None),
 }
+"""A file of the run folder, and what it leads to."""
 
 
 @pytest.fixture
@@ -55,7 +55,8 @@ def test_it_is_named_by_every_command_that_reads_runs(run: Run, kind: str, capsy
     (model / "last").mkdir(parents=True)
     (model / "best").symlink_to("last")
     check_own_files(run.path)  # links within the folder are its own
-    PLANTED[kind](run.path)
+    name, target = PLANTED[kind]
+    os.mkfifo(run.path / name) if target is None else (run.path / name).symlink_to(target)
     before = sorted(here.rglob("*"))
     with pytest.raises(RecordError, match="so the run is not read"):
         check_own_files(run.path)
@@ -68,7 +69,7 @@ def test_it_is_named_by_every_command_that_reads_runs(run: Run, kind: str, capsy
     assert (here / "precious").read_text() == "{}", "what a link leads to stays"
 
 
-def test_what_a_comparison_names_stays_below_the_results(
+def test_what_a_comparison_names_is_below_the_results(
     store: RunStore, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entry = store.create("analyze", "comparison", "both")
@@ -93,24 +94,17 @@ def keeps_model(run: Run, **code: object) -> None:
     run.env_file.write_text("{}")
 
 
-def test_code_that_a_run_names_is_not_run_to_read_it(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_code_that_a_run_names_is_not_run(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By commands that read no rows; the others are in unit/experiment/test_own_workload.py."""
     (run.path / "evil.py").write_text(f"open({str(tmp_path / 'pwned')!r}, 'w')\nclass Evil: pass\n")
     keeps_model(run, workload=load_config(None, [f"workload.name={run.path / 'evil.py'}:Evil"]).workload)
-    for words in (
-        *(("analyze", "mine"), ("report", "mine"), ("runs", "show", "mine"), ("data", "lengths", "mine")),
-        *(("solve", "--from-run", "mine"), ("eval", "mine"), ("generate", "mine", "--prompt", "a")),
-        ("doctor", "quickstart"),
-    ):
-        main([*words])
+    for words in ("data lengths mine", "eval mine", "generate mine --prompt a", "doctor quickstart"):
+        main(words.split())
         assert not (tmp_path / "pwned").exists(), words
     assert "is not run because a run names it" in capsys.readouterr().err
 
 
-def test_code_of_a_run_that_the_user_made_here_is_run_to_evaluate_it(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_code_of_a_run_that_was_made_here_is_run(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = tmp_path / "own_here.py"
     code.write_text("raise RuntimeError('it was run')\nclass Own(dict): pass\n")
     own = load_config(None, ["workload.name=own_here.py:Own"]).workload
@@ -136,10 +130,11 @@ def test_code_of_a_run_that_the_user_made_here_is_run_to_evaluate_it(
 def test_where_a_run_kept_its_data_nothing_is_written(run: Run, tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\nb\n")
     (tmp_path / "train.tsv").write_text("sentence\tlabel\n" + "a b\t0\nb\t1\n" * 10)
-    settings = ["dataset=tsv", f"data_path={tmp_path / 'train.tsv'}", f"tokenizer={tmp_path / 'vocab.txt'}"]
-    settings += [f"cache_dir={tmp_path / 'theirs'}"]
-    config = load_config(None, [*(f"workload.{each}" for each in settings), "train.global_batch=4"])
-    run.config_file.write_text(dump_config(config))
+    files = {"data_path": "train.tsv", "tokenizer": "vocab.txt", "cache_dir": "theirs"}
+    settings = [f"workload.{key}={tmp_path / name}" for key, name in files.items()]
+    run.config_file.write_text(
+        dump_config(load_config(None, ["workload.dataset=tsv", "train.global_batch=4", *settings]))
+    )
     run.env_file.write_text("{}")
     lengths = run.path.parent / "lengths.csv"
     assert main(["data", "lengths", "mine", "-o", str(lengths)]) == 0

@@ -50,19 +50,17 @@ def test_variables_that_change_speed_are_recorded_and_secrets_are_not(monkeypatc
     assert "SECRET" not in json.dumps(found) and "HF_TOKEN" not in found
 
 
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    package = tmp_path / "dynbench"
-    package.mkdir()
-    monkeypatch.setattr(provenance, "_SOURCE", package)
-    return package
-
-
-def test_git_facts_of_a_checkout(checkout: Path) -> None:
+def test_git_facts_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*arguments: str) -> None:
         identity = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false"]
-        subprocess.run(["git", *identity, *arguments], cwd=checkout.parent, check=True, capture_output=True)
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
 
+    def slow(*_: object, **__: object) -> None:
+        raise subprocess.TimeoutExpired("git", 5)
+
+    checkout = tmp_path / "dynbench"
+    checkout.mkdir()
+    monkeypatch.setattr(provenance, "_SOURCE", checkout)
     with pytest.raises(UnknownFactError, match="not run from a git checkout"):
         provenance.git_state()
     git("init")
@@ -81,13 +79,6 @@ def test_git_facts_of_a_checkout(checkout: Path) -> None:
         assert (state["dirty"], state["changed_files"]) == (True, 1)
         digests.add(state["changes_digest"])
     assert len(digests) == 3
-
-
-def test_git_that_is_not_there_or_slow_is_a_reason(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(*_: object, **__: object) -> None:
-        raise subprocess.TimeoutExpired("git", 5)
-
-    (checkout.parent / ".git").mkdir()
     monkeypatch.setenv("PATH", "")
     facts, unknown = provenance.machine_facts()
     assert facts["git"] is None and unknown["git"] == "git: No such file or directory"
@@ -122,7 +113,7 @@ CPUINFO, DRIVER = "/proc/cpuinfo", "/proc/driver/nvidia/version"
         ("no driver", "", None),
     ],
 )
-def test_processor_and_driver_by_what_systems_say(
+def test_processor_and_driver_of_a_system(
     monkeypatch: pytest.MonkeyPatch, file: str, text: str, found: str | None
 ) -> None:
     says(monkeypatch, {file: text})
@@ -131,33 +122,25 @@ def test_processor_and_driver_by_what_systems_say(
         assert learn() == found
 
 
-@pytest.mark.parametrize(
-    ("file", "variable", "kind"),
-    [
-        ("/.dockerenv", "SLURM_JOB_ID", "docker"),
-        ("/run/.containerenv", "SLURM_JOB_ID", "podman"),
-        (None, "KUBERNETES_SERVICE_HOST", "kubernetes"),
-        (None, "SLURM_JOB_ID", "slurm"),
-        (None, "NO_BATCH_SYSTEM", None),
-    ],
-)
-def test_what_hints_at_a_container(
-    monkeypatch: pytest.MonkeyPatch, file: str | None, variable: str, kind: str | None
-) -> None:
-    for known in ("KUBERNETES_SERVICE_HOST", "SLURM_JOB_ID"):
-        monkeypatch.delenv(known, raising=False)
-    monkeypatch.setenv(variable, "1")
-    monkeypatch.setattr(Path, "exists", lambda path: str(path) == file)
-    assert provenance.container() == kind
+def test_what_hints_at_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files before variables, one taken away after another."""
+    hints = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}
+    variables = {"KUBERNETES_SERVICE_HOST": "kubernetes", "SLURM_JOB_ID": "slurm"}
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) in hints)
+    for name in variables:
+        monkeypatch.setenv(name, "1")
+    for name, kind in [*hints.items(), *variables.items()]:
+        assert provenance.container() == kind
+        hints.pop(name, None)
+        monkeypatch.delenv(name, raising=False)
+    assert provenance.container() is None
 
 
-@pytest.mark.parametrize(("quota", "cores"), [(None, 3), (2.9, 2), (0.3, 1), (64.0, 3)])
-def test_cores_are_those_of_the_affinity_within_the_quota(
-    monkeypatch: pytest.MonkeyPatch, quota: float | None, cores: int
-) -> None:
+def test_cores_are_those_of_the_affinity_within_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 4, 5})
-    monkeypatch.setattr(provenance, "cpu_quota", lambda: quota)
-    assert provenance.usable_cores() == cores
+    for quota, cores in ((None, 3), (2.9, 2), (0.3, 1), (64.0, 3)):
+        monkeypatch.setattr(provenance, "cpu_quota", lambda quota=quota: quota)
+        assert provenance.usable_cores() == cores
 
 
 def test_a_mark_is_boot_and_start_and_none_of_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,9 +232,7 @@ CPU: dict[str, tuple[str, Mapping[str, object], float | None]] = {
 
 
 @pytest.mark.parametrize(("groups", "files", "quota"), CPU.values(), ids=CPU)
-def test_cpu_time_of_the_container(
-    tmp_path: Path, groups: str, files: Mapping[str, object], quota: float | None
-) -> None:
+def test_cpu_time_of_a_container(tmp_path: Path, groups: str, files: Mapping[str, object], quota: float | None) -> None:
     assert cpu_quota(plant(tmp_path, groups, files)) == quota
 
 

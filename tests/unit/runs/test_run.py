@@ -4,6 +4,8 @@ import json
 import os
 import re
 import subprocess
+from contextlib import nullcontext
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -37,11 +39,8 @@ def edit(run: Run, **changes: object) -> None:
 
 def test_a_life_of_a_run(run: Run) -> None:
     record = run.record()
-    assert (record.status, record.command, record.name, record.argv) == (
-        *("created", "train", "mine"),
-        ["dynbench", "train"],
-    )
-    assert record.pid == os.getpid() and duration_s(record) is None
+    assert (record.status, record.command, record.name) == ("created", "train", "mine")
+    assert (record.argv, record.pid, duration_s(record)) == (["dynbench", "train"], os.getpid(), None)
     record = run.update(status="running")
     assert record.started is not None and duration_s(record) is not None
     failure = {"kind": "worker", "message": "rank 1 died", "rank": 1, "log": "logs/rank_1.err"}
@@ -83,10 +82,8 @@ def test_wrong_updates_change_nothing(run: Run, change: dict[str, object], error
     [
         ({"pid": "me"}, "pid: "),
         ({"status": "sleeping"}, "status: "),
-        ({"name": "<script>"}, "name: '<script>' is not allowed as a name"),
         ({"created": "yesterday"}, "created: "),
         ({"started": "2026-01-01T00:00:00"}, "names no time zone"),
-        ({"schema_version": 99}, "has schema version 99"),
     ],
 )
 def test_a_record_of_another_form_is_refused(run: Run, change: dict[str, object], said: str) -> None:
@@ -115,9 +112,7 @@ def test_the_configuration_comes_back_and_rules_are_not_checked_again(run: Run) 
         ("a pipe", None, "it is no file", "Restore it from a copy."),
     ],
 )
-def test_a_configuration_that_cannot_be_used(
-    run: Run, config: str | None, env: str | None, said: str, hint: str
-) -> None:
+def test_a_configuration_that_is_no_use(run: Run, config: str | None, env: str | None, said: str, hint: str) -> None:
     if config == "a pipe":
         os.mkfifo(run.config_file)
     elif config is not None:
@@ -129,27 +124,20 @@ def test_a_configuration_that_cannot_be_used(
     assert hint in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("ended", "seconds"),
-    [("03:04:07", 2), ("03:04:05", 0), ("03:04:04", None), (None, None)],
-    ids=["later", "at once", "a clock set back", "lost"],
-)
-def test_how_long_it_took(run: Run, ended: str | None, seconds: int | None) -> None:
-    end = ended and f"2026-01-02T{ended}.000000+00:00"
-    edit(run, status="completed", started="2026-01-02T03:04:05.000000+00:00", ended=end)
-    assert duration_s(run.record()) == seconds
+def test_how_long_it_took_is_not_known_of_what_is_lost_or_of_a_clock_set_back(run: Run) -> None:
+    at = "2026-01-02T03:04:0{}+00:00".format
+    for ended, seconds in ((at(7), 2), (at(5), 0), (at(4), None), (None, None)):
+        edit(run, status="completed", started=at(5), ended=ended)
+        assert duration_s(run.record()) == seconds
 
 
-@pytest.mark.parametrize("old", list(Status))
-def test_only_the_transitions_of_the_table_are_allowed(old: Status) -> None:
-    for new in Status:
-        if new == old or new in TRANSITIONS[old]:
-            assert new is old or new not in (Status.LOST, Status.CREATED)
+def test_only_the_transitions_of_the_table_are_allowed() -> None:
+    for old, new in product(Status, Status):
+        allowed = new is old or new in TRANSITIONS[old]
+        with nullcontext() if allowed else pytest.raises(ValueError, match=f"from {old} to {new}"):
             check_transition(old, new)
-        else:
-            with pytest.raises(ValueError, match=f"from {old} to {new}"):
-                check_transition(old, new)
-    assert old.is_over == (old in UNSUCCESSFUL or old is Status.COMPLETED)
+        assert new not in TRANSITIONS[old] - {old} or new not in (Status.LOST, Status.CREATED)
+    assert {status for status in Status if status.is_over} == UNSUCCESSFUL | {Status.COMPLETED}
 
 
 def test_a_process_is_told_from_others_until_it_ends() -> None:

@@ -5,7 +5,9 @@ import multiprocessing
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,17 +27,13 @@ def test_runs_are_found_by_id_name_prefix_and_age(store: RunStore) -> None:
     a, b, c = finished(store, "static", "a"), finished(store, "dynamic", "b"), finished(store, "cmp", command="compare")
     assert store.list() == [a, b, c]
     meant = {
-        **{run.id: run for run in (a, b, c)},
-        "a": a,
-        b.id[:-1]: b,
-        "@latest": c,
-        "@latest:dynamic": b,
-        "@latest:train": b,
-        "@latest:cmp": c,
-        "@latest:compare": c,
-        str(a.path): a,
+        a: (a.id, "a", str(a.path)),
+        b: (b.id, b.id[:-1], "@latest:dynamic", "@latest:train"),
+        c: (c.id, "@latest", "@latest:cmp", "@latest:compare"),
     }
-    assert {ref: store.resolve(ref).id for ref in meant} == {ref: run.id for ref, run in meant.items()}
+    assert {run: [store.resolve(ref) for ref in refs] for run, refs in meant.items()} == {
+        run: [run] * len(refs) for run, refs in meant.items()
+    }
     named = finished(store, name=a.id[:4])
     assert store.resolve(a.id[:4]) == named, "a name wins over a prefix"
 
@@ -96,21 +94,16 @@ def test_a_name_in_use_is_refused_unless_replaced(store: RunStore) -> None:
 
 
 def test_one_of_many_at_once_gets_the_name(store: RunStore) -> None:
-    def attempt(_: int) -> bool:
-        try:
+    def attempt(_: int) -> None:
+        with suppress(RunLookupError):
             store.create("train", "static", name="a")
-        except RunLookupError:
-            return False
-        return True
 
     with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(attempt, range(16))) == 1
+        list(pool.map(attempt, range(16)))
     assert len(store.list()) == 1
 
 
-def test_a_name_is_given_and_passed_on_unless_it_is_taken_or_gone(
-    store: RunStore, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_name_is_given_and_passed_on_unless_it_is_taken(store: RunStore, caplog: pytest.LogCaptureFixture) -> None:
     first, second = finished(store), finished(store)
     store.give_name(first, "best")
     store.give_name(second, "best")
@@ -121,13 +114,10 @@ def test_a_name_is_given_and_passed_on_unless_it_is_taken_or_gone(
         assert (first.name, second.name) == (None, "best")
 
 
-def test_a_disk_that_fills_up_leaves_no_half_made_run(
+def test_a_full_disk_leaves_no_half_made_run(
     store: RunStore, monkeypatch: pytest.MonkeyPatch, full_disk: OSError
 ) -> None:
-    def full(path: Path, value: object) -> None:
-        raise full_disk
-
-    monkeypatch.setattr(store_module, "write_json", full)
+    monkeypatch.setattr(store_module, "write_json", Mock(side_effect=full_disk))
     with pytest.raises(UsageError, match="results folder cannot be written: No space left"):
         store.create("train", "static", name="a")
     assert [path for path in store.root.iterdir() if path.is_dir()] == []
@@ -141,14 +131,8 @@ def test_malformed_runs_are_warned_about_and_left_out(
     good, bad, foreign = finished(store, name="good"), finished(store), finished(store)
     bad.record_file.write_text("{")
     (store.root / "reference").mkdir()
-    is_file = Path.is_file
-
-    def forbidden(path: Path) -> bool:
-        if path.parent == foreign.path:
-            raise PermissionError(13, "Permission denied", str(path))
-        return is_file(path)
-
-    monkeypatch.setattr(Path, "is_file", forbidden)
+    is_file, forbidden = Path.is_file, Mock(side_effect=PermissionError(13, "Permission denied", str(foreign.path)))
+    monkeypatch.setattr(Path, "is_file", lambda path: (forbidden if path.parent == foreign.path else is_file)(path))
     with caplog.at_level(logging.WARNING):
         assert store.list() == [good]
     assert str(bad.record_file) in caplog.text and str(foreign.path) in caplog.text
@@ -162,15 +146,15 @@ FOREIGN = ("parent", "itself", "outside", "other registry", "link", "copy", "unr
 def plant(store: RunStore, kind: str) -> Run:
     """A folder with somebody's precious file that is no run of the registry, by `kind`."""
     run, outside = finished(store, name="own"), store.root.parent / "outside"
-    named = {"parent": store.root / "..", "itself": store.root / ".", "outside": outside, "link": store.root / "linked"}
+    named = {"parent": store.root / "..", "itself": store.root / ".", "outside": outside}
     path = outside / run.id if kind == "other registry" else named.get(kind, store.root / "foreign")
-    real = outside if kind == "link" else path
-    real.mkdir(parents=True, exist_ok=True)
-    (real / "precious").write_text("x")
-    if kind != "nothing recorded":
-        (real / "run.json").write_text("{" if kind == "unreadable" else run.record_file.read_text())
     if kind == "link":
-        path.symlink_to(real, target_is_directory=True)
+        outside.mkdir()
+        path.symlink_to(outside, target_is_directory=True)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "precious").write_text("x")
+    if kind != "nothing recorded":
+        (path / "run.json").write_text("{" if kind == "unreadable" else run.record_file.read_text())
     return Run(path)
 
 
@@ -195,13 +179,10 @@ def write_and_look(path: Path, field: str, values: Sequence[object]) -> None:
 
 @pytest.mark.slow
 def test_two_processes_write_one_record_and_nothing_is_lost(store: RunStore) -> None:
-    run, context = store.create("train", "static"), multiprocessing.get_context("fork")
-    work: list[tuple[str, list[object]]] = [("name", [f"n{i}" for i in range(50)]), ("exit_code", [*range(50)])]
-    writers = [context.Process(target=write_and_look, args=(run.path, *item)) for item in work]
-    for act in (context.Process.start, lambda writer: writer.join(60)):
-        for writer in writers:
-            act(writer)
-    assert [writer.exitcode for writer in writers] == [0, 0]
+    run = store.create("train", "static")
+    work = [(run.path, "name", [f"n{i}" for i in range(50)]), (run.path, "exit_code", range(50))]
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        pool.starmap_async(write_and_look, work, chunksize=1).get(60)
     assert (run.record().name, run.record().exit_code) == ("n49", 49)
 
 
