@@ -37,8 +37,8 @@ JUNK = (
     *("$\\frac$", "\u202eabc", "é\u0301", "\U0001f600", '"\\ud800"', '"\\u0000"', "{{ x }}", "{0}", "%s"),
 )
 """What stands in place of a value."""
-_NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-_WORD = re.compile(rb"[A-Za-z_][\w.-]*")
+_PARTS = {"line": rb".*\n", "number": rb"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", "word": rb"[A-Za-z_][\w.-]*"}
+_DONE = ("cut", "drop", "flip", "insert", "line", *["number", "word"] * 3)
 
 
 def junk() -> st.SearchStrategy[str]:
@@ -51,82 +51,42 @@ def number() -> st.SearchStrategy[str]:
 
 @st.composite
 def spoilt(draw: st.DrawFn, content: bytes) -> bytes:
-    """Bytes with one to three mistakes in them."""
+    """Bytes with one to three mistakes in them: a part is gone, there twice, or another stands in its place."""
     for _ in range(draw(st.integers(1, 3))):
-        content = draw(st.sampled_from(_MISTAKES))(draw, content)
+        done = draw(st.sampled_from(_DONE))
+        first, last = sorted(draw(st.tuples(*[st.integers(0, len(content))] * 2)))
+        if done in _PARTS:
+            found = [match.span() for match in re.finditer(_PARTS[done], content)]
+            first, last = draw(st.sampled_from(found or [(0, 0)]))
+        first, last = {"cut": (first, len(content)), "flip": (first, first + 1)}.get(done, (first, last))
+        if done in ("cut", "drop"):
+            other = b""
+        elif done == "flip":
+            other = draw(st.binary(min_size=1, max_size=1))
+        elif done == "line":
+            other = 2 * content[first:last]
+        else:
+            other = draw(number() if done == "number" else junk()).encode(errors="surrogatepass")
+        content = content[:first] + other + content[first if done == "insert" else last :]
     return content
-
-
-def _place(draw: st.DrawFn, content: bytes) -> int:
-    return draw(st.integers(0, len(content)))
-
-
-def _cut(draw: st.DrawFn, content: bytes) -> bytes:
-    return content[: _place(draw, content)]
-
-
-def _flip(draw: st.DrawFn, content: bytes) -> bytes:
-    if not content:
-        return content
-    at = draw(st.integers(0, len(content) - 1))
-    return content[:at] + bytes([content[at] ^ draw(st.integers(1, 255))]) + content[at + 1 :]
-
-
-def _drop(draw: st.DrawFn, content: bytes) -> bytes:
-    first, last = sorted((_place(draw, content), _place(draw, content)))
-    return content[:first] + content[last:]
-
-
-def _twice(draw: st.DrawFn, content: bytes) -> bytes:
-    lines = content.splitlines(keepends=True)
-    if not lines:
-        return content
-    at = draw(st.integers(0, len(lines) - 1))
-    return b"".join([*lines[: at + 1], *lines[at:]])
-
-
-def _insert(draw: st.DrawFn, content: bytes) -> bytes:
-    at = _place(draw, content)
-    return content[:at] + draw(junk()).encode(errors="surrogatepass") + content[at:]
-
-
-def _instead(pattern: re.Pattern[bytes], strategy: Callable[[], st.SearchStrategy[str]]) -> _Mistake:
-    def mistake(draw: st.DrawFn, content: bytes) -> bytes:
-        found = list(pattern.finditer(content))
-        if not found:
-            return content
-        match = found[draw(st.integers(0, len(found) - 1))]
-        return content[: match.start()] + draw(strategy()).encode(errors="surrogatepass") + content[match.end() :]
-
-    return mistake
-
-
-_Mistake = Callable[[st.DrawFn, bytes], bytes]
-_OTHER_NUMBER, _OTHER_WORD = _instead(_NUMBER, number), _instead(_WORD, junk)
-_MISTAKES: tuple[_Mistake, ...] = (_cut, _flip, _drop, _twice, _insert, *[_OTHER_NUMBER] * 3, *[_OTHER_WORD] * 3)
-
-PLACES = ("content", "content", "content", "content", "gone", "empty", "foreign", "folder", "pipe", "loop", "link out")
 
 
 def spoil_file(draw: st.DrawFn, path: Path, others: Sequence[Path], outside: Path) -> None:
     """Do something to a file of a run folder."""
-    done = draw(st.sampled_from(PLACES))
     content, foreign = path.read_bytes(), draw(st.sampled_from(others)).read_bytes()
+    elsewhere = draw(st.sampled_from([outside / "precious", Path("/dev/zero"), outside / "nothing"]))
+    done: dict[str, Callable[[], object]] = {
+        "content": lambda: path.write_bytes(draw(spoilt(content))),
+        "gone": lambda: None,
+        "empty": path.touch,
+        "foreign": lambda: path.write_bytes(foreign),
+        "folder": path.mkdir,
+        "pipe": lambda: os.mkfifo(path),
+        "loop": lambda: path.symlink_to(path.parent.parent),
+        "link out": lambda: path.symlink_to(elsewhere),
+    }
     path.unlink()
-    if done == "content":
-        path.write_bytes(draw(spoilt(content)))
-    elif done == "empty":
-        path.touch()
-    elif done == "foreign":
-        path.write_bytes(foreign)
-    elif done == "folder":
-        path.mkdir()
-    elif done == "pipe":
-        os.mkfifo(path)
-    elif done == "loop":
-        path.symlink_to(path.parent.parent)
-    elif done == "link out":
-        path.symlink_to(draw(st.sampled_from([outside / "precious", Path("/dev/zero"), outside / "nothing"])))
+    done[draw(st.sampled_from([*["content"] * 3, *done]))]()
 
 
 @dataclass(frozen=True)

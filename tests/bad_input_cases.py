@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from bad_input import Answer, answer
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
-DIGITS = "9" * 5_000
+DIGITS, LONG = "9" * 5_000, "a" * 300
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Bad:
     """
 
     what: str
-    words: Sequence[str]
+    words: str
     plant: Callable[[Path], object] = lambda _: None
     shown: str = ""
 
@@ -74,7 +74,7 @@ def exported(what: str, name: str, content: bytes) -> Bad:
             file.writestr("export.json", json.dumps(manifest))
             file.writestr(name, content)
 
-    return Bad(what, ("analyze", "./base.zip"), plant)
+    return Bad(what, "analyze ./base.zip", plant)
 
 
 def pickled(here: Path) -> None:
@@ -89,10 +89,10 @@ def huge(here: Path) -> None:
     (here / "lengths.npy").write_bytes(content)
 
 
-TRAIN = ("train", "--dry-run")
-SOLVE = ("solve", "lengths.csv", "--world-size", "2")
-COMPARE = ("compare", "own.yaml", "--dry-run")
-TSV = (*TRAIN, "--dataset", "tsv", "--data-path", "own.tsv", "--tokenizer", "vocab.txt", "--nproc", "2")
+TRAIN = "train --dry-run"
+SOLVE = "solve lengths.csv --world-size 2"
+COMPARE = "compare own.yaml --dry-run"
+TSV = f"{TRAIN} --dataset tsv --data-path own.tsv --tokenizer vocab.txt --nproc 2"
 LAUGHS = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefg", "bcdefgh", strict=True)
 )
@@ -102,17 +102,17 @@ ELSEWHERE = {"runs": [{"id": "../x"}], "arms": [{"name": "a", "runs": ["../x"]}]
 
 def setting(what: str, given: str, shown: str = "") -> Bad:
     """A setting of `train`."""
-    return Bad(what, (*TRAIN, "--set", given), shown=shown)
+    return Bad(what, f"{TRAIN} --set {given}", shown=shown)
 
 
 def configured(what: str, content: str | bytes) -> Bad:
     """A configuration of `train`."""
-    return Bad(what, (*TRAIN, "-c", "own.yaml"), text("own.yaml", content))
+    return Bad(what, f"{TRAIN} -c own.yaml", text("own.yaml", content))
 
 
 def lengths(what: str, suffix: str, content: str | bytes) -> Bad:
     """A file of lengths for `solve`."""
-    return Bad(what, ("solve", f"lengths{suffix}"), text(f"lengths{suffix}", content))
+    return Bad(what, f"solve lengths{suffix}", text(f"lengths{suffix}", content))
 
 
 CASES = (
@@ -122,8 +122,8 @@ CASES = (
     setting("a learning rate that is no number", "train.learning_rate=.nan"),
     setting("more ranks than there are anywhere", "launch.nproc=99999999"),
     setting("a byte that is no UTF-8", "train.steps=\udcff"),
-    Bad("a name that leads elsewhere", ("train", "--name", "../x")),
-    Bad("a name that sets a colour", ("train", "--name", "\x1b[31mred")),
+    Bad("a name that leads elsewhere", "train --name ../x"),
+    Bad("a name that sets a colour", "train --name \x1b[31mred"),
     configured("a tag that runs code", "train: !!python/object/apply:os.system ['touch pwned']\n"),
     configured("aliases that multiply", LAUGHS),
     configured("an alias to itself", "train: &a {steps: *a}\n"),
@@ -132,11 +132,11 @@ CASES = (
     configured("a null character", 'workload:\n  tokenizer: "a\\0b"\n'),
     configured("half a character", 'workload:\n  tokenizer: "\\ud800"\n'),
     configured("a configuration that is no text", b"\xff\xfe"),
-    Bad("a recipe that is no text", ("recipes", "show", "own.yaml"), text("own.yaml", b"\xe4")),
+    Bad("a recipe that is no text", "recipes show own.yaml", text("own.yaml", b"\xe4")),
     Bad("an arm whose name leads elsewhere", COMPARE, text("own.yaml", f"{ARMS}../x}}\n")),
     Bad("an arm whose name is markup", COMPARE, text("own.yaml", f"{ARMS}'[red]'}}\n")),
-    Bad("lengths that are pickled", ("solve", "lengths.npy"), pickled),
-    Bad("an array larger than memory", ("solve", "lengths.npy"), huge),
+    Bad("lengths that are pickled", "solve lengths.npy", pickled),
+    Bad("an array larger than memory", "solve lengths.npy", huge),
     lengths("an array whose header is torn", ".npy", b"\x93NUMPY\x01\x00v\x00{'a'"),
     lengths("lengths nested deeply", ".jsonl", "[" * 100_000),
     lengths("a length of 5,000 digits", ".jsonl", DIGITS),
@@ -144,27 +144,27 @@ CASES = (
     Bad("a length below one", SOLVE, text("lengths.csv", "length\n5\n-1\n")),
     lengths("a parquet file that is none", ".parquet", b"PAR1" * 9),
     Bad("a pipe as a file of lengths", SOLVE, lambda here: os.mkfifo(here / "lengths.csv")),
-    Bad("a path too long for any file", ("solve", "a" * 300 + ".csv"), shown="solve aaa….csv"),
+    Bad("a path too long for any file", f"solve {LONG}.csv", shown="solve aaa….csv"),
     Bad("a line without a label", TSV, text("own.tsv", "sentence\tlabel\na b\t0\nc\n")),
     Bad("a file of another kind", TSV, text("own.tsv", b"PK\x03\x04\x00\xff")),
-    Bad("a limit of memory that is none", ("probe", "--set", "probe.memory_limit=-1GiB")),
-    Bad("lengths to probe that are no numbers", ("probe", "--set", "probe.lengths=64,.nan")),
-    Bad("sizes of a benchmark that are infinite", ("bench", "collectives", "--set", "sizes_mib=.inf")),
-    Bad("a benchmark of a name that leads elsewhere", ("bench", "../collectives")),
-    Bad("a file to write of another kind", ("data", "lengths", "-o", "../x.exe")),
-    Bad("a run whose data nobody kept", ("data", "lengths", "mine")),
-    Bad("a run without scalars", ("tensorboard", "mine")),
-    Bad("a reference too long for any folder", ("runs", "show", "a" * 300), shown="runs show aaa…"),
-    Bad("a record that is torn", ("analyze", "mine"), lambda here: os.truncate(mine(here).record_file, 40)),
-    Bad("a record nested deeply", ("runs", "show", "mine"), within("env.json", "[" * 100_000)),
-    Bad("a record of a later version", ("runs", "show", "@latest"), record(schema_version=99, version="9.9")),
-    Bad("a run whose name is HTML", ("runs", "ls"), record(name="<script>")),
-    Bad("a run whose time has no zone", ("runs", "ls", "--since", "2d"), record(created="2026-01-01T00:00:00")),
-    Bad("a warning that sets a colour", ("runs", "show", "mine"), record(warnings=["\x1b[31mred"])),
-    Bad("settings that are a pipe", ("analyze", "mine"), lambda here: os.mkfifo(mine(here).config_file)),
-    Bad("a link out of the run folder", ("report", "mine"), link("figures", "/etc")),
-    Bad("a link to itself", ("analyze", "mine"), link("config.yaml", "config.yaml")),
-    Bad("a comparison of runs elsewhere", ("report", "mine"), within("comparison.json", json.dumps(ELSEWHERE))),
+    Bad("a limit of memory that is none", "probe --set probe.memory_limit=-1GiB"),
+    Bad("lengths to probe that are no numbers", "probe --set probe.lengths=64,.nan"),
+    Bad("sizes of a benchmark that are infinite", "bench collectives --set sizes_mib=.inf"),
+    Bad("a benchmark of a name that leads elsewhere", "bench ../collectives"),
+    Bad("a file to write of another kind", "data lengths -o ../x.exe"),
+    Bad("a run whose data nobody kept", "data lengths mine"),
+    Bad("a run without scalars", "tensorboard mine"),
+    Bad("a reference too long for any folder", f"runs show {LONG}", shown="runs show aaa…"),
+    Bad("a record that is torn", "analyze mine", lambda here: os.truncate(mine(here).record_file, 40)),
+    Bad("a record nested deeply", "runs show mine", within("env.json", "[" * 100_000)),
+    Bad("a record of a later version", "runs show @latest", record(schema_version=99, version="9.9")),
+    Bad("a run whose name is HTML", "runs ls", record(name="<script>")),
+    Bad("a run whose time has no zone", "runs ls --since 2d", record(created="2026-01-01T00:00:00")),
+    Bad("a warning that sets a colour", "runs show mine", record(warnings=["\x1b[31mred"])),
+    Bad("settings that are a pipe", "analyze mine", lambda here: os.mkfifo(mine(here).config_file)),
+    Bad("a link out of the run folder", "report mine", link("figures", "/etc")),
+    Bad("a link to itself", "analyze mine", link("config.yaml", "config.yaml")),
+    Bad("a comparison of runs elsewhere", "report mine", within("comparison.json", json.dumps(ELSEWHERE))),
     exported("an export with a path in it", "runs/../../evil/run.json", b"{}"),
     exported("an export that unpacks without an end", "runs/a/ranks/rank_0.csv", b"\0" * 10**7),
 )
@@ -175,4 +175,4 @@ def given(bad: Bad, here: Path) -> Answer:
     (here / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
     RunStore(here / "results").create("train", "static", "mine")
     bad.plant(here)
-    return answer([*bad.words], here / "results")
+    return answer(bad.words.split(), here / "results")

@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from itertools import chain, repeat
 from multiprocessing import get_context
 
-from .accepted import KINDS, longest_first, settle, silent
+from .accepted import KINDS, settle, silent
 from .subjects import SUBJECTS
 
 
@@ -24,23 +25,20 @@ def main() -> int:
     parser.add_argument("what", choices=["show", "accept"])
     parser.add_argument("names", nargs="*", metavar="[values|words] NAME")
     given = parser.parse_args()
-    kinds = [name for name in given.names if name in KINDS] or list(KINDS)
+    kinds = [kind for kind in KINDS if kind in given.names] or list(KINDS)
+    names = [name for name in given.names if name not in KINDS] or list(SUBJECTS)
     if given.what == "accept" and len(kinds) > 1:
         parser.error("say which: accept values, or accept words")
-    names = [name for name in given.names if name not in KINDS] or list(SUBJECTS)
     if unknown := set(names) - set(SUBJECTS):
         parser.error(f"no golden: {', '.join(sorted(unknown))}; there are: {', '.join(SUBJECTS)}")
     differs = 0
     with ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=silent) as pool:
-        asked = {name: pool.submit(settle, name, kinds, given.what == "accept") for name in longest_first(names)}
-        for future in asked.values():
-            for line in future.result():
-                print(line)
-                differs += line.startswith("== ")
-    print(
-        f"{'accepted' if given.what == 'accept' else 'different'}: {differs} of {len(names) * len(kinds)}",
-        file=sys.stderr,
-    )
+        found = pool.map(settle, names, repeat(kinds), repeat(given.what == "accept"))
+        for line in chain.from_iterable(found):
+            print(line)
+            differs += line.startswith("== ")
+    done = "accepted" if given.what == "accept" else "different"
+    print(f"{done}: {differs} of {len(names) * len(kinds)}", file=sys.stderr)
     return 1 if differs and given.what == "show" else 0
 
 

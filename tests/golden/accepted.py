@@ -6,7 +6,7 @@ import difflib
 import json
 import lzma
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -63,11 +63,6 @@ def settle(name: str, kinds: Sequence[Kind], accepting: bool) -> list[str]:
         if accepting and found:
             accept(kind, name, now)
     return lines
-
-
-def longest_first(names: Iterable[str]) -> list[str]:
-    """Names by how much was accepted of them, so that none is left for one process alone at the end."""
-    return sorted(names, key=lambda name: -sum(path.stat().st_size for path in _words(name).glob("*.txt")))
 
 
 def silent() -> None:

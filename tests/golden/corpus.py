@@ -19,6 +19,7 @@ from unittest import mock
 import pixel
 import pytest
 import yaml
+from bad_input import Answer
 
 from dynbench.cli.main import main
 from dynbench.runs.run import Run
@@ -26,25 +27,8 @@ from dynbench.runs.run import Run
 from .neutral import Names
 from .record import RUNS
 
-ENVIRONMENT = {
-    "COLUMNS": "100",
-    "TERM": "dumb",
-    "NO_COLOR": "1",
-    "LANG": "C.UTF-8",
-    "LC_ALL": "C.UTF-8",
-    "TZ": "UTC",
-    "HF_HUB_OFFLINE": "1",
-}
+ENVIRONMENT = {"COLUMNS": "100", "NO_COLOR": "1", "LC_ALL": "C.UTF-8", "TZ": "UTC", "HF_HUB_OFFLINE": "1"}
 UNSET = ("DYNBENCH_RESULTS", "DYNBENCH_CACHE", "DYNBENCH_PLUGINS", "PYTHONWARNINGS")
-
-
-@dataclass(frozen=True)
-class Said:
-    """What a command ended with, as it printed it."""
-
-    code: int
-    out: str
-    err: str
 
 
 @dataclass
@@ -72,12 +56,12 @@ class Desk:
         unpack(name, self.results)
         self.names.meet(self.results)
 
-    def run(self, *words: str) -> Said:
+    def run(self, *words: str) -> Answer:
         """Run a command in this process."""
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = main(list(words))
-        return Said(code, out.getvalue(), err.getvalue())
+        return Answer(code, out.getvalue(), err.getvalue())
 
     def transcript(self, *commands: str) -> str:
         """What commands print, one after the other, with their exit codes."""

@@ -14,14 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 WATCHED = (
-    "quickstart",
-    "levers",
-    "sync_xl",
-    "compression",
-    "ps_allreduce_ddp",
-    "fsdp_bottleneck",
-    "buckets",
-    "regimes",
+    *("quickstart", "levers", "sync_xl", "compression", "ps_allreduce_ddp", "fsdp_bottleneck", "buckets", "regimes"),
     "bench",
 )
 """Recordings that together have every figure but those of `solve`."""

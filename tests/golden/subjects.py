@@ -9,42 +9,25 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import pytest
 from bad_input import settled
 from bad_input_cases import CASES, Bad, given
 
 from dynbench.analysis.figures import draw_figures
-from dynbench.experiment import reporting
-from dynbench.report import fill
 from dynbench.runs.run import Run
 
 from .commands import COMMANDS, HELP, SOLVED
 from .corpus import Desk, comparisons_of, desk, entries
-from .drawn import drawn_plans
 from .layout import WATCHED, looked_at
 from .neutral import Names
 from .record import RECORDINGS
-from .values import Value, column_sums, csv_values, json_values, table_values
+from .values import Value, column_sums, csv_values, json_values
 
 LANGUAGES = ("en", "zh")
 REPORTED = ("packed", "served", "virtual")
 """Single runs that are reported; the others are analysed only."""
-HTML_OF = (
-    "quickstart",
-    "sync",
-    "compression",
-    "precision",
-    "scaling",
-    "levers",
-    "packing_or_fewer_steps",
-    "ps_allreduce_ddp",
-)
-"""Recordings of which the HTML pages are held too: one of each question."""
 
 
 @dataclass
@@ -81,7 +64,7 @@ def of_recording(name: str, folder: Path) -> Golden:
                 page = (path / "summary.md").read_text(encoding="utf-8")
                 golden.words[f"{label}.summary"] = at.names.neutral(page)
                 if record["command"] == "compare" or label in REPORTED:
-                    golden.words |= _reported(at, run_id, label, html=name in HTML_OF)
+                    golden.words |= _reported(at, run_id, label)
             elif record["command"] == "bench":
                 golden.words[f"{label}.bench"] = at.transcript(f"bench --resume {run_id} --no-figures")
                 for report in path.glob("report.*.md"):
@@ -97,28 +80,12 @@ def of_recording(name: str, folder: Path) -> Golden:
             golden.values[f"{merged.parent.name}/merged"] = column_sums(merged)
             golden.values[f"{merged.parent.name}/summary.json"] = json_values(merged.with_name("summary.json"))
         golden.values = at.names.within(golden.values)
-        golden.values["tables"] = {
-            file: table_values(text) for file, text in golden.words.items() if ".report." in file
-        }
     return golden
 
 
-def _reported(at: Desk, run_id: str, label: str, *, html: bool = False) -> dict[str, str]:
-    """The reports of a comparison or run in every language; a page is of the same filled template as its Markdown."""
-    found: dict[str, str] = {}
-    texts: list[str] = []
-
-    def kept(*given: Any) -> str:
-        texts.append(fill(*given))
-        return texts[-1]
-
-    with mock.patch.object(reporting, "fill", kept):
-        for language in LANGUAGES:
-            found[f"{label}.report.{language}"] = at.transcript(f"report {run_id} --lang {language} -o -")
-            if html:
-                page = reporting.to_html(texts[-1], Path(), language)
-                found[f"{label}.html.{language}"] = at.names.neutral(visible(page))
-    return found
+def _reported(at: Desk, run_id: str, label: str) -> dict[str, str]:
+    """The reports of a comparison or run in every language."""
+    return {f"{label}.report.{lang}": at.transcript(f"report {run_id} --lang {lang} -o -") for lang in LANGUAGES}
 
 
 def _values_of(file: Path) -> Value | None:
@@ -130,40 +97,6 @@ def _values_of(file: Path) -> Value | None:
     ):
         return csv_values(file)
     return None
-
-
-class _Visible(HTMLParser):
-    """The texts of a page, a line for each element that breaks lines, and the names of its pictures."""
-
-    BREAKS = ("h1", "h2", "h3", "h4", "p", "li", "tr", "pre", "table", "blockquote", "figure", "details", "summary")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = [""]
-        self._skipped = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._skipped += tag in ("style", "script")
-        if tag in self.BREAKS:
-            self.lines.append(f"{tag}: ")
-        elif tag in ("td", "th"):
-            self.lines[-1] += " | "
-        elif tag == "img":
-            self.lines[-1] += f"[{dict(attrs).get('alt')}]"
-
-    def handle_endtag(self, tag: str) -> None:
-        self._skipped -= tag in ("style", "script")
-
-    def handle_data(self, data: str) -> None:
-        if not self._skipped:
-            self.lines[-1] += data
-
-
-def visible(page: str) -> str:
-    """What a reader sees of a page, with the elements that make lines of it."""
-    parser = _Visible()
-    parser.feed(page)
-    return "\n".join(line.rstrip() for line in parser.lines if line.strip()) + "\n"
 
 
 PLAN_MS = "plan ms"
@@ -232,7 +165,7 @@ def _answered(bad: Bad, here: Path) -> str:
         settled(patch, here)
         said = given(bad, here)
     left = sorted(path.name for path in here.iterdir())
-    text = f"# {bad.what}\n$ dynbench {bad.shown or ' '.join(bad.words)}\n"
+    text = f"# {bad.what}\n$ dynbench {bad.shown or bad.words}\n"
     text += f"exit {said.code}, in the folder: {', '.join(left)}\n"
     text += "".join(f"--- {name}\n{part}" for name, part in (("stdout", said.out), ("stderr", said.err)) if part)
     text = text.encode(errors="backslashreplace").decode()
@@ -241,7 +174,6 @@ def _answered(bad: Bad, here: Path) -> str:
 
 SUBJECTS: Mapping[str, Callable[[Path], Golden]] = {
     **{name: partial(of_recording, name) for name in RECORDINGS},
-    "drawn_plans": lambda folder: Golden({"drawn": drawn_plans()}),
     "solved": solved,
     "help": help_pages,
     "commands": commands,

@@ -1,11 +1,10 @@
-"""Values: what files and tables hold, as nested lists and mappings, and where two of them differ."""
+"""Values: what files hold, as nested lists and mappings, and where two of them differ."""
 
 from __future__ import annotations
 
 import csv
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ import polars as pl
 
 Value = Any
 RELATIVE, ABSOLUTE = 1e-9, 1e-12
-_ROW = re.compile(r"^\|(.*)\|$")
-_RULE = re.compile(r"^[\s|:-]+$")
 
 
 def json_values(path: Path) -> Value:
@@ -36,35 +33,9 @@ def column_sums(path: Path) -> Value:
     """Of a Parquet file the sum of every column of numbers, and how often each value stands in the others."""
     frame = pl.read_parquet(path)
     sums = {name: frame[name].sum() for name, kind in frame.schema.items() if kind.is_numeric()}
-    texts = {
-        name: dict(
-            sorted(zip(*frame[name].cast(pl.String).value_counts().to_dict(as_series=False).values(), strict=True))
-        )
-        for name in frame.columns
-        if name not in sums
-    }
+    others = (frame[name].cast(pl.String) for name in frame.columns if name not in sums)
+    texts = {column.name: dict(sorted(column.value_counts().iter_rows())) for column in others}
     return {"rows": frame.height, "sums": sums, "texts": texts}
-
-
-def table_values(markdown: str) -> Value:
-    """The cells of every table of a Markdown page, by header; a header that stands again gets a number."""
-    found: dict[str, list[list[str]]] = {}
-    lines, header = markdown.splitlines(), None
-    for line, below in zip(lines, [*lines[1:], ""], strict=True):
-        if not (match := _ROW.match(line)):
-            header = None
-        elif header is None and _RULE.match(below):
-            header = name = " | ".join(_cells(match))
-            while header in found:
-                header = f"{name} ({len(found)})"
-            found[header] = []
-        elif header is not None and not _RULE.match(line):
-            found[header].append(_cells(match))
-    return found
-
-
-def _cells(row: re.Match[str]) -> list[str]:
-    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", row.group(1))]
 
 
 def _number(cell: str) -> str | float:

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +40,11 @@ class Said:
 
 
 Cli = Callable[..., Said]
+LAUNCHERS = (
+    "engine.launching.torchrun.run_torchrun",
+    "engine.launching.run_launch.process_group",
+    "probe.prober.probe",
+)
 
 
 @pytest.fixture
@@ -62,6 +68,15 @@ def _figures(unrendered: None) -> None:
 
 @pytest.fixture
 def store(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> RunStore:
-    """An empty registry, which commands take for theirs."""
+    """An empty registry, which commands take for theirs; the folder that it will be in is the working one."""
     monkeypatch.setenv("DYNBENCH_RESULTS", str(store.root))
+    monkeypatch.chdir(store.root.parent)
     return store
+
+
+@pytest.fixture
+def results(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of this registry, not made yet; whatever would be launched fails the test."""
+    for place in LAUNCHERS:
+        monkeypatch.setattr(f"dynbench.{place}", lambda *_: pytest.fail("it was launched"))
+    return store.root

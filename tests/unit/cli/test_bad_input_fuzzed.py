@@ -7,66 +7,70 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from bad_input import LAUNCHED, Answer, answer, copied, junk, number, settled, spoil_file, spoilt
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from unit.analysis.conftest import Fake, build_run
-from unit.experiment.test_assignment import checked, precision
+from unit.experiment.test_assignment import checked
 
 from dynbench.bench.base import Row
 from dynbench.bench.record import add_rows, read_benchmark, write_benchmark
 from dynbench.cli.main import main
+from dynbench.config.layers import load_config
 from dynbench.config.recipes import find_recipe
+from dynbench.config.schema import dump_config
 from dynbench.config.values import all_keys, allowed_words, field_of
 from dynbench.experiment.assignment.rows import CHECK, check_table
 from dynbench.experiment.assignment.suite import FILE, Stage, State
 from dynbench.lengths import READERS, encode_trace
 from dynbench.plugins import BENCHMARKS
-from dynbench.plugins.benchmarks import CollectivesOptions, PrecisionOptions
+from dynbench.plugins.benchmarks import CollectivesOptions
 from dynbench.runs.atomic import write_json
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.slow
 CASES = int(os.environ.get("DYNBENCH_BAD_INPUT", 125))
-RECIPE = """\
-description: two arms
-settings:
-  workload: {dataset: embedded, dropout: 0.0}
-  train: {steps: 4, warmup_steps: 1, global_batch: 8}
-  launch: {launcher: torchrun, nproc: 2, threads: 1}
-arms:
-  - name: static
-  - name: partition
-    set: {schedule.mode: dynamic, launch.slowdown: {1: 2.0}}
-launches: 2
-cells:
-  - {train.global_batch: 8}
-  - {train.global_batch: 16}
-"""
-VOCABULARY = "[PAD]\n[UNK]\n[CLS]\n[SEP]\na\nb\nc\n"
+REAL = "--set launch.launcher=torchrun --set launch.nproc=2 --set launch.device=cpu"
+COMMANDS = (
+    "train --dry-run",
+    "train --dry-run --json",
+    "train --set train.steps=3 --set train.warmup_steps=1",
+    "probe",
+    "data lengths --force -o results/lengths.csv",
+    "solve lognormal --steps 2 --world-size 2 --policy static,partition",
+)
+SETTINGS = dump_config(load_config(None, ["launch.launcher=torchrun", "launch.nproc=2", "train.steps=4"])).encode()
+SAMPLES = '{"sentence": "a b", "label": 0}\n{"sentence": "c", "label": 1}\n'
 DATA = {
     "tsv": "sentence\tlabel\n" + "a b c\t0\nb c\t1\n" * 8,
     "csv": "sentence,label\n" + '"a, b",0\nb c,1\n' * 8,
-    "jsonl": '{"sentence": "a b", "label": 0}\n{"sentence": "c", "label": 1}\n' * 8,
-    "json": "[" + ", ".join(['{"sentence": "a b", "label": 0}', '{"sentence": "c", "label": 1}'] * 8) + "]",
+    "jsonl": SAMPLES * 8,
+    "json": f"[{','.join(SAMPLES.splitlines() * 8)}]",
     "lengths": "length\n" + "5\n9\n30\n" * 8,
 }
-REAL = "--set launch.launcher=torchrun --set launch.nproc=2 --set launch.device=cpu"
+ON_DATA = f"train --dry-run {REAL} --tokenizer vocab.txt --global-batch 2 --data-path data.csv --dataset"
+ON_RECIPES = ("compare --dry-run", "compare --dry-run --json", "compare", "recipes show", "doctor")
+RECIPES = [re.sub("(?m)^#.*\n", "", find_recipe(name).read_text()).encode() for name in ("quickstart", "regimes")]
+LENGTHS = np.array([5, 9, 30, 12] * 8)
+SOLVE = "solve --steps 2 --world-size 2 --policy static,partition --no-figures"
+FILES = [
+    *((SETTINGS, "own.yaml", f"{command} -c own.yaml") for command in COMMANDS),
+    *((content, "own.yaml", f"{command} own.yaml") for content in RECIPES for command in ON_RECIPES),
+    *((encode_trace(LENGTHS, Path(f"x{end}")), f"trace{end}", f"{SOLVE} trace{end}") for end in READERS),
+    *((text.encode(), "data.csv", f"{ON_DATA} {kind}") for kind, text in DATA.items()),
+]
+"""What a file holds, its name, and a command that reads it."""
 
 
-def cases(share: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def cases(share: float) -> settings:
     """A part of all cases, of one kind of input."""
-    return settings(
-        max_examples=max(1, round(share * CASES)),
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    return settings(max_examples=max(1, round(share * CASES)), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +80,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "results").mkdir()
     (folder / "outside").mkdir()
     (folder / "outside" / "precious").write_text("mine")
-    (folder / "vocab.txt").write_text(VOCABULARY)
+    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\nb\nc\n")
     with pytest.MonkeyPatch.context() as patch:
         settled(patch, folder)
         patch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **_: Path(path).write_bytes(b"\x89PNG"))
@@ -105,11 +109,8 @@ def runs(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_rows(bench, [timed])
     bench.update(status="interrupted")
     suite = store.create("bench", "assignment", "list")
-    sums = store.create("bench", "precision")
-    write_benchmark(sums, "precision", BENCHMARKS.find("precision").load()(PrecisionOptions()))
-    add_rows(sums, precision())
     check = check_table(suite, checked())
-    stages = [Stage("precision", sums.id, True), Stage("collectives", bench.id), Stage(CHECK, suite.id, True)]
+    stages = [Stage("collectives", bench.id), Stage(CHECK, suite.id, True)]
     write_json(suite.path / FILE, State(False, stages, list(check.rows)))
     suite.update(status="interrupted")
     assert main(["analyze", "a", "b", "-q", "--results", str(root)]) == 0
@@ -129,16 +130,6 @@ def field_values() -> st.SearchStrategy[tuple[str, str]]:
     return st.sampled_from(all_keys()).flatmap(of)
 
 
-COMMANDS = (
-    "train --dry-run",
-    "train --dry-run --json",
-    "train --set train.steps=3 --set train.warmup_steps=1",
-    "probe",
-    "data lengths --force -o results/lengths.csv",
-    "solve lognormal --steps 2 --world-size 2 --policy static,partition",
-)
-
-
 @cases(0.2)
 @given(words=st.sampled_from(COMMANDS), values=st.lists(field_values(), min_size=1, max_size=3))
 def test_any_value_of_any_setting(place, words, values):
@@ -146,50 +137,12 @@ def test_any_value_of_any_setting(place, words, values):
     clean(answer([*words.split(), *REAL.split(), *sets], place / "results"))
 
 
-@cases(0.16)
-@given(data=st.data(), words=st.sampled_from(COMMANDS), values=st.lists(field_values(), max_size=4))
-def test_any_configuration_file(place, data, words, values):
-    sections: dict[str, dict[str, object]] = {"launch": {"launcher": "torchrun", "nproc": 2}, "train": {"steps": 4}}
-    for key, value in values:
-        section, _, name = key.partition(".")
-        try:
-            read = yaml.safe_load(value)
-            yaml.safe_dump({section: {name: read}})
-        except (yaml.YAMLError, ValueError, RecursionError):
-            read = value
-        sections.setdefault(section, {})[name] = read
-    content = yaml.safe_dump(sections).encode(errors="surrogatepass")
-    (place / "own.yaml").write_bytes(data.draw(spoilt(content)))
-    clean(answer([*words.split(), "-c", "own.yaml"], place / "results"))
-
-
-@cases(0.14)
-@given(data=st.data(), words=st.sampled_from(["--dry-run", "--dry-run --json", ""]))
-def test_any_recipe(place, data, words):
-    name = data.draw(st.sampled_from(["", "", "quickstart", "regimes"]))
-    content = find_recipe(name).read_bytes() if name else RECIPE.encode()
-    (place / "own.yaml").write_bytes(data.draw(spoilt(content)))
-    shows = data.draw(st.sampled_from(["recipes show", "doctor"]))
-    for command in (f"compare own.yaml {words}", f"{shows} own.yaml"):
-        clean(answer(command.split(), place / "results"))
-
-
-@cases(0.16)
-@given(data=st.data(), suffix=st.sampled_from(sorted(READERS)))
-def test_any_trace(place, data, suffix):
-    content = encode_trace(np.array([5, 9, 30, 12] * 8), Path(f"x{suffix}"))
-    (place / f"trace{suffix}").write_bytes(data.draw(spoilt(content)))
-    words = f"solve trace{suffix} --steps 2 --world-size 2 --policy static,partition --no-figures"
-    clean(answer(words.split(), place / "results"))
-
-
-@cases(0.1)
-@given(data=st.data(), kind=st.sampled_from(sorted(DATA)))
-def test_any_data_file(place, data, kind):
-    path = place / f"data.{'csv' if kind == 'lengths' else kind}"
-    path.write_bytes(data.draw(spoilt(DATA[kind].encode())))
-    words = f"train --dry-run {REAL} --dataset {kind} --data-path {path.name} --tokenizer vocab.txt --global-batch 2"
-    clean(answer(words.split(), place / "results"))
+@cases(0.66)
+@given(data=st.data(), file=st.sampled_from(FILES))
+def test_any_file(place, data, file):
+    content, name, command = file
+    (place / name).write_bytes(data.draw(spoilt(content)))
+    clean(answer(command.split(), place / "results"))
 
 
 @cases(0.04)

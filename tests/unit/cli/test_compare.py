@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import shlex
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from compared import ARMS as ARMS_OF_A_RECORD
 from compared import compared
 from recipe_files import load_cells
 from unit.cli.conftest import Cli
 
 from dynbench.analysis.record import Cell
-from dynbench.cli import common
 from dynbench.cli.compare_plan import show_cells
-from dynbench.cli.console import LAUNCHES, display
+from dynbench.cli.console import LAUNCHES, TRAINING, display
 from dynbench.config.layers import load_config
 from dynbench.config.recipes import RECIPE_FILE
 from dynbench.config.schema import dump_config
+from dynbench.engine.launching.progress import Progress
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.experiment.launch_plan import LaunchState
 from dynbench.experiment.launches import CompareProgress
@@ -59,12 +58,11 @@ def compare(store: RunStore, cli: Cli, started: Started) -> Compare:
 
 def test_a_dry_run_shows_cells_and_launches_and_touches_nothing(compare, store):
     shown = compare(f"{SWEEP} --dry-run")
-    assert [cell["settings"] for cell in shown["cells"]] == [
-        {"train.global_batch": batch, "train.seed": seed} for batch in (8, 16) for seed in (1, 2)
-    ]
+    found = [tuple(cell["settings"].values()) for cell in shown["cells"]]
+    assert found == [(batch, seed) for batch in (8, 16) for seed in (1, 2)]
     for cell in shown["cells"]:
-        assert [launch["arm"] for launch in cell["launches"]] == ["static", "part", "static", "part"]
-        assert {name: arm["train"]["steps"] for name, arm in cell["arms"].items()} == {"static": 4, "part": 4}
+        assert [launch["arm"] for launch in cell["launches"]] == ["static", "part"] * 2
+        assert [arm["train"]["steps"] for arm in cell["arms"].values()] == [4, 4]
     assert (shown["estimated_s"], shown["alike"], store.root.exists()) == (None, [], False)
 
 
@@ -87,16 +85,12 @@ def test_what_a_dry_run_prints_is_the_recipe_that_is_saved_and_that_runs_alike(c
 
 def test_the_file_is_never_overwritten_and_not_left_by_what_is_refused(compare, tmp_path):
     file = tmp_path / "mine.yaml"
-
-    def save(path: Path, more: str = "", code: int = 2) -> str:
-        shown = compare(f"{ARMS} {more} {SMALL} --save-recipe {path} --dry-run", code=code)
-        return str(shown.get("error", {}).get("message"))
-
-    save(file, "--arm bad:policy=prefix,buffer=3")
+    line = f"{ARMS} {SMALL} --dry-run --save-recipe {file}"
+    compare(f"{line} --arm bad:policy=prefix,buffer=3", code=2)
     assert not file.exists()
-    save(file, code=0)
-    assert save(file) == f"--save-recipe {file}: exists already"
-    assert "cannot be written" in save(file / "x.yaml")
+    compare(line)
+    assert compare(line, code=2)["error"]["message"] == f"--save-recipe {file}: exists already"
+    assert "cannot be written" in compare(f"{line}/x.yaml", code=2)["error"]["message"]
 
 
 def test_a_started_comparison_is_the_recipe_of_its_arms_and_goes_on_among_its_own_launches(
@@ -125,46 +119,20 @@ def test_a_name_in_use_is_refused_before_anything_is_written_unless_it_is_replac
     assert (store.resolve("mine") == store.list()[0]) == dry
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        ("--arm a:polcy=lpt --arm b:train.steps=x --over seed", 2, ["polcy", "train.steps", "seed"]),
-        ("--arm a --arm b:global_batch=32", 5, ["train.global_batch (64 and 32)"]),
-        ("--arm a --arm b:window=2 --window 4", 2, ["--window sets schedule.window"]),
-        ("--arm a --arm b:capacity=[3,3]", 4, ["64 samples do not fit into the ranks' capacities"]),
-        ("quickstart -c other.yaml", 2, ["two recipes given"]),
-        ("--resume nothing", 2, ["takes no others"]),
-    ],
-)
-def test_mistakes_are_reported_before_anything_is_made(compare, store, words, code, said):
-    for dry in ("", "--dry-run"):
-        error = compare(f"{words} {TWO} {dry}", code=code)["error"]
-        assert [word for word in said if word not in error["message"]] == []
-        assert not store.root.exists()
+ALIKE = {
+    "a:mode=static b:policy=static c:policy=partition d:mode=dynamic": ["a and b", "c and d"],
+    "a:capacity=32 b:probe=off": [],
+    "a b:threads=1": ["a and b"],
+}
 
 
-def test_what_no_arm_reads_is_said_once(compare):
-    for_some = "--dry-run --set schedule.solver=greedy --set schedule.cost_type=attention"
-    for_none = "--set schedule.replan_steps=16 --set compress.ratio=0.5 --set analysis.confidence=0.9"
-    assert compare(for_some)["warnings"] == []
-    warnings = compare(f"{for_some} {for_none}")["warnings"]
-    assert [line.partition(":")[0] for line in warnings] == ["compress.ratio", "schedule.replan_steps"]
-
-
-@pytest.mark.parametrize(
-    ("arms", "alike"),
-    [
-        ("a:mode=static b:policy=static c:policy=partition d:mode=dynamic", [["a", "b"], ["c", "d"]]),
-        ("a:capacity=32 b:probe=off", []),
-        ("a b:threads=1", [["a", "b"]]),
-    ],
-)
-def test_arms_that_are_configured_alike_are_named(compare, cli, arms, alike):
+@pytest.mark.parametrize("arms", ALIKE)
+def test_arms_that_are_configured_alike_are_named(cli, started, arms):
     line = " ".join(f"--arm {arm}" for arm in arms.split()) + f" {TWO} --set launch.launcher=torchrun --dry-run"
     line += "" if "threads" in arms else " --threads 1"
-    assert compare(line)["alike"] == alike
-    said = cli(f"compare {line}").err
-    assert said.count("A/A") == len(alike) and all(" and ".join(names) in said for names in alike)
+    said = cli(f"compare --json {line}")
+    assert [" and ".join(names) for names in said.json["alike"]] == ALIKE[arms]
+    assert re.findall(r"arms (.+) are configured alike", said.err) == ALIKE[arms]
 
 
 @pytest.mark.parametrize("line", [f"{ARMS} {SMALL}", SWEEP], ids=["one", "cells"])
@@ -177,11 +145,10 @@ def test_of_several_nodes_the_first_has_the_name_and_writes_the_file(compare, st
 
 
 def test_time_is_that_of_earlier_runs_of_the_same_settings(compare, store):
-    def ran(minutes: int, **flags: object) -> None:
-        shared = {"launch.device": "cpu", "launch.nproc": 2, "train.warmup_steps": 0}
+    def ran(minutes: int, settings: str) -> None:
+        given = f"launch.device=cpu launch.nproc=2 train.warmup_steps=0 {settings}".split()
         run = store.create("train", "x")
-        config = resolve(load_config(flags={**shared, **flags}), this_machine(), store).config
-        write_text(run.config_file, dump_config(config))
+        write_text(run.config_file, dump_config(resolve(load_config(None, given), this_machine(), store).config))
         run.update(status="running")
         times = {"started": "2026-01-01T00:00:00+00:00", "ended": f"2026-01-01T00:{minutes:02}:00+00:00"}
         run.update(status="completed", exit_code=0, **times)
@@ -189,11 +156,11 @@ def test_time_is_that_of_earlier_runs_of_the_same_settings(compare, store):
     def estimated(over: str = "") -> object:
         return compare(f"{ARMS} {SMALL} --launches 2 --dry-run {over}")["estimated_s"]
 
-    ran(50, **{"train.steps": 4, "train.global_batch": 8})
+    ran(50, "train.steps=4 train.global_batch=8")
     assert estimated() is None
-    ran(2, **{"train.steps": 8, "train.seed": 5})
+    ran(2, "train.steps=8 train.seed=5")
     assert estimated() == pytest.approx(4 * 60)
-    ran(10, **{"train.steps": 4, "schedule.policy": "partition"})
+    ran(10, "train.steps=4 schedule.policy=partition")
     assert estimated() == pytest.approx(2 * 60 + 2 * 600)
     assert estimated("--over global_batch=64,8") == pytest.approx(2 * 660 + 4 * 3000)
     assert estimated("--over global_batch=64,10") is None
@@ -205,51 +172,29 @@ def test_without_a_terminal_every_launch_stage_and_epoch_is_one_line(capsys):
     with display(True, "starting", LAUNCHES) as shown:
         for step in (0, 1, 2):
             shown.on_launches(CompareProgress(0, 2, first, step, 2, None if step == 0 else 61.2))
-        for step, epochs in enumerate([(("e1",), ()), (("e1", "e2"), ("f1",)), (("e1", "e2"), ("f1",))]):
+        for step, epochs in enumerate([(("e1",), ()), *[(("e1", "e2"), ("f1",))] * 2]):
             shown.on_launches(CompareProgress(1, 2, both, step, 2, 7.0, epochs))
         for text in ("merging a (1 of 2)", "merging b (2 of 2)", "drawing figures"):
             shown.on_stage(text)
-    assert capsys.readouterr().err.splitlines() == [
-        "launch 1/2  static #1",
-        "static #1  e1",
-        "launch 2/2  2 arms in turns #1  about 7 s left",
-        "static #1  e2",
-        "partition #1  f1",
-        "merging a (1 of 2)",
-        "drawing figures",
-    ]
+    with display(True, "starting", TRAINING) as shown:
+        for lines in ((), ("e1",), ("e1",), ("e1", "e2")):
+            shown.on_training(Progress(0, 20, 1.0, epochs=(lines,)))
+    launches = ["launch 1/2  static #1", "static #1  e1", "launch 2/2  2 arms in turns #1  about 7 s left"]
+    epochs = ["static #1  e2", "partition #1  f1"]
+    training = [line for line in capsys.readouterr().err.splitlines() if "  1 s" not in line]
+    assert training == [*launches, *epochs, "merging a (1 of 2)", "drawing figures", "e1", "e2"]
 
 
-def cells(folder: Path, *facts: dict[str, object], form: common.Form = "table") -> None:
+def cells(folder: Path, *facts: dict[str, object]) -> None:
     """Print a comparison on real ranks and one on virtual ones; facts are laid over what each found."""
     store, made = RunStore(folder), []
     found = [[compared(**{"speedup": 1.25, "ci95": None, **given})] for given in facts]
     for batch, launcher in ((8, "torchrun"), (64, "virtual")):
         cell = store.create("compare", "cell")
         runs = [{"id": "a", "summary": {"launcher": launcher}}]
-        content = {"runs": runs, "arms": [{"name": "static", "runs": ["a"]}], "comparisons": []}
-        write_json(cell.path / "comparison.json", content)
-        made.append(Cell({"train.global_batch": batch, "schedule.capacity": [6, 5]}, cell.id))
-    outcome = SimpleNamespace(run=store.create("compare", "both"), cells=made, comparisons=found, figures=[])
-    with common.stdout_holds(form, tells=True):
-        show_cells(outcome)
-
-
-def test_cells_are_a_table_for_people_and_for_programs(tmp_path, capsys):
-    cells(tmp_path, {}, {})
-    header, real, virtual, *_, last = capsys.readouterr().out.splitlines()
-    *command, _, option, results = shlex.split(last)
-    assert (command, option, results) == (["next", "dynbench", "report"], "--results", str(tmp_path))
-    assert header.split()[:3] == ["settings", "ranks", "arm"]
-    assert [" real " in real, " virtual " in virtual] == [True, True]
-
-    cells(tmp_path / "csv", {"ci95": [1.2, 1.3]}, {"speedup": 1 / 3}, form="csv")
-    printed = capsys.readouterr()
-    assert "comparison  " in printed.err
-    first, second = csv.DictReader(io.StringIO(printed.out))
-    assert [row["train.global_batch"] for row in (first, second)] == ["8", "64"]
-    assert [second[key] for key in ("speedup", "interval_low", "ranks")] == [repr(1 / 3), "", "virtual"]
-    assert (first["schedule.capacity"], first["interval_high"]) == ("[6, 5]", "1.3")
+        write_json(cell.path / "comparison.json", {"runs": runs, "arms": ARMS_OF_A_RECORD, "comparisons": []})
+        made.append(Cell({"train.global_batch": batch}, cell.id))
+    show_cells(SimpleNamespace(run=store.create("compare", "both"), cells=made, comparisons=found, figures=[]))
 
 
 OF_SCHEDULES = {"predicted_speedup": 1.2, "overhead_share": 0.5, "recovered_share": 0.6}
@@ -268,4 +213,4 @@ def test_only_columns_that_a_comparison_fills_are_shown(tmp_path, capsys, first,
     cells(tmp_path, first, second)
     header, *lines = capsys.readouterr().out.splitlines()
     assert " ".join(header.split()) == f"settings ranks arm verdict {titles}"
-    assert ("75.0" in lines[1]) == ("efficiency" in titles)
+    assert " real " in lines[0] and " virtual " in lines[1] and ("75.0" in lines[1]) == ("efficiency" in titles)

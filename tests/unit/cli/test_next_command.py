@@ -6,15 +6,16 @@ import json
 import shlex
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
-from probes import LAPTOP, make_probe
+from probes import LAPTOP, make_probe, probe_record
 from unit.cli.conftest import Cli
 
-from dynbench.cli import probe, solve_view
-from dynbench.cli.common import Settings, next_command, setting_words
+from dynbench.cli import solve_view
+from dynbench.cli.common import Settings, setting_words
 from dynbench.cli.main import load_command
 from dynbench.cli.options import settings_of
 from dynbench.config.layers import load_config
@@ -28,8 +29,12 @@ from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
-WORDS = ("fine", "good", "bad", "poor", "long")
 WORDS_OF_ANY_TYPE = ("7", "64", "0.5", "0.25", "true", "false", "[3, 4]", "[1, 2, 3]", "{1: 2.5}", "a b", "a:B")
+PATHS = (
+    *("a b.tsv", "it's.tsv", '"q".tsv', "null", "1e-4", "~", "true", "a: b", "#x", "a #b", "[x]", "{x}", " x ", "-x"),
+    *("012", "3:30", "no", "@latest", "--steps", "$(x)", "x;y", "数据.tsv", "a\\b", "*", "&a", "!x", "a=b", "%", "?"),
+)
+"""Names of files."""
 
 
 @pytest.fixture
@@ -38,12 +43,10 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DYNBENCH_RESULTS", raising=False)
     monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
-    random = np.random.default_rng(0)
-    lengths = np.clip(random.lognormal(3.3, 1, 400).astype(int), 3, 350)
-    texts = [" ".join(random.choice(WORDS, n)) for n in lengths]
-    lines = [f"{text}\t{index % 2}" for index, text in enumerate(texts)]
+    lengths = np.clip(np.random.default_rng(0).lognormal(3.3, 1, 400).astype(int), 3, 350)
+    lines = [f"{'good bad ' * (n // 2)}\t{n % 2}" for n in lengths]
     Path("it's my data.tsv").write_text("\n".join(["sentence\tlabel", *lines]), encoding="utf-8")
-    Path("vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]), encoding="utf-8")
+    Path("vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ngood\nbad", encoding="utf-8")
     np.save("lengths.npy", lengths)
     return tmp_path / "my results"
 
@@ -87,12 +90,10 @@ def another(key: str) -> object:
     found = field_of(key)
     assert found is not None
     for word in (*allowed_words(found[0]), *WORDS_OF_ANY_TYPE):
-        try:
+        with suppress(ConfigError):
             value = value_of(load_config(None, [f"{key}={word}"], rules=False), key)
-        except ConfigError:
-            continue
-        if value != default_of(key):
-            return value
+            if value != default_of(key):
+                return value
     raise AssertionError(f"no value of {key} was found")
 
 
@@ -103,28 +104,13 @@ def test_every_setting_comes_back(tmp_path, monkeypatch):
         wanted, default = {key: another(key)}, {key: default_of(key)}
         assert pasted("train", run, wanted) == changed(run.config(), wanted), key
         assert pasted("train", run_of(changed(Config(), wanted), tmp_path), default) == Config(), key
+    for path in PATHS:
+        wanted = {"workload.data_path": path, "workload.cache_dir": path}
+        assert pasted("train", run, wanted) == changed(run.config(), wanted), path
     given = ["-c", str(run.config_file)]
     assert setting_words("train", run, {"train.steps": 33}) == given
     two = {"train.steps": 3, "train.eval_every": 4}
     assert setting_words("train", run, two) == [*given, "--steps", "3", "--set", "train.eval_every=4"]
-
-
-PATHS = (
-    *("a b.tsv", "it's.tsv", '"q".tsv', "null", "1e-4", "~", "true", "a: b", "#x", "a #b", "[x]", "{x}", " x ", "-x"),
-    *("--steps", "$(x)", "x;y", "数据.tsv", "a\\b", "*", "&a", "!x", "a=b", "%", "?"),
-)
-
-
-def test_any_file_name_comes_back(tmp_path):
-    run = run_of(Config(), tmp_path)
-    for path in PATHS:
-        wanted = {"workload.data_path": path, "workload.cache_dir": path}
-        assert pasted("train", run, wanted) == changed(Config(), wanted), path
-
-
-def test_the_registry_is_named_where_it_is_another(results):
-    assert next_command("report", "a b", root=Path("results")) == "dynbench report 'a b'"
-    assert parsed(next_command("report", "a b", root=results)).store().root == results
 
 
 OWN = """--dataset tsv --data-path "it's my data.tsv" --tokenizer vocab.txt"""
@@ -132,29 +118,24 @@ MINE = {"workload.data_path": "it's my data.tsv"}
 TEXTS = {**MINE, "workload.dataset": "tsv", "workload.tokenizer": "vocab.txt"}
 
 
+SUGGESTED = {
+    "lognormal --max-length 512": {"workload.dataset": "lognormal", "workload.max_length": 512},
+    "embedded --subset 200 --seed 5": {"workload.dataset": "embedded", "workload.subset": 200, "train.seed": 5},
+    f"{OWN} --subset 150": {**MINE, "workload.tokenizer": "vocab.txt", "workload.subset": 150},
+    "--from-run earlier": {**MINE, "workload.max_length": 50, "workload.pad_to_multiple_of": "auto"},
+    "lengths.npy": {"workload.dataset": "lengths", "workload.data_path": "lengths.npy"},
+    "gsm8k": {"workload.dataset": "tsv", "workload.data_path": "FILE"},
+    "lengths.npy -c 'my settings.yaml'": {**MINE, "train.learning_rate": 0.25, "workload.max_length": 60},
+    "sst2 -c 'my settings.yaml'": {"workload.dataset": "embedded", "workload.tokenizer": None},
+    "sst2 --cost-type attention --set schedule.attention_a=0.25": {"schedule.attention_a": 0.25},
+    "sst2 --capacity 9,9,8 --speeds 1,1,0.5": {"schedule.capacity": (9, 9, 8), "schedule.speeds": (1.0, 1.0, 0.5)},
+}
+"""What is planned, and settings of the training that is suggested."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("lognormal --max-length 512", {"workload.dataset": "lognormal", "workload.max_length": 512}),
-        ("embedded --subset 200", {"workload.dataset": "embedded", "workload.subset": 200}),
-        (
-            f"{OWN} --subset 150 --seed 5",
-            {**MINE, "workload.tokenizer": "vocab.txt", "workload.subset": 150, "train.seed": 5},
-        ),
-        ("--from-run earlier", {**MINE, "workload.max_length": 50, "workload.pad_to_multiple_of": "auto"}),
-        ("lengths.npy", {"workload.dataset": "lengths", "workload.data_path": "lengths.npy"}),
-        ("gsm8k", {"workload.dataset": "tsv", "workload.data_path": "FILE"}),
-        ("lengths.npy -c 'my settings.yaml'", {**MINE, "train.learning_rate": 0.25, "workload.max_length": 60}),
-        ("sst2 -c 'my settings.yaml'", {"workload.dataset": "embedded", "workload.tokenizer": None}),
-        (
-            "sst2 --cost-type attention --set schedule.attention_a=0.25 --speeds 1,1,0.5",
-            {"schedule.cost_type": "attention", "schedule.attention_a": 0.25, "schedule.speeds": (1.0, 1.0, 0.5)},
-        ),
-        ("sst2 --capacity 9,9,8", {"schedule.capacity": (9, 9, 8)}),
-    ],
-)
-def test_solve_suggests_training_on_the_same_data(results, cli, solve, monkeypatch, words, expected):
+@pytest.mark.parametrize("words", SUGGESTED)
+def test_solve_suggests_training_on_the_same_data(results, cli, solve, monkeypatch, words):
     monkeypatch.setattr(solve_view, "_places", lambda _: 64)
     earlier = changed(Config(), {**TEXTS, "workload.max_length": 60, "train.learning_rate": 0.25})
     write_text(Path("my settings.yaml"), dump_config(earlier))
@@ -171,15 +152,14 @@ def test_solve_suggests_training_on_the_same_data(results, cli, solve, monkeypat
 
     shown = cli(asked.removeprefix("dynbench "), "--dry-run", "--json").json
 
-    config = parsed(line).config()
+    config, expected = parsed(line).config(), SUGGESTED[words]
     (best,) = [line for line in out.splitlines() if " * " in line]
     policy = best.split("12")[1].split()[0]
+    planned = {"schedule.policy": policy, "schedule.window": 2 if policy == "window" else 1, "train.global_batch": 12}
+    launched = {"launch.launcher": "torchrun", "launch.nproc": 3}
+    sections = {key: key.split(".") for key in (*planned, *launched)}
+    assert {key: shown["config"][section][name] for key, (section, name) in sections.items()} == planned | launched
     assert {key: value_of(config, key) for key in expected} == expected
-    schedule = shown["config"]["schedule"]
-    assert (schedule["policy"], schedule["window"]) == (policy, 2 if policy == "window" else 1)
-    assert shown["config"]["train"]["global_batch"] == 12
-    launch = shown["config"]["launch"]
-    assert (launch["launcher"], launch["nproc"]) == ("torchrun", 3)
     assert Path(shown["run_path"]).parent == results
     assert [text for text in shown["warnings"] if "no effect" in text] == []
 
@@ -198,16 +178,6 @@ def test_solve_suggests_as_many_ranks(results, monkeypatch, own, cores):
 
     real = own not in ("launcher=virtual", "world_size=3") and (cores == 64 or own == "nproc=3")
     assert (resolved.world_size, resolved.config.launch.launcher) == (3, "torchrun" if real else "virtual")
-
-
-def test_what_does_not_fit_is_probed_again_as_configured(results):
-    config = load_config(None, ["train.epochs=3", "train.lr_warmup_steps=5", "schedule.policy=window"])
-    run = run_of(resolve(prober._to_be_probed(config), LAPTOP, RunStore(results)).config, results, "p")
-
-    lines = list(probe._next_lines(NextTraining(64, 110, "too little memory", None, split_fits=False), config, run))
-
-    again = parsed(lines[-1].removeprefix("next     ").partition(" with a larger")[0]).config()
-    assert (again.train.epochs, again.train.lr_warmup_steps, again.schedule) == (3, 5, config.schedule)
 
 
 @pytest.mark.parametrize("own", ["", "--set workload.dropout=0.1"])
@@ -245,14 +215,42 @@ def test_solve_suggests_whole_windows(solve):
     assert config.train.warmup_steps % 7 == config.train.steps % 7 == 0
 
 
-@pytest.mark.parametrize(
-    ("had", "wanted"),
-    [
-        ("train.epochs=2", {"train.steps": 9}),
-        ("train.steps=9", {"train.epochs": 2}),
-        ("train.batch_per_worker=8", {"train.global_batch": 64}),
-    ],
-)
-def test_settings_that_say_the_same_in_two_ways_are_said_once(had, wanted, tmp_path):
-    config = pasted("train", run_of(load_config(None, [had]), tmp_path), wanted)
-    assert config == load_config(None, (), wanted)
+SAME = {
+    "train.epochs=2": {"train.steps": 9},
+    "train.steps=9": {"train.epochs": 2},
+    "train.batch_per_worker=8": {"train.global_batch": 64},
+}
+
+
+@pytest.mark.parametrize("had", SAME)
+def test_settings_that_say_the_same_in_two_ways_are_said_once(had, tmp_path):
+    config = pasted("train", run_of(load_config(None, [had]), tmp_path), SAME[had])
+    assert config == load_config(None, (), SAME[had])
+
+
+AGAIN = "--epochs 3 --set train.lr_warmup_steps=5 --set schedule.policy=window"
+PROBED = [
+    ([(64, 40)], "", "--mode dynamic"),
+    ([(16, 40), (32, 24), (64, 12)], "", "--global-batch"),
+    ([(63, 1)], "", "--global-batch"),
+    ([(40, 64)], AGAIN, " with a larger --memory-limit"),
+]
+
+
+@pytest.mark.parametrize(("table", "more", "suggested"), PROBED)
+def test_training_that_fits_is_suggested_or_a_probe_of_the_same(store, cli, monkeypatch, table, more, suggested):
+    record = probe_record("workload.max_length=64", tables=[table] * 2)
+    monkeypatch.setattr(prober, "probe", lambda *_: record)
+    *_, reason, last = cli(f"probe --device cpu --nproc 2 --max-length 64 {more}").lines
+    assert suggested in last and ("--global-batch" in last) == ("all 110 steps fit" in reason)
+    line = last.removeprefix("next     ").partition(" with a larger")[0]
+    if more:
+        again, asked = parsed(line).config(), load_config(None, ["schedule.policy=window"])
+        assert (again.train.epochs, again.train.lr_warmup_steps, again.schedule) == (3, 5, asked.schedule)
+    else:
+        cli(shlex.join(shlex.split(line)[1:]), "--dry-run")
+
+
+def test_more_micro_batches_are_the_last_resort():
+    coming = NextTraining(72, 110, "step 4: too much", None, split_fits=True)
+    assert coming.instead == {"schedule.micro_batches": "auto"}

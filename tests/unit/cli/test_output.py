@@ -10,8 +10,11 @@ import sys
 
 import numpy as np
 import pytest
+from probes import probe_record
 
 from dynbench.cli import common, console
+from dynbench.cli.probe import show_probe
+from dynbench.runs.probe_record import CapacityRow, Soak
 from dynbench.table_text import Table
 
 
@@ -23,27 +26,16 @@ def test_json_is_one_line_without_nan(capsys):
     assert out.isascii()
 
 
-@pytest.mark.parametrize(
-    ("verbosity", "debug", "seen"),
-    [
-        (-1, False, ["error: e"]),
-        (0, False, ["i", "warning: w", "error: e"]),
-        (1, False, ["debug: d", "i", "warning: w", "error: e"]),
-        (0, True, ["debug: d", "i", "warning: w", "error: e", "debug: library"]),
-    ],
-)
-def test_diagnostics_go_to_stderr_by_level(verbosity, debug, seen, capsys):
+@pytest.mark.parametrize(("verbosity", "debug", "unseen"), [(-1, False, 3), (0, False, 1), (1, False, 0), (0, True, 0)])
+def test_diagnostics_go_to_stderr_by_level(verbosity, debug, unseen, capsys):
     common.set_up_logging(verbosity, debug)
     common.set_up_logging(verbosity, debug)
-    log = logging.getLogger("dynbench.something")
-    log.debug("d")
-    log.info("i")
-    log.warning("w")
-    log.error("e")
+    for level in ("debug", "info", "warning", "error"):
+        getattr(logging.getLogger("dynbench.something"), level)(level[0])
     logging.getLogger("library").debug("library")
     out, err = capsys.readouterr()
-    assert out == ""
-    assert err.splitlines() == seen
+    ours = ["debug: d", "i", "warning: w", "error: e"][unseen:]
+    assert (out, err.splitlines()) == ("", [*ours, *["debug: library"] * debug])
 
 
 @pytest.mark.parametrize("width", [40, 120, 300])
@@ -98,3 +90,16 @@ def test_a_spinner_and_a_bar_show_names_as_they_are(monkeypatch):
         display.on_stage("[/blue]")
     shown = terminal.file.getvalue()  # type: ignore[attr-defined]
     assert "[/red]" in shown and "[/blue]" in shown and SHOWN in shown
+
+
+@pytest.mark.parametrize("shrunk", [0, 2])
+def test_a_capacity_that_the_soak_of_a_probe_lowered_is_said(capsys, shrunk):
+    row = CapacityRow(rank=0, length=64, max_batch=22, tested_ok=32, tested_fail=33, peak_mem_mb=560.0)
+    lowered = row.model_copy(update={"length": 32, "max_batch": 57, "tested_ok": 64, "tested_fail": 64})
+    memory = {"peak_mem_mb": 550.0, "reserved_mem_mb": 550.0, "allocator_retries": None}
+    soak = Soak(steps=50, ok=True, shrunk=shrunk, global_batch=40 if shrunk else 64, **memory)
+    show_probe(probe_record(memory_limit_mb=540.0, capacity=[lowered, row], soak=soak))
+    shown = capsys.readouterr().out
+    of_the_soak = ("in pieces", "at a global batch of 40, the largest that fits, passed", "a margin of 11%")
+    assert [text in shown for text in of_the_soak] == [shrunk > 0] * 3
+    assert "peak: resident memory" in shown and "rank 0, 64 tokens" not in shown

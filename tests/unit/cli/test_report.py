@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from compared import compared
 from unit.cli.conftest import Cli
 
+from dynbench.report import templates_dir
 from dynbench.runs.atomic import write_json
 from dynbench.runs.store import RunStore
 
@@ -20,17 +23,10 @@ def store(tmp_path: Path) -> RunStore:
     store = RunStore(tmp_path / "results")
     run = store.create("train", "static")
     folder = store.create("analyze", "comparison", name="demo")
-    comparison = compared(candidate="other", verdict="ESTIMATE", speedup=1.5, ci95=None)
-    write_json(
-        folder.path / "comparison.json",
-        {
-            "runs": [{"id": run.id, "name": None, "summary": {}}],
-            "arms": [{"name": "static", "runs": [run.id]}],
-            "comparisons": [comparison.model_dump(mode="json")],
-            "checks": [],
-            "figures": [],
-        },
-    )
+    found = compared(candidate="other", verdict="ESTIMATE", speedup=1.5, ci95=None).model_dump(mode="json")
+    arms = [{"name": "static", "runs": [run.id]}]
+    content = {"runs": [{"id": run.id, "name": None, "summary": {}}], "arms": arms, "comparisons": [found]}
+    write_json(folder.path / "comparison.json", {**content, "checks": [], "figures": []})
     return store
 
 
@@ -42,27 +38,41 @@ def report(store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli
     return lambda line="", code=0: cli(f"report {line} --results {store.root}", code=code)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("-o - --json", "both want stdout"),
-        ("-o x.pdf", "-o x.pdf: .pdf does not fit"),
-        ("-o x.html --format md", "--format md writes another format"),
-        ("-o x.md --format html", "--format html writes another format"),
-        ("demo --open --format md", "--open shows an HTML page"),
-    ],
-)
-def test_what_does_not_fit_is_refused(report, words, said):
-    assert said in report(words, code=2).err and list(Path().iterdir()) == []
+UNFIT = {
+    "-o - --json": "both want stdout",
+    "-o x.html --format md": "--format md writes another format",
+    "-o x.md --format html": "--format html writes another format",
+    "demo --open --format md": "--open shows an HTML page",
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "start"),
-    [("x.md", "# "), ("x.txt", "# "), ("x", "# "), ("new/x.HTM", '<!doctype html>\n<html lang="zh-CN">')],
-)
-def test_the_suffix_decides_the_format_and_folders_are_made(report, name, start):
+@pytest.mark.parametrize("words", UNFIT)
+def test_what_does_not_fit_is_refused(report, words):
+    assert UNFIT[words] in report(words, code=2).err and list(Path().iterdir()) == []
+
+
+STARTS = {
+    "x.md": "# ",
+    "x.txt": "# ",
+    "x": "# ",
+    "new/x.HTM": '<!doctype html>\n<html lang="zh-CN">',
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_the_suffix_decides_the_format_and_folders_are_made(report, name):
     report(f"demo --lang zh -o {name}")
-    assert Path(name).read_text(encoding="utf-8").startswith(start)
+    assert Path(name).read_text(encoding="utf-8").startswith(STARTS[name])
+
+
+def test_a_page_has_the_tables_and_contents_of_its_markdown(report):
+    for name in ("x.md", "x.html"):
+        report(f"demo --lang zh -o {name}")
+    markdown, page = (Path(name).read_text(encoding="utf-8") for name in ("x.md", "x.html"))
+    assert page.count('<a class="h') == page.count("<h2") + page.count("<h3") > 9
+    assert page.count("<tr>") == len(re.findall(r"^\|(?! *:?-)", markdown, re.M))
+    assert page.count("<table>") == page.count('<div class="scroll"><table>') > 0
+    assert not re.search(r"> [，。；：、]|[，。；：、]</strong> ", page)
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
@@ -77,8 +87,7 @@ def test_the_next_step_names_what_was_named(report, store, cli, lang):
 
 def test_the_next_step_has_the_options_of_this_one(report, store, cli):
     """The comparison that was the latest, a template of one's own, and the folder that was named."""
-    shipped = Path(__file__).resolve().parents[3] / "report" / "template.en.md"
-    shutil.copy(shipped, "my template.md")
+    shutil.copy(templates_dir() / "template.en.md", "my template.md")
     said = report("-o 'there is/x.md' --template 'my template.md'")
     words = shlex.split(said.lines[-1])[2:]
     assert words[:2] == ["report", "demo"] and words[-2:] == ["--results", str(store.root)]
@@ -99,17 +108,17 @@ def test_the_first_page_is_printed_or_written(report, store):
 
 @pytest.mark.parametrize("opens", [True, False])
 def test_a_page_is_opened_in_the_browser(report, store, monkeypatch, opens):
-    opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or opens)
+    browser = Mock(return_value=opens)
+    monkeypatch.setattr("webbrowser.open", browser)
     assert ("no browser" in report("demo --open").err) == (not opens)
     page = store.resolve("demo").path / "report.en.html"
-    assert page.is_file() and opened == [page.resolve().as_uri()]
+    assert page.is_file()
+    browser.assert_called_once_with(page.resolve().as_uri())
 
 
 def test_planning_needs_the_runs(report, store):
-    for run in store.list():
-        if run.record().command == "train":
-            shutil.rmtree(run.path)
+    (run,) = (run for run in store.list() if run.record().command == "train")
+    shutil.rmtree(run.path)
     assert "--solve: the run folders of static are not here" in report("demo --solve", code=2).err
 
 

@@ -7,16 +7,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from made_rows import made_row
 
 from dynbench.analysis import figures
-from dynbench.cli.console import TRAINING, display
 from dynbench.cli.train import _to_gain, analysis_command
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config, dump_config
-from dynbench.engine.launching.progress import Progress
 from dynbench.engine.launching.resolve import launch_warnings, resolve, this_machine
 from dynbench.engine.launching.run_launch import create_run
 from dynbench.experiment import training
@@ -27,16 +26,6 @@ from dynbench.runs.run import Run, Status
 from dynbench.runs.store import Naming, RunStore
 
 TWO = "--nproc 2 --device cpu"
-
-
-@pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The results folder of an empty working folder, not made yet; no ranks can be launched."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DYNBENCH_RESULTS", raising=False)
-    for place in ("torchrun.run_torchrun", "run_launch.process_group"):
-        monkeypatch.setattr(f"dynbench.engine.launching.{place}", lambda *_: pytest.fail("ranks were launched"))
-    return tmp_path / "results"
 
 
 @pytest.mark.slow
@@ -66,44 +55,6 @@ def test_dry_run_refuses_results_that_cannot_be_written(tmp_path, monkeypatch, c
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def of_eight(*schedule: str) -> str:
-    """Eight ranks with settings of the schedule."""
-    return " ".join(["--nproc 8 --device cpu", *(f"--set schedule.{each}" for each in schedule)])
-
-
-OTHER_SCHEMA = '{"schema_version": 9, "world_size": 2, "allreduce": [{"megabytes": 1, "ms": 1}]}'
-UNEQUAL = of_eight("policy=partition", "micro_batches=auto", "capacity=20,20,20,20,20,20,20,9")
-VIRTUAL = "--set launch.launcher=virtual"
-REFUSED = [
-    (f"{TWO} --global-batch 63", 2, "62 or 64"),
-    (f"{TWO} --mode dynamic --capacity 20,11", 4, "--global-batch 31, the largest below 64 that fits in all"),
-    (f"{TWO} --capacity no-such-probe", 2, "no-such-probe"),
-    (UNEQUAL, 2, "unequal capacity"),
-    (f"{UNEQUAL} {VIRTUAL} --set launch.nproc=auto --world-size 8 --dry-run", 2, "unequal capacity"),
-    (of_eight("policy=group_by_length", "micro_batches=3"), 2, "not a multiple of the 8 ranks times 3"),
-    (of_eight("policy=partition", "cost_coefficients=3.0,0.0,0.0"), 2, "schedule.cost_coefficients"),
-    (f"{VIRTUAL} --set launch.comm_model=comm.json", 2, "schema version 9, this version reads 1"),
-    (f"{TWO} --exposed {VIRTUAL} --set launch.world_size=2 --dry-run", 2, "true, but virtual ranks send"),
-    (f"{TWO} --exposed --sync ps --dry-run", 2, "a server steps by what workers send"),
-]
-"""One of each stage that finds mistakes; the rules have tests of their own."""
-
-
-@pytest.mark.parametrize(("arguments", "exit_code", "said"), REFUSED)
-def test_mistakes_are_found_before_anything_is_made(results, cli, arguments, exit_code, said):
-    Path("comm.json").write_text(OTHER_SCHEMA, encoding="utf-8")
-    found = cli(f"train --json {arguments}", code=exit_code)
-    assert found.json["error"]["exit_code"] == exit_code and said in found.mistake
-    assert not results.exists()
-
-
-def test_ranks_that_run_already_find_them_too(results, cli, monkeypatch):
-    for key, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}.items():
-        monkeypatch.setenv(key, value)
-    assert "unequal capacity" in cli(f"train --json {UNEQUAL.removeprefix('--nproc 8')}", code=2).mistake
-    assert not results.exists()
-
-
 def test_what_takes_turns_with_no_communication_can_start(results, cli):
     assert "communicate: true" in cli(f"train --dry-run --exposed {TWO} --name b").out
     assert list(results.parent.iterdir()) == []
@@ -122,13 +73,9 @@ def finished(store: RunStore, mode: str, *overrides: str, name: str | None = Non
     return run
 
 
-def test_the_next_step_pairs_what_differs_in_scheduling_only(tmp_path):
-    store = RunStore(tmp_path)
-
+def test_the_next_step_pairs_what_differs_in_scheduling_only(store):
     def named(run: Run) -> list[str]:
-        *words, option, folder = shlex.split(analysis_command(run, store))
-        assert (words[:2], option, folder) == (["dynbench", "analyze"], "--results", str(tmp_path))
-        return words[2:]
+        return shlex.split(analysis_command(run, store))[2:]
 
     static = finished(store, "static", name="runA")
     assert named(static) == ["runA"]
@@ -138,17 +85,8 @@ def test_the_next_step_pairs_what_differs_in_scheduling_only(tmp_path):
     assert named(longer) == [longer.id]
 
 
-def test_epochs_are_printed_as_they_end(capsys):
-    with display(True, "starting ranks", TRAINING) as shown:
-        for lines in ((), ("epoch 1",), ("epoch 1",), ("epoch 1", "epoch 2")):
-            shown.on_training(Progress(1, 20, 1.0, epochs=(lines,)))
-    printed = capsys.readouterr().err.splitlines()
-    assert [line for line in printed if line.startswith("epoch")] == ["epoch 1", "epoch 2"]
-
-
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
-def test_what_there_is_to_gain_comes_with_a_comparison_that_can_start(tmp_path, cli, mode):
-    store = RunStore(tmp_path)
+def test_what_there_is_to_gain_comes_with_a_comparison_that_can_start(store, cli, mode):
     run = finished(store, mode, "launch.device=cpu", "launch.nproc=2")
     unknown = {"wait_fraction": 0.188, "padding_ratio": 3.0, "waste": {"waiting": None, "padding": None}}
     known = {**unknown, "waste": {"waiting": 0.188, "padding": 0.4}}
@@ -179,7 +117,8 @@ def launched(arms: Sequence[tuple[Config, Naming]], store: RunStore, *, asked: C
 
 
 @pytest.fixture
-def store(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+def made_up(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    """The registry of runs that are not launched."""
     monkeypatch.setattr(training, "launch_arms", launched)
     return store
 
@@ -188,49 +127,50 @@ TINY = (*TWO.split(), "--global-batch", "8", "--steps", "5", "--warmup-steps", "
 
 
 @pytest.mark.slow
-def test_a_run_is_drawn_at_its_end(store, cli):
+def test_a_run_is_drawn_at_its_end(made_up, cli):
     shown = cli("train --json", *TINY).json
     drawn = [Path(path) for path in shown["figures"]]
     assert {path.stem for path in drawn} >= {"timeline", "step_time", "time_breakdown"}
     assert all(path.suffix == ".png" and path.stat().st_size > 0 for path in drawn)
     assert {path.parent for path in drawn} == {Path(shown["run"]["path"]) / "figures"}
-    again = cli("analyze --json", shown["run"]["id"]).json["figures"]
-    assert sorted(again) == sorted(shown["figures"])
+    assert {*cli("analyze --json", shown["run"]["id"]).json["figures"]} == {*shown["figures"]}
 
 
-def test_figures_that_cannot_be_drawn_do_not_fail_the_run(store, cli, monkeypatch):
-    def fail(*_: object) -> None:
-        raise RuntimeError("no font")
-
-    monkeypatch.setattr(figures, "draw_figures", fail)
+def test_figures_that_cannot_be_drawn_do_not_fail_the_run(made_up, cli, monkeypatch):
+    monkeypatch.setattr(figures, "draw_figures", Mock(side_effect=RuntimeError("no font")))
     said = cli("train --name a --json", *TINY)
     assert (said.json["figures"], said.json["summary"]["steps"]) == ([], 5)
     assert "RuntimeError: no font; dynbench analyze a " in said.err
-    assert store.resolve("a").status is Status.COMPLETED
+    assert made_up.resolve("a").status is Status.COMPLETED
 
 
-def test_a_setting_without_effect_is_said_once_and_recorded(store, cli):
-    said = cli("train --name a --no-figures --set launch.comm_model=none", *TINY)
-    (warning,) = store.resolve("a").record().warnings
-    assert warning.startswith("launch.comm_model: 'none' has no effect")
-    assert said.err.count("launch.comm_model") == 1
-    unread = "--cost-type attention --set schedule.replan_steps=3"
-    warnings = cli(f"train {unread} --dry-run --json", *TINY).json["warnings"]
-    assert [line.partition(":")[0] for line in warnings] == ["schedule.cost_type", "schedule.replan_steps"]
+UNREAD = {
+    "train --no-figures": ["launch.comm_model=none"],
+    "train --dry-run": ["schedule.cost_type=attention", "schedule.replan_steps=3"],
+    "solve lognormal --policy static": ["schedule.solver=greedy"],
+    "compare --dry-run --arm a --arm b:policy=partition --set analysis.confidence=0.9": ["compress.ratio=0.5"],
+}
 
 
-def test_launches_of_a_comparison_and_what_a_probe_has_read_are_not_warned_of(store, monkeypatch):
-    monkeypatch.setattr(figures, "draw_figures", lambda *_: pytest.fail("drawn"))
+@pytest.mark.parametrize("line", UNREAD)
+def test_a_setting_without_effect_is_said_once_and_recorded(made_up, cli, line):
+    few = "--world-size 2" if line.startswith("solve") else f"{TWO} --warmup-steps 1"
+    sets = [word for text in UNREAD[line] for word in ("--set", text)]
+    said = cli(f"{line} {few} --steps 5 --global-batch 8 --json", *sets)
+    (recorded,) = [run.record().warnings for run in made_up.list()] or [said.json["warnings"]]
+    assert [line for line in said.err.splitlines() if "no effect" in line] == [f"warning: {line}" for line in recorded]
+    assert [line.partition(":")[0] for line in recorded] == [text.partition("=")[0] for text in UNREAD[line]]
+
+
+def test_what_a_probe_has_read_is_not_warned_of(made_up, monkeypatch):
     monkeypatch.setattr(training, "make_probe", lambda *_: "auto")
-    settings = ["train.global_batch=8", "launch.nproc=2", "launch.device=cpu"]
-    alone = [*settings, "schedule.mode=dynamic", "schedule.micro_batches=auto", "probe.run=auto", "probe.repeats=2"]
-    for warn_unread, given in ((False, [*settings, "launch.comm_model=none"]), (True, alone)):
-        result = run_training(load_config(None, given), store, warn_unread=warn_unread)
-        assert result is not None and result.figures == () and result.run.record().warnings == []
+    given = "train.global_batch=8 launch.nproc=2 launch.device=cpu schedule.mode=dynamic schedule.micro_batches=auto"
+    result = run_training(load_config(None, [*given.split(), "probe.run=auto", "probe.repeats=2"]), made_up)
+    assert result is not None and result.run.record().warnings == []
 
 
 @pytest.mark.parametrize("save", [True, False])
-def test_it_ends_with_five_lines(store, cli, save):
+def test_it_ends_with_five_lines(made_up, cli, save):
     lines = cli("train --name a --no-figures", *TINY, *["--save-model"] * save).lines
     assert [line[:10].strip() for line in lines] == ["trained", "to gain", "loss", "warnings", "where"]
     assert "static on 2 ranks" in lines[0] and "25 % of token positions are padding" in lines[1]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -22,27 +21,17 @@ ADDRESS = "http://localhost:6007/"
 def argv(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A package that only remembers what it was started with; Ctrl-C comes at once."""
     given: list[str] = []
-
-    class TensorBoard:
-        def configure(self, argv: Sequence[str]) -> None:
-            given[:] = argv
-
-        def launch(self) -> str:
-            return ADDRESS
-
-    package, program = ModuleType("tensorboard"), ModuleType("tensorboard.program")
-    vars(package).update(program=program)
-    vars(program).update(TensorBoard=TensorBoard, TensorBoardServerException=OSError)
-    monkeypatch.setitem(sys.modules, "tensorboard", package)
+    board = Mock(configure=lambda argv: given.__setitem__(slice(None), argv), launch=lambda: ADDRESS)
+    program = SimpleNamespace(TensorBoard=lambda: board, TensorBoardServerException=OSError)
+    monkeypatch.setitem(sys.modules, "tensorboard", SimpleNamespace(program=program))
     monkeypatch.setitem(sys.modules, "tensorboard.program", program)
     monkeypatch.setattr(module, "wait_for_ctrl_c", Mock(side_effect=KeyboardInterrupt))
     return given
 
 
-def trained(store: RunStore, name: str, *, writes: bool = True, group: str | None = None) -> Run:
+def trained(store: RunStore, name: str, *, writes: bool = True, **record: str) -> Run:
     run = store.create("train", "static", name=name)
-    if group is not None:
-        run.update(group=group)
+    run.update(**record)
     if writes:
         (run.path / SCALARS_FOLDER).mkdir()
     return run
@@ -67,10 +56,7 @@ def test_a_comparison_means_what_was_launched_for_it(store, argv, cli):
     assert argv[2] == f"arm:{arm.path.resolve() / SCALARS_FOLDER}"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [("plain", "plain: no scalars"), ("", "no run has scalars"), ("nobody", "nobody")],
-)
+@pytest.mark.parametrize(("arguments", "said"), [("", "no run has scalars"), ("nobody", "nobody")])
 def test_without_scalars_it_says_how_to_get_them(store, argv, cli, arguments, said):
     trained(store, "plain", writes=False)
     assert said in cli(f"tensorboard {arguments}", code=2).err and not argv

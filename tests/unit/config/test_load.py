@@ -1,18 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from unit.config.conftest import refused
 
+from dynbench.config import values
 from dynbench.config.layers import load_config
-from dynbench.errors import ConfigError, UsageError
-
-WORKLOADS = (
-    "MODULE:CLASS or FILE.py:CLASS of your own or text_classification, causal_lm, "
-    "image_classification, mlp; a plug-in of your own: name its file "
-    "in DYNBENCH_PLUGINS"
-)
+from dynbench.config.schema import config_digest, value_of
+from dynbench.errors import UsageError
 
 
 def write(folder: Path, text: str) -> Path:
@@ -22,73 +19,65 @@ def write(folder: Path, text: str) -> Path:
 
 
 def problems(path: Path | None = None, overrides: tuple[str, ...] = (), flags: Mapping[str, object] = {}) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        load_config(path, overrides, flags)
-    return [problem.replace(f"{path}:", "c.yaml:") for problem in caught.value.problems]
+    return [line.replace(f"{path}:", "c.yaml:") for line in refused(load_config, path, overrides, flags)]
 
 
-PACKED = {"schedule.policy": "partition", "schedule.mode": "dynamic", "workload.layout": "packed"}
 CAPACITIES = {"8": 8, "8,4": (8, 4), "[8, 4]": (8, 4), "[]": (), "@latest": "@latest", "null": None}
-TAKEN: list[tuple[str, Sequence[str], dict[str, object], dict[str, object]]] = [
-    (
-        "train: {steps: 1, seed: 1, global_batch: 8}",
-        ["train.seed=2", "train.global_batch=16"],
-        {"train.global_batch": "32"},
-        {"train.steps": 1, "train.seed": 2, "train.global_batch": 32},
-    ),
-    (
-        "",
-        ["train.learning_rate=1", "train.weight_decay=1e-4", "train.steps = 7 "],
-        {},
-        {"train.learning_rate": 1.0, "train.weight_decay": 1e-4, "train.steps": 7},
-    ),
-    (
-        "",
-        ["workload.dataset=tsv", "workload.data_path=1e-4", "workload.tokenizer=no", "workload.text_column=007"],
-        {},
-        {"workload.data_path": "1e-4", "workload.tokenizer": "no", "workload.text_column": "007"},
-    ),
-    ("", [], {"launch.rdzv_id": "123"}, {"launch.rdzv_id": "123"}),
-    (
-        "train: {steps: many}\nlaunch: {slowdown: {0: 2}, nproc: 3}",
-        ["train.steps=3", "launch.slowdown.1=3", "launch={nproc: 2}"],
-        {},
-        {"train.steps": 3, "launch.slowdown": {0: 2.0, 1: 3.0}, "launch.nproc": 2},
-    ),
-    ("", [], {"schedule.policy": "prefix"}, {"schedule.mode": "dynamic"}),
-    ("", [], {"schedule.policy": "static"}, {"schedule.mode": "static"}),
-    ("", [], {"schedule.mode": "dynamic"}, {"schedule.policy_name": "partition"}),
-    ("", [], {}, {"schedule.policy_name": "static", "workload.layout": "padded"}),
-    ("", ["schedule.policy=partition"], {}, {"schedule.policy": "partition", "workload.layout": "padded"}),
-    ("", ["schedule.policy=packed"], {}, PACKED),
-    ("", [], {"schedule.policy": "packed", "workload.layout": "packed"}, PACKED),
-    ("schedule: {policy: packed}\nworkload:", [], {}, PACKED),
-    ("", ["schedule.policy=static packed"], {}, {"schedule.policy_name": "static", "workload.layout": "packed"}),
-    *(("", [f"schedule.capacity={text}"], {}, {"schedule.capacity": value}) for text, value in CAPACITIES.items()),
-    *(("", [], {"schedule.capacity": text}, {"schedule.capacity": value}) for text, value in CAPACITIES.items()),
-]
+TAKEN = {
+    "train.learning_rate=1": 1.0,
+    "train.weight_decay=1e-4": 1e-4,
+    "train.steps = 7 ": 7,
+    "workload.data_path=1e-4": "1e-4",
+    "workload.tokenizer=no": "no",
+    "workload.text_column=007": "007",
+    "launch.rdzv_id=123": "123",
+    **{f"schedule.capacity={text}": value for text, value in CAPACITIES.items()},
+}
+"""A setting, and what is taken for it."""
+DECIDED = {
+    "": ("static", "static", "padded"),
+    "schedule.policy=prefix": ("dynamic", "prefix", "padded"),
+    "schedule.policy=static": ("static", "static", "padded"),
+    "schedule.mode=dynamic": ("dynamic", "partition", "padded"),
+    "schedule.policy=packed": ("dynamic", "partition", "packed"),
+    "schedule.policy=packed workload.layout=packed": ("dynamic", "partition", "packed"),
+    "schedule.policy=static-packed": ("static", "static", "packed"),
+}
+"""Settings, and the mode, policy and layout that they mean."""
 
 
-@pytest.mark.parametrize(("text", "overrides", "flags", "expected"), TAKEN)
-def test_what_is_given_is_taken(tmp_path, text, overrides, flags, expected):
-    config = load_config(write(tmp_path, text), overrides, flags)
-    for key, value in expected.items():
-        section, _, name = key.partition(".")
-        found = getattr(getattr(config, section), name)
-        assert (found, type(found)) == (value, type(value)), key
+def test_the_command_line_is_laid_over_the_file(tmp_path):
+    text = "train: {steps: many, seed: 1, global_batch: 8}\nworkload:\nlaunch: {slowdown: {0: 2}, nproc: 3}"
+    overrides = ("train.steps=3", "train.seed=2", "train.global_batch=16", "launch.slowdown.1=3", "launch={nproc: 2}")
+    config = load_config(write(tmp_path, text), overrides, {"train.global_batch": "32"})
+    assert (config.train.steps, config.train.seed, config.train.global_batch) == (3, 2, 32)
+    assert (config.launch.slowdown, config.launch.nproc) == ({0: 2.0, 1: 3.0}, 2)
+
+
+@pytest.mark.parametrize("given", TAKEN)
+def test_a_value_is_read_by_the_type_of_its_setting(given):
+    key, _, text = given.partition("=")
+    for overrides, flags in (([given], {}), ([], {key.strip(): text})):
+        found = value_of(load_config(None, overrides, flags, rules=False), key.strip())
+        assert (found, type(found)) == (TAKEN[given], type(TAKEN[given]))
+
+
+@pytest.mark.parametrize("given", DECIDED)
+def test_mode_policy_and_layout_decide_each_other(given):
+    sets = [text.replace("-", " ") for text in given.split()]
+    for overrides, flags in ((sets, {}), ([], dict(text.split("=") for text in sets))):
+        config = load_config(None, overrides, flags)
+        schedule = config.schedule
+        assert (schedule.mode, schedule.policy_name, config.workload.layout) == DECIDED[given]
 
 
 def test_all_mistakes_of_all_layers_come_at_once(tmp_path):
-    path = write(
-        tmp_path,
+    text = (
         "train:\n  steps: 0\n  lernin: 3\n  steps: 5\nschedule:\n  mode: dynamc\n  capacity: -3\nlaunch: 5\n"
-        "trian: {}\nlaunch.nproc: 3\nglobal_batch: 4\n",
+        "trian: {}\nlaunch.nproc: 3\nglobal_batch: 4\n"
     )
-    found = problems(
-        path,
-        ("train.stps=3", "foo", "schedule.window=[", "schedule.solver=greddy"),
-        {"train.global_batch": "abc", "nothing.like_it": 1},
-    )
+    overrides = ("train.stps=3", "foo", "schedule.window=[", "schedule.solver=greddy")
+    found = problems(write(tmp_path, text), overrides, {"train.global_batch": "abc", "nothing.like_it": 1})
     expected = [
         "c.yaml:4: train.steps: given twice, first in line 2; keep one",
         "--set foo: write it as key=value, like --set train.steps=200",
@@ -106,29 +95,24 @@ def test_all_mistakes_of_all_layers_come_at_once(tmp_path):
         "c.yaml:11: global_batch: unknown key. Did you mean 'train.global_batch'?",
         "nothing: unknown key.",
     ]
-    missing = [text for text in expected if not any(problem.startswith(text) for problem in found)]
-    assert missing == []
+    assert [text for text in expected if not any(problem.startswith(text) for problem in found)] == []
     assert len(found) == len(expected)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "allowed"),
-    [
-        ("train.steps", "1.5", "a whole number > 0"),
-        ("train.learning_rate", ".nan", "a number > 0 or auto"),
-        ("workload.dropout", "1", "a number >= 0 and < 1 or null"),
-        ("workload.max_length", "1", "a whole number >= 2"),
-        ("compress.error_feedback", "yes", "true or false or auto"),
-        ("schedule.buffer", "none", "a whole number > 0 or auto"),
-        ("schedule.cost_coefficients", "1,2", "a list of 3 numbers >= 0 or null"),
-        ("schedule.speeds", "[1, 0]", "a list of numbers > 0, auto or null"),
-        ("launch.slowdown", "1:0.5", "a mapping from a whole number >= 0 to a number >= 1"),
-        ("workload.name", "vision", WORKLOADS),
-    ],
-)
-def test_values_say_what_is_allowed(key, value, allowed):
-    (found,) = problems(None, (f"{key}={value}",))
-    assert found.startswith(f"--set {key}: ") and found.endswith(f"Allowed: {allowed}")
+ALLOWED = {
+    "workload.max_length=1": "a whole number >= 2",
+    "workload.dropout=1": "a number >= 0 and < 1 or null",
+    "compress.error_feedback=yes": "true or false or auto",
+    "schedule.cost_coefficients=1,2": "a list of 3 numbers >= 0 or null",
+    "schedule.speeds=[1, 0]": "a list of numbers > 0, auto or null",
+    "launch.slowdown=1:0.5": "a mapping from a whole number >= 0 to a number >= 1",
+}
+
+
+@pytest.mark.parametrize("given", ALLOWED)
+def test_values_say_what_is_allowed(given):
+    (found,) = problems(None, (given,))
+    assert found.startswith(f"--set {given.partition('=')[0]}: ") and found.endswith(f"Allowed: {ALLOWED[given]}")
 
 
 def test_rules_are_checked_and_located(tmp_path):
@@ -161,3 +145,18 @@ def test_a_file_that_cannot_be_read(tmp_path):
 def test_a_mistake_is_named_once_with_its_place(tmp_path, text, given, places):
     found = problems(write(tmp_path, text), given)
     assert [line[: len(place)] for line, place in zip(found, places, strict=True)] == places
+
+
+def test_digest_ignores_the_seed_and_nothing_of_substance():
+    base, seed, steps = (load_config(None, given) for given in ([], ["train.seed=3"], ["train.steps=3"]))
+    assert config_digest(seed) == config_digest(base) != config_digest(steps)
+    assert config_digest(seed, exclude=()) != config_digest(base, exclude=())
+    assert config_digest(steps, exclude=("train",)) == config_digest(base, exclude=("train",))
+
+
+def test_every_field_is_described_in_words_and_in_the_schema():
+    assert len(values.all_keys()) > 50
+    for key in values.all_keys():
+        info, below = values.field_of(key) or (None, None)
+        assert info is not None and info.description and below == ()
+        assert not any(sign in values.describe(info) for sign in ("<class", "typing", "Annotated")), key

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from recipe_files import load_cells
+from unit.config.conftest import refused
 
 from dynbench.config.part_rules import whole_window_steps
-from dynbench.config.recipes import find_recipe, list_recipes, load_recipe, recipes_dir
-from dynbench.errors import ConfigError, UsageError
+from dynbench.config.recipes import Launches, dump_recipe, find_recipe, list_recipes, load_recipe, recipes_dir
+from dynbench.errors import UsageError
 
 SHIPPED = list(list_recipes())
 
@@ -32,10 +33,8 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def problems(tmp_path: Path, text: str, **options: object) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        load_cells(written(tmp_path, text), **options)  # type: ignore[arg-type]  # options of the test's caller
-    return [problem.removeprefix(f"{tmp_path}/mine.yaml:") for problem in caught.value.problems]
+def problems(tmp_path: Path, text: str) -> list[str]:
+    return [line.removeprefix(f"{tmp_path}/mine.yaml:") for line in refused(load_cells, written(tmp_path, text))]
 
 
 def test_every_file_of_the_folder_is_a_recipe_and_none_is_forgotten():
@@ -121,3 +120,62 @@ def test_recipes_are_found_by_path_and_by_name(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="Did you mean 'quickstart'") as caught:
         find_recipe("quikstart")
     assert "sst2_cost_types" in caught.value.hint
+
+
+def launches(folder: Path, text: str, **flags: object) -> Launches:
+    """Those of a recipe, under options of the command line."""
+    path = written(folder, GOOD.replace("launches: 4", f"launches: {text}"))
+    return load_cells(path, launches=flags)[0].launches
+
+
+LAUNCHES = {
+    "4": Launches(count=4),
+    "3": Launches(count=3),  # arms may take turns
+    "{mode: interleaved, count: 3}": Launches(count=3, mode="interleaved"),
+    **{f"{{half_width: {text}}}": Launches(half_width=0.03) for text in ("3%", "0.03", "'3 %'")},
+}
+
+
+@pytest.mark.parametrize("text", LAUNCHES)
+def test_launches_are_a_number_or_a_section(tmp_path, text):
+    found = launches(tmp_path, text)
+    assert found == LAUNCHES[text]
+    assert found.half_width != 0.03 or found.planned == 8
+
+
+def test_the_command_line_is_laid_over_them(tmp_path):
+    over = {"half_width": "5%", "first": 4, "block": None, "max_time_s": 90.0}
+    expected = Launches(count=4, block=8, half_width=0.05, first=4, max_time_s=90.0)
+    assert launches(tmp_path, "{count: 4, block: 8}", **over) == expected
+
+
+@pytest.mark.parametrize("text", ["4", "{count: 4, mode: apart}", "{half_width: 3%, first: 6, max_launches: 20}"])
+def test_a_resolved_recipe_loads_back(tmp_path, text):
+    first = load_recipe(written(tmp_path, GOOD.replace("launches: 4", f"launches: {text}")))
+    assert load_recipe(written(tmp_path, dump_recipe(first))) == first
+
+
+WRONG = {
+    "{count: 3, mode: apart}": "launches.count: 3 launches per arm; apart, in ABBA order,",
+    "4 --count 5 --mode apart": "--launches: 5 launches per arm",
+    "{half_width: 3%, first: 7, mode: apart}": "launches.first: 7 launches per arm",
+    "4 --max_launches 9": "--max-launches: 9 is of no use without half_width, which is not given",
+    "{count: 4, first: 6}": "launches.first: 6 is of no use without half_width",
+    "{half_width: 3%, max_launches: 4}": "launches.max_launches: 4 is less than the 8 of the first stage",
+    "4 --half_width wide": "--half-width: 'wide' is not allowed",
+    "4 --half_width 300%": "--half-width: '300%' is not allowed",
+    "4 --block 0": "--block: 0 is not allowed",
+    "{cuont: 4}": "launches.cuont: unknown key. Did you mean 'count'?",
+    "{mode: apartt}": "launches.mode: 'apartt' is not allowed",
+    "four": "launches: 'four' is not allowed",
+}
+"""Launches of a recipe and options of the command line, and what is said of them."""
+
+
+@pytest.mark.parametrize("given", WRONG)
+def test_what_is_wrong_is_named(tmp_path, given):
+    text, *options = given.split(" --")
+    flags = dict(option.split() for option in options)
+    typed = {name: int(value) if value.isdigit() else value for name, value in flags.items()}
+    (line,) = refused(launches, tmp_path, text, **typed)
+    assert WRONG[given] in (line[: len(WRONG[given])], line.partition(": ")[2][: len(WRONG[given])]), line

@@ -68,19 +68,6 @@ def configured(*given: str) -> Any:
     return config_digest(config), [key for key in ("extra", "other") if key in written], list(digests().values())
 
 
-def refusal(workload: str) -> str:
-    """Why a workload is not taken."""
-    from dynbench.config.layers import load_config
-    from dynbench.errors import DynbenchError
-    from dynbench.workloads.registry import build_workload
-
-    try:
-        build_workload(load_config(None, [f"workload.name={workload}", "workload.subset=64"])).build_model(0)
-    except DynbenchError as error:
-        return error.message
-    return "taken"
-
-
 def answer(name: str, given: Sequence[Any], variables: dict[str, str]) -> None:
     """Print what a program returns."""
     os.environ.update(variables)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import inspect
-import json
 import pkgutil
 import tempfile
-from pathlib import Path
 from types import SimpleNamespace
 
 import click
@@ -34,55 +33,52 @@ def kinds(base: type[DynbenchError] = DynbenchError) -> list[type[DynbenchError]
 
 
 KINDS = kinds()
+EACH = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
 
 def made(kind: type[DynbenchError], message: str = MESSAGE, hint: str = HINT) -> DynbenchError:
-    wanted = inspect.signature(kind).parameters
-    extra = {"signum": 15} if "signum" in wanted else {}
+    extra = {"signum": 15} if "signum" in inspect.signature(kind).parameters else {}
     return kind([message] if kind is ConfigError else message, hint, **extra)  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
-def kind(request: pytest.FixtureRequest) -> type[DynbenchError]:
-    found: type[DynbenchError] = request.param
-    return found
-
-
-def test_the_text_of_an_error_has_its_hint(kind: type[DynbenchError]) -> None:
-    assert str(made(kind)) == f"{MESSAGE}\nhint: {HINT}"
-    assert str(made(kind, hint="")) == MESSAGE
+@EACH
+def test_the_text_of_an_error_has_its_hint(kind):
+    assert (str(made(kind)), str(made(kind, hint=""))) == (f"{MESSAGE}\nhint: {HINT}", MESSAGE)
     later = made(kind, hint="")
     later.hint = HINT
     assert HINT in str(later)
 
 
-def test_the_command_line_shows_them_apart(
-    kind: type[DynbenchError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+ENDINGS = [
+    *((made(kind), made(kind).exit_code, kind.kind, MESSAGE) for kind in KINDS),
+    (KeyboardInterrupt(), 130, "interrupted", "interrupted"),
+    (click.Abort(), 130, "interrupted", "interrupted"),
+    (PermissionError(errno.EACCES, "Permission denied", "x"), 2, "storage", "x: Permission denied"),
+    (OSError("No space left on device (os error 28)"), 2, "storage", "output: No space left on device"),
+]
 
+
+@pytest.mark.parametrize(("error", "code", "kind", "message"), ENDINGS, ids=lambda each: type(each).__name__)
+def test_the_command_line_shows_message_and_hint_apart(error, code, kind, message, monkeypatch, cli, tmp_path):
     @click.command()
     @click.option("--json", is_flag=True)
     def command(json: bool) -> None:
-        raise made(kind)
+        raise error
 
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(main_module, "import_module", lambda name: SimpleNamespace(train=command))
-    code = main_module.main(["train", "--json"])
-    printed = capsys.readouterr()
-    hint = HINT
-    if kind is BugError:
-        (traceback,) = tmp_path.glob("dynbench-bug-*")
-        hint = f"This is a bug in dynbench; the traceback is in {traceback}, --debug prints it. {HINT}"
-    assert printed.err.splitlines() == [f"error: {MESSAGE}", f"hint: {hint}"]
-    assert json.loads(printed.out)["error"] == {
-        "kind": kind.kind,
-        "message": MESSAGE,
-        "hint": hint,
-        "exit_code": code,
-    }
+    said = cli("train --json", code=code)
+    hint = said.json["error"]["hint"]
+    assert said.json["error"] == {"kind": kind, "message": message, "hint": hint, "exit_code": code}
+    assert said.err.strip().splitlines() == [f"error: {message}", *[f"hint: {hint}"] * bool(hint)]
+    if isinstance(error, DynbenchError):
+        bug = "This is a bug in dynbench; the traceback is in {}, --debug prints it."
+        kept = [bug.format(file) for file in tmp_path.iterdir()]
+        assert hint == " ".join([*kept, HINT]) and len(kept) == isinstance(error, BugError)
 
 
-def test_a_rank_records_them_apart(kind: type[DynbenchError], tmp_path: Path) -> None:
+@EACH
+def test_a_rank_records_them_apart(kind, tmp_path):
     run = Run(tmp_path / "a-run")
     run.ranks_dir.mkdir(parents=True)
     record_failure(run, 0, made(kind))
@@ -93,13 +89,7 @@ def test_a_rank_records_them_apart(kind: type[DynbenchError], tmp_path: Path) ->
     assert str(reported).count(HINT) == 1
 
 
-def test_several_problems_keep_a_line_each() -> None:
-    error = ConfigError(["a: 1", "b: 2"], HINT)
-    assert str(error).splitlines() == ["a: 1", "b: 2", f"hint: {HINT}"]
-    assert error.problems == ("a: 1", "b: 2")
-
-
-def test_a_path_that_cannot_be_one_is_a_mistake_of_whoever_gave_it(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_one_is_a_mistake_of_whoever_gave_it(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for path in (tmp_path / ("a" * 300), tmp_path / "file" / "below", tmp_path / "loop", tmp_path):
