@@ -110,7 +110,7 @@ scale: install-test ## a JSON array of 1 GB tokenised, killed in the middle and 
 	$(BIN)/python tests/scale/json_array.py results/scale
 
 soak: install-test ## 30 minutes of training (SOAK_MINUTES=3 for fewer): memory and open files stay what they were
-	$(BIN)/python tests/scale/soak.py results/soak --minutes $(SOAK_MINUTES)
+	PYTHONPATH=tests $(BIN)/python -m scale.soak results/soak --minutes $(SOAK_MINUTES)
 
 # A report of all packages first; then each of those that are held to it.
 coverage: install-more ## lines and branches that tests/unit runs; fails below 90 % of schedule, analysis, config, runs, compress

@@ -32,14 +32,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--skipped-to", type=Path, help="Append how many tests were skipped, and why, to this file.")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Under pytest 9.2 pytest-xdist 3.8 groups nothing (its issue 1386): launches made once for many are made twice."""
-    if config.getoption("dist", "no") == "loadgroup" and pytest.version_tuple >= (9, 2):
-        raise pytest.UsageError(
-            f"pytest {pytest.__version__} loses the groups of pytest-xdist: pip install 'pytest<9.2'"
-        )
-
-
 def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: they are left out of what the garbage collector looks through in each test."""
     gc.collect()

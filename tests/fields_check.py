@@ -65,50 +65,30 @@ class Check:
             wild = [each for path, each in fields.items() if re.fullmatch(re.sub("<[^>]+>", ".+", path), key)]
             found = next(iter(wild), None)
         if found is None:
-            self._problem(
-                document, f"add `{prefix}{key}: {_type_of(item)}, UNIT - MEANING`  (in {where}: {item!r:.60})"
-            )
+            self._problem(document, f"add `{prefix}{key}: TYPE, UNIT - MEANING`  (in {where}: {item!r:.60})")
             return None
         self.used.add((document.name, found.path))
         return found
 
     def _value(self, document: Document, found: Field, item: object, where: str) -> None:
-        if item is None:
-            if not found.nullable and found.kind != "any":
-                self._problem(document, f"{found.path} is {found.type}, and null stands in {where}")
+        kind, path, items = found.kind, found.path, [item]
+        if item is None and found.nullable:
             return
-        kind, path = found.kind, found.path
-        items = [item]
-        if kind == "array" or kind.startswith("array of "):
-            if not isinstance(item, list | tuple):
-                self._problem(document, f"{path} is {found.type}, and {item!r:.60} stands in {where}")
-                return
+        if kind.startswith("array") and isinstance(item, list | tuple):
             kind, path, items = kind.removeprefix("array").removeprefix(" of ") or "any", f"{path}[]", list(item)
-        for each in items:
-            if kind == "any":
-                continue
+        for each in items if kind != "any" else ():
             if kind in SCALARS:
-                if not isinstance(each, SCALARS[kind]) or isinstance(each, bool) != (kind == "boolean"):
-                    self._problem(document, f"{path} is {found.type}, and {each!r:.60} stands in {where}")
-            elif not isinstance(each, Mapping):
-                self._problem(document, f"{path} is {found.type}, and {each!r:.60} stands in {where}")
-            elif kind == "object":
-                self._object(document, f"{path}.", each, where)
+                fits = isinstance(each, SCALARS[kind]) and isinstance(each, bool) == (kind == "boolean")
             else:
-                self._object(documents()[kind], "", each, where)
+                fits = isinstance(each, Mapping) and not kind.startswith("array")
+            if not fits:
+                self._problem(document, f"{path} is {found.type}, and {each!r:.60} stands in {where}")
+            elif kind not in SCALARS:
+                within = (document, f"{path}.") if kind == "object" else (documents()[kind], "")
+                self._object(*within, each, where)
 
     def _problem(self, document: Document, text: str) -> None:
         self.problems[f"{document.place}: {text}"] = None
-
-
-def _type_of(item: object) -> str:
-    if item is None:
-        return "TYPE or null"
-    if isinstance(item, list | tuple):
-        return f"array of {_type_of(item[0])}" if item else "array"
-    if isinstance(item, Mapping):
-        return "object"
-    return next(name for name in ("boolean", "integer", "number", "string") if isinstance(item, SCALARS[name]))
 
 
 def _read(cell: str) -> object:

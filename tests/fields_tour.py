@@ -24,7 +24,7 @@ from unit.engine.rank.test_toy_check import checked_at_once
 from dynbench.analysis import figures
 from dynbench.bench import bench_run
 from dynbench.cli import trained
-from dynbench.cli.main import main
+from dynbench.cli.main import GROUPS, main
 from dynbench.config.schema import Workload
 from dynbench.engine.failure import record_failure
 from dynbench.engine.rank import toy_check as toy_ranks
@@ -56,14 +56,14 @@ class Tour:
     root: Path
     printed: list[tuple[str, dict[str, object]]] = field(default_factory=list)
 
-    def run(self, *arguments: str, document: str, code: int = 0) -> dict[str, object]:
-        """Run a command and keep what it prints."""
-        out = io.StringIO()
-        with redirect_stdout(out), redirect_stderr(io.StringIO()) as err:
-            assert main([*arguments, "--json", "--results", str(self.root)]) == code, err.getvalue()
-        found = json.loads(out.getvalue())
-        self.printed.append((document, found))
-        return found
+    def run(self, *lines: str, document: str = "", code: int = 0) -> None:
+        """Run commands and keep what they print, which is the document of their name where none is given."""
+        for line in lines:
+            words, out = line.split(), io.StringIO()
+            with redirect_stdout(out), redirect_stderr(io.StringIO()) as err:
+                assert main([*words, "--json", "--results", str(self.root)]) == code, err.getvalue()
+            name = " ".join(words[: 2 if words[0] in GROUPS else 1])
+            self.printed.append((document or f"{name} --json", json.loads(out.getvalue())))
 
 
 def take_tour(folder: Path) -> Tour:
@@ -85,7 +85,7 @@ def take_tour(folder: Path) -> Tour:
         patch.setattr(suite, "ORDER", ("accounting",))
         patch.setattr(suite, "RECIPES", {})
         _single_runs(tour, store)
-        _comparisons(tour, store, folder)
+        _comparisons(tour, store)
         _bench(tour)
         _saved(tour, folder / "model")
         _others(tour, folder)
@@ -101,100 +101,80 @@ def _saved(tour: Tour, folder: Path) -> None:
     settings = Workload(name="causal_lm", size="tiny")
     source = language_model(settings).source(WALK_VOCAB_SIZE)
     save_model(folder, source, LANGUAGE_MODEL, source.build(0).state_dict(), load_tokenizer(settings, ends=True))
-    few = ("--max-length", "8", "--set", "train.eval_samples=4")
-    tour.run("eval", str(folder), *few, document="eval --json")
-    tour.run("generate", str(folder), "--prompt", "a", "--length", "2", document="generate --json")
+    tour.run(f"eval {folder} --max-length 8 --set train.eval_samples=4", f"generate {folder} --prompt a --length 2")
 
 
 def _single_runs(tour: Tour, store: RunStore) -> None:
-    tour.run("train", *TINY, "--name", "t", document="train --json")
-    epoch = ("--warmup-steps", "1", "--epochs", "1", "--subset", "48")
-    tour.run("train", *TINY[:6], *epoch, "--name", "e", document="train --json")
-    tour.run("train", *TINY, "--dry-run", document="train --dry-run --json")
+    tiny = " ".join(TINY)
+    epoch = " ".join(TINY[:6]) + " --warmup-steps 1 --epochs 1 --subset 48"
+    tour.run(f"train {tiny} --name t", f"train {epoch} --name e")
+    tour.run(f"train {tiny} --dry-run", document="train --dry-run --json")
     (store.resolve("t").path / "tensorboard").mkdir()
     with mock.patch.multiple(trained, serve=lambda *_: "http://localhost:6006/", wait_for_ctrl_c=lambda: None):
-        tour.run("tensorboard", "t", document="tensorboard --json")
+        tour.run("tensorboard t")
     for name in ("exposed", "profiled", "packed", "virtual", "served", "language", "slowed", "within"):
-        tour.run("analyze", name, document="analyze --json")
+        tour.run(f"analyze {name}")
     failed = store.resolve("served")
     record_failure(failed, 0, WorkerFailed("rank 0 died", "See its log."))
     failed.update(failure={"kind": "worker", "message": "rank 0 died", "rank": 0, "log": "logs/rank_0.err"})
     Turns(("a", "b")).write(failed.path)
-    tour.run("probe", document="probe --json")
     too_many = "8192"  # ranks for the trace: skipped
-    tour.run("solve", "lognormal", "--steps", "4", "--world-size", f"2,{too_many}", document="solve --json")
-    tour.run("solve", "--list", document="solve --list --json")
-    tour.run("plugins", document="plugins --json")
-    tour.run("sync", "ls", document="plugins --json")
-    tour.run("compress", "ls", document="compress ls --json")
-    tour.run("sync", "check", "ddp", document="sync check --json")
-    tour.run("sync", "demo", "--ranks", "2", document="sync demo --json")
-    tour.run("data", "lengths", "--subset", "90", "-o", str(tour.root / "l.npy"), document="data lengths --json")
+    tour.run("probe", f"solve lognormal --steps 4 --world-size 2,{too_many}")
+    tour.run("solve --list", document="solve --list --json")
+    tour.run("plugins", "sync ls", "bench ls", document="plugins --json")
+    tour.run("compress ls", "sync check ddp", "sync demo --ranks 2", f"data lengths --subset 90 -o {tour.root}/l.npy")
     (tour.root.parent / f"{0:032}.npz").write_bytes(b"kept")
-    tour.run("data", "cache", "--folder", str(tour.root.parent), document="data cache --json")
     articles = [{"id": "1", "title": "One", "text": "word", "url": "u"}]
     with (
         mock.patch("datasets.load_dataset", return_value=articles),
         mock.patch.multiple(hub, why_unreachable=lambda *_: "", constants=mock.Mock(HF_HUB_OFFLINE=False)),
     ):
-        tour.run("data", "wikipedia", "-o", str(tour.root.parent / "w.json"), document="data wikipedia --json")
+        tour.run(f"data cache --folder {tour.root.parent}", f"data wikipedia -o {tour.root.parent}/w.json")
 
 
-def _comparisons(tour: Tour, store: RunStore, folder: Path) -> None:
+def _comparisons(tour: Tour, store: RunStore) -> None:
     whole = {
         run.id.split("-")[2]: run
         for run, record in store.entries()
         if (record.command, record.group) == ("compare", None)
     }
-    for name in ("buckets", "scaling"):
-        tour.run("analyze", whole[name].id, document="analyze --json")
+    tour.run(*(f"analyze {whole[name].id}" for name in ("buckets", "scaling")))
     for name in ("buckets", "regimes"):
         whole[name].update(name=name)
-        tour.run("compare", "--resume", name, document="compare --json")
-    for recipe in ("quickstart", "regimes"):
-        tour.run("compare", recipe, "--dry-run", document="compare --dry-run --json")
-    tour.run("report", "buckets", document="report --json")
+        tour.run(f"compare --resume {name}")
+    tour.run("compare quickstart --dry-run", "compare regimes --dry-run", document="compare --dry-run --json")
+    tour.run("report buckets")
 
 
 def _bench(tour: Tour) -> None:
-    tour.run("bench", "ls", document="plugins --json")
-    tour.run("bench", "collectives", "--set", "sizes_mib=1,2", document="bench --json")
-    few: dict[str, tuple[str, ...]] = {
-        "packed_attention": (
-            "tokens=16,32", "channels=4", "heads=2", "mean=4", "longest=8", "iterations=2", "warmup=0"
-        ),
-        "attention": ("lengths=16", "widths=8", "ways=plain,sdpa,flash_torch,flex", "iterations=2", "warmup=0"),
-        "precision": ("features=16", "samples=4", "iterations=2", "warmup=0"),
-        "transformer": ("contexts=4", "precisions=fp32", "iterations=2", "warmup=0", "local_batch=1"),
-        "memory": ("contexts=4", "precisions=fp32", "local_batch=1"),
-        "optimizer": ("context=4", "precisions=fp32", "iterations=2", "warmup=0", "local_batch=1", "ranks=1"),
-        "accounting": (),
-        "nsys": ("contexts=8", "local_batch=1", "precisions=fp32", "iterations=1", "warmup=0", "nsys=never"),
-    }  # fmt: skip
+    fp32, once, twice = "precisions=fp32 local_batch=1", "iterations=1 warmup=0", "iterations=2 warmup=0"
+    few = {
+        "collectives": "sizes_mib=1,2",
+        "packed_attention": f"tokens=16,32 channels=4 heads=2 mean=4 longest=8 {twice}",
+        "attention": f"lengths=16 widths=8 ways=plain,sdpa,flash_torch,flex {twice}",
+        "precision": f"features=16 samples=4 {twice}",
+        "transformer": f"contexts=4 {fp32} {twice}",
+        "memory": f"contexts=4 {fp32}",
+        "optimizer": f"context=4 {fp32} ranks=1 {twice}",
+        "accounting": "",
+        "nsys": f"contexts=8 {fp32} nsys=never {once}",
+    }
     with group_of_one():
-        for name, options in few.items():
-            tour.run("bench", name, *(word for each in options for word in ("--set", each)), document="bench --json")
-    tour.run("bench", "assignment", document="bench assignment --json")
+        tour.run(*(" --set ".join([f"bench {name}", *options.split()]) for name, options in few.items()))
+    tour.run("bench assignment", document="bench assignment --json")
 
 
 def _others(tour: Tour, folder: Path) -> None:
     store = RunStore(tour.root)
-    for name in ("t", "buckets", "served", "regimes"):
-        tour.run("runs", "show", name, document="runs show --json")
-    tour.run("runs", "ls", document="runs ls --json")
-    tour.run("runs", "export", "buckets", "-o", str(folder / "two.zip"), document="runs export --json")
+    tour.run(*(f"runs show {name}" for name in ("t", "buckets", "served", "regimes")))
+    tour.run("runs ls", f"runs export buckets -o {folder}/two.zip")
     made = next(run for run, record in store.entries() if record.group == store.resolve("buckets").id)
     reader = store.create("analyze", "comparison")
     write_text(reader.path / "recipe.yaml", f"# {made.id}\n")
-    tour.run("runs", "rm", "buckets", "--with-launches", "--dry-run", document="runs rm --json")
-    tour.run("recipes", "ls", document="recipes ls --json")
-    tour.run("recipes", "show", document="recipes show --json")
-    tour.run("completion", "bash", document="completion --json")
-    tour.run("guide", document="guide --json")
-    tour.run("guide", "probe", document="guide NAME --json")
-    tour.run("recipes", "cp", "quickstart", str(folder / "mine.yaml"), document="recipes cp --json")
-    tour.run("doctor", "quickstart", document="doctor --json")
-    tour.run("runs", "show", "nothing", document="error --json", code=2)
+    tour.run("runs rm buckets --with-launches --dry-run", "recipes ls", "recipes show", "completion bash", "guide")
+    tour.run("guide probe", document="guide NAME --json")
+    tour.run(f"recipes cp quickstart {folder}/mine.yaml", "doctor quickstart")
+    tour.run("runs show nothing", document="error --json", code=2)
 
 
 def written(root: Path) -> Iterator[tuple[str, Path]]:

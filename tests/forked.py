@@ -50,14 +50,6 @@ class ForkedPopen(subprocess.Popen[Any]):
         more: as of `Popen`.
     """
 
-    def __new__(cls, args: Sequence[str], *, forks: bool = False, first: str = "", **more: Any) -> Any:
-        """Where there is no way to adopt a process, an ordinary one, which nothing can come before."""
-        if sys.platform == "linux":
-            return super().__new__(cls)
-        if first:
-            pytest.skip("forks on Linux only")
-        return subprocess.Popen(args, **more)
-
     def __init__(self, args: Sequence[str], *, forks: bool = False, first: str = "", **more: Any) -> None:
         self._forks, self._first = forks, first
         super().__init__(args, **more)
@@ -120,14 +112,12 @@ def _end(here: socket.socket, process: subprocess.Popen[bytes]) -> None:
 @contextmanager
 def _orphans_are_ours() -> Iterator[None]:
     """A process below this one whose parent ends becomes this one's child (prctl(2), Linux 3.4)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    before = ctypes.c_int()
-    libc.prctl(37, ctypes.byref(before))
+    libc = ctypes.CDLL(None)
     libc.prctl(_SUBREAPER, 1)
     try:
         yield
     finally:
-        libc.prctl(_SUBREAPER, before.value)
+        libc.prctl(_SUBREAPER, 0)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,11 @@ def data_that_change(file: str, old: str, new: str, launch: int) -> None:
     """Let somebody replace a word in a data file before a comparison's launch of this number, counted from 0."""
     import dynbench.experiment.launches as launches
 
-    runs, path, begun = launches.run_arms, Path(file), [0]
+    runs, path, begun = launches.run_arms, Path(file), count()
 
     def changed(*arms: Any, **how: Any) -> Any:
-        if begun[0] == launch:
+        if next(begun) == launch:
             path.write_text(path.read_text().replace(old, new))
-        begun[0] += 1
         return runs(*arms, **how)
 
     launches.run_arms = changed
@@ -84,6 +84,20 @@ def trial_process(signum: int, times: int) -> None:
         return asks(self, requests, collective=collective)
 
     Children.ask = ask
+
+
+def greedy_rank() -> None:
+    """A trial process of rank 1 that finds no memory in any step."""
+    from dynbench.sync.ddp import Ddp
+
+    steps = Ddp.step
+
+    def step(self: Ddp, *given: Any) -> None:
+        if self.wire.rank == 1 and resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:
+            raise MemoryError("out of memory")
+        steps(self, *given)
+
+    Ddp.step = step  # type: ignore[method-assign]
 
 
 def impatient_launcher() -> None:
@@ -116,29 +130,14 @@ def clock_that_steps_back(seconds: float = 3600) -> None:
     time.time_ns = lambda: real_ns() - int(seconds * 1e9) * (1 + looked[0])
 
 
-def powerless() -> None:
-    """Take from root what lets it write where permissions forbid it (capset(2)); others have no such power."""
-    import ctypes
-
-    class Header(ctypes.Structure):
-        _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
-
-    class Data(ctypes.Structure):
-        _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    header, data = Header(0x20080522, 0), (Data * 2)()
-    if libc.capget(ctypes.byref(header), data):
-        raise OSError(ctypes.get_errno(), "capget")
-    data[0].effective &= ~0b1110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER
-    if libc.capset(ctypes.byref(header), data):
-        raise OSError(ctypes.get_errno(), "capset")
-
-
 def _without_memory(_: PositionFile) -> None:
     import torch
 
     torch.empty(2**60, dtype=torch.uint8)
+
+
+def _fails(_: PositionFile) -> None:
+    raise ValueError("planted")
 
 
 def _disk_full(here: PositionFile) -> None:
@@ -158,6 +157,7 @@ FAULTS: dict[str, Callable[[PositionFile], None]] = {
     "launcher killed": lambda _: os.kill(os.getppid(), signal.SIGKILL),
     "hangs": lambda _: time.sleep(10**6),
     "stopped": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
+    "fails": _fails,
     "without memory": _without_memory,
     "disk full": _disk_full,
     "no room": lambda _: _limit_files(64),

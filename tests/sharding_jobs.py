@@ -7,11 +7,9 @@ from copy import deepcopy
 from typing import Any
 from unittest.mock import patch
 
-import pytest
 import torch
 from gpu.fully_shard import WAYS, peaks_of
-from strategy_jobs import UNPADDED
-from sync_jobs import CPU, configured
+from strategy_jobs import CPU, UNPADDED, configured, replicated
 from sync_models import MODELS
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -19,18 +17,8 @@ from toys import TiedModel, Toy
 
 from dynbench.compress.quantised import Fp8, Qsgd
 from dynbench.config.layers import load_config
-from dynbench.engine.rank.loop import build_strategy, build_wire, session
-from dynbench.engine.rank.replica import Replica
-from dynbench.engine.rank.timers import StepTimer
-from dynbench.engine.rank.toy_check import (
-    VOCABULARY,
-    Case,
-    Difference,
-    difference,
-    train_alone,
-    train_on_ranks,
-)
-from dynbench.errors import UsageError
+from dynbench.engine.rank.loop import build_wire
+from dynbench.engine.rank.toy_check import VOCABULARY, Case, Difference, check_strategy
 from dynbench.sync import FullyShardedDDP, fully_sharded
 from dynbench.wire.base import Wire
 from dynbench.wire.traffic import Traffic
@@ -59,63 +47,28 @@ def filled(rank: int, model: str) -> tuple[Difference | None, int]:
         whole.append(sum(p.numel() for p in here))
         return fully_shard(part, **settings)
 
-    with (
-        patch.object(fully_sharded, "fully_shard", shard),
-        session(build_strategy(configured("fsdp"), CPU)) as strategy,
-    ):
-        state = train_on_ranks(strategy, Case("adamw", model=build))
-    alone = Case("adamw", model=MODELS[model])
-    return None if state is None else difference(state, train_alone(alone, 2)), max(whole)
+    with patch.object(fully_sharded, "fully_shard", shard):
+        return check_strategy(configured("fsdp"), Case("adamw", model=build)), max(whole)
 
 
 class BuildsEmpty(Toy):
-    """The toy, whose model can be built without values."""
+    """The toy, whose model can be built without values; `built` says how it was."""
+
+    def build_model(self, seed: int) -> nn.Module:
+        self.built = "whole"
+        return super().build_model(seed)
 
     def build_empty_model(self) -> nn.Module:
+        self.built = "empty"
         with torch.device("meta"):
             return TiedModel().double()
 
 
-def built(rank: int) -> list[str]:
+def built(rank: int) -> str:
     """How an engine's rank that is fully sharded builds its model."""
-    workload, calls = BuildsEmpty(), []
-    for name in ("build_model", "build_empty_model"):
-        build = getattr(workload, name)
-        setattr(workload, name, lambda *seed, name=name, build=build: calls.append(name) or build(*seed))
-    config = configured("fsdp", *UNPADDED)
-    with session(build_strategy(config, CPU)) as strategy:
-        Replica(config, workload, CPU, StepTimer(CPU), strategy)
-    return calls
-
-
-def normalised(rank: int) -> tuple[list[torch.dtype], bool]:
-    """What batch norm computes with in a model that is gathered in bfloat16, and whether all gradients are numbers."""
-    torch.manual_seed(0)
-    norm, seen = nn.BatchNorm2d(4), []
-    module = FullyShardedDDP(
-        nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)), torch.bfloat16
-    )
-    norm.register_forward_hook(lambda norm, given, _: seen.extend([given[0].dtype, norm.weight.dtype]))
-    module(torch.randn(4, 3, 8, 8)).float().sum().backward()
-    module.finish_gradient_synchronization()
-    assert norm.running_mean is not None
-    return [*seen, norm.running_mean.dtype], all(bool(shard.isfinite().all()) for shard in module.shards)
-
-
-def refused(rank: int) -> list[str]:
-    """The errors for a scalar, for what is not contiguous, and where nothing is of the types to shard."""
-    found = []
-    for odd, sharded in (
-        (torch.tensor(1.0), nn.Module),
-        (torch.ones(3, 2).t(), nn.Module),
-        (torch.ones(1), nn.Embedding),
-    ):
-        model = nn.Linear(3, 2)
-        model.odd = nn.Parameter(odd)
-        with pytest.raises(UsageError) as refusal:
-            FullyShardedDDP(model, sharded=sharded)
-        found.append(refusal.value.message)
-    return found
+    workload = BuildsEmpty()
+    with replicated(configured("fsdp", *UNPADDED), workload):
+        return workload.built
 
 
 class RootMeanSquare(nn.Module):
@@ -152,12 +105,14 @@ class SomeLayers(nn.Module):
         return self.head(self.gain * self.norms[1](inner))
 
 
-def partly_sharded(rank: int, compute_dtype: torch.dtype | None, tied: bool) -> dict[str, Any]:
-    """Three steps of a model of which linear layers and embeddings alone are sharded, beside one process's.
+def partly_sharded(
+    rank: int, compute_dtype: torch.dtype | None, tied: bool
+) -> tuple[list[str], list[list[float] | None], list[int]]:
+    """Three steps of a model of which linear layers and embeddings alone are sharded, which are as one process's.
 
     Returns:
-        The largest relative distance of a gradient of the first step, and of a tensor at the end; the parameters that
-        are sharded; the gradients of the others; and how many of them were there at each call of `on_ready`.
+        The parameters that are sharded; the gradients of the others; and how many of them were there at each call of
+        `on_ready`.
     """
     torch.manual_seed(0)
     alone, ready = SomeLayers(tied), []
@@ -185,13 +140,10 @@ def partly_sharded(rank: int, compute_dtype: torch.dtype | None, tied: bool) -> 
                 wanted = {name: p.grad for name, p in alone.named_parameters()}
             for optimizer in optimizers:
                 optimizer.step()
-    return {
-        "gradients": _apart(gradients, wanted),
-        "weights": _apart(module.gather_full_params(), alone.state_dict()),
-        "sharded": [name for name, p in model.named_parameters() if isinstance(p, DTensor)],
-        "plain": [None if gradients[name] is None else gradients[name].tolist() for name in plain],
-        "ready": ready,
-    }
+    assert _apart(gradients, wanted) < (1e-6 if compute_dtype is None else 5e-3)
+    assert _apart(module.gather_full_params(), alone.state_dict()) < (1e-5 if compute_dtype is None else 5e-2)
+    whole = [None if gradients[name] is None else gradients[name].tolist() for name in plain]
+    return [name for name, p in model.named_parameters() if isinstance(p, DTensor)], whole, ready
 
 
 def _gradients(module: FullyShardedDDP) -> dict[str, Tensor | None]:
@@ -205,20 +157,6 @@ def _apart(found: dict[str, Any], wanted: dict[str, Any]) -> float:
     assert [name for name in wanted if wanted[name] is None] == [name for name in wanted if found[name] is None]
     there = {name: tensor for name, tensor in wanted.items() if tensor is not None}
     return max(float((found[name] - tensor).norm() / tensor.norm()) for name, tensor in there.items())
-
-
-def changed_in_place(rank: int) -> float:
-    """How far gradients are from one process's where a view, which the whole module returns, is changed in place."""
-    torch.manual_seed(0)
-    alone = nn.Linear(4, 3)
-    module = FullyShardedDDP(deepcopy(alone))
-    with warnings.catch_warnings(action="error"):
-        for each in (alone, module):
-            output = each(torch.ones(2, 5, 4))
-            output *= 2
-            output.sum().backward()
-    module.finish_gradient_synchronization()
-    return _apart(_gradients(module), {name: p.grad for name, p in alone.named_parameters()})
 
 
 def peaks_beside_torchs(rank: int) -> dict[str, int]:

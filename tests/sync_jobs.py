@@ -11,10 +11,11 @@ from typing import Any
 from unittest.mock import Mock, patch
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from batches import batch_of
-from strategy_jobs import CPU, known, named
+from strategy_jobs import CPU, configured, known, named
 from sync_models import MODELS, OneWeight
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -27,7 +28,6 @@ from dynbench.engine.rank.exchange import max_over_ranks
 from dynbench.engine.rank.loop import build_strategy, session
 from dynbench.engine.rank.optimizer_step import Clipper, Precision
 from dynbench.engine.rank.toy_check import (
-    SMALL_BUCKET_MB,
     Case,
     Difference,
     check_strategy,
@@ -44,14 +44,6 @@ from dynbench.sync import (
 )
 from dynbench.sync.base import Strategy
 from dynbench.wire.base import Wire
-
-
-def configured(sync: str, *settings: str, null: bool = False) -> Config:
-    """Settings of a strategy for models with unused parameters and many buckets."""
-    with known():
-        wanted = {"find_unused": "true", "bucket_mb": SMALL_BUCKET_MB, "inner_steps": 1}
-        options = [f"sync.{key}={value}" for key, value in wanted.items() if STRATEGIES[sync].reads(key)]
-    return named(load_config(None, [*options, *settings]), sync, null=null)
 
 
 def of_tokens(module: nn.Module) -> Tensor:
@@ -126,27 +118,6 @@ def gathered_late(rank: int, model: str) -> Difference | None:
         return checked(rank, "zero1", model, "adamw")
 
 
-def sent_during_backward(rank: int, sync: str) -> list[tuple[int, int]]:
-    """Of three steps, gradients that were complete when the first was sent, and when all were."""
-    model, complete, found = toy_model(), [0], []
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(lambda _: complete.__setitem__(0, complete[0] + 1))
-    with stepping(configured(sync), model) as steps:
-        at_first: list[int] = []
-        for verb in ("mean", "mean_shard"):
-            inner = getattr(steps.strategy.wire, verb)
-            note = lambda *given, inner=inner: at_first.append(complete[0]) or inner(*given)  # noqa: E731
-            setattr(steps.strategy.wire, verb, note)
-        for step in range(3):
-            complete[0] = 0
-            at_first.clear()
-            tokens = torch.arange(12).view(2, 6) + 2 * step + rank  # rows that begin even on one rank only
-            steps(lambda module, tokens=tokens: module(tokens).sum())
-            found.append((at_first[0], complete[0]))
-    return found
-
-
 FAULTS = ("number", "shape", "dtype", "layout", "buffer number", "buffer shape", "buffer name")
 
 
@@ -162,16 +133,14 @@ def other_model(rank: int, fault: str) -> nn.Module:
     return model.to(memory_format=torch.channels_last) if other == "layout" else model
 
 
-def refusals(rank: int, sync: str) -> dict[str, str]:
-    """By fault, the error of a strategy that takes up such models; empty where there is none."""
-    found = dict.fromkeys(FAULTS, "")
+def refusals(rank: int, sync: str) -> list[str]:
+    """Of every fault, the error of a strategy that takes up such models."""
+    found = []
     for fault in FAULTS:
-        strategy = build_strategy(named(load_config(None, []), sync), CPU)
-        try:
-            strategy.wrap(other_model(rank, fault), CPU)
-        except UsageError as error:
-            found[fault] = error.message
-        strategy.wire.close()
+        with session(build_strategy(named(load_config(None, []), sync), CPU)) as strategy:
+            with pytest.raises(UsageError) as refusal:
+                strategy.wrap(other_model(rank, fault), CPU)
+            found.append(refusal.value.message)
     return found
 
 
@@ -221,31 +190,28 @@ def pushed_buffers(rank: int) -> dict[str, float]:
         return {} if state is None else {key: float(state[name].view(-1)[0]) for key, name in names.items()}
 
 
-def alone_on_the_first(rank: int, sync: str) -> list[str] | None:
-    """The names of the whole state, which only the first rank asks for."""
-    with stepping(configured(sync), MODELS["toy"]()) as steps:
-        state = steps.strategy.state_alone() if rank == 0 else None
-        dist.barrier()
-    return None if state is None else sorted(state)
+PLAIN = {name: entry.load() for name, entry in STRATEGIES.items() if entry.exact and not entry.servers} | TOYS
 
 
-def public(rank: int) -> list[float]:
-    """Every strategy on plain torch: built from nothing, over the default group."""
+def public(rank: int) -> list[tuple[float, list[str] | None]]:
+    """Every strategy on plain torch: built from nothing, over the default group.
+
+    Returns:
+        Of each, the sum of the state after a step, and the names in what the first rank has without the others.
+    """
     toy, found = Toy(), []
-    registered = [entry.load() for entry in STRATEGIES.values() if entry.exact and not entry.servers]
-    for make in [*registered, *TOYS.values()]:
+    for make in PLAIN.values():
         steps = begun(make(), toy.build_model(0))
         steps(lambda module: toy.loss(module, batch_of(toy, np.arange(rank, 60, 2))))
         assert type(steps.strategy.wire) is Wire
         state = steps.strategy.full_state()
         assert (state is not None) == (rank == 0)
-        found.append(0.0 if state is None else float(sum(tensor.sum() for tensor in state.values())))
+        alone = steps.strategy.state_alone() if rank == 0 else None
+        dist.barrier()
+        total = 0.0 if state is None else float(sum(tensor.sum() for tensor in state.values()))
+        found.append((total, None if alone is None else sorted(alone)))
         steps.strategy.close()
     return found
-
-
-def process_id(rank: int) -> int:
-    return os.getpid()
 
 
 def killed(rank: int, sync: str, *settings: str) -> None:
@@ -256,39 +222,36 @@ def killed(rank: int, sync: str, *settings: str) -> None:
         steps(lambda module, ends=step == 1 and rank == last: of_tokens(module) + (os._exit(9) if ends else 0))
 
 
-PUBLIC = {"naive": NaiveDDP, "flat": FlatDDP, "overlap": OverlapDDP, "bucketed": BucketedDDP}
-
-
 class Odd(nn.Module):
-    """Parameters that are not contiguous, of several types, empty, frozen, and perhaps tied."""
+    """Parameters that are not contiguous, of several types, tied, empty, and frozen."""
 
-    def __init__(self, tied: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
-        self.weight = nn.Parameter(torch.randn(16, 16).t())
-        self.last = self.weight if tied else nn.Parameter(torch.randn(16, 5).t())
-        self.bias = nn.Parameter(torch.randn(len(self.last)).double())
+        self.weight = self.tied = nn.Parameter(torch.randn(16, 16).div(4).t())
+        self.last = nn.Parameter(torch.randn(16, 5).t())
+        self.bias = nn.Parameter(torch.randn(5).double())
         self.empty = nn.Parameter(torch.empty(0))
         self.frozen = nn.Parameter(torch.tensor([2.0, 2.0]), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.relu(self.conv(x).flatten(1) @ self.weight.t())
+        hidden = torch.relu(self.conv(x).flatten(1) @ self.weight.t()) @ self.tied.t()
         return (hidden @ self.last.t()).double() + self.bias
 
 
 ADAPTERS: dict[str, Callable[[nn.Module], Any]] = {
-    **PUBLIC,
+    **{each.__name__: each for each in (NaiveDDP, FlatDDP, OverlapDDP, BucketedDDP)},
     **{f"buckets of {size} MiB": lambda module, size=size: BucketedDDP(module, size) for size in (0.0001, 0.0016)},
 }
 """How a loop of one's own takes up a public class."""
 
 
-def own_loop(rank: int, tied: bool, adapter: str) -> float:
+def own_loop(rank: int, adapter: str) -> float:
     """A loop of one's own over halves of the samples: largest difference from one process, which begins as rank 0."""
     torch.manual_seed(rank)
-    module = ADAPTERS[adapter](Odd(tied))
+    module = ADAPTERS[adapter](Odd())
     torch.manual_seed(0)
-    alone = Odd(tied)
+    alone = Odd()
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (alone, module)]
     for step in range(5):
         x = torch.randn(8, 3, 3, 3, generator=torch.Generator().manual_seed(step))
@@ -314,12 +277,17 @@ def grouped() -> tuple[list[nn.Parameter], list[dict[str, Any]]]:
     return made, [{"params": made[:2]}, {"params": made[2:4], "lr": 0.05}, {"params": made[4:], "lr": 0.2}]
 
 
-def optimized(build: BuildOptimizer) -> tuple[list[list[float]], Any, Optimizer]:
-    """The weights, the state and the optimizer after steps with a schedule, a missing gradient and a late group."""
+def optimized(build: BuildOptimizer, state: Any = None) -> tuple[list[list[float]], Any, Optimizer]:
+    """The weights, the state and the optimizer after steps with a schedule, a missing gradient and a late group.
+
+    With a state: after a step that goes on from it.
+    """
     parameters, groups = grouped()
-    optimizer = build(groups[:2])
+    optimizer = build(groups[:2] if state is None else groups)
+    if state is not None:
+        optimizer.load_state_dict(deepcopy(state))
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    for step in range(6):
+    for step in range(6) if state is None else (6,):
         if step == 3:
             optimizer.add_param_group(groups[2])
         for number, p in enumerate(parameters):
@@ -331,24 +299,12 @@ def optimized(build: BuildOptimizer) -> tuple[list[list[float]], Any, Optimizer]
     return [p.tolist() for p in parameters], optimizer.state_dict(), optimizer
 
 
-def resumed(build: BuildOptimizer, state: Any) -> list[list[float]]:
-    """The weights after a step of an optimizer that goes on from a state."""
-    parameters, groups = grouped()
-    optimizer = build(groups)
-    optimizer.load_state_dict(deepcopy(state))
-    for p in parameters:
-        p.grad = torch.ones_like(p) if p.requires_grad else None
-    optimizer.step()
-    return [p.tolist() for p in parameters]
+def sharded(rank: int, kind: type[Optimizer], settings: dict[str, float], state: Any = None) -> tuple[Any, ...]:
+    """As `optimized`, of an optimizer with divided state, then elements of this rank's part, and its states.
 
-
-def sharded(rank: int, kind: type[Optimizer], settings: dict[str, float]) -> tuple[Any, Any, int, int]:
-    """As `optimized`, of an optimizer with divided state; elements of this rank's part, and its states."""
-    weights, state, optimizer = optimized(lambda groups: ShardedOptimizer(groups, kind, **settings))
+    A state that it goes on from is given to rank 0 alone.
+    """
+    given = {} if state is not None and rank else state
+    weights, state, optimizer = optimized(lambda groups: ShardedOptimizer(groups, kind, **settings), given)
     assert isinstance(optimizer, ShardedOptimizer)
     return weights, state, sum(p.numel() for p in optimizer.owned(rank)), len(optimizer.state)
-
-
-def sharded_from(rank: int, kind: type[Optimizer], settings: dict[str, float], state: Any) -> list[list[float]]:
-    """As `resumed`, of such an optimizer, from a state that only rank 0 is given."""
-    return resumed(lambda groups: ShardedOptimizer(groups, kind, **settings), state if rank == 0 else {})

@@ -1,4 +1,4 @@
-"""A workload, strategies and compressors that only tests know: good ones, and ones with a planted fault."""
+"""A workload, strategies and compressors that only tests know."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from torch import Tensor, nn
 from dynbench.compress.base import Compressor
 from dynbench.runs.records import Column
 from dynbench.sync.base import Strategy
-from dynbench.sync.ddp import Ddp
-from dynbench.sync.fsdp import Fsdp
-from dynbench.sync.parameter_server import PerTensor
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import Segment, lay_out
 from dynbench.workloads.data import TokenisedData
@@ -81,13 +78,6 @@ class Toy:
         raise NotImplementedError
 
 
-class GivesMeans(Toy):
-    """Fault: the mean over the batch, not the sum."""
-
-    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        return super().loss(model, batch) / batch["weights"].sum().clamp(min=1)
-
-
 class Naive(Strategy):
     """Every parameter's gradient by itself, once all are there."""
 
@@ -103,9 +93,6 @@ class Naive(Strategy):
 
     def finish(self) -> None:
         self.on_ready()
-        self._average()
-
-    def _average(self) -> None:
         mine = [(name, p) for name, p in self.model.named_parameters() if p.grad is not None]
         futures = [self.wire.mean(p.grad.view(-1), lay_out([(name, p.shape)])) for name, p in mine]
         for future in futures:
@@ -114,49 +101,6 @@ class Naive(Strategy):
 
     def row(self) -> Mapping[str, object]:
         return {"sent_tensors": self._sent}
-
-
-class NormOfAShard(Fsdp):
-    """Fault: every rank clips by the norm of its own part."""
-
-    def gradient_norm(self) -> Tensor:
-        return nn.utils.get_total_norm(self.module.shards)
-
-
-class CountsServers(PerTensor):
-    """Fault: the mean is over all ranks, those that train nothing among them."""
-
-    def serve(self) -> None:
-        super().serve()
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad *= self.ranks.workers / self.wire.world_size
-
-
-class ReadyLate(Naive):
-    """Fault: communication counts as compute."""
-
-    def finish(self) -> None:
-        self._average()
-        self.on_ready()
-
-
-class ReadyEarly(Ddp):
-    """Fault: the last gradients' computation counts as communication."""
-
-    def _wrapped(self, model: nn.Module) -> nn.Module:
-        module = super()._wrapped(model)
-        module.register_forward_hook(lambda *_: self.on_ready())
-        return module
-
-
-class ForgetsMicroBatches(Naive):
-    """Fault: only the last micro-batch's gradient is left."""
-
-    @contextmanager
-    def accumulating(self) -> Iterator[None]:
-        yield
-        self.model.zero_grad()
 
 
 class Bf16(Compressor):
@@ -192,39 +136,12 @@ class TwoStages(Compressor):
         given = nn.functional.pad(flat, (0, -len(flat) % ranks))
         parts = torch.empty_like(given)
         channel.all_to_all(parts, given).wait()
-        channel.all_gather(given, self.average(parts.view(ranks, -1))).wait()
+        channel.all_gather(given, parts.view(ranks, -1).mean(0)).wait()
         flat.copy_(given[: len(flat)])
-
-    def average(self, parts: Tensor) -> Tensor:
-        return parts.mean(0)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"calls": torch.tensor(self.calls)}
 
 
-class ForgetsToDivide(TwoStages):
-    """Fault: sums."""
-
-    def average(self, parts: Tensor) -> Tensor:
-        return parts.sum(0)
-
-
-class Fails(TwoStages):
-    """Fault: raises on rank 0, between two collectives."""
-
-    def mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
-        super().mean(channel, flat, segments)
-        if channel.rank == 0 and self.calls == 3:
-            raise ArithmeticError(f"cannot compress {segments[0].name}")
-
-
 STRATEGIES: dict[str, type[Strategy]] = {"one_by_one": Naive}
-BROKEN_STRATEGIES: dict[str, type[Strategy]] = {
-    "ready_late": ReadyLate,
-    "ready_early": ReadyEarly,
-    "forgets_micro_batches": ForgetsMicroBatches,
-    "norm_of_a_shard": NormOfAShard,
-}
-BROKEN_SERVING: dict[str, type[Strategy]] = {"counts_servers": CountsServers}
 COMPRESSORS: dict[str, type[Compressor]] = {"bf16": Bf16, "two_stages": TwoStages}
-BROKEN_COMPRESSORS: dict[str, type[Compressor]] = {"forgets_to_divide": ForgetsToDivide, "fails": Fails}

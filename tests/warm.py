@@ -1,4 +1,4 @@
-"""Ranks that stay: processes of one gloo group that run one function after the other, so that each costs no launch."""
+"""Ranks that stay: processes of one group that run one function after the other, so that each costs no launch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ class RankError(Exception):
 
 
 class WarmRanks:
-    """Some ranks of a gloo group.
+    """Some ranks of a group.
 
     A job is a function of a module under `tests/` or of the package (it is sent by its name), called on every rank as
     `job(rank, *arguments)`. A rank on which it raises ends, as a launched one does.
@@ -38,22 +38,24 @@ class WarmRanks:
     Args:
         folder: an empty one, where the ranks meet.
         world_size: their number.
+        backend: of their group.
     """
 
-    def __init__(self, folder: Path, world_size: int = 2) -> None:
-        self._folder, self._world_size, self._starts = folder, world_size, 0
+    def __init__(self, folder: Path, world_size: int = 2, backend: str = "gloo") -> None:
+        self._folder, self._world_size, self._backend, self._starts = folder, world_size, backend, 0
         self._pipes: list[Connection] = []
         self._processes: list[ForkedPopen] = []
 
     def _start(self) -> None:
         self._starts += 1
-        with Listener(family="AF_UNIX") as talk:
-            talk._listener._socket.settimeout(PATIENCE_S)
-            for rank in range(self._world_size):
-                meet = self._folder / f"meet_{self._starts}"
-                arguments = ["-m", "warm", str(talk.address), str(rank), str(self._world_size), str(meet)]
-                self._processes.append(ForkedPopen([sys.executable, *arguments], cwd=Path(__file__).parent))
-                self._pipes.append(talk.accept())
+        for rank in range(self._world_size):
+            here, there = Pipe()
+            meet = self._folder / f"meet_{self._starts}"
+            words = ["-m", "warm", there.fileno(), rank, self._world_size, meet, self._backend]
+            with there:
+                folder, files = Path(__file__).parent, [there.fileno()]
+                self._processes.append(ForkedPopen([sys.executable, *words], cwd=folder, pass_fds=files))
+            self._pipes.append(here)
 
     def __call__(self, job: Callable[..., Any], *arguments: Any) -> list[Any]:
         """The job's results by rank; starts the ranks where there are none, at first and after an error.
@@ -108,14 +110,12 @@ def gloo_ranks(number: int, scope: Literal["module", "session"] = "session") -> 
     return made
 
 
-def _serve(pipe: Connection, rank: int, world_size: int, meet: str) -> None:
+def _serve(pipe: Connection, rank: int, world_size: int, meet: str, backend: str) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{meet}", rank=rank, world_size=world_size, timeout=timedelta(seconds=PATIENCE_S)
-    )
+    dist.init_process_group(backend, f"file://{meet}", timedelta(seconds=PATIENCE_S), world_size, rank)
     code = 0
     while code == 0:
         try:
@@ -131,4 +131,4 @@ def _serve(pipe: Connection, rank: int, world_size: int, meet: str) -> None:
 
 
 if __name__ == "__main__":
-    _serve(Client(sys.argv[1], "AF_UNIX"), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    _serve(Connection(int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

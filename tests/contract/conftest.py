@@ -16,16 +16,13 @@ from dynbench.engine.launching.run_launch import create_run
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
-NewRun = Callable[..., tuple[Run, Config]]
-
-
 three, four = gloo_ranks(3), gloo_ranks(4)
 mortal = gloo_ranks(2, "module")
 """For tests that end them."""
 
 
 @pytest.fixture
-def new_run(tmp_path: Path) -> NewRun:
+def new_run(tmp_path: Path) -> Callable[..., tuple[Run, Config]]:
     """A run of a few uneven steps that is not yet trained, with its resolved configuration."""
 
     def make(*settings: str) -> tuple[Run, Config]:

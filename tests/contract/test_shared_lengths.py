@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,15 +20,6 @@ from dynbench.workloads.registry import build_workload
 STEPS, RANKS = 14, 2
 BASE = ("train.global_batch=16", "workload.max_length=24", "train.seed=3", "schedule.mode=dynamic", "schedule.window=2")
 """More steps than an epoch has, texts that are cut, a seed of its own."""
-
-
-@dataclass(frozen=True)
-class Texts:
-    """A text data set: its settings, and those that its lengths are run with."""
-
-    settings: tuple[str, ...]
-    replay: tuple[str, ...] = ()
-    samples: int = 180
 
 
 def write_reviews(path: Path, n: int) -> str:
@@ -53,28 +43,25 @@ def own_cache(folder: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def texts(folder: Path) -> dict[str, Texts]:
+def texts(folder: Path) -> dict[str, tuple[str, ...]]:
+    """Settings of text data sets."""
     vocabulary = folder / "vocab.txt"
     vocabulary.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\ngood\nfilm\n", encoding="utf-8")
     data, dev = write_reviews(folder / "train.tsv", 200), write_reviews(folder / "dev.tsv", 30)
     own = ("workload.dataset=tsv", f"workload.data_path={data}", f"workload.tokenizer={vocabulary}")
     return {
-        "held out": Texts(own),
-        "evaluation file": Texts((*own, f"workload.eval_path={dev}"), samples=200),
-        "subset exported": Texts((*own, "workload.subset=100"), samples=100),
-        "subset drawn again": Texts(own, ("workload.subset=100",)),
-        "generated": Texts(("workload.dataset=embedded", "workload.subset=120"), samples=120),
+        "held out": own,
+        "evaluation file": (*own, f"workload.eval_path={dev}"),
+        "subset exported": (*own, "workload.subset=100"),
+        "generated": ("workload.dataset=embedded", "workload.subset=120"),
     }
 
 
-CASES = ("held out", "evaluation file", "subset exported", "subset drawn again", "generated")
-
-
-def exported(case: Texts, path: Path) -> Config:
+def exported(settings: tuple[str, ...], path: Path, *more: str) -> Config:
     """The configuration of a run on the lengths of a text data set, exported by the command."""
     if not path.exists():
-        assert main(["data", "lengths", *sets(*BASE, *case.settings), "-o", str(path)]) == 0
-    return load_config(None, [*BASE, *case.replay, "workload.dataset=lengths", f"workload.data_path={path}"])
+        assert main(["data", "lengths", *sets(*BASE, *settings), "-o", str(path)]) == 0
+    return load_config(None, [*BASE, *more, "workload.dataset=lengths", f"workload.data_path={path}"])
 
 
 def steps(config: Config, policy: str) -> tuple[list[object], list[int]]:
@@ -92,27 +79,16 @@ def steps(config: Config, policy: str) -> tuple[list[object], list[int]]:
 
 
 @pytest.mark.parametrize("policy", ["partition", "prefix"])
-@pytest.mark.parametrize("name", CASES)
-def test_lengths_plan_as_their_texts(texts: dict[str, Texts], folder: Path, name: str, policy: str) -> None:
-    case = texts[name]
-    lengths = exported(case, folder / f"{name}.parquet")
-    assert steps(load_config(None, [*BASE, *case.settings, *case.replay]), policy) == steps(lengths, policy)
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt", ".npy", ".parquet"])
-@pytest.mark.parametrize("name", CASES)
-def test_every_format_holds_what_is_trained_on(texts: dict[str, Texts], folder: Path, name: str, suffix: str) -> None:
-    case = texts[name]
-    lengths = build_workload(exported(case, folder / f"{name}{suffix}"))
-    trained = build_workload(load_config(None, [*BASE, *case.settings, *case.replay]))
-    assert lengths.train.lengths.tolist() == trained.train.lengths.tolist()
-    assert len((folder / f"{name}{suffix}").read_bytes()) > 2 * case.samples
+@pytest.mark.parametrize("name", ["held out", "evaluation file", "subset exported", "generated"])
+def test_lengths_plan_as_their_texts(texts, folder: Path, name: str, suffix: str, policy: str) -> None:
+    lengths = exported(texts[name], folder / f"{name}{suffix}")
+    assert steps(load_config(None, [*BASE, *texts[name]]), policy) == steps(lengths, policy)
 
 
-def test_another_seed_of_the_same_file_plans_as_its_texts_too(texts: dict[str, Texts], folder: Path) -> None:
-    """Where no subset was exported, the file holds for every seed."""
-    case, other = texts["held out"], ("train.seed=8",)
-    lengths = exported(case, folder / "held out.parquet")
-    again = lengths.model_copy(update={"train": lengths.train.model_copy(update={"seed": 8})})
-    of_texts = steps(load_config(None, [*BASE, *case.settings, *other]), "partition")
-    assert of_texts == steps(again, "partition") != steps(lengths, "partition")
+@pytest.mark.parametrize("more", ["train.seed=8", "workload.subset=100"])
+def test_where_no_subset_was_exported_a_file_holds_for_every_seed_and_subset(texts, folder: Path, more: str) -> None:
+    path = folder / "held out.parquet"
+    lengths = steps(exported(texts["held out"], path, more), "partition")
+    assert steps(load_config(None, [*BASE, *texts["held out"], more]), "partition") == lengths
+    assert lengths != steps(exported(texts["held out"], path), "partition")

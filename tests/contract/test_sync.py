@@ -1,11 +1,9 @@
-"""Strategies train what one process trains, and the public classes keep their rules; planted faults are caught.
+"""Strategies train what one process trains, and the public classes keep their rules.
 
 Warm processes are the ranks: two, three and four.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from sampled import matrix
 from sync_jobs import (
     ADAPTERS,
     FAULTS,
-    alone_on_the_first,
+    PLAIN,
     checked,
     gathered_late,
     killed,
@@ -21,17 +19,12 @@ from sync_jobs import (
     optimized,
     overflowing,
     own_loop,
-    process_id,
     public,
     pushed_buffers,
     refusals,
-    resumed,
-    sent_during_backward,
     sharded,
-    sharded_from,
-    toy_model,
 )
-from toys import STRATEGIES as TOYS
+from toys import TiedModel
 from warm import RankError, WarmRanks
 
 from dynbench.engine.rank.toy_check import Difference
@@ -94,20 +87,6 @@ def test_options_that_leave_training_as_it_is(ranks: WarmRanks, sync: str, setti
     judge(ranks(checked, sync, "gpt2", "adamw" if STRATEGIES[sync].exact else "sgd", *settings))
 
 
-@pytest.mark.parametrize(
-    ("sync", "settings"),
-    [
-        ("local_sgd", ["sync.inner_steps=2"]),
-        ("local_sgd_torch", ["sync.inner_steps=2"]),
-        *((name, []) for name in ("diloco", "ddp_noop", "sends_early", "tied_twice")),
-    ],
-)
-def test_what_trains_something_else_is_caught(ranks: WarmRanks, sync: str, settings: list[str]) -> None:
-    """Strategies that promise no more, and strategies with a planted fault."""
-    with pytest.raises(AssertionError, match="largest"):
-        judge(ranks(checked, sync, "toy", "sgd", *settings))
-
-
 def test_gathering_in_bfloat16_rounds(ranks: WarmRanks) -> None:
     found, _ = ranks(checked, "fsdp", "gpt2", "sgd", "sync.gather_bf16=true")
     assert found is not None
@@ -127,43 +106,27 @@ def test_a_step_that_overflows_on_one_rank_is_skipped_on_all(ranks: WarmRanks, s
     assert [skipped for skipped, _ in second] == [False, True, False]
 
 
-def judge_overlap(found: list[list[tuple[int, int]]]) -> None:
-    """From the second step on, when unused parameters are known, something is sent before all gradients are there."""
-    for rank in found:
-        for at_first, complete in rank[1:]:
-            assert 0 < at_first < complete, "sent during the backward pass"
-
-
-@pytest.mark.parametrize("sync", ["overlap", "bucketed", "zero1"])
-def test_the_first_is_sent_before_the_last_gradient_is_ready(ranks: WarmRanks, sync: str) -> None:
-    judge_overlap(ranks(sent_during_backward, sync))
-
-
-def test_sending_at_the_end_of_the_backward_pass_only_is_caught(ranks: WarmRanks) -> None:
-    judge(ranks(checked, "sends_at_the_end", "toy", "sgd"))
-    with pytest.raises(AssertionError, match="during the backward pass"):
-        judge_overlap(ranks(sent_during_backward, "sends_at_the_end"))
-
-
 @pytest.mark.parametrize("sync", STRATEGIES)
 def test_models_that_differ_are_refused_on_all_ranks(ranks: WarmRanks, sync: str) -> None:
     first, second = ranks(refusals, sync)
-    assert first == second and list(first) == list(FAULTS)
-    for refusal in first.values():
+    assert first == second and len(first) == len(FAULTS)
+    for refusal in first:
         assert refusal.startswith("the models of ranks 0 and 1 differ: ")
         assert " of shape [" in refusal and " and type torch." in refusal
 
 
-@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_the_public_classes_in_a_loop_of_ones_own(ranks: WarmRanks, adapter: str, tied: bool) -> None:
-    assert max(ranks(own_loop, tied, adapter)) < 1e-5
+def test_the_public_classes_in_a_loop_of_ones_own(ranks: WarmRanks, adapter: str) -> None:
+    assert max(ranks(own_loop, adapter)) < 1e-5
 
 
 def test_strategies_work_on_plain_torch(ranks: WarmRanks) -> None:
+    """And what the first rank has whole it gives without the others, as in a run whose ranks are stopped apart."""
     first, second = ranks(public)
-    assert len({round(total, 9) for total in first}) == 1, "all take the same step"
-    assert second == [0.0] * len(first)
+    assert len({round(total, 9) for total, _ in first}) == 1, "all take the same step"
+    whole = sorted(TiedModel().state_dict())
+    assert [names for _, names in first] == [None if name == "fsdp" else whole for name in PLAIN]
+    assert second == [(0.0, None)] * len(first)
 
 
 @pytest.mark.parametrize(
@@ -182,21 +145,14 @@ def test_a_sharded_optimizer_is_the_one_that_it_divides(
         numbers = [[(group["lr"], group["params"]) for group in each["param_groups"]] for each in (whole, state)]
         assert numbers[0] == numbers[1]
     assert sorted(each[2:] for each in found) == [(25, 3), (30, 1)], "the largest alone on a rank"
-    after = resumed(lambda groups: kind(groups, **settings), state)
+    after, *_ = optimized(lambda groups: kind(groups, **settings), state)
     for warm, size in ((ranks, 2), (four, 4)):
-        assert warm(sharded_from, kind, settings, found[0][1]) == [after] * size
+        assert [each[0] for each in warm(sharded, kind, settings, found[0][1])] == [after] * size
 
 
 def test_the_workers_buffers_are_weighted_by_their_rows(three: WarmRanks) -> None:
     found, *_ = three(pushed_buffers)
     assert found == pytest.approx({"mean": (3 * 1 + 1 * 5) / 4, "batches": 2})
-
-
-@pytest.mark.parametrize("sync", [*EVERYONE_TRAINS, *TOYS, "ps"])
-def test_what_the_first_rank_has_whole_it_gives_without_the_others(ranks: WarmRanks, sync: str) -> None:
-    """As a run does that is interrupted, whose ranks stop apart."""
-    first, second = ranks(alone_on_the_first, sync)
-    assert first == (None if sync == "fsdp" else sorted(toy_model().state_dict())) and second is None
 
 
 KILLED = ["naive", "overlap", "zero1", "fsdp", "ps_flat", "diloco"]
@@ -212,10 +168,8 @@ KILLED = ["naive", "overlap", "zero1", "fsdp", "ps_flat", "diloco"]
     ],
 )
 def test_a_rank_that_dies_ends_the_others(mortal: WarmRanks, sync: str, settings: list[str]) -> None:
-    pids = mortal(process_id)
     with pytest.raises(RankError) as ended:
         mortal(killed, sync, *settings)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert set(ended.value.errors) == {0, 1}
     assert ended.value.errors[1] == "ended without a word"
     assert settings or "Connection" in ended.value.errors[0]

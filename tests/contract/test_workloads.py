@@ -10,19 +10,16 @@ from functools import cache
 from math import isfinite
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 import pytest
 from sampled import sampled
-from torch import Tensor, nn
-from toys import Toy
 from virtual_runs import RANKS, TRAINABLE, loop_of, rows_of
 from virtual_runs import configured as virtual
 
 from dynbench.analysis.steps import step_table
 from dynbench.config.schema import Config
 from dynbench.engine.rank.evaluation import BEST, EVAL_FILE, LAST, MODEL_FOLDER
-from dynbench.errors import ConfigError, UsageError
+from dynbench.errors import UsageError
 from dynbench.plugins import POLICIES, WORKLOADS
 from dynbench.plugins.policies import ROWS, plan_names, plan_of
 from dynbench.schedule.policy import policy_class
@@ -31,9 +28,17 @@ from dynbench.workloads.registry import build_workload
 
 STEPS, BATCH = 2, 12
 SPLITTING = [name for name in TRAINABLE if policy_class(name).splits]
-PAIRS = [(workload, policy) for workload in WORKLOADS for policy in TRAINABLE]
+CASES = [
+    *((name, policy, "padded", parts) for name in WORKLOADS for policy in TRAINABLE for parts in (1, 2)),
+    *(
+        (name, policy, layout, 1 + (policy in SPLITTING))
+        for name in WORKLOADS
+        for policy, layout in map(plan_of, plan_names(*ROWS, in_train=True))
+    ),
+]
+"""Workload, policy, layout and micro-batches."""
 BASELINES = ("sorted_equal", "lpt", "karmarkar_karp", "karmarkar_karp_equal", "group_by_length", "hf_batch_rebalance")
-LEFT_OUT = {("causal_lm", policy) for policy in BASELINES}
+LEFT_OUT = {("causal_lm", policy, "padded") for policy in BASELINES}
 """What only `make test-matrix` trains."""
 WITHOUT_LENGTHS = [name for name, entry in WORKLOADS.items() if entry.lengths is None]
 USEFUL = [name for name in TRAINABLE if POLICIES[name].without_lengths]
@@ -78,52 +83,29 @@ def judge(folder: Path, config: Config, workload: Workload) -> pl.DataFrame:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize(
-    ("name", "policy"),
-    sampled(PAIRS, set(PAIRS) - LEFT_OUT),
+    ("name", "policy", "layout", "parts"), sampled(CASES, [case for case in CASES if case[:3] not in LEFT_OUT])
 )
-def test_it_trains_or_is_refused_by_name(tmp_path: Path, name: str, policy: str, parts: int) -> None:
+def test_it_trains_or_is_refused_by_name(tmp_path: Path, name: str, policy: str, layout: str, parts: int) -> None:
+    split = [f"schedule.micro_batches={parts}"] if parts > 1 else []
     try:
-        config = configured(name, policy, *([f"schedule.micro_batches={parts}"] if parts > 1 else []))
+        config = configured(name, policy, f"workload.layout={layout}", *split)
+        rows = judge(tmp_path, config, built(name) if layout == "padded" else build_workload(config))
     except UsageError as refusal:
-        if parts > 1 and "schedule.micro_batches" in refusal.message:
-            return
-        assert "schedule.policy" in refusal.message and policy in refusal.message and name in refusal.message
+        said = refusal.message
+        if layout != "padded":
+            assert "workload.layout" in said and name in said and layout not in WORKLOADS[name].layouts
+        elif policy in SPLITTING or "schedule.micro_batches" not in said:
+            assert "schedule.policy" in said and policy in said and name in said
         return
-    try:
-        rows = judge(tmp_path, config, built(name))
-    except UsageError as refusal:
-        assert parts > 1 and policy not in SPLITTING and "schedule.micro_batches" in refusal.message
-        return
+    assert set(rows["layout"]) == {layout}
+    if layout != "padded":
+        assert (rows["padded_tokens"] == rows["real_tokens"]).all()
     if name in WITHOUT_LENGTHS:
         assert policy in USEFUL and (rows["local_batch"] == BATCH // RANKS).all(), "equal ranks share equally"
         for tokens in ("padded_tokens", "real_tokens"):
             assert (rows[tokens] == rows["local_batch"]).all(), "a sample counts as one token"
         assert rows["correct"].is_between(0, rows["local_batch"]).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", WORKLOADS)
-@pytest.mark.parametrize("plan", plan_names(*ROWS, in_train=True))
-def test_it_trains_on_rows_without_padding_or_is_refused_by_name(tmp_path: Path, plan: str, name: str) -> None:
-    policy, layout = plan_of(plan)
-    try:
-        several = ("schedule.micro_batches=2",) if policy in SPLITTING else ()
-        config = configured(name, policy, f"workload.layout={layout}", *several)
-    except UsageError as refusal:
-        assert layout not in WORKLOADS[name].layouts
-        assert "workload.layout" in refusal.message and name in refusal.message
-        return
-    rows = judge(tmp_path, config, build_workload(config))
-    assert set(rows["layout"]) == {layout} and (rows["padded_tokens"] == rows["real_tokens"]).all()
-
-
-@pytest.mark.parametrize("name", WITHOUT_LENGTHS)
-def test_what_deals_by_lengths_is_refused_by_name_where_there_are_none(name: str) -> None:
-    for policy in set(TRAINABLE) - set(USEFUL):
-        with pytest.raises(ConfigError, match=f"'{policy}' deals samples by their lengths, and those of {name}"):
-            configured(name, policy)
 
 
 @pytest.mark.parametrize("policy", [name for name in USEFUL if name != "static"])
@@ -146,26 +128,3 @@ def test_its_model_is_stored(tmp_path: Path, name: str) -> None:
     judge(tmp_path, configured(name, "static", "train.save_model=true"), built(name))
     assert {path.name for path in (tmp_path / MODEL_FOLDER).iterdir()} == {BEST, LAST}
     assert all(any((tmp_path / MODEL_FOLDER / saved).iterdir()) for saved in (BEST, LAST))
-
-
-class Diverges(Toy):
-    """Fault: no loss after the first step."""
-
-    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        return super().loss(model, batch) * (np.inf if any(p.grad is not None for p in model.parameters()) else 1)
-
-
-class Forgets(Toy):
-    """Fault: a part of the model is out of the loss."""
-
-    def build_model(self, seed: int) -> nn.Module:
-        model = super().build_model(seed)
-        model.frozen.requires_grad_(True)
-        model.mix.register_forward_hook(lambda module, given, out: out.detach())
-        return model
-
-
-@pytest.mark.parametrize("fault", [Diverges, Forgets])
-def test_a_workload_that_does_not_train_is_caught(tmp_path: Path, fault: type[Toy]) -> None:
-    with pytest.raises(AssertionError):
-        judge(tmp_path, configured("text_classification", "partition"), fault())

@@ -28,21 +28,15 @@ def test_events_and_the_host_agree_on_a_kernel(device: torch.device) -> None:
     assert 0.9 * seen < gpu.elapsed_ms(start, end) <= 1.01 * seen
 
 
-def test_a_mark_waits_for_nothing(device: torch.device) -> None:
-    clock = CudaClock(device)
+def test_a_mark_waits_for_nothing_and_waiting_for_it_leaves_other_streams_alone(device: torch.device) -> None:
+    clock, other = CudaClock(device), torch.cuda.Stream(device)
+    with torch.cuda.stream(other):
+        torch.cuda._sleep(5 * CYCLES)
     torch.cuda._sleep(CYCLES)
     mark = clock.mark()
     assert not mark.query()
     clock.wait(mark)
-    assert mark.query()
-
-
-def test_waiting_for_a_mark_leaves_other_streams_alone(device: torch.device) -> None:
-    clock, other = CudaClock(device), torch.cuda.Stream(device)
-    with torch.cuda.stream(other):
-        torch.cuda._sleep(5 * CYCLES)
-    clock.wait(clock.mark())
-    assert not other.query()
+    assert mark.query() and not other.query()
     clock.synchronise()
     assert other.query()
 

@@ -48,9 +48,3 @@ def launch(store: RunStore) -> Launch:
 def static_run(launch: Launch) -> Run:
     """Static on two ranks."""
     return launch("schedule.mode=static")
-
-
-@pytest.fixture(scope="session")
-def partition_run(launch: Launch) -> Run:
-    """Partition on two ranks."""
-    return launch("schedule.mode=dynamic")

@@ -49,10 +49,6 @@ AT_ONCE_S = 30
 """How long what a command has waited for may still be seen on a busy machine: what forks for it ends after it."""
 ORPHANED_S = 180
 """How long ranks may take to notice that their launcher was killed: while they import, they do not look."""
-TEXTS = "sentence\tlabel\n" + "".join(
-    f"a film number{each % 7} of kind{each % 11}\t{each % 2}\n" for each in range(150)
-)
-WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "film", "of", *(f"number{n}" for n in range(7)))
 
 
 @dataclass
@@ -114,8 +110,8 @@ class Command:
         return self
 
     def nothing_left(self, seconds: float) -> None:
-        """Neither of its process group nor of those of its ranks, which torchrun gives groups of their own."""
-        wait_until(lambda: not in_folder(self.work) and not _group(self.process), "all processes to end", seconds)
+        """Of all that works in its folder, its ranks among them."""
+        wait_until(lambda: not in_folder(self.work), "all processes to end", seconds)
 
     def ran(self, *arguments: str, **how: Any) -> Command:
         """From its start to its end, forked; `how` as of `begin`."""
@@ -146,28 +142,11 @@ class Command:
         """Until every rank of the last run has written more than so many lines; how many rows each has."""
 
         def lines() -> list[int]:
-            return [_lines(self.run, rank) for rank in range(ranks)]
+            files = [self.run.rank_file(rank) for rank in range(ranks)]
+            return [file.read_bytes().count(b"\n") if file.exists() else 0 for file in files]
 
         wait_until(lambda: bool(self.runs) and min(lines()) > count, "the first rows")
         return [number - 1 for number in lines()]
-
-
-def _lines(run: Run, rank: int) -> int:
-    file = run.rank_file(rank)
-    return file.read_bytes().count(b"\n") if file.exists() else 0
-
-
-def _group(process: subprocess.Popen[str] | None) -> bool:
-    """Whether anything of the command's process group is there; one that ended and is not waited for is not."""
-    assert process is not None
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[2]) == process.pid and fields[0] != "Z":
-            return True
-    return False
 
 
 def check(
@@ -225,9 +204,9 @@ def check_rows(run: Run, fewest: int | Sequence[int]) -> None:
         assert read.rows is not None and read.rows.height >= least and read.torn_lines <= 1, (rank, read)
 
 
-def analyzed(ended: Command, *more: str, draws: bool = False) -> dict[str, Any]:
+def analyzed(ended: Command, draws: bool = False) -> dict[str, Any]:
     """What `analyze` says of the last run: the next command works."""
-    code, said = printed_by(ended.store.root, "analyze", ended.run.id, *more, draws=draws)
+    code, said = printed_by(ended.store.root, "analyze", ended.run.id, draws=draws)
     assert code == 0, said
     return said
 
@@ -249,15 +228,8 @@ def printed_by(root: Path, *arguments: str, draws: bool = False) -> tuple[int, d
     return code, json.loads(said.getvalue())
 
 
-def recipe_of(folder: Path, launches: str = "2", name: str = "two") -> str:
+def recipe_of(folder: Path, launches: str = "2") -> str:
     """The file of a recipe of two arms."""
-    file = folder / f"{name}.yaml"
+    file = folder / "two.yaml"
     file.write_text(f"{TWO_ARMS}launches: {launches}\n", encoding="utf-8")
     return str(file)
-
-
-def own_texts(data: Path, vocabulary: Path) -> tuple[str, ...]:
-    """Options that train on texts of one's own."""
-    data.write_text(TEXTS)
-    vocabulary.write_text("\n".join((*WORDS, *(f"kind{n}" for n in range(11)))) + "\n")
-    return ("--dataset", "tsv", "--data-path", str(data), "--tokenizer", str(vocabulary))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import polars as pl
-import pytest
 
 from dynbench.runs.run import Run
 
@@ -23,6 +21,8 @@ TINY = (
     "launch.device=cpu",
 )
 """Settings of a launch of a few seconds."""
+VIRTUAL = ("launch.launcher=virtual", "launch.world_size=2", "launch.nproc=auto")
+"""With these, of one process that plays two ranks."""
 
 Launch = Callable[..., Run]
 
@@ -58,11 +58,3 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 300) -
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what}"
         time.sleep(0.05)
-
-
-def own_strategy(folder: Path, patch: pytest.MonkeyPatch, code: str) -> None:
-    """A strategy `own` of the user's own, the class `Own` of the code; found by what starts as a user's does."""
-    entry = "from dynbench.plugins import *\nregister(StrategyEntry('own', 'of a test', 'own_class:Own'))\n"
-    for name, text in (("plugins.py", entry), ("own_class.py", code)):
-        (folder / name).write_text(text, encoding="utf-8")
-    patch.setenv("DYNBENCH_PLUGINS", str(folder / "plugins.py"))

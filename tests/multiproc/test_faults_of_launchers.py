@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from itertools import product
@@ -14,32 +13,13 @@ from multiproc.launches import wait_until
 from planted import at, in_folder
 from sampled import sampled
 
+from dynbench.analysis.rank_files import read_rank_file
 from dynbench.engine.failure import last_position
 from dynbench.runs.run import Status
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
 
 MERGE = "import planted, dynbench.experiment.training as t; planted.plant_in_launcher('killed', t, '_result')"
-
-
-@pytest.mark.parametrize(
-    ("signum", "times", "exit_code"), [(signal.SIGTERM, 1, 143), (signal.SIGINT, 1, 130), (signal.SIGINT, 3, 130)]
-)
-def test_launcher_told_to_stop(tmp_path: Path, signum: signal.Signals, times: int, exit_code: int) -> None:
-    command = Command(tmp_path)
-    process = command.begin("train", *ENDLESS)
-    written = command.wait_for_rows(6)
-    for _ in range(times):
-        process.send_signal(signum)
-    ended = command.end()
-    record = check(ended, exit_code, Status.INTERRUPTED, rows=written)
-    if times == 1:
-        assert ended.error["kind"] == "interrupted" and f"stopped by {signum.name}" in ended.error["message"]
-        assert any("partial" in warning for warning in record.warnings)
-        summary = json.loads((ended.run.path / "summary.json").read_text())
-        assert summary["partial"] is True and summary["steps"] >= 3
-        header, *lines = ended.run.rank_file(0).read_text().splitlines()
-        assert {line.count(",") for line in lines} == {header.count(",")}, "no torn line"
 
 
 @pytest.mark.matrix
@@ -78,6 +58,7 @@ def test_rank_0_is_killed_while_it_merges(tmp_path: Path) -> None:
 
 
 WORKING = {
+    "train": ("train", *ENDLESS),
     "probe": ("probe", "--nproc", "2", "--device", "cpu"),
     "solve": ("solve", "sst2", "--steps", "10000000"),
     "bench": ("bench", "collectives", "--set", "iterations=1000000"),
@@ -96,18 +77,21 @@ def _is_at_work(command: Command, name: str) -> bool:
     return name == "solve" or len(in_folder(command.work)) >= 4
 
 
+IN_MAKE_TEST = [
+    *(("train", how) for how in ("SIGTERM", "SIGINT", "SIGINT twice")),
+    *((name, "SIGTERM") for name in ("probe", "solve")),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "how"),
-    sampled(
-        product(WORKING, ("SIGINT", "SIGINT twice", "SIGTERM", "SIGKILL")), [("probe", "SIGTERM"), ("solve", "SIGTERM")]
-    ),
+    ("name", "how"), sampled(product(WORKING, ("SIGINT", "SIGINT twice", "SIGTERM", "SIGKILL")), IN_MAKE_TEST)
 )
-def test_what_trains_no_single_run_is_stopped_too(tmp_path: Path, name: str, how: str) -> None:
+def test_a_command_is_stopped(tmp_path: Path, name: str, how: str) -> None:
     command = Command(tmp_path)
     process = command.begin(*WORKING[name], bare=name in BARE)
     signum = signal.Signals[how.partition(" ")[0]]
     wait_until(lambda: _is_at_work(command, name), "its processes at their work")
-    written = command.wait_for_rows() if name == "compare" else None
+    written = command.wait_for_rows(6) if name in ("train", "compare") else None
     process.send_signal(signum)
     if how.endswith("twice"):
         time.sleep(0.01)  # two signals that are pending at once are one
@@ -121,4 +105,8 @@ def test_what_trains_no_single_run_is_stopped_too(tmp_path: Path, name: str, how
         assert ended.error["kind"] == "interrupted"
     if written is not None:
         check_rows(ended.run, written)
-        analyzed(ended)
+        said = analyzed(ended)["runs"][0]
+    if name == "train" and how in ("SIGTERM", "SIGINT"):
+        assert said["summary"]["partial"] is True and said["summary"]["steps"] >= 3
+        assert read_rank_file(0, first.rank_file(0)).torn_lines == 0
+        assert any("partial" in warning for warning in first.record().warnings)

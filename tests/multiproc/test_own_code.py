@@ -14,10 +14,7 @@ from dynbench.runs.run import Status
 
 pytestmark = pytest.mark.multiproc
 
-OWN = (
-    *("workload.max_length=24", "train.global_batch=8", "train.warmup_steps=1", "train.steps=4"),
-    *("train.eval_samples=16", "launch.nproc=2", "launch.threads=1", "launch.device=cpu"),
-)
+OWN = (*(one for one in TINY if not one.startswith("workload.")), "workload.max_length=24")
 
 
 def trained(folder: Path, workload: str, *more: str, body: str = "    pass\n") -> Command:
@@ -31,7 +28,7 @@ def test_a_module_of_the_current_folder_trains_on_real_ranks(tmp_path: Path) -> 
     ended = trained(tmp_path, "mine:Mine", "--mode", "dynamic")
     assert ended.code == 0, ended.stderr
     summary, stored = ended.said["summary"], ended.run.config().workload
-    assert summary["rows"] == 2 * (1 + 4)
+    assert summary["rows"] == 2 * (2 + 6)
     assert summary["eval"]["accuracy"] is None and summary["eval"]["loss"] > 0
     assert (stored.name, stored.import_from, len(stored.code_digest)) == ("mine:Mine", str(ended.work), 16)
     data = ended.run.env()["data"]["workload"]

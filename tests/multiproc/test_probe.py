@@ -5,15 +5,13 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 from multiproc.faults import Command, settled
-from multiproc.launches import own_strategy, sets
+from multiproc.launches import sets
 
 from dynbench.config.layers import load_config
-from dynbench.config.schema import Config, dump_config
+from dynbench.config.schema import dump_config
 from dynbench.engine.launching.resolve import resolve, this_machine
-from dynbench.engine.planning import build_problem
 from dynbench.errors import NothingFits
 from dynbench.probe.capacity import find_capacities, refuse_if_nothing_fits
 from dynbench.probe.children import Children
@@ -21,7 +19,7 @@ from dynbench.probe.prober import run_probe
 from dynbench.runs.probe_record import CapacityRow, read_probe
 from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
-from dynbench.schedule.capacity import UNLIMITED, Capacity
+from dynbench.schedule.capacity import UNLIMITED
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
 
@@ -80,17 +78,6 @@ def test_a_limit_below_the_model_is_said(run: Run) -> None:
 SMALL = sets(*(f"probe.{each}" for each in ("lengths=[32]", "repeats=2", "soak_steps=0", "trials=2")))
 PATIENCE_S = 60
 """In which its processes also have to get ready, on a machine that has much else to do."""
-GREEDY = """\
-import resource
-from dynbench.sync.ddp import Ddp
-
-class Own(Ddp):
-    def step(self, optimizer, precision):
-        limited = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
-        if limited and self.wire.rank == 1:
-            raise MemoryError("out of memory")
-        super().step(optimizer, precision)
-"""
 
 
 def _signalled(signum: signal.Signals, times: int) -> str:
@@ -127,27 +114,19 @@ def test_a_trial_hangs(tmp_path: Path) -> None:
 
 @pytest.mark.fault
 @pytest.mark.matrix
-def test_one_rank_finds_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_strategy(tmp_path, monkeypatch, GREEDY)
-    begun = Command(tmp_path)
-    begun.begin("probe", *SMALL, *sets("sync.name=own"), real=True)  # plug-ins are found on import
-    ended = begun.end()
+def test_one_rank_finds_no_memory(tmp_path: Path) -> None:
+    ended = Command(tmp_path).ran("probe", *SMALL, first="import planted; planted.greedy_rank()")
     settled(ended, ended.run, 4, Status.OOM, "not one sample of ", "fits on rank 1")
 
 
 LENGTHS = (64, 128, 256)
 
 
-def whole(**changes: object) -> Config:
-    fixed = {"probe.lengths": list(LENGTHS), "probe.memory_limit": "700MB", "probe.soak_steps": 5}
-    return load_config(flags=CONFIG | fixed | changes)
-
-
 @pytest.mark.matrix
 @pytest.mark.alone
-def test_a_whole_probe_makes_sense_and_training_uses_it(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    run = run_probe(whole(), store, report=lambda text: None, name="probed")
+def test_a_whole_probe_makes_sense(tmp_path: Path) -> None:
+    fixed = {"probe.lengths": list(LENGTHS), "probe.memory_limit": "700MB", "probe.soak_steps": 5}
+    run = run_probe(load_config(flags=CONFIG | fixed), RunStore(tmp_path), report=lambda text: None)
     record = read_probe(run.path)
     assert len(record.capacity) == RANKS * len(LENGTHS)
     assert record.cost_model is not None and record.cost_model.beta_ms_per_token > 0
@@ -160,15 +139,6 @@ def test_a_whole_probe_makes_sense_and_training_uses_it(tmp_path: Path) -> None:
         capacities = [UNLIMITED if n is None else n for _, n in table]
         assert capacities == sorted(capacities, reverse=True)
         assert [length for length, _ in table][-1] == max(LENGTHS)
-
-    uses = {"schedule.mode": "dynamic", "probe.run": "probed"}
-    resolved = resolve(whole(**uses), this_machine(), store).config
-    assert (resolved.schedule.capacity, resolved.schedule.cost_type) == (run.id, "measured")
-    problem = build_problem(resolved, np.array([10] * 40 + [250] * 40), RANKS, 1, store.root)
-    assert problem.cost.beta == record.cost_model.beta_ms_per_token
-    assert problem.capacity == Capacity.table(record.tables) and problem.capacity.limit(0, 257) == 0
-    named = resolve(whole(**uses, **{"schedule.cost_type": "tokens"}), this_machine(), store).config
-    assert named.schedule.cost_type == "tokens"
 
 
 def test_one_sample_that_does_not_fit_names_the_length_that_does() -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
-from multiproc.launches import Launch, global_loss, rows_of, work_hashes
+from multiproc.launches import TINY, VIRTUAL, Launch, global_loss, rows_of, work_hashes
 from sampled import sampled
 
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.summary import summary_of
+from dynbench.config.layers import load_config
+from dynbench.engine.planning import build_problem
 from dynbench.plugins import STRATEGIES
-from dynbench.runs.records import COLUMNS, COMM_COLUMNS, TURN, read_columns
+from dynbench.runs.records import COLUMNS, COMM_COLUMNS, TURN
 from dynbench.runs.run import Run, Status
+from dynbench.schedule.policy import Planner
 
 pytestmark = pytest.mark.multiproc
 
@@ -26,18 +29,11 @@ def test_rows_of_every_rank_and_step(static_run: Run) -> None:
     rows = rows_of(static_run)
     assert rows.select("step", "rank").rows() == [(step, rank) for step in range(STEPS) for rank in range(RANKS)]
     assert tuple(rows.columns) == (*COLUMNS, *(column.name for column in (TURN, *COMM_COLUMNS)))
-    assert tuple(read_columns(static_run.ranks_dir).values()) == (TURN, *COMM_COLUMNS)
     assert rows.filter(warmup=1)["step"].unique().sort().to_list() == list(range(WARMUP))
     assert (rows["padded_tokens"] == rows["local_batch"] * rows["max_seq_len_in_batch"]).all()
     assert (rows["real_tokens"] <= rows["padded_tokens"]).all()
-    assert (rows["peak_mem_mb"] > 50).all() and (rows["reserved_mem_mb"] > 50).all()
-
-
-def test_bytes_and_times_of_rows(static_run: Run) -> None:
-    rows = rows_of(static_run)
-    assert rows["bytes_raw"].n_unique() == 1
+    assert min(rows["peak_mem_mb"].min(), rows["reserved_mem_mb"].min()) > 50
     assert (rows["bytes_wire"] == rows["bytes_raw"]).all(), "a ring of two"
-    assert (rows["gradient_bytes_raw"] == rows["gradient_bytes_wire"]).all(), "as they are"
     assert rows["gradient_bytes_raw"].min() > 0.99 * rows["bytes_wire"].max()
     assert (rows["comm_ms"] > 0).all()
     assert np.allclose(rows["forward_ms"] + rows["backward_ms"], rows["compute_ms"])
@@ -47,37 +43,39 @@ def test_bytes_and_times_of_rows(static_run: Run) -> None:
 
 
 def test_record_facts_and_logs(static_run: Run) -> None:
-    assert static_run.status is Status.COMPLETED
-    assert static_run.record().exit_code == 0
     env = static_run.env()
+    assert (static_run.status, static_run.record().exit_code) == (Status.COMPLETED, 0)
     assert [device["rank"] for device in env["devices"]["ranks"]] == [0, 1]
     assert env["data"]["fingerprint"] and env["data"]["lengths"]["samples"] == 96
     assert env["decisions"]["measured.torch_threads"]["value"] == 1
-    assert "resident" in env["decisions"]["measured.peak_mem_mb"]["value"]
     assert sorted(path.name for path in static_run.logs_dir.iterdir()) == ["rank_0.log", "rank_1.log"]
 
 
-def test_evaluation_is_over_all_ranks(static_run: Run) -> None:
-    with (static_run.path / "eval.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["step"], row["samples"]) for row in rows] == [("7", "16")]
-    assert 0 <= float(rows[0]["accuracy"]) <= 1 and float(rows[0]["loss"]) > 0
-
-
-def test_partition_does_statics_work_with_less_padding(static_run: Run, partition_run: Run) -> None:
-    rows = rows_of(partition_run)
+def test_partition_does_statics_work_with_less_padding(launch: Launch, static_run: Run) -> None:
+    run = launch("schedule.mode=dynamic")
+    rows = rows_of(run)
     assert set(rows.group_by("step").agg(pl.col("local_batch").sum())["local_batch"]) == {BATCH}
-    assert work_hashes(partition_run) == work_hashes(static_run)
-    assert global_loss(partition_run) == pytest.approx(global_loss(static_run), rel=1e-4)
+    assert work_hashes(run) == work_hashes(static_run)
+    assert global_loss(run) == pytest.approx(global_loss(static_run), rel=1e-4)
     assert rows["padded_tokens"].sum() < rows_of(static_run)["padded_tokens"].sum()
 
 
-def test_gathered_plans_are_the_replicated_ones(launch: Launch) -> None:
-    prefix = ("schedule.mode=dynamic", "schedule.policy=prefix", "schedule.capacity=[8, 9]")
-    gathered, replicated = launch(*prefix, "schedule.exchange=gather"), launch(*prefix)
+def test_gathered_plans_are_the_replicated_ones_of_both_columns(launch: Launch, tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    lengths, patches = rng.integers(2, 60, 60), rng.choice([0, 0, 30, 200], 60)
+    pl.DataFrame({"length": lengths, "patches": patches}).write_csv(tmp_path / "two.csv")
+    data = ("dataset=lengths", f"data_path={tmp_path / 'two.csv'}", "second_column=patches", "subset=null")
+    schedule = ("mode=dynamic", "policy=prefix", "second_weight=0.5")
+    wanted = (*(f"workload.{each}" for each in data), *(f"schedule.{each}" for each in schedule))
+    gathered, replicated = rows_of(launch(*wanted, "schedule.exchange=gather")), rows_of(launch(*wanted))
     columns = ("step", "rank", "local_batch", "padded_tokens", "work_hash")
-    assert rows_of(gathered).select(columns).rows() == rows_of(replicated).select(columns).rows()
-    assert rows_of(replicated)["local_batch"].n_unique() > 1
+    assert gathered.select(columns).rows() == replicated.select(columns).rows()
+    problem = build_problem(load_config(None, [*TINY, *wanted]), lengths, RANKS, 1, second=patches)
+    knows, blind = (
+        [count for step in range(STEPS) for count in Planner("prefix", each).plan(step).local_batches]
+        for each in (problem, replace(problem, second=None))
+    )
+    assert gathered["local_batch"].to_list() == knows != blind
 
 
 PACKED = ("schedule.mode=dynamic", "workload.layout=packed", "train.precision=fp32")
@@ -100,7 +98,6 @@ def test_it_trains_under_every_strategy(launch: Launch, sync: str) -> None:
         assert global_loss(run) == pytest.approx(global_loss(launch(*PACKED)), rel=1e-4), "as under ddp"
 
 
-VIRTUAL = ("launch.launcher=virtual", "launch.world_size=2", "launch.nproc=auto")
 LONGER = ("workload.dropout=0.1", "train.steps=10", "schedule.mode=dynamic")
 
 
@@ -121,7 +118,6 @@ def test_a_slowed_rank_makes_the_other_wait(launch: Launch) -> None:
     rows = rows_of(run)
     slowed, other = (rows.filter(rows["rank"] == rank) for rank in (1, 0))
     assert slowed["compute_ms"].sum() > 1.5 * other["compute_ms"].sum()
-    assert other["sync_ms"].sum() > slowed["sync_ms"].sum()
     merge_run(run)
     merged = pl.read_parquet(run.path / "merged_metrics.parquet")
     waits = [merged.filter(rank=rank)["comm_wait_ms"].sum() for rank in (1, 0)]
@@ -146,11 +142,6 @@ def test_a_slow_rank_is_found_and_given_less(launch: Launch, more: tuple[str, ..
 def test_the_profiler_and_the_wire_agree_on_what_communication_takes(launch: Launch) -> None:
     """One all-reduce of all gradients behind the backward pass."""
     run = launch("sync.name=flat", "train.warmup_steps=4", "train.profile_steps=2", "train.steps=2")
-    for rank in range(2):
-        trace = json.loads((run.profiler_dir / f"rank_{rank}.pt.trace.json").read_text())
-        names = {event.get("name") for event in trace["traceEvents"]}
-        assert {"dynbench::step", "dynbench::forward", "dynbench::backward", "dynbench::sync"} <= names
-        assert "dynbench::all_reduce" in names
     merged = merge_run(run)
     assert merged.measured["step"].to_list() == [4, 5]
     profile = summary_of(merged)["profile"]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import math
 import signal
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -23,12 +21,10 @@ from dynbench.analysis.summary import summary_of
 from dynbench.config.layers import load_config
 from dynbench.engine.launching.progress import Progress
 from dynbench.engine.launching.run_launch import launch_arms
-from dynbench.engine.planning import build_problem
 from dynbench.engine.rank.saved import Saved, evaluate_saved
 from dynbench.runs.records import read_columns
 from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
-from dynbench.schedule.policy import Planner
 
 pytestmark = pytest.mark.multiproc
 
@@ -129,20 +125,3 @@ def test_the_kept_model_is_evaluated_as_in_training(run: tuple[Run, list[Progres
     assert any(
         name.endswith("running_var") and not torch.allclose(value, torch.ones(1)) for name, value in state.items()
     )
-
-
-def test_ranks_on_a_trace_of_two_columns_run_what_both_were_planned_for(launch: Launch, tmp_path: Path) -> None:
-    rng = np.random.default_rng(2)
-    lengths, patches = rng.integers(2, 60, 60), rng.choice([0, 0, 30, 200], 60)
-    pl.DataFrame({"length": lengths, "patches": patches}).write_csv(tmp_path / "two.csv")
-    wanted = (
-        *("train.steps=3", "train.warmup_steps=0", "train.global_batch=12", "schedule.second_weight=0.5"),
-        *("schedule.mode=dynamic", "schedule.policy=prefix", "schedule.exchange=gather"),
-        *("workload.dataset=lengths", f"workload.data_path={tmp_path / 'two.csv'}", "workload.second_column=patches"),
-    )
-    problem = build_problem(load_config(None, list(wanted)), lengths, 2, 1, second=patches)
-    knows, blind = (
-        [count for step in range(3) for count in Planner("prefix", each).plan(step).local_batches]
-        for each in (problem, replace(problem, second=None))
-    )
-    assert rows_of(launch(*wanted))["local_batch"].to_list() == knows != blind

@@ -47,13 +47,11 @@ class Tokenised:
     Args:
         tokens: of all samples, those held out among them.
         seconds: for reading and tokenising.
-        before_kb: its peak memory before that: what was imported.
         peak_kb: its peak memory with that of its largest child.
     """
 
     tokens: int
     seconds: float
-    before_kb: int
     peak_kb: int
 
 
@@ -95,11 +93,11 @@ def tokenise(given: argparse.Namespace) -> Tokenised:
     }
     asked = [f"workload.{key}={value}" for key, value in settings.items()]
     config = load_config(None, [*asked, "train.eval_samples=0"])
-    before, began = peak_kb(), time.monotonic()
+    began = time.monotonic()
     workload = CausalLanguageModel(config)
     seconds = time.monotonic() - began
     tokens = sum(int(data.lengths.sum()) for data in (workload.train, workload.eval) if data is not None)
-    return Tokenised(tokens, seconds, before, peak_kb())
+    return Tokenised(tokens, seconds, peak_kb())
 
 
 def _kill_at(characters: int) -> None:
@@ -164,8 +162,7 @@ def show(what: str, found: Tokenised, size: int) -> None:
     rate = found.tokens / found.seconds / 1e6
     print(
         f"{what}: {found.tokens:,} tokens in {found.seconds:.1f} s, {rate:.2f} M tokens/s, "
-        f"{size / found.seconds / 1e6:.2f} MB/s of the file; peak memory {found.peak_kb / 1000:.0f} MB, "
-        f"{found.before_kb / 1000:.0f} MB of it before the first article",
+        f"{size / found.seconds / 1e6:.2f} MB/s of the file; peak memory {found.peak_kb / 1000:.0f} MB",
         flush=True,
     )
 

@@ -1,7 +1,7 @@
 """Training that goes on for long: the memory and the open files of its launcher and ranks stay what they were.
 
     make soak                                      30 minutes, SOAK_MINUTES=3 for fewer
-    python tests/scale/soak.py FOLDER --minutes 3 --set sync.name=fsdp
+    PYTHONPATH=tests python -m scale.soak FOLDER --minutes 3 --set sync.name=fsdp
 
 A process leaks where the line through what it held, warm-up left out, rises by more than `GROWTH` of it, or by one open
 file or more, from its first look to its last. The longer the soak, the smaller the leak of a step that it finds.
@@ -15,22 +15,24 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import mkdtemp
+from unittest.mock import patch
 
 import numpy as np
 import polars as pl
+from multiproc.faults import Command, check
+from multiproc.launches import sets
 
 from dynbench.analysis.stats import relative_drift
 from dynbench.engine.launching.run_launch import WORKER_MODULE
 from dynbench.engine.launching.torchrun import rank_pids
 from dynbench.probe.children import TIDY_MALLOC
 from dynbench.runs.run import Run, Status
-from dynbench.runs.store import RunStore
 
 GROWTH = 0.03
 """Of the memory held, that the line may rise by."""
@@ -103,24 +105,26 @@ class Soak:
     """A run that is looked at while it trains.
 
     Args:
-        process: its launcher.
-        run: its folder.
+        command: that started it.
         looks: by process, `launcher` or `rank N`, in order of time.
     """
 
-    process: subprocess.Popen[str]
-    run: Run
-    looks: dict[str, list[Look]]
+    command: Command
+    looks: dict[str, list[Look]] = field(default_factory=dict)
+
+    @property
+    def process(self) -> subprocess.Popen[str]:
+        """Its launcher."""
+        assert self.command.process is not None
+        return self.command.process
 
     def steps(self) -> int:
-        """Lines of the first rank's file."""
-        with suppress(OSError), self.run.rank_file(0).open("rb") as file:
-            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
-        return 0
+        """Fewest rows of a rank."""
+        return min(self.command.wait_for_rows())
 
     def watch(self, pause_s: float, more: Callable[[], bool]) -> None:
         """Look again and again, while there is to be more and the run goes on."""
-        pids = {"launcher": self.process.pid, **ranks_of(self.run)}
+        pids = {"launcher": self.process.pid, **ranks_of(self.command.run)}
         self.looks.update({name: [] for name in pids})
         while more() and self.process.poll() is None:
             for name, pid in pids.items():
@@ -143,78 +147,52 @@ def ranks_of(run: Run) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def begin(results: Path, settings: Sequence[str]) -> Soak:
+def begin(folder: Path, settings: Sequence[str]) -> Soak:
     """Start training that does not end by itself, and wait for some steps.
 
     Its allocator gives back at once what is freed, so that what is held is what is kept.
-
-    Raises:
-        RuntimeError: it ended, or took too long.
     """
-    argv = [sys.executable, "-m", "dynbench.cli.main", "train", "--json", "--no-figures"]
-    argv += [word for setting in settings for word in ("--set", setting)]
-    env = {**os.environ, **TIDY_MALLOC, "DYNBENCH_RESULTS": str(results)}
-    process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
-    deadline, store = time.monotonic() + PATIENCE_S, RunStore(results)
-    while process.poll() is None and time.monotonic() < deadline:
-        for run in store.list()[-1:]:
-            soak = Soak(process, run, {})
-            if soak.steps() > FIRST_STEPS:
-                return soak
-        time.sleep(0.1)
-    process.kill()
-    raise RuntimeError(f"no steps after {PATIENCE_S} s, or ended before: {process.communicate()[0]}")
+    soak = Soak(Command(folder))
+    with patch.dict(os.environ, TIDY_MALLOC):
+        soak.command.begin("train", "-q", *sets(*settings), real=True, bare=True)
+    soak.command.wait_for_rows(FIRST_STEPS)
+    return soak
 
 
-def end(soak: Soak) -> list[str]:
-    """Interrupt the run, and say what is wrong with what it left."""
+def end(soak: Soak) -> None:
+    """Interrupt the run; what it leaves is as it has to be, and every row is there."""
     soak.process.send_signal(signal.SIGINT)
-    soak.process.communicate(timeout=600)
-    wrong = []
-    if (soak.process.returncode, soak.run.status) != (130, Status.INTERRUPTED):
-        wrong.append(f"ended with {soak.process.returncode}, {soak.run.status}")
-    if left := rank_pids(WORKER_MODULE, soak.run):
-        wrong.append(f"processes {left} are left")
-    wrong += list(_gaps(soak.run))
-    summary = json.loads((soak.run.path / "summary.json").read_text(encoding="utf-8"))
-    if not summary["partial"] or summary["steps"] < soak.steps() - 20:
-        wrong.append(f"the summary is of {summary['steps']} of {soak.steps()} steps")
-    return wrong
-
-
-def _gaps(run: Run) -> Iterator[str]:
-    for file in sorted(run.ranks_dir.glob("rank_*.csv")):
+    ended, run = soak.command.end(), soak.command.run
+    written = soak.steps()
+    check(ended, 130, Status.INTERRUPTED, rows=written)
+    for file in run.ranks_dir.glob("rank_*.csv"):
         steps = pl.read_csv(file, columns=["step"])["step"].to_numpy()
-        if not np.array_equal(steps, np.arange(len(steps))):
-            yield f"{file.name}: a step is missing, or is there twice"
-
-
-def _soaked(soak: Soak, minutes: float) -> list[str]:
-    until, before = time.monotonic() + 60 * minutes, soak.steps()
-    print(f"{soak.run.path}: soaks for {minutes:g} minutes", flush=True)
-    soak.watch(60 * minutes / LOOKS, lambda: time.monotonic() < until)
-    print(f"{soak.steps() - before:,} steps")
-    for name, looks in soak.looks.items():
-        kept = looks[int(WARM * len(looks)) :]
-        memory = f"{kept[0].memory / 1e6:.1f} to {kept[-1].memory / 1e6:.1f} MB"
-        print(f"{name}: {memory}, {kept[0].files} to {kept[-1].files} open files, {len(looks)} looks")
-    return [f"{name}: {what}" for name, found in soak.found().items() for what in found] + end(soak)
+        assert np.array_equal(steps, np.arange(len(steps))), f"{file.name}: a step is missing, or is there twice"
+    summary = json.loads((run.path / "summary.json").read_text(encoding="utf-8"))
+    assert summary["partial"] and summary["steps"] >= written - 20, summary["steps"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Soak, say what every process held, and what grew."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="A registry of runs.")
+    parser.add_argument("folder", type=Path, help="Where it works, with a registry of runs.")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     given = parser.parse_args(argv)
     steps = math.ceil(60 * given.minutes * MOST_STEPS_A_SECOND)
-    soak = begin(given.folder, (*ENDLESS, f"train.steps={steps}", *given.settings))
+    given.folder.mkdir(parents=True, exist_ok=True)
+    soak = begin(Path(mkdtemp(dir=given.folder)), (*ENDLESS, f"train.steps={steps}", *given.settings))
+    until, before = time.monotonic() + 60 * given.minutes, soak.steps()
+    print(f"{soak.command.run.path}: soaks for {given.minutes:g} minutes", flush=True)
     try:
-        wrong = _soaked(soak, given.minutes)
+        soak.watch(60 * given.minutes / LOOKS, lambda: time.monotonic() < until)
+        print(f"{soak.steps() - before:,} steps")
     finally:
-        if soak.process.poll() is None:
-            soak.process.send_signal(signal.SIGINT)
+        end(soak)
+    for name, looks in soak.looks.items():
+        kept = looks[int(WARM * len(looks)) :]
+        print(f"{name}: {kept[0]} to {kept[-1]}, {len(looks)} looks")
+    wrong = [f"{name}: {what}" for name, found in soak.found().items() for what in found]
     print("\n".join(wrong) or "flat, and every row is there")
     return 1 if wrong else 0
 

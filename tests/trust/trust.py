@@ -155,12 +155,8 @@ def main() -> int:
         results += found
         with kept.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(asdict(result)) + "\n" for result in found)
-        for one in found:
-            print(
-                f"{number + 1}/{COMPARISONS} {one.other} {'busy' if one.busy else 'idle'}: {one.verdict} "
-                f"{one.speedup:.3f} [{one.low:.3f}, {one.high:.3f}] {one.seconds:.0f} s",
-                flush=True,
-            )
+        show(found)
+        print(f"{number + 1}/{COMPARISONS}: {found[0].seconds:.0f} s", flush=True)
     show(results)
     done = {one.number for one in results}
     if len(done) < COMPARISONS:
