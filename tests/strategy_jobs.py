@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import broken
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -57,9 +58,11 @@ SETTINGS = (
 
 @contextmanager
 def known() -> Iterator[None]:
-    """The toys are registered."""
-    strategies = {name: StrategyEntry(name, "a toy", toy) for name, toy in STRATEGIES.items()}
-    compressors = {name: CompressorEntry(name, "a toy", toy) for name, toy in COMPRESSORS.items()}
+    """The toys are registered, and the broken ones."""
+    strategies = {name: StrategyEntry(name, "a toy", toy) for name, toy in (STRATEGIES | broken.STRATEGIES).items()}
+    compressors = {
+        name: CompressorEntry(name, "a toy", toy) for name, toy in (COMPRESSORS | broken.COMPRESSORS).items()
+    }
     with (
         patch.dict(plugins.STRATEGIES.entries, strategies),
         patch.dict(plugins.COMPRESSORS.entries, compressors),

@@ -1,4 +1,4 @@
-"""The rules that every registered strategy keeps.
+"""The rules that every registered strategy keeps, and proof that the judge would notice if one did not.
 
 Two processes, started once, are the ranks.
 """
@@ -95,16 +95,37 @@ def test_without_a_wire_nothing_is_sent_and_every_rank_takes_its_own_gradient(ra
         assert max(step["error"] for step in steps[0]) < EXACT
 
 
-@pytest.mark.parametrize("sync", ALL)
-def test_gradients_are_clipped_by_the_norm_over_all_shards(ranks: WarmRanks, sync: str) -> None:
-    """It is that of the whole gradient on all ranks alike, and one that is too great is cut back to the most."""
-    steps = ranks(watched_steps, sync, "none", False, True)
+def judge_norms(steps: list[list[dict]]) -> None:
+    """The norm is that of the whole gradient on all ranks alike, and one that is too great is cut back to the most."""
     for step, *others in zip(*steps, strict=True):
         assert [other["grad_norm"] for other in others] == [pytest.approx(step["grad_norm"], rel=1e-12)] * len(others)
         assert step["clipped"] == (step["grad_norm"] > LARGEST_NORM)
         assert step["moved"] == pytest.approx(min(step["grad_norm"], LARGEST_NORM), rel=1e-4)
         assert step["error"] == pytest.approx(1 - min(1, LARGEST_NORM / step["grad_norm"]), abs=1e-4)
     assert {step["clipped"] for step in steps[0]} == {0, 1}
+
+
+@pytest.mark.parametrize("sync", ALL)
+def test_gradients_are_clipped_by_the_norm_over_all_shards(ranks: WarmRanks, sync: str) -> None:
+    judge_norms(ranks(watched_steps, sync, "none", False, True))
+
+
+@pytest.mark.parametrize(
+    ("sync", "compress", "rule"),
+    [
+        ("ready_late", "none", "ready before the last gradient is sent"),
+        ("forgets_micro_batches", "none", "the mean gradient"),
+        ("ddp", "forgets_to_divide", "the mean gradient"),
+    ],
+)
+def test_what_is_wrong_is_caught(ranks: WarmRanks, sync: str, compress: str, rule: str) -> None:
+    with pytest.raises(AssertionError, match=rule):
+        judge(ranks(watched_steps, sync, compress), ROUNDED)
+
+
+def test_the_norm_of_a_shard_is_caught(ranks: WarmRanks) -> None:
+    with pytest.raises(AssertionError):
+        judge_norms(ranks(watched_steps, "norm_of_a_shard", "none", False, True))
 
 
 @pytest.mark.parametrize("sync", [name for name, entry in REGISTERED.items() if not entry.servers and entry.trains])

@@ -87,6 +87,21 @@ def test_options_that_leave_training_as_it_is(ranks: WarmRanks, sync: str, setti
     judge(ranks(checked, sync, "gpt2", "adamw" if STRATEGIES[sync].exact else "sgd", *settings))
 
 
+@pytest.mark.parametrize(
+    ("sync", "settings"),
+    [
+        ("local_sgd", ["sync.inner_steps=2"]),
+        ("local_sgd_torch", ["sync.inner_steps=2"]),
+        ("diloco", []),
+        ("ddp_noop", []),
+    ],
+)
+def test_what_trains_something_else_is_caught(ranks: WarmRanks, sync: str, settings: list[str]) -> None:
+    """By what promises no more."""
+    with pytest.raises(AssertionError, match="largest"):
+        judge(ranks(checked, sync, "toy", "sgd", *settings))
+
+
 def test_gathering_in_bfloat16_rounds(ranks: WarmRanks) -> None:
     found, _ = ranks(checked, "fsdp", "gpt2", "sgd", "sync.gather_bf16=true")
     assert found is not None

@@ -5,13 +5,16 @@ Virtual ranks run the steps of a whole run; over real ranks, tests/contract/test
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from batches import batch_of
+from torch import Tensor, nn
 from toys import Toy
 from virtual_runs import RANKS, TRAINABLE, loop_of, rows_of
 from virtual_runs import configured as virtual
@@ -57,9 +60,12 @@ def in_one_process(config: Config, toy: Toy) -> tuple[list[torch.Tensor], list[f
     return list(model.parameters()), losses
 
 
-def judge(folder: Path, config: Config, toy: Toy) -> None:
+NO_FAULT = nullcontext()
+
+
+def judge(folder: Path, config: Config, toy: Toy, fault: Any = NO_FAULT) -> None:
     """The steps of virtual ranks are those of one process, and their rows say so."""
-    with patch.object(replica, "build_optimizer", sgd), loop_of(folder, config, toy) as loop:
+    with fault, patch.object(replica, "build_optimizer", sgd), loop_of(folder, config, toy) as loop:
         found = list(loop.replica.model.parameters())
     steps = step_table(rows_of(folder).partition_by("rank"))[0]
     wanted, losses = in_one_process(config, Toy.of(toy.train))
@@ -85,6 +91,30 @@ def test_steps_that_weigh_nothing_move_nothing_and_have_no_loss(tmp_path: Path, 
     judge(tmp_path, configured("static", parts), Toy.of(weighed))
     rows = read_rank_file(0, Run(tmp_path).rank_file(0)).rows
     assert rows["weight"].to_list()[:2] == rows["loss"].to_list()[:2] == [0.0] * 2
+
+
+class GivesMeans(Toy):
+    """Fault: the mean over the batch, not the sum."""
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return super().loss(model, batch) / batch["weights"].sum().clamp(min=1)
+
+
+FAULTS: dict[str, tuple[type[Toy], Any]] = {
+    "counts in place of weights": (Toy, patch.object(TokenisedData, "weight", lambda _, ids: float(len(ids)))),
+    "weights of a micro-batch only": (
+        Toy,
+        patch.object(replica.Replica, "weight", lambda self, share: self._workload.train.weight(share[0])),
+    ),
+    "a mean in place of a sum": (GivesMeans, NO_FAULT),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_wrong_weights_are_caught(tmp_path: Path, fault: str) -> None:
+    toy, planted = FAULTS[fault]
+    with pytest.raises(AssertionError):
+        judge(tmp_path, configured("partition", 2), toy(), planted)
 
 
 @pytest.mark.usefixtures("alone")

@@ -10,9 +10,12 @@ from functools import cache
 from math import isfinite
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from sampled import sampled
+from torch import Tensor, nn
+from toys import Toy
 from virtual_runs import RANKS, TRAINABLE, loop_of, rows_of
 from virtual_runs import configured as virtual
 
@@ -128,3 +131,26 @@ def test_its_model_is_stored(tmp_path: Path, name: str) -> None:
     judge(tmp_path, configured(name, "static", "train.save_model=true"), built(name))
     assert {path.name for path in (tmp_path / MODEL_FOLDER).iterdir()} == {BEST, LAST}
     assert all(any((tmp_path / MODEL_FOLDER / saved).iterdir()) for saved in (BEST, LAST))
+
+
+class Diverges(Toy):
+    """Fault: no loss after the first step."""
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return super().loss(model, batch) * (np.inf if any(p.grad is not None for p in model.parameters()) else 1)
+
+
+class Forgets(Toy):
+    """Fault: a part of the model is out of the loss."""
+
+    def build_model(self, seed: int) -> nn.Module:
+        model = super().build_model(seed)
+        model.frozen.requires_grad_(True)
+        model.mix.register_forward_hook(lambda module, given, out: out.detach())
+        return model
+
+
+@pytest.mark.parametrize("fault", [Diverges, Forgets])
+def test_a_workload_that_does_not_train_is_caught(tmp_path: Path, fault: type[Toy]) -> None:
+    with pytest.raises(AssertionError):
+        judge(tmp_path, configured("text_classification", "partition"), fault())

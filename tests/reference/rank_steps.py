@@ -17,6 +17,7 @@ from dynbench.config.schema import Config
 from dynbench.engine.rank.loop import real_loop
 from dynbench.engine.rank.memory import memory_meter
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
+from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.turns import play
 from dynbench.engine.rank.virtual import virtual_loop
 from dynbench.runs.run import Run
@@ -24,6 +25,8 @@ from dynbench.workloads.base import Workload
 from dynbench.workloads.registry import build_workload
 
 CPU = torch.device("cpu")
+FAULTY = 2
+"""The rank that faults are planted on."""
 Steps = list[list[int]]
 Row = dict[str, float]
 Answer = tuple[Steps, list[list[Row]], dict[str, Tensor] | None]
@@ -31,14 +34,20 @@ Answer = tuple[Steps, list[list[Row]], dict[str, Tensor] | None]
 _built: dict[str, Workload] = {}
 
 
-def steps(rank: int, folder: str, config: Config) -> Answer:
-    """Train as a launched rank does, or as the process that plays all virtual ones."""
+def steps(rank: int, folder: str, config: Config, fault: str | None = None) -> Answer:
+    """Train as a launched rank does, or as the process that plays all virtual ones.
+
+    Planted faults are `weight` (what the rank's samples count is 1 % more), and `sample` (it leaves one out).
+    """
     virtual = config.launch.launcher == "virtual"
     context = RankContext(rank, rank, 1 if virtual else dist.get_world_size(), CPU)
     workload, run, given = built(config), Run(Path(folder)), []
+    planted = {"weight": counts_more, "sample": leaves_one_out}[fault] if fault and rank == FAULTY else None
     make = virtual_loop if virtual else real_loop
     with ExitStack() as stack:
         stack.enter_context(in_double(workload))
+        if planted is not None:
+            stack.enter_context(planted())
         loop: Any = stack.enter_context(make(run, config, context, workload, memory_meter(CPU)))
         verb = "plan" if virtual else "share"
         inner = getattr(loop.plans, verb)
@@ -73,6 +82,20 @@ def in_double(workload: Any) -> Iterator[None]:
                 double = lambda *args, build=build: build(*args).double()  # noqa: E731
                 stack.enter_context(patch.object(workload, verb, double))
         yield
+
+
+def counts_more() -> Any:
+    """Fault: what the rank's samples count is 1 % more."""
+    compute = Replica.compute
+    return patch.object(Replica, "compute", lambda self, batches, scale: compute(self, batches, lambda: 1.01 * scale()))
+
+
+def leaves_one_out() -> Any:
+    """Fault: of every micro-batch of several samples, the last one is not trained on."""
+    load = Replica.load
+    return patch.object(
+        Replica, "load", lambda self, share: load(self, tuple(ids[: max(1, len(ids) - 1)] for ids in share))
+    )
 
 
 def rows_of(run: Run, rank: int) -> list[Row]:

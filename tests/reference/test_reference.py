@@ -17,7 +17,7 @@ import torch
 from architectures import write_config
 from packed import SLIDING
 from reference.one_process import Course, class_loss, token_loss, train
-from reference.rank_steps import Answer, Steps, built, steps
+from reference.rank_steps import FAULTY, Answer, Steps, built, steps
 from torch import Tensor, nn
 from warm import WarmRanks, gloo_ranks
 
@@ -181,7 +181,30 @@ def test_it_trains_as_one_process_does(three: WarmRanks, folder: Path, tmp_path:
     judge(config, answers, ROUNDING.get(case[3], EXACT))
 
 
+FAULTS = {
+    "weight": ((), "norms"),
+    "sample": ((), "losses"),
+    "the rate": (("train.learning_rate=0.00303",), "losses"),
+    "its course": (("train.schedule=linear",), "losses"),
+    "its rise": (("train.lr_warmup_steps=3",), "losses"),
+    "decay": (("train.weight_decay=0.101",), "losses"),
+    "clipping": ((f"train.max_grad_norm={1.01 * COURSE.most}",), "losses"),
+    "the optimizer": (("train.optimizer=adam",), "losses"),
+}
+"""What is planted on one rank, or set otherwise on all, by as little as 1 %; and what is seen of it first."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_seen(three: WarmRanks, folder: Path, tmp_path: Path, fault: str) -> None:
+    settings, seen = FAULTS[fault]
+    config = configured(folder, SAMPLE[0], *settings)
+    (tmp_path / "ranks").mkdir()
+    answers = three(steps, str(tmp_path), config, fault if fault in ("weight", "sample") else None)
+    with pytest.raises(AssertionError, match=seen):
+        judge(config, answers)
+
+
 def test_the_sample_has_every_strategy_architecture_and_layout() -> None:
-    assert set(SAMPLE) <= set(CASES)
+    assert set(SAMPLE) <= set(CASES) and FAULTY < RANKS
     for place in (0, 2, 3):
         assert {case[place] for case in SAMPLE} == {case[place] for case in CASES}
