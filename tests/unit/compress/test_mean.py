@@ -186,31 +186,6 @@ class OwnHalf(Compressing):
         flat[channel.rank :: 2] = own[channel.rank :: 2]
 
 
-def flat_of(rank: int) -> Tensor:
-    return torch.cat(list(gradients(rank, 0).values()))
-
-
-def with_one(value: float) -> Callable[[int], Tensor]:
-    """Ranks' gradients, of which the first has an element of this value."""
-    return lambda rank: flat_of(rank).index_fill(0, torch.tensor([100 * (1 - rank)]), value if rank == 0 else 0.5)
-
-
-ODD: dict[str, Callable[[int], Tensor]] = {
-    "drawn": flat_of,
-    "zeros": lambda rank: torch.zeros(512),
-    "negative": lambda rank: -flat_of(rank).abs() - 0.1,
-    "tiny": lambda rank: flat_of(rank) * 1e-37,
-    "one rank has none": lambda rank: flat_of(rank) * rank,
-    "half": lambda rank: flat_of(rank).half(),
-    "bfloat16": lambda rank: flat_of(rank).bfloat16(),
-    "double": lambda rank: flat_of(rank).double(),
-    "every other element": lambda rank: flat_of(rank).repeat_interleave(2)[::2].contiguous(),
-    "infinite": with_one(torch.inf),
-    "no number": with_one(torch.nan),
-    "nothing at all": lambda rank: torch.zeros(0),
-}
-
-
 @pytest.mark.parametrize(
     ("judged", "fails"),
     [
