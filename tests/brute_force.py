@@ -28,7 +28,9 @@ def micro_batch_costs(problem: Problem, held: np.ndarray, rank: int = 0) -> np.n
     Returns:
         Costs, shape [micro-batches].
     """
-    model, lengths = problem.cost, problem.padded_lengths
+    model, multiple = problem.cost, problem.cost.pad_to_multiple_of
+    padded = np.minimum(-(-problem.lengths // multiple) * multiple, model.positions or 10**9)
+    lengths = problem.lengths if problem.packed else padded
     count, longest = held.sum(axis=1), np.where(held, lengths, 0).max(axis=1)
     tokens = held @ lengths if problem.packed else count * longest
     squares = held @ lengths**2 if problem.packed else count * longest**2

@@ -26,11 +26,6 @@ def english_words(text: str, names: tuple[str, ...] = ()) -> list[str]:
     return [word for word in _WORD.findall(text) if word.lower() not in TERMS]
 
 
-def english_sentences(text: str) -> list[str]:
-    """Runs of three words and more outside code."""
-    return re.findall(r"[A-Za-z][a-z'-]*(?:,? [A-Za-z][a-z'-]*){2,}", _CODE.sub("|", text))
-
-
 def numbers(text: str) -> list[str]:
     """All numbers, sorted; the same facts in two languages give the same."""
     return sorted(_NUMBER.findall(text))

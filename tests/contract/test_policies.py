@@ -82,10 +82,11 @@ def plain(plans: Iterable[StepPlan]) -> list[object]:
 
 def cost_by_hand(plan: StepPlan, problem: Problem) -> list[float]:
     """Cost over speed per rank, of micro-batches by the formulas."""
-    free, costs = replace(problem, capacity=Capacity()), []
+    free, costs, model = replace(problem, capacity=Capacity()), [], problem.cost
+    more = model.further - model.alpha if model.cost_type == "measured" and model.further is not None else 0.0
     for share, speed in zip(plan.shares, problem.relative_speeds(), strict=True):
         of_each = micro_batch_costs(free, np.array([np.bincount(ids, minlength=len(problem.lengths)) for ids in share]))
-        costs.append((of_each.sum() + (len(share) - 1) * problem.cost.surcharge) / speed)
+        costs.append((of_each.sum() + (len(share) - 1) * more) / speed)
     return costs
 
 

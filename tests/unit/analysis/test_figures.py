@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import matplotlib
@@ -35,7 +36,7 @@ def view(merged):
 def test_one_module_chooses_a_backend_and_nothing_uses_pyplot():
     for path in Path(charts.__file__).parent.glob("*.py"):
         source = path.read_text()
-        assert "import matplotlib.pyplot" not in source and "import pyplot" not in source, path.name
+        assert not re.search(r"(?m)^\s*(from|import)\b.*pyplot", source), path.name
         assert ("matplotlib.use" in source) == (path.name == "charts.py")
     assert matplotlib.get_backend().lower() == "agg"
 

@@ -75,6 +75,7 @@ def test_it_is_fitted_to_the_arms_without_a_link_alone_and_finds_the_model_that_
     spoilt = [point._replace(waited_ms=10 * point.waited_ms, compute_ms=1.0, sent=1.0) for point in LINKED]
     again = link_map([*BASES, *spoilt])
     assert again is not None and again.model == found.model
+    assert again.mean_error > 0.02 and abs(again.errors[again.worst]) >= again.mean_error
 
 
 @pytest.mark.parametrize("points", [BASES, LINKED, [*BASES[:1], *LINKED], [*BASES[:1], *BASES[:1], *LINKED]])

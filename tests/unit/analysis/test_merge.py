@@ -41,6 +41,8 @@ def test_merged_files_hold_the_same_rows(make_run):
     assert parquet.height == merged.rows == 60
     assert_frame_equal(parquet, text, check_dtypes=False, rel_tol=1e-6)
     assert (set(merged.steps["comm_ms"]), set(parquet["bytes_wire"])) == ({2.5}, {1000})
+    waits = parquet.group_by("step").agg(least=pl.col("wait_ms").min(), most=pl.col("wait_ms").max())
+    assert waits["least"].abs().max() < 1e-5 and waits["most"].min() > 0
 
 
 def test_steps_without_all_ranks_do_not_count(make_run):

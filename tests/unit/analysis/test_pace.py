@@ -184,3 +184,12 @@ def test_a_probe_of_another_window_or_of_other_runs_predicts_nothing(store, make
     used = f"probe.run={probe.id}"
     planned = make_run("partition", overrides=(used, "schedule.policy=window", f"schedule.window={window}"))
     assert predicted_speedup(merge_run(make_run(overrides=(used,))), merge_run(planned)) == predicted
+
+
+def test_a_wrong_cost_has_some_error(make_run):
+    run = priced_run(make_run, "tokens")
+    config = run.config_file.read_text()
+    assert "cost_type: tokens\n" in config
+    run.config_file.write_text(config.replace("cost_type: tokens\n", "cost_type: tokens_sq\n"))
+    found = proxy_error(merge_run(run))
+    assert found["cost"]["mape"] > 0.005 and found["padded_tokens"]["mape"] < 1e-5

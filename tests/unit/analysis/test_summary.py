@@ -14,7 +14,7 @@ from unit.analysis.conftest import Make
 from dynbench.analysis.evaluations import targets_of
 from dynbench.analysis.figures.views import ArmView, caption
 from dynbench.analysis.measure import lookup
-from dynbench.analysis.measures import MEASURES, METRICS, improvement_percent, means
+from dynbench.analysis.measures import MEASURES, METRICS, improvement_percent, improvements, means
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.record import MeanRecord
 from dynbench.analysis.results_csv import COLUMNS, RESULTS_FILE, over_launches
@@ -153,3 +153,41 @@ def test_at_a_time_stands_the_last_evaluation_within_it(trained: MergedRun) -> N
 def test_a_run_of_which_steps_are_missing_knows_no_time(trained: MergedRun) -> None:
     short = replace(trained, steps=trained.steps.head(45), facts=replace(trained.facts, status="failed"))
     assert targets(short, target_perplexity=12.0)["time_to_target_s"] is None
+
+
+def test_improvement_counts_in_the_metrics_better_direction():
+    by_key = {metric.key: metric for metric in METRICS}
+    assert improvement_percent(by_key["step_time_ms.mean"], 20, 15) == pytest.approx(25)
+    assert improvement_percent(by_key["throughput_tokens_per_s.mean"], 100, 125) == pytest.approx(25)
+    assert improvement_percent(by_key["wait_fraction"], 0.0, 0.1) is None
+    for broken in (None, math.nan, math.inf, -math.inf):
+        assert improvement_percent(by_key["eval.loss"], broken, 0.1) is None
+        assert improvement_percent(by_key["eval.loss"], 0.1, broken) is None
+
+
+def test_steps_of_other_batches_are_not_told_to_be_better_or_worse():
+    """Steps of four times the samples took "183.5 % longer" in an arm 1.4 times as fast."""
+    whole = {metric.key: 2.0 for metric in METRICS}
+    before, equal, larger = ({**whole, "global_batch": size} for size in (32, 32, 128))
+    kept = set(improvements([before], [equal]))
+    assert kept == {metric.key for metric in METRICS if metric.better}
+    withheld = kept - set(improvements([before], [larger]))
+    assert withheld == {metric.key for metric in METRICS if metric.of == "step"} <= kept
+    assert "step_time_ms.p95" in withheld and "throughput_tokens_per_s.mean" not in withheld
+
+
+def test_gains_of_a_time_and_of_its_rate_agree_however_much_launches_differ():
+    """A compressor was 8.6 % better by its step times and 1.8 % worse by its throughput."""
+
+    def launches(*ms):
+        pairs = zip(ms, (0.0, 4.0), strict=True)
+        return [
+            {"step_time_ms.mean": one, "throughput_tokens_per_s.mean": 1e6 / one, "exposed_comm_ms.mean": spare}
+            for one, spare in pairs
+        ]
+
+    found = improvements(launches(100.0, 300.0), launches(90.0, 310.0))
+    ratio = math.sqrt(100 / 90 * 300 / 310)
+    assert found["throughput_tokens_per_s.mean"] == pytest.approx(100 * (ratio - 1))
+    assert found["step_time_ms.mean"] == pytest.approx(100 * (1 - 1 / ratio))
+    assert found["exposed_comm_ms.mean"] == 0.0, "a launch has none: the ratio of the means"

@@ -200,7 +200,8 @@ def test_windows_are_the_same_work_where_their_samples_agree_at_both_ends(long, 
     for step in range(300):
         for policy, more in (("static", 1), ("window", -1)):
             np.add.at(ahead, np.concatenate(shares(Fake(policy, window=window), step, sample_lengths())), more)
-        agree |= set() if ahead.any() else {step + 1}
+        if not ahead.any():
+            agree.add(step + 1)
     assert {*agreements(long[1], long[window])} == agree
     for warm_up, steps in product((0, 1, 7, 8, 10, 16), (7, 8, 17, 40, 244, 246)):
         pair = [cut(long[each], warm_up, steps) for each in (1, window)]

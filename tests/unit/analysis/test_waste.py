@@ -14,6 +14,7 @@ from dynbench.analysis.arms import Arm, named_arms
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.summary import summary_of
 from dynbench.analysis.waste import PARTS, compute_rows, fit_compute, recovery, relative_speeds, share_ideal, waste_of
+from dynbench.runs.records import StepRow
 from dynbench.runs.run import Run
 
 VIRTUAL = ("launch.launcher=virtual", "launch.world_size=2")
@@ -206,3 +207,97 @@ def test_arms_of_other_work_share_no_ideal_and_keep_their_parts(launch: Launch, 
 def test_an_arm_without_an_ideal_of_its_own_gives_none(launch: Launch) -> None:
     _, wastes = shared(launch, static={"steps": 1, "warmup_steps": 0}, partition={})
     assert {waste["s"] for waste in wastes.values()} == {None}
+
+
+@pytest.mark.parametrize(("servers", "attention_ms"), [(0, 0.0), (4, 0.002)])
+def test_every_part_is_that_of_the_model_behind_the_rows(merged: Merged, servers: int, attention_ms: float) -> None:
+    run = merged(world_size=4, noise=0.0, servers=servers, attention_ms=attention_ms)
+    steps, waste = run.measured, waste_of(run)
+    rows = run.worker_rows().filter(pl.col("warmup") == 0).select(pl.col("^.*_tokens2?$").sum())
+    sums = rows.collect().row(0, named=True)
+    real, padded = (
+        0.05 * sums[f"{name}_tokens"] + attention_ms * sums[f"{name}_tokens2"] for name in ("real", "padded")
+    )
+    expected = {
+        "padding": (padded - real) / 4,
+        "waiting": (steps["compute_ms_max"] - steps["compute_ms_mean"]).sum(),
+        "exposed_comm": 1.5 * steps.height,
+        "planning": 0.02 * steps.height,
+        "data": 0.2 * steps.height,
+        "compute": 0.0,
+        "other": 0.1 * steps.height,
+    }
+    assert waste["s"] == pytest.approx(run.time_ms / ((2.0 + 0.8) * steps.height + real / 4), rel=1e-4)
+    assert {name: waste[name] * run.time_ms for name in PARTS} == pytest.approx(expected, rel=1e-3, abs=0.05)
+    assert waste["waiting"] == pytest.approx(summary_of(run)["wait_fraction"], rel=1e-6)
+
+
+def packed(row: StepRow) -> dict[str, object]:
+    return {"layout": "packed", "padded_tokens": row.real_tokens, "padded_tokens2": row.real_tokens2}
+
+
+def split(row: StepRow) -> dict[str, object]:
+    return {
+        "micro_batches": 1 + row.step % 3,
+        "padded_tokens": row.padded_tokens - row.step % 5,
+        "padded_tokens2": row.padded_tokens2 - row.max_seq_len_in_batch * (row.step % 7),
+    }
+
+
+@pytest.mark.parametrize("dealt", [packed, split])
+def test_the_cost_of_packed_rows_and_of_several_micro_batches_is_found(merged: Merged, dealt: Any) -> None:
+    def made(row: StepRow) -> dict[str, object]:
+        here = replace(row, **dealt(row))
+        cost = 2.0 * here.micro_batches + 0.05 * here.padded_tokens + 0.002 * here.padded_tokens2
+        return {**dealt(row), "compute_ms": cost}
+
+    found = fit_compute(compute_rows(merged("partition", world_size=4, row=made), np.ones(4)))
+
+    assert found is not None
+    assert (found.alpha, found.beta, found.gamma) == pytest.approx((2.0, 0.05, 0.002), rel=1e-3)
+
+
+LENGTHS = [100, *[10] * 7]
+
+
+DEALT = {
+    "static": [[[100, 10], [10, 10], [10, 10], [10, 10]], [[100, 10, 10], [10, 10], [10, 10], [10]]],
+    "partition": [[[100], [10, 10, 10], [10, 10], [10, 10]]] * 2,
+    "window": [[[100], [100], [10] * 3, [10] * 3], [[10, 10]] * 4],
+}
+
+
+def dealt(make_run, policy):
+    """A run whose steps are those of `DEALT` in turn; a padded token takes 0.1 ms, the rest of a step 2 ms."""
+
+    def made(row):
+        step = DEALT[policy][row.step % 2]
+        share = step[row.rank]
+        padded = [len(each) * max(each) for each in step]
+        return {
+            "local_batch": len(share),
+            "max_seq_len_in_batch": max(share),
+            "real_tokens": sum(share),
+            "real_tokens2": sum(length**2 for length in share),
+            "padded_tokens": padded[row.rank],
+            "padded_tokens2": padded[row.rank] * max(share),
+            "compute_ms": 1 + 0.1 * padded[row.rank],
+            "step_time_ms": 2 + 0.1 * max(padded),
+        }
+
+    window = 2 if policy == "window" else 1
+    run = make_run(policy, world_size=4, global_batch=8, warmup_steps=2, steps=8, window=window, row=made)
+    (run.path / "eval.csv").unlink()
+    return merge_run(run)
+
+
+def test_a_window_passes_the_bound_of_steps_and_is_held_against_that_of_all_steps_together(make_run):
+    static, partition, window = (dealt(make_run, policy) for policy in DEALT)
+    exact = recovery([(static, partition)], "step")
+    assert (exact.within_steps, exact.share) == (True, pytest.approx(1))
+    assert exact.bound_speedup == pytest.approx((22 + 32) / 24)
+    assert recovery([(static, window)], "step") is None
+    moved = recovery([(static, window)], "window")
+    assert moved.bound_speedup == pytest.approx((22 + 32) / (2 * (2 + 0.1 * sum(LENGTHS) / 4)))
+    assert moved.share == pytest.approx((54 - 16) / (54 - 2 * (2 + 0.1 * sum(LENGTHS) / 4)))
+    assert not moved.within_steps

@@ -185,3 +185,10 @@ def test_its_reports_are_written_anew_and_another_process_is_let_be(begun: Run, 
     assert main(["bench", "--resume", "a"]) == 2
     said = capsys.readouterr()
     assert "is running in process" in said.err and not said.out and begun.status is Status.RUNNING
+
+
+def test_recipes_are_short_and_have_the_arms_that_questions_ask_for() -> None:
+    for name, (arms, _) in suite.RECIPES.items():
+        recipe = suite._short(name)
+        assert tuple(recipe.arms) == tuple(arms) and recipe.launches.count == 1 and recipe.baseline in recipe.arms
+        assert all(config.train.steps <= 16 for config in recipe.arms.values())

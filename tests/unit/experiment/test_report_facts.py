@@ -84,6 +84,9 @@ def test_what_the_best_one_took_is_told_if_parts_agree(reported: Reported, compu
         return
     assert (fall.faster, fall.part) == (False, part)
     assert (fall.before, fall.after, fall.change, fall.left) == pytest.approx((200, 300, 100, 200))
+    for undecided in ("AMBIGUOUS", "SAME"):
+        other = reported({"verdict": undecided}, summary=known, summaries=own)
+        assert waterfall(other, conclude(other).best) is None
 
 
 def profile() -> dict[str, object]:

@@ -56,7 +56,10 @@ def test_it_is_named_by_every_command_that_reads_runs(run: Run, kind: str, capsy
     (model / "best").symlink_to("last")
     check_own_files(run.path)  # links within the folder are its own
     name, target = PLANTED[kind]
-    os.mkfifo(run.path / name) if target is None else (run.path / name).symlink_to(target)
+    if target is None:
+        os.mkfifo(run.path / name)
+    else:
+        (run.path / name).symlink_to(target)
     before = sorted(here.rglob("*"))
     with pytest.raises(RecordError, match="so the run is not read"):
         check_own_files(run.path)

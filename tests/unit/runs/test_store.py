@@ -5,7 +5,6 @@ import multiprocessing
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -94,12 +93,15 @@ def test_a_name_in_use_is_refused_unless_replaced(store: RunStore) -> None:
 
 
 def test_one_of_many_at_once_gets_the_name(store: RunStore) -> None:
-    def attempt(_: int) -> None:
-        with suppress(RunLookupError):
+    def attempt(_: int) -> bool:
+        try:
             store.create("train", "static", name="a")
+        except RunLookupError:
+            return False
+        return True
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(attempt, range(16)))
+        assert sum(pool.map(attempt, range(16))) == 1
     assert len(store.list()) == 1
 
 

@@ -214,3 +214,12 @@ def test_the_bound_of_slots_by_hand(cost, bound):
     problem = problem_of([9, 7, 5, 4, 2, 1], cost=cost, micro_batches=3, objective="slots")
     facts = step_facts(first_plan("partition", problem), problem)
     assert facts.bound == facts.max_cost == bound
+
+
+@pytest.mark.parametrize("alpha", [20.0, 100.0])
+def test_windows_run_the_number_of_micro_batches_that_is_best_at_their_price(alpha):
+    cost = CostModel("measured", alpha=alpha)
+    auto = Problem(heavy_tailed(64 * 8), 4, 64, cost, window=8, micro_batches="auto")
+    found = total_cost(plans_of("window", auto, 8), auto)
+    for fixed in (1, 2, 4, 8):
+        assert found < total_cost(plans_of("window", replace(auto, micro_batches=fixed), 8), auto)

@@ -19,7 +19,7 @@ from dynbench.errors import NothingFits
 from dynbench.schedule import balancing, partition_search
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.evaluate import step_costs, step_facts
-from dynbench.schedule.partition_search import least_work, sort_longest_first
+from dynbench.schedule.partition_search import least_maximum, least_work, sort_longest_first
 from dynbench.schedule.peers.batch_peers import balanced_partitions
 from dynbench.schedule.policy import Problem, make_policy
 
@@ -156,3 +156,31 @@ def test_no_split_has_less_padded_work_than_the_bound_which_is_tight_at_its_pric
     assert (bounds <= np.array(least_works) * (1 + 1e-12)).all()
     assert (bounds >= weights.sum() * (1 - 1e-12)).all()
     assert (bounds + price * numbers).min() == pytest.approx((least_works + price * numbers).min())
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.integers(1, 40), COST, st.booleans())
+def test_below_the_maximum_of_a_large_batch_the_ranks_cannot_take_it_whole(seed, workers, cost, capped):
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(rng.lognormal(3, 1, 120).astype(int), 1, 500)
+    weights = np.sort(cost.per_sample(cost.padded(lengths)))[::-1]
+    limits = np.sort(rng.integers(4, 20, len(weights))) if capped else np.full(len(weights), len(weights))
+    counts = least_maximum(weights, workers, limits if capped else None)
+
+    def reached(threshold: float) -> int:
+        """How many samples the ranks take, each as many as it can."""
+        start = 0
+        for _ in range(workers):
+            if start < len(weights):
+                sizes = np.arange(1, limits[start] + 1)
+                start += int(np.count_nonzero(sizes * weights[start] <= threshold))
+        return start
+
+    if counts is None:
+        assert reached(np.inf) < len(weights)
+        return
+    starts = np.cumsum([0, *counts[:-1]])
+    assert sum(counts) == len(weights)
+    assert min(counts) >= 1
+    assert (counts <= limits[starts]).all()
+    assert reached(np.nextafter((counts * weights[starts]).max(), -np.inf)) < len(weights)

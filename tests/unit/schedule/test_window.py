@@ -9,13 +9,15 @@ import pytest
 from brute_force import least
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_rules import heavy_tailed, plans_of, problem_of, total_cost
+from plan_rules import first_plan, heavy_tailed, judge_plan, plans_of, problem_of, total_cost
 
+from dynbench.errors import NothingFits
 from dynbench.schedule import window as window_search
+from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.plan import StepPlan, single
-from dynbench.schedule.policy import Problem
+from dynbench.schedule.policy import Problem, make_policy
 from dynbench.schedule.traces import built_in_trace
 from dynbench.schedule.window import SPREADS, plan_window, random_variance
 from dynbench.schedule.window_sweep import WORK_RESOLUTION, SortedWindow, guesses
@@ -114,3 +116,21 @@ def test_sst2_windows_reach_their_ratio_to_static_with_no_more_spread_in_few_swe
     spreads = [np.std([problem.lengths[plan.sample_ids()].mean() for plan in plans]) for plans in (static, planned)]
     assert spreads[1] <= spreads[0]
     assert 0 < len(sweeps) <= most_sweeps * 25
+
+
+TIGHT = Capacity.table([[(10, 6), (100, 3)]])
+
+
+def test_a_check_refuses_only_what_does_not_fit_spread_over_the_window_either():
+    problem = problem_of([100] * 6 + [10] * 10, 2, 8, capacity=TIGHT, window=2)
+    batches = [np.arange(8), np.arange(8, 16)]
+    with pytest.raises(NothingFits, match="step 0: 8 samples"):
+        first_plan("partition", problem)
+    with pytest.raises(NothingFits):
+        make_policy("partition", problem).check(batches, 0)
+    make_policy("window", problem).check(batches, 0)
+    for plan in plans_of("window", problem, 2):
+        judge_plan(plan, problem)
+    beyond = problem_of([100] * 14 + [10] * 2, 2, 8, capacity=TIGHT, window=2)
+    with pytest.raises(NothingFits, match="step 3: 8 samples"):
+        make_policy("window", beyond).check(batches, 3)
