@@ -1,4 +1,4 @@
-"""Strategies and a compressor with a planted fault each, which the judges of the good ones must notice."""
+"""Strategies and compressors with a planted fault each, which the judges of the good ones must notice."""
 
 from __future__ import annotations
 
@@ -49,9 +49,18 @@ class ForgetsToDivide(TwoStages):
         flat.mul_(channel.world_size)
 
 
+class Fails(TwoStages):
+    """Raises on rank 0, between two collectives."""
+
+    def mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
+        super().mean(channel, flat, segments)
+        if channel.rank == 0 and self.calls == 3:
+            raise ArithmeticError("cannot compress")
+
+
 STRATEGIES: dict[str, type[Strategy]] = {
     "ready_late": ReadyLate,
     "forgets_micro_batches": ForgetsMicroBatches,
     "norm_of_a_shard": NormOfAShard,
 }
-COMPRESSORS: dict[str, type[Compressor]] = {"forgets_to_divide": ForgetsToDivide}
+COMPRESSORS: dict[str, type[Compressor]] = {"forgets_to_divide": ForgetsToDivide, "fails": Fails}

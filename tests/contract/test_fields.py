@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import reduce
 from pathlib import Path
 
 import polars as pl
@@ -96,3 +97,26 @@ def test_types_and_meanings() -> None:
             kind = field.kind.removeprefix("array of ")
             assert kind in known, f"{document.place}: {field.path}: no type {kind!r}"
             assert field.meaning, f"{document.place}: {field.path} says nothing: give it a docstring or a line"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "value"), [("unheard_of", 1.5), ("run.id", 7), ("summary.steps", None), ("figures", [None])]
+)
+def test_a_planted_fault_is_reported(tour: Tour, path: str, value: object) -> None:
+    printed = json.loads(json.dumps(next(each for document, each in tour.printed if document == "train --json")))
+    *parents, last = path.split(".")
+    reduce(lambda within, key: within[key], parents, printed)[last] = value
+    check = Check()
+    check.json(documents()["train --json"], printed, "here")
+    assert any(last in problem for problem in check.problems)
+
+
+@pytest.mark.slow
+def test_a_planted_column_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "eval.csv"
+    path.write_text("step,loss,samples,extra\n1.5,2.0,8,x\n", encoding="utf-8")
+    check = Check()
+    check.csv(documents()["eval.csv"], path)
+    first, second = check.problems
+    assert "step" in first and "extra" in second

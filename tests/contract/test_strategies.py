@@ -19,7 +19,7 @@ from strategy_jobs import (
     watched_steps,
 )
 from toys import COMPRESSORS, STRATEGIES, TiedModel
-from warm import WarmRanks
+from warm import RankError, WarmRanks
 
 from dynbench.analysis.merge import merge_run
 from dynbench.plugins import STRATEGIES as REGISTERED
@@ -166,12 +166,24 @@ def test_a_run_trains_with_uneven_micro_batches_and_evaluations(
     added = {column.name for column in made} | ({"repeated_micro_batches"} if ALL[sync].collective_forward else set())
     assert set(read_columns(run.ranks_dir)) == {TURN.name, *(column.name for column in COMM_COLUMNS), *added}
     assert all(rows[name].null_count() == 0 for name in added)
+    if sync == "flat":
+        assert (rows["flatten_ms"] + rows["unflatten_ms"] < rows["sync_ms"]).all() and (rows["unflatten_ms"] > 0).all()
+    if sync == "one_by_one":
+        assert (rows["sent_tensors"] > 1).all()
     if ALL[sync].collective_forward:
         most = rows.group_by("step").agg(pl.col("micro_batches").max()).sort("step")["micro_batches"]
         ran = rows["micro_batches"] + rows["repeated_micro_batches"]
         assert ran.to_list() == [count for count in most for _ in (0, 1)] != rows["micro_batches"].to_list()
     if compress == "two_stages":
         assert rows["told_weight"].to_list() == rows["weight"].to_list()
+
+
+def test_an_exception_in_a_compressor_ends_all_ranks_and_is_told_itself(ranks: WarmRanks, new_run) -> None:
+    run, config = new_run("launch.nproc=2")
+    with pytest.raises(RankError) as ended:
+        ranks(train_run, str(run.path), named(config, "ddp", "fails"))
+    assert set(ended.value.errors) == {0, 1}
+    assert "ArithmeticError: cannot compress" in ended.value.errors[0].splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", REGISTERED)

@@ -93,13 +93,20 @@ def test_it_trains_or_is_refused_by_name(tmp_path: Path, name: str, policy: str,
     split = [f"schedule.micro_batches={parts}"] if parts > 1 else []
     try:
         config = configured(name, policy, f"workload.layout={layout}", *split)
-        rows = judge(tmp_path, config, built(name) if layout == "padded" else build_workload(config))
     except UsageError as refusal:
         said = refusal.message
         if layout != "padded":
             assert "workload.layout" in said and name in said and layout not in WORKLOADS[name].layouts
-        elif policy in SPLITTING or "schedule.micro_batches" not in said:
+        elif "schedule.micro_batches" in said:
+            assert parts > 1
+        else:
             assert "schedule.policy" in said and policy in said and name in said
+        return
+    try:
+        rows = judge(tmp_path, config, built(name) if layout == "padded" else build_workload(config))
+    except UsageError as refusal:
+        assert layout == "padded" and parts > 1 and policy not in SPLITTING
+        assert "schedule.micro_batches" in refusal.message
         return
     assert set(rows["layout"]) == {layout}
     if layout != "padded":

@@ -12,7 +12,7 @@ from dynbench.config.recipes import list_recipes
 from golden.accepted import KINDS, Kind, differing, read_accepted
 from golden.layout import WATCHED
 from golden.record import RECORDINGS
-from golden.subjects import SUBJECTS, computed
+from golden.subjects import SUBJECTS, Golden, computed
 
 NAMES = [pytest.param(name, marks=pytest.mark.xdist_group(f"golden-{name}")) for name in SUBJECTS]
 LONGEST_SHOWN = 60
@@ -28,6 +28,15 @@ def test_nothing_differs(name: str, kind: Kind) -> None:
     assert accepted.values or accepted.words, f"nothing was accepted of {name}"
     lines = list(differing(kind, accepted, now(name)))
     assert not lines, "\n".join([*lines[:LONGEST_SHOWN], f"make golden shows all; make accept-{kind} accepts them"])
+
+
+def test_what_differs_is_seen() -> None:
+    old = Golden({"a": [1.0, {"b": "x"}]}, {"t": "one\ntwo\n"})
+    assert not [*differing("values", old, old), *differing("words", old, old)]
+    for a in ([1 + 1e-8, {"b": "x"}], [1.0], [1.0, {"b": "y"}], [1.0, {"b": "x"}, 2], [1.0, {"b": "x", "c": 1}]):
+        assert [*differing("values", old, Golden({"a": a}))], a
+    for words in ({"t": "one\n"}, {}, {**old.words, "u": "new\n"}):
+        assert [*differing("words", old, Golden(words=words))], words
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from recipe_files import load_cells
 from unit.cli.conftest import Cli
 
 from dynbench.analysis.record import Cell
+from dynbench.cli import common
 from dynbench.cli.compare_plan import show_cells
 from dynbench.cli.console import LAUNCHES, TRAINING, display
 from dynbench.config.layers import load_config
@@ -185,7 +187,7 @@ def test_without_a_terminal_every_launch_stage_and_epoch_is_one_line(capsys):
     assert training == [*launches, *epochs, "merging a (1 of 2)", "drawing figures", "e1", "e2"]
 
 
-def cells(folder: Path, *facts: dict[str, object]) -> None:
+def cells(folder: Path, *facts: dict[str, object], form: common.Form = "table") -> None:
     """Print a comparison on real ranks and one on virtual ones; facts are laid over what each found."""
     store, made = RunStore(folder), []
     found = [[compared(**{"speedup": 1.25, "ci95": None, **given})] for given in facts]
@@ -194,7 +196,15 @@ def cells(folder: Path, *facts: dict[str, object]) -> None:
         runs = [{"id": "a", "summary": {"launcher": launcher}}]
         write_json(cell.path / "comparison.json", {"runs": runs, "arms": ARMS_OF_A_RECORD, "comparisons": []})
         made.append(Cell({"train.global_batch": batch}, cell.id))
-    show_cells(SimpleNamespace(run=store.create("compare", "both"), cells=made, comparisons=found, figures=[]))
+    with common.stdout_holds(form, tells=True):
+        show_cells(SimpleNamespace(run=store.create("compare", "both"), cells=made, comparisons=found, figures=[]))
+
+
+def test_cells_are_rows_for_programs(tmp_path, capsys):
+    cells(tmp_path, {"ci95": [1.2, 1.3]}, {"speedup": 1 / 3}, form="csv")
+    first, second = csv.DictReader(capsys.readouterr().out.splitlines())
+    assert (first["interval_low"], first["interval_high"], first["train.global_batch"]) == ("1.2", "1.3", "8")
+    assert [second[key] for key in ("speedup", "interval_low", "ranks")] == [repr(1 / 3), "", "virtual"]
 
 
 OF_SCHEDULES = {"predicted_speedup": 1.2, "overhead_share": 0.5, "recovered_share": 0.6}

@@ -32,6 +32,7 @@ def test_scalars_follow_yaml_1_2(text):
     for line in (text, f"{text} #{'x' * 5_000}"):  # what may nest deeply is read by another loader
         seen = parse_scalar(line, "here")
         assert (seen, type(seen)) == (SCALARS[text], type(SCALARS[text]))
+    assert parse_yaml(dump_yaml({"key": text}), "f.yaml").mapping == {"key": text}, "a text stays one"
 
 
 def test_duplicate_keys_at_all_depths_are_all_reported():

@@ -33,4 +33,7 @@ def test_the_name_goes_to_the_run_that_both_nodes_write_unless_another_has_it(
     assert [finishes for _, finishes in settled] == [not shared or run == joined for run in (other, named)]
     assert all(Run(run.path).record().id == joined.id for run, _ in settled)
     having = [run for store in stores for run, record in store.entries() if record.name == "both"]
-    assert having == taken if replaced else [run.record().id for run in having] == [joined.id] * len(stores)
+    if replaced:
+        assert having == taken
+    else:
+        assert [run.record().id for run in having] == [joined.id] * len(stores)
