@@ -51,7 +51,7 @@ def test_divided_state_is_half_of_it(store: RunStore) -> None:
     for way, moment in product(("adamw", "sharded", "zero1"), MOMENTS):
         split = sum(memory[way, moment, part] for part in ("parameters", "gradients", "optimizer", "rest"))
         total = memory[way, moment, "total"]  # each a maximum over ranks, which differ where parameters are dealt whole
-        assert 0.99 * total < split == pytest.approx(total, rel=0.1 if way == "sharded" else 1e-2)
+        assert 0.99 * total < split == pytest.approx(total, rel=0.15 if way == "sharded" else 1e-2)
         assert memory[way, moment, "peak"] >= total
         assert memory[way, moment, "optimizer"] == (0 if moment == "init" else memory[way, "after", "optimizer"])
     state = 2 * memory["adamw", "init", "parameters"]
