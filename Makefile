@@ -123,11 +123,10 @@ coverage: install-more ## lines and branches that tests/unit runs; fails below 9
 		$(BIN)/coverage report --include "dynbench/$$part/*" --fail-under 90 > /dev/null || failed="$$failed $$part"; \
 	done; test -z "$$failed" || { echo "below 90 %:$$failed"; exit 1; }
 
-# First with the quick tests, then what they leave with all; it goes on where it was stopped. What no test kills is read
-# with .venv/bin/mutmut results, and why in tests/mutation/survivors.md.
+# It goes on where it was stopped. What no test kills is read with .venv/bin/mutmut results, and why in
+# tests/mutation/survivors.md.
 mutation: install-more ## mutants of the scheduler and of the statistics: hours (MUTANTS='dynbench.analysis.stats*' for some)
-	set -f; OMP_NUM_THREADS=1 $(BIN)/python tests/mutation/forks.py --left $(or $(MUTANTS),dynbench.*)
-	set -f; OMP_NUM_THREADS=1 $(BIN)/python tests/mutation/forks.py --left --slow $(or $(MUTANTS),dynbench.*)
+	set -f; OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children 2 $(MUTANTS)
 
 wheel-test: ## the wheel in an empty environment: commands and the quickstart
 	$(PYTHON) tests/wheel/installed.py

@@ -20,6 +20,7 @@ from dynbench.runs.run import Run
 
 from .commands import COMMANDS, HELP, SOLVED
 from .corpus import Desk, comparisons_of, desk, entries
+from .drawn import AT_ONCE, DRAWN, drawn_plans
 from .layout import WATCHED, looked_at
 from .neutral import Names
 from .record import RECORDINGS
@@ -136,6 +137,11 @@ def _untimed(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def plans(first: int, folder: Path) -> Golden:
+    """Of some drawn problems."""
+    return Golden({"drawn": drawn_plans(first)})
+
+
 def help_pages(folder: Path) -> Golden:
     """`--help` of every command."""
     with desk(folder) as at:
@@ -174,6 +180,7 @@ def _answered(bad: Bad, here: Path) -> str:
 
 SUBJECTS: Mapping[str, Callable[[Path], Golden]] = {
     **{name: partial(of_recording, name) for name in RECORDINGS},
+    **{f"plans_{first}": partial(plans, first) for first in range(0, DRAWN, AT_ONCE)},
     "solved": solved,
     "help": help_pages,
     "commands": commands,
