@@ -53,10 +53,11 @@ def test_calls_are_counted_once_over_and_numbered_by_who_takes_part(
 def test_what_was_handed_in_is_told_at_once_and_nothing_is_idle_before_it_ends() -> None:
     ledger = Ledger(SetClock())
     ledger.hand_in(400)
-    entry = ledger.begin("all_gather", 10, 4)
-    assert not ledger.idle
+    first, last = ledger.begin("all_gather", 10, 4), ledger.begin("all_gather", 10, 4)
     assert (ledger.take().bytes_raw, ledger.take().bytes_raw) == (400, 0)
-    ledger.end(entry)
+    for entry in (last, first):
+        assert not ledger.idle
+        ledger.end(entry)
     assert ledger.idle
 
 
