@@ -28,10 +28,11 @@ def test_nothing_costs_nothing(kind):
 
 
 @pytest.mark.parametrize(("kind", "tokens"), [("tokens", 2.0**33), ("tokens_sq", 2.0**66)])
-def test_costs_are_floats_that_do_not_overflow(kind, tokens):
+def test_costs_are_floats_that_do_not_overflow_of_lengths_as_they_are_padded(kind, tokens):
     many = CostModel(kind).cost_packed(np.array([2**33]), np.array([2**40]))
     assert (many.tolist(), many.dtype) == ([tokens], np.float64)
     assert CostModel(kind).per_sample(np.array([4])).dtype == np.float64
+    assert CostModel(kind, pad_to_multiple_of=8).cost(1, 9) == CostModel(kind).cost(1, 16)
 
 
 PLANS = [name for name in plan_names("padded", "packed") if POLICIES[plan_of(name)[0]].missing is None]
