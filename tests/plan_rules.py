@@ -13,7 +13,7 @@ from dynbench.schedule.plan import StepPlan
 from dynbench.schedule.policy import Problem, make_policy
 
 COSTS = (
-    CostModel("tokens"),
+    CostModel("tokens", alpha=5.0, beta=3.0, gamma=2.0, further=9.0),  # which only `measured` pays
     CostModel("tokens", pad_to_multiple_of=8),
     CostModel("tokens_sq"),
     CostModel("attention", attention_a=0.05),

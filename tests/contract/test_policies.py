@@ -18,7 +18,7 @@ from dynbench.plugins import POLICIES
 from dynbench.plugins.policies import LAYOUTS, Layout, plan_names, plan_of
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.evaluate import step_facts
+from dynbench.schedule.evaluate import share_cost, step_facts
 from dynbench.schedule.peers.base import EpochPolicy
 from dynbench.schedule.peers.row_peers import RowPeer
 from dynbench.schedule.plan import StepPlan, single
@@ -27,8 +27,8 @@ from dynbench.schedule.static import Static
 
 STEPS = 10
 COSTS = (
-    CostModel("tokens"),
-    CostModel("tokens_sq", pad_to_multiple_of=8),
+    CostModel("tokens", alpha=9.0, beta=3.0, gamma=2.0, further=20.0),  # which only `measured` pays
+    CostModel("tokens_sq", alpha=9.0, beta=3.0, gamma=2.0, further=20.0, pad_to_multiple_of=8),
     CostModel("attention", attention_a=0.01),
     CostModel("measured", alpha=20.0, beta=1.0, gamma=0.01),
     CostModel("measured", alpha=20.0, beta=1.0, further=70.0, pad_to_multiple_of=64, positions=400),
@@ -116,6 +116,8 @@ def judge(policy: Policy, plans: Sequence[StepPlan]) -> None:
         judge_plan(plan, problem, expected, fixed_batch=policy.fixed_batch, capped=policy.name not in UNCAPPED)
         facts = step_facts(plan, problem)
         np.testing.assert_allclose(facts.costs, cost_by_hand(plan, problem), rtol=1e-12)
+        of_shares = [share_cost(share, problem) for share in plan.shares]
+        np.testing.assert_allclose(of_shares, facts.costs * problem.relative_speeds(), rtol=1e-12)
         assert facts.max_cost == pytest.approx(lasts_by_hand(plan, problem), rel=1e-12)
         assert facts.bound <= facts.max_cost * (1 + 1e-12) or facts.capacity_violations
         assert facts.local_batches.tolist() == list(plan.local_batches)
@@ -190,8 +192,8 @@ def test_every_policy_keeps_the_rules(plan):
             return
         assert {plan.packed for plan in plans} == {layout != "padded"}
         judge(policy, plans)
-        assert plain(islice(make(name, policy.problem).plans(), STEPS)) == plain(plans)
-        assert plain([Planner(name, policy.problem).plan(jump)]) == plain([plans[jump]])
+        planner, asked = Planner(name, policy.problem), (jump, jump, *range(STEPS), 1, jump)
+        assert plain(map(planner.plan, asked)) == plain(plans[step] for step in asked)
 
     keeps_them()
 

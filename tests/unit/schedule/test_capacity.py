@@ -8,87 +8,37 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_rules import first_plan, plain, plans_of, problem_of
+from plan_rules import first_plan, problem_of
 
 from dynbench.errors import DynbenchError, NothingFits, UsageError
-from dynbench.plugins import POLICIES
 from dynbench.sampler import whole_lengths
 from dynbench.schedule.capacity import UNLIMITED, Capacity, PackedCapacity, capacity_of
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.plan import DataOrder
-from dynbench.schedule.policy import Problem, make_policy, policy_class
-from dynbench.schedule.prefix_counts import check_enumerable
+from dynbench.schedule.policy import Problem, make_policy
 from dynbench.schedule.traces import Trace, load_trace
-
-TABLE = [(128, 4), (32, 16), (64, 8)]
-
-
-def test_without_arguments_nothing_is_limited():
-    assert Capacity().unlimited
-    assert not Capacity.table([[(32, None)]]).unlimited
-    assert Capacity().limit(3, 10**6) == UNLIMITED
 
 
 def test_one_number_holds_for_every_length_of_every_rank_or_of_one():
-    capacity = Capacity.uniform(7)
-    assert capacity.limits(3, np.array([1, 500])).tolist() == [[7, 7]] * 3
-    assert capacity.equal(3)
-    assert not capacity.unlimited
-    capacity = Capacity.per_rank([4, 8])
-    assert [capacity.limit(rank, 100) for rank in (0, 1)] == [4, 8]
-    assert capacity.limits(2, np.array([1, 100])).tolist() == [[4, 4], [8, 8]]
-    assert not capacity.equal(2)
+    assert Capacity().unlimited and Capacity().limit(3, 10**6) == UNLIMITED
+    assert not Capacity.table([[(32, None)]]).unlimited
+    for capacity, limits in ((Capacity.uniform(7), [7, 7]), (Capacity.per_rank([4, 8]), [4, 8])):
+        assert capacity.limits(2, np.array([1, 500])).T.tolist() == [limits] * 2
+        assert [capacity.limit(rank, 100) for rank in (0, 1)] == limits
+        assert capacity.equal(2) == (limits == [7, 7])
     assert Capacity.per_rank([5, 5]).equal(2)
 
 
-@pytest.mark.parametrize(
-    ("table", "length", "limit"),
-    [
-        *((TABLE, *pair) for pair in [(1, 16), (32, 16), (33, 8), (64, 8), (65, 4), (128, 4), (129, 0)]),
-        ([(32, 4), (64, 6)], 64, 4),  # lowered to that of a shorter length
-        *(([(32, None), (64, 6)], *pair) for pair in [(20, UNLIMITED), (32, UNLIMITED), (33, 6), (64, 6), (65, 0)]),
-    ],
-)
-def test_between_two_lengths_the_longer_ones_limit_holds(table, length, limit):
-    capacity = Capacity.table([table])
-    assert capacity.limit(0, length) == limit
-    assert capacity.limits(1, np.array([length])).tolist() == [[limit]]
-
-
 @given(
-    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40) | st.none()), min_size=1, max_size=6),
     st.lists(st.integers(1, 80), min_size=1),
 )
-def test_limits_never_rise_with_length_and_agree_with_limit(row, lengths):
-    capacity, lengths = Capacity.table([row]), np.sort(np.array(lengths))
-    limits = capacity.limits(2, lengths)
-    assert (np.diff(limits, axis=1) <= 0).all()
-    assert limits[1].tolist() == [capacity.limit(1, int(length)) for length in lengths]
-
-
-@pytest.mark.parametrize(("make", "given_number", "said"), [
-    (Capacity.uniform, 0, "schedule.capacity: 0 samples at length"),
-    (Capacity.per_rank, [4, 0], r"schedule.capacity\[1\]: 0 samples at length"),
-    (PackedCapacity.uniform, 0, "schedule.capacity: 0 tokens at length"),
-    (PackedCapacity.per_rank, [0], r"schedule.capacity\[0\]: 0 tokens at length"),
-])  # fmt: skip
-def test_what_is_refused_is_named_in_its_unit(make, given_number, said):
-    with pytest.raises(UsageError, match=f"^{said}"):
-        make(given_number)
-
-
-@pytest.mark.parametrize("policy", [name for name in POLICIES if POLICIES[name].missing is None])
-@pytest.mark.parametrize("speeds", [None, np.array([1.0, 0.5])], ids=["equal", "unequal"])
-def test_where_no_limit_was_found_plans_are_those_without_limits(policy, speeds):
-    layout = POLICIES[policy].layouts[0]
-    kind = Capacity if layout == "padded" else PackedCapacity
-    lengths = np.random.default_rng(0).integers(2, 60, size=300)
-    same = {"speeds": speeds, "window": 3 if policy_class(policy).level == "window" else 1, "layout": layout}
-    probed, free = (
-        [plain(plan) for plan in plans_of(policy, Problem(lengths, 2, 40, capacity=capacity, buffer=40, **same), 4)]
-        for capacity in (kind.table([[(32, None), (64, None)]]), kind())
-    )
-    assert probed == free
+def test_between_two_lengths_the_longer_ones_limit_holds_lowered_to_those_of_shorter_ones(row, lengths):
+    capacity = Capacity.table([row])
+    for length, limit in zip(lengths, capacity.limits(2, np.array(lengths))[1].tolist(), strict=True):
+        step = min((known for known, _ in row if known >= length), default=0)
+        assert limit == min((most or UNLIMITED for known, most in row if known <= step), default=0)
+        assert limit == capacity.limit(1, length)
 
 
 @pytest.mark.parametrize("kind", [Capacity, PackedCapacity])
@@ -115,22 +65,25 @@ def test_rows_hold_the_tokens_of_the_micro_batches_that_were_measured():
 TRACE = Trace("t", np.array([1, 2]), "here")
 SHORT = Capacity.table([[(40, 4)]])
 SECOND_HOLDS = Capacity.table([[(8, 4)], [(20, 4)]])
+LAST_HOLDS = Capacity.table([[(8, 4)], [(8, 4)], [(20, 4)]])
 CUT = "Lower workload.max_length, or probe capacities at this length."
 LEAST = "Lengths and capacities are at least 1."
 ONE_EACH = "Give one positive number per rank."
+FOUR = "Give one number from 0 on for each of the 4 samples."
+FROM_0 = "Give tokens per unit, from 0 on."
 
 
 def problem(lengths: tuple[int, ...] = (5, 6, 50, 7), workers: int = 2, **changes: object) -> Problem:
     return problem_of(lengths, workers, **changes)
 
 
+def too_long(sample: str, rank: str) -> tuple[str, str]:
+    return f"step 0: sample {sample} padded tokens is longer than the capacity of {rank} allows (0 fit)", CUT
+
+
 REFUSED: dict[tuple[str, str], Callable[[], object]] = {
     ("no samples to plan", "The data is empty."): lambda: problem((), batch=2),
     ("sample 2: length 0", "Lengths are at least 1 token."): lambda: problem((3, 4, 0)),
-    (
-        "train.global_batch: 4 is less than the 5 ranks",
-        "Every rank needs a sample: use at least 5.",
-    ): lambda: problem(workers=5),
     (
         "schedule.capacity: 3 capacities for 2 ranks",
         "Give one number, or one per rank.",
@@ -146,6 +99,16 @@ REFUSED: dict[tuple[str, str], Callable[[], object]] = {
         "Probe again with shorter lengths or more memory.",
     ): lambda: Capacity.table([[(8, 1)], []]),
     ("schedule.capacity[0]: 4 samples at length 0", LEAST): lambda: capacity_of([[(0, 4)]], "padded"),
+    (f"schedule.capacity: 0 tokens at length {UNLIMITED}", LEAST): lambda: PackedCapacity.uniform(0),
+    (f"schedule.capacity[1]: 0 samples at length {UNLIMITED}", LEAST): lambda: Capacity.per_rank([4, 0]),
+    ("second: shape (2,), from 0 on", FOUR): lambda: problem(second=np.array([1, 2])),
+    ("second: shape (4,), from -2 on", FOUR): lambda: problem(second=np.array([1, -2, 3, 4])),
+    ("schedule.second_weight: -1.0", FROM_0): lambda: problem(second_weight=-1.0),
+    ("schedule.second_weight: inf", FROM_0): lambda: problem(second_weight=float("inf")),
+    (
+        "torchtitan cuts samples into pieces, of which no second number is known",
+        "Leave the second column out, or plan with packed, trl or axolotl.",
+    ): lambda: make_policy("torchtitan", problem(layout="packed", second=np.arange(4))),
     (
         "workload.layout: 'packed' makes no sense under policy 'window'",
         "Plan with static or partition or token_budget, or leave the layout out.",
@@ -158,7 +121,7 @@ REFUSED: dict[tuple[str, str], Callable[[], object]] = {
     (
         "schedule.solver: enumerate would try more than 2,000,000 plans",
         "Use solver=exact, or fewer ranks, a smaller global batch or buffer.",
-    ): lambda: check_enumerable(np.full(12, 20), 60),
+    ): lambda: make_policy("prefix", problem((5,) * 60, 12, batch=60, buffer=20, solver="enumerate")),
     (
         "schedule.cost_type: 'token' is not a cost type. Did you mean 'tokens'?",
         "Known: tokens, tokens_sq, attention, measured.",
@@ -168,30 +131,23 @@ REFUSED: dict[tuple[str, str], Callable[[], object]] = {
         "Give a file (.parquet, .csv, .jsonl, .txt, .npy) or one of sst2, gsm8k, lognormal.",
     ): lambda: load_trace("sst3"),
     ("--max-length 0: a sample has at least 1 token", "Give a positive number."): lambda: TRACE.cut(0),
+    too_long("2 of 50", "any rank"): lambda: first_plan("partition", problem(capacity=SHORT)),
+    too_long("2 of 50", "rank 0"): lambda: first_plan("static", problem(capacity=SHORT)),
+    too_long("1 of 50", "rank 1"): lambda: first_plan("prefix", problem((5, 50, 6, 7), capacity=SHORT, buffer=2)),
+    too_long("0 of 9", "rank 0"): lambda: first_plan("partition", problem((9, 15, 12), capacity=SECOND_HOLDS)),
+    # The fastest of those that hold nothing.
+    too_long("2 of 9", "rank 1"): lambda: first_plan(
+        "partition", problem((15, 12, 9), 3, capacity=LAST_HOLDS, speeds=np.array([1.0, 2.0, 3.0]))
+    ),
 }
-TOO_LONG = [
-    ("partition", (5, 6, 50, 7), {"capacity": SHORT}, "2 of 50", "any rank"),
-    ("static", (5, 6, 50, 7), {"capacity": SHORT}, "2 of 50", "rank 0"),
-    ("prefix", (5, 50, 6, 7), {"capacity": SHORT, "buffer": 2}, "1 of 50", "rank 1"),
-    ("partition", (9, 15, 12), {"capacity": SECOND_HOLDS}, "0 of 9", "rank 0"),
-]
 
 
 @pytest.mark.parametrize("said", REFUSED, ids=lambda said: said[0])
 def test_what_cannot_be_is_a_line_with_what_to_do(said: tuple[str, str]) -> None:
     with pytest.raises(DynbenchError) as caught:
         REFUSED[said]()
-    assert (type(caught.value), caught.value.message, caught.value.hint) == (UsageError, *said)
-
-
-@pytest.mark.parametrize(("policy", "lengths", "changes", "sample", "rank"), TOO_LONG)
-def test_a_sample_that_does_not_fit_is_named_with_its_rank(
-    policy: str, lengths: tuple[int, ...], changes: dict[str, object], sample: str, rank: str
-) -> None:
-    with pytest.raises(NothingFits) as caught:
-        first_plan(policy, problem(lengths, **changes))
-    said = f"step 0: sample {sample} padded tokens is longer than the capacity of {rank} allows (0 fit)"
-    assert (caught.value.message, caught.value.hint) == (said, CUT)
+    kind = NothingFits if said[1] == CUT else UsageError
+    assert (type(caught.value), caught.value.message, caught.value.hint) == (kind, *said)
 
 
 def test_what_is_just_within_its_limits_is_taken() -> None:

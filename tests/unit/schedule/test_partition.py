@@ -19,7 +19,7 @@ from dynbench.errors import NothingFits
 from dynbench.schedule import balancing, partition_search
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.evaluate import step_costs, step_facts
-from dynbench.schedule.partition_search import least_maximum, least_work, sort_longest_first
+from dynbench.schedule.partition_search import largest_groups, least_maximum, least_work, sort_longest_first
 from dynbench.schedule.peers.batch_peers import balanced_partitions
 from dynbench.schedule.policy import Problem, make_policy
 
@@ -77,14 +77,6 @@ def judge(problem: Problem) -> None:
 @pytest.mark.parametrize("kind", PROBLEMS)
 def test_few_samples_are_dealt_as_well_as_can_be_and_what_fits_is_found(kind, examples):
     settings(max_examples=examples)(given(PROBLEMS[kind])(judge))()
-
-
-def test_of_several_ranks_that_hold_nothing_the_fastest_is_named():
-    short, long = [(8, 4)], [(20, 4)]
-    speeds = np.array([1.0, 2.0, 3.0])
-    problem = problem_of([15, 12, 9], 3, capacity=Capacity.table([short, short, long]), speeds=speeds)
-    with pytest.raises(NothingFits, match="sample 2 of 9 padded tokens is longer than the capacity of rank 1 allows"):
-        first_plan("partition", problem)
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=40))
@@ -156,6 +148,13 @@ def test_no_split_has_less_padded_work_than_the_bound_which_is_tight_at_its_pric
     assert (bounds <= np.array(least_works) * (1 + 1e-12)).all()
     assert (bounds >= weights.sum() * (1 - 1e-12)).all()
     assert (bounds + price * numbers).min() == pytest.approx((least_works + price * numbers).min())
+
+
+def test_a_group_is_no_larger_than_its_product_allows_where_the_quotient_is_rounded_up():
+    """To 3, here."""
+    weight = np.nextafter(1.0, 2.0)
+    peak = np.nextafter(3 * weight, 0.0)
+    assert largest_groups(np.array([peak, weight, weight, weight]), [1] * 4).tolist() == [1, 2, 2, 1]
 
 
 @settings(max_examples=60)

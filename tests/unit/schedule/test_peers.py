@@ -1,4 +1,4 @@
-"""Balancers of others, by hand and by their rules, and the samplers of transformers as the Trainer deals them."""
+"""Balancers of others by their rules, and the samplers of transformers as the Trainer deals them."""
 
 import importlib
 import sys
@@ -13,7 +13,7 @@ from plan_rules import first_plan, heavy_tailed, judge_plan, plain, plans_of, pr
 from torch.utils.data import BatchSampler
 from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
 
-from dynbench.errors import NothingFits, UsageError
+from dynbench.errors import UsageError
 from dynbench.plugins import POLICIES
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.cost import CostModel
@@ -22,25 +22,6 @@ from dynbench.schedule.peers.base import to_ranks
 from dynbench.schedule.policy import Problem, make_policy
 
 INSTALLED = [name for name in POLICIES if POLICIES[name].missing is None]
-needs_prtpy = pytest.mark.skipif("karmarkar_karp" not in INSTALLED, reason="prtpy is not installed")
-
-
-def groups(name, problem) -> list[list[int]]:
-    """Lengths per rank of the first step, sorted."""
-    return [sorted(problem.lengths[np.concatenate(share)].tolist()) for share in first_plan(name, problem).shares]
-
-
-@pytest.mark.parametrize(
-    ("name", "lengths", "ranks", "expected"),
-    [
-        ("sorted_equal", [9, 1, 8, 2, 7, 3], 3, [[1, 2], [3, 7], [8, 9]]),
-        ("lpt", [2, 3, 4, 5, 6, 7], 3, [[2, 7], [3, 6], [4, 5]]),  # 7 | 6 | 5, then 4 to the 5, 3 to the 6, 2 to the 7
-        pytest.param("karmarkar_karp", [4, 5, 6, 7, 8], 2, [[4, 5, 7], [6, 8]], marks=needs_prtpy),
-    ],
-)
-def test_a_batch_by_hand(name, lengths, ranks, expected):
-    found = groups(name, problem_of(lengths, ranks))
-    assert (sorted(found) if name == "karmarkar_karp" else found) == expected
 
 
 @pytest.mark.parametrize("name", ["sorted_equal", "karmarkar_karp_equal"])
@@ -84,12 +65,6 @@ def test_groups_of_one_cost_and_ranks_of_one_speed_stay_in_their_order():
     assert ordered[0::2] == ONES
 
 
-@pytest.mark.parametrize("name", ["sorted_equal", "lpt", "karmarkar_karp_equal"])
-def test_no_rank_sits_out_a_step(name):
-    slow = problem_of([100, 1, 1], 3, speeds=np.array([1000.0, 1.0, 1.0]))
-    assert first_plan(name, slow).local_batches == (1, 1, 1)
-
-
 def differenced(lengths: list[int], ranks: int) -> list[int]:
     """Sums of balanced largest differencing by its rule, on lists of sums; what is missing to equal counts weighs 0."""
     falling = sorted([*lengths, *[0] * (-len(lengths) % ranks)], reverse=True)
@@ -105,13 +80,13 @@ def differenced(lengths: list[int], ranks: int) -> list[int]:
 @given(st.integers(0, 10**6), st.integers(2, 5), st.integers(0, 12), st.sampled_from([1.0, 2.0**-24]))
 def test_differencing_with_equal_counts_keeps_to_its_rule(seed, ranks, more, beta):
     lengths = np.random.default_rng(seed).integers(1, 10**6, ranks + more)
-    cost = CostModel("measured", beta=beta)
-    found = groups("karmarkar_karp_equal", problem_of(lengths, ranks, cost=cost))
-    assert sorted(map(sum, found)) == differenced(lengths.tolist(), ranks)
-    assert max(map(len, found)) - min(map(len, found)) <= 1
+    plan = first_plan("karmarkar_karp_equal", problem_of(lengths, ranks, cost=CostModel("measured", beta=beta)))
+    sums = sorted(int(lengths[ids].sum()) for (ids,) in plan.shares)
+    assert sums == differenced(lengths.tolist(), ranks)
+    assert max(plan.local_batches) - min(plan.local_batches) <= 1
 
 
-@needs_prtpy
+@pytest.mark.skipif("karmarkar_karp" not in INSTALLED, reason="prtpy is not installed")
 def test_differencing_of_samples_that_cost_nothing_leaves_no_rank_idle():
     problem = problem_of([3, 4, 5, 6, 7], 3, cost=CostModel("measured", alpha=5.0, beta=0.0))
     idle = make_policy("karmarkar_karp", problem).groups(np.arange(5))
@@ -147,23 +122,17 @@ def steps_of(lengths: list[int], ranks: int, budget: int) -> float:
     return batches / ranks
 
 
-@given(st.lists(st.integers(1, 40), min_size=6, max_size=30), st.integers(1, 3), st.integers(1, 3))
-def test_no_smaller_budget_has_as_many_samples_in_the_mean_step(lengths, ranks, each):
+@given(st.lists(st.integers(1, 40), min_size=6, max_size=30), st.integers(1, 4), st.integers(1, 3))
+def test_steps_are_within_the_least_budget_that_has_as_many_samples_in_the_mean_step(lengths, ranks, each):
     batch = ranks * each
-    budget = make_policy("token_budget", problem_of(lengths, ranks, batch)).budget_tokens
+    problem = problem_of(lengths, ranks, batch)
+    budget = make_policy("token_budget", problem).budget_tokens
     steps, most = max(1, len(lengths) / batch), max(lengths) * batch
     enough = (tokens for tokens in range(max(lengths), most) if steps_of(lengths, ranks, tokens) <= steps)
     assert budget == next(enough, most)
-
-
-@settings(max_examples=25)
-@given(st.lists(st.integers(1, 40), min_size=6, max_size=30), st.integers(1, 4))
-def test_every_rank_has_samples_within_the_token_budget(lengths, ranks):
-    problem = problem_of(lengths, ranks, ranks)
-    policy = make_policy("token_budget", problem)
-    for plan in plans_of("token_budget", problem, 5):
+    for plan in plans_of("token_budget", problem, 2) if batch <= len(lengths) else ():
         judge_plan(plan, problem, fixed_batch=False)
-        assert step_facts(plan, problem).padded_tokens.max() <= policy.budget_tokens
+        assert step_facts(plan, problem).padded_tokens.max() <= budget
 
 
 def test_token_budget_keeps_to_the_capacity_where_its_budget_makes_fewer_batches_than_ranks():
@@ -173,11 +142,6 @@ def test_token_budget_keeps_to_the_capacity_where_its_budget_makes_fewer_batches
     judge_plan(plan, problem, range(31), fixed_batch=False)
     most = make_policy("token_budget", problem).budget_tokens
     assert step_facts(plan, problem).padded_tokens.max() <= most == 100
-
-
-def test_a_sample_longer_than_the_capacities_has_no_token_budget():
-    with pytest.raises(NothingFits, match="longer than a rank's capacity"):
-        make_policy("token_budget", Problem(heavy_tailed(100), 2, 16, capacity=Capacity.table([[(64, 12)]])))
 
 
 @pytest.mark.parametrize("name", [name for name in INSTALLED if not POLICIES[name].capped])
@@ -247,9 +211,7 @@ def test_as_many_micro_batches_as_the_capacities_ask_for_is_one_where_none_are_k
     assert list(map(plain, auto)) == list(map(plain, one))
 
 
-@pytest.mark.parametrize(
-    ("batch", "parts", "ranks"), [(9, 1, "2 ranks"), (9, "auto", "2 ranks"), (6, 2, "2 ranks times 2 micro-batches")]
-)
+@pytest.mark.parametrize(("batch", "parts", "ranks"), [(9, "auto", "2 ranks"), (6, 2, "2 ranks times 2 micro-batches")])
 def test_group_by_length_needs_equal_counts(batch, parts, ranks):
     with pytest.raises(UsageError) as caught:
         make_policy("group_by_length", Problem(heavy_tailed(100), 2, batch, micro_batches=parts))

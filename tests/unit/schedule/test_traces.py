@@ -85,7 +85,6 @@ def test_bare_numbers_need_no_header(tmp_path, name):
     [
         ("frac.csv", "length\n3\n4\n4.5\n", "row 3: length 4.5,"),
         ("word.csv", "length\n3\nlong\n", "row 2: length 'long',"),
-        ("hole.csv", "length\n3\n\n5\n", "row 2: length missing,"),
         ("flag.jsonl", '{"length": true}\n', "row 1: length True,"),
         ("text.jsonl", '{"length": "3"}\n', "row 1: length '3',"),
         ("huge.jsonl", '{"length": 3}\n{"length": 1' + "0" * 30 + "}\n", "row 2: length 1" + "0" * 30 + ","),
@@ -100,15 +99,10 @@ def test_bare_numbers_need_no_header(tmp_path, name):
         ("many.npy", {"a": LENGTHS}, "holds several arrays"),
         ("null.parquet", pl.DataFrame({"length": [1, None]}), "row 2: length missing,"),
         ("list.parquet", pl.DataFrame({"length": [[1], [2]]}), "holds List"),
-        ("empty.parquet", pl.DataFrame({"length": []}, schema={"length": pl.Int64}), "the trace is empty"),
         ("empty.csv", "", "the trace is empty"),
-        ("header.csv", "length\n", "the trace is empty"),
-        ("empty.jsonl", "\n", "the trace is empty"),
         ("torn.jsonl", '{"length": 3}\n{"len', "row 2: not JSON"),
         ("other.jsonl", '{"length": 3}\n{"size": 4}\n', "row 2: no field 'length'; it has size"),
         ("binary.jsonl", b"\xff\xfe\n", "not a readable text file"),
-        ("not.npy", "text", "not a readable .npy array"),
-        ("trace.xls", "3\n", "unknown trace format '.xls'"),
     ],
 )
 def test_what_is_no_trace_is_refused_in_one_line_with_file_and_row(tmp_path, name, content, message):
@@ -148,52 +142,26 @@ def test_arrays_and_lines_are_read_without_polars(tmp_path, monkeypatch):
         assert load_trace(str(path)).lengths.tolist() == LENGTHS.tolist()
 
 
-def test_statistics_of_a_known_trace():
-    found = describe(np.array([1, 2, 3, 4, 90]))
-    assert (found.samples, found.mean, found.min, found.p50, found.max) == (5, 20.0, 1, 3.0, 90)
-    assert found.sd == pytest.approx(np.sqrt((19**2 + 18**2 + 17**2 + 16**2 + 70**2) / 5))
-    assert (found.p95, found.p99) == (pytest.approx(72.8), pytest.approx(86.56))
-
-
-def test_samples_that_were_cut_are_counted_over_all_cuts():
+def test_statistics_and_samples_that_were_cut_over_all_cuts():
     trace = Trace("t", np.array([5, 10, 20, 40]), "here", train_max_length=10)
+    found = describe(trace.lengths)
+    assert (found.samples, found.min, found.max, found.sd) == (4, 5, 40, pytest.approx(179.6875**0.5))
     assert (trace.cut_samples, trace.longer_than_train, trace.cut(None)) == (0, 2, trace)
-    once = trace.cut(20)
-    assert (once.lengths.tolist(), once.cut_samples, once.longer_than_train) == ([5, 10, 20, 20], 1, 2)
-    twice = once.cut(10)
+    twice = trace.cut(20).cut(10)
     assert (twice.lengths.tolist(), twice.cut_samples, twice.longer_than_train) == ([5, 10, 10, 10], 3, 0)
-    assert Trace("t", np.array([5]), "here").longer_than_train == 0
 
 
 @pytest.mark.parametrize(
-    ("name", "source", "workload"),
-    [
-        ("sst2", "GLUE SST-2, training split, WordPiece tokens (histogram)", {"workload.dataset": "embedded"}),
-        ("gsm8k", "GSM8K, training split, WordPiece tokens (histogram)", None),
-        ("lognormal", "lognormal(5, 1) clamped to 16-1024", {"workload.dataset": "lognormal"}),
-    ],
+    ("name", "size", "tokens", "squares"),
+    [("sst2", 67_349, 897_039, 18_084_855), ("gsm8k", 7_473, 1_182_423, 211_417_645)],
 )
-def test_a_built_in_trace_is_fixed_in_no_order_and_says_where_it_is_from_and_what_train_draws(name, source, workload):
-    trace = load_trace(name)
-    assert (trace.name, trace.source, trace.workload) == (name, source, workload)
-    assert trace.lengths.tolist() == built_in_trace(name).lengths.tolist()
-    assert trace.lengths.min() >= 1
-    assert abs(np.corrcoef(trace.lengths[:-1], trace.lengths[1:])[0, 1]) < 0.05
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "tokens", "squares", "percentiles"),
-    [
-        ("sst2", 67_349, 897_039, 18_084_855, (10, 27, 33, 44, 66)),
-        ("gsm8k", 7_473, 1_182_423, 211_417_645, (148, 236, 267, 328, 448)),
-    ],
-)
-def test_built_in_histograms_are_those_of_the_data(name, size, tokens, squares, percentiles):
+def test_built_in_histograms_are_those_of_the_data(name, size, tokens, squares):
     """Facts of the training splits, computed from their texts."""
     lengths = built_in_trace(name).lengths
     assert (len(lengths), lengths.sum(), (lengths**2).sum()) == (size, tokens, squares)
-    assert tuple(np.percentile(lengths, (50, 90, 95, 99, 100))) == percentiles
 
 
-def test_the_order_of_a_distribution_is_the_one_that_results_were_published_with():
-    assert built_in_trace("gsm8k").lengths[:6].tolist() == [186, 123, 192, 109, 108, 96]
+def test_a_distribution_says_what_train_draws_and_its_order_is_the_one_that_results_were_published_with():
+    trace = load_trace("lognormal")
+    assert (trace.source, trace.workload) == ("lognormal(5, 1) clamped to 16-1024", {"workload.dataset": "lognormal"})
+    assert load_trace("gsm8k").lengths[:6].tolist() == [186, 123, 192, 109, 108, 96]
