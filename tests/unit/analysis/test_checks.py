@@ -104,8 +104,10 @@ def test_a_contradicted_first_stage_is_the_only_advice_on_launches(launch, facto
 OWN, TOTAL = (0.3, 0.15), (0.07, 0.1327)
 """By what steps spread for their tokens, and beside these: by 15 % in what the tokens do not explain, or in all."""
 
+SIMULATED = 500
 
-def found_in(check, steps, spreads, *, drift=0.0, first=1.0, noise="normal", simulated=1000):
+
+def found_in(check, steps, spreads, *, drift=0.0, first=1.0, noise="normal"):
     """Share of simulated runs in which a check finds something.
 
     Args:
@@ -114,14 +116,14 @@ def found_in(check, steps, spreads, *, drift=0.0, first=1.0, noise="normal", sim
     """
     of_tokens, beside = spreads
     rng = np.random.default_rng(steps)
-    cost = rng.lognormal(0, of_tokens, (simulated, steps))
+    cost = rng.lognormal(0, of_tokens, (SIMULATED, steps))
     deviates = rng.standard_t(4, cost.shape) / math.sqrt(2) if noise == "heavy" else rng.standard_normal(cost.shape)
     times = cost * (1 + drift * np.linspace(-0.5, 0.5, steps)) * np.maximum(1 + beside * deviates, 0.2)
     times[:, 0] *= first
     facts = SimpleNamespace(config=SimpleNamespace(train=SimpleNamespace(warmup_steps=5)))
     columns = ({"step_time_max_ms": 20 * row, "padded_tokens_max": each} for row, each in zip(times, cost, strict=True))
     made = [SimpleNamespace(label="x", facts=facts, measured=pl.DataFrame(each)) for each in columns]
-    return len(list(check(SimpleNamespace(runs=made, comparisons=())))) / simulated
+    return len(list(check(SimpleNamespace(runs=made, comparisons=())))) / SIMULATED
 
 
 @pytest.mark.slow
@@ -138,14 +140,14 @@ def test_a_fault_is_seen_in_nine_of_ten_runs_and_in_two_of_a_hundred_without_it(
     """But of few steps in less, if 15 % is what their tokens leave: the t test of the slope, the most powerful unbiased
     one, sees the drift of 20 steps in 0.88 at a level of 0.75 %.
 
-    Alarms are two of a hundred in all; each kind of noise is allowed two standard errors of its thousand runs.
+    Alarms are two of a hundred in all; each kind of noise is allowed two standard errors of its runs.
     """
     alarms = []
     for noise in ("normal", "heavy"):
         for spreads, least in ((TOTAL, 0.9), (OWN, own)):
             assert found_in(check, steps, spreads, noise=noise, **fault) >= least
             alarms.append(found_in(check, steps, spreads, noise=noise))
-    assert np.mean(alarms) <= 0.02 and max(alarms) <= 0.02 + 2 * math.sqrt(0.02 * 0.98 / 1000)
+    assert np.mean(alarms) <= 0.02 and max(alarms) <= 0.02 + 2 * math.sqrt(0.02 * 0.98 / SIMULATED)
 
 
 def test_steps_that_grow_with_their_tokens_do_not_drift(merged):
