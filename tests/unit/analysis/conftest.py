@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 from compared import compare_arms
+from made_rows import made_row
 
 from dynbench.analysis import analyze
 from dynbench.analysis.arms import named_arms
@@ -121,48 +122,42 @@ def rows_of(fake: Fake, place: int) -> list[list[StepRow]]:
     lengths = sample_lengths()
     rng = np.random.default_rng([fake.seed, 2 * place])
     rows: list[list[StepRow]] = [[] for _ in range(fake.world_size)]
+    slow = [fake.slow.get(rank, 1.0) for rank in range(fake.world_size)]
+    plan, data, optimizer = 0.02, 0.2 * fake.slowdown, 0.8 * fake.slowdown
     for step in range(fake.warmup_steps + fake.steps):
         dealt = shares(fake, step, lengths)
         longests = np.array([lengths[ids].max() for ids in dealt])
         padded = longests * [len(ids) for ids in dealt]
-        warm = 1.5 if step < 2 else 1.0
         compute = 2.0 + fake.compute_ms_per_token * padded + fake.attention_ms * padded * longests
-        compute *= [fake.slow.get(rank, 1.0) for rank in range(fake.world_size)]
-        compute = compute * fake.slowdown * warm * (1 + fake.noise * rng.standard_normal(fake.world_size))
-        transfer = fake.transfer_ms * fake.slowdown
-        sync = compute.max() - compute + transfer
-        for rank, ids in enumerate(dealt):
-            own, longest = lengths[ids], int(longests[rank])
-            plan, data, optimizer = 0.02, 0.2 * fake.slowdown, 0.8 * fake.slowdown
-            rows[rank].append(
-                StepRow(
-                    step=step,
-                    rank=fake.servers + rank,
-                    warmup=int(step < fake.warmup_steps),
-                    policy="partition" if fake.policy == "window" else fake.policy,
-                    local_batch=len(ids),
-                    micro_batches=1,
-                    max_seq_len_in_batch=longest,
-                    real_tokens=int(own.sum()),
-                    padded_tokens=int(padded[rank]),
-                    real_tokens2=int((own**2).sum()),
-                    padded_tokens2=int(padded[rank]) * longest,
-                    plan_ms=plan,
-                    data_ms=data,
-                    forward_ms=float(0.35 * compute[rank]),
-                    backward_ms=float(0.65 * compute[rank]),
-                    sync_ms=float(sync[rank]),
-                    optimizer_ms=optimizer,
-                    compute_ms=float(compute[rank]),
-                    step_time_ms=float(compute[rank] + sync[rank] + plan + data + optimizer + 0.1),
-                    peak_mem_mb=400 + 0.05 * float(padded[rank]),
-                    reserved_mem_mb=600.0,
-                    loss=float(0.7 * np.exp(-step / 200) + 0.01 * own.mean() / 20 + fake.loss_shift),
-                    work_hash=work_hash(ids, own),
-                    skipped=0,
-                    weight=float(len(ids)),
-                )
+        compute *= 1 + fake.noise * rng.standard_normal(fake.world_size)
+        compute = compute * slow * fake.slowdown * (1.5 if step < 2 else 1.0)
+        sync = compute.max() - compute + fake.transfer_ms * fake.slowdown
+        costs = zip(dealt, *(each.tolist() for each in (longests, padded, compute, sync)), strict=True)
+        for rank, (ids, longest, tokens, compute_ms, sync_ms) in enumerate(costs):
+            own = lengths[ids]
+            row = made_row(
+                step,
+                fake.servers + rank,
+                compute_ms + sync_ms + plan + data + optimizer + 0.1,
+                warmup=int(step < fake.warmup_steps),
+                policy="partition" if fake.policy == "window" else fake.policy,
+                local_batch=len(ids),
+                max_seq_len_in_batch=longest,
+                real_tokens=int(own.sum()),
+                padded_tokens=tokens,
+                real_tokens2=int((own**2).sum()),
+                padded_tokens2=tokens * longest,
+                plan_ms=plan,
+                data_ms=data,
+                sync_ms=sync_ms,
+                optimizer_ms=optimizer,
+                compute_ms=compute_ms,
+                peak_mem_mb=400 + 0.05 * tokens,
+                loss=float(0.7 * np.exp(-step / 200) + 0.01 * own.mean() / 20 + fake.loss_shift),
+                work_hash=work_hash(ids, own),
+                weight=float(len(ids)),
             )
+            rows[rank].append(row)
     idle = dict.fromkeys(set(StepRow.__annotations__) - {"step", "rank", "warmup", "policy"}, 0)
     idle |= {"sync_ms": 9e3, "step_time_ms": 9e3}
     served = [[replace(row, rank=rank, **idle) for row in rows[0]] for rank in range(fake.servers)]
@@ -181,8 +176,7 @@ def build_run(store: RunStore, fake: Fake, name: str | None = None, place: int |
     policy = "partition" if fake.policy == "window" else fake.policy
     run = store.create("train", policy, name)
     settings = (
-        f"schedule.mode={'static' if policy == 'static' else 'dynamic'}",
-        *([] if policy == "static" else [f"schedule.policy={policy}"]),
+        *(["schedule.mode=static"] if policy == "static" else ["schedule.mode=dynamic", f"schedule.policy={policy}"]),
         f"schedule.window={fake.window}",
         "launch.launcher=torchrun",
         f"launch.nproc={fake.servers + fake.world_size}",

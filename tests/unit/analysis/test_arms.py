@@ -13,12 +13,11 @@ from types import SimpleNamespace
 import pytest
 from probes import resolved
 
-from dynbench.analysis.arms import Arm, group_runs, named_arms, pair_launches
+from dynbench.analysis.arms import Arm, environment_differences, group_runs, named_arms, pair_launches
 from dynbench.analysis.checks.comparisons import environment
-from dynbench.analysis.checks.evidence import worded
 from dynbench.analysis.questions import DEFAULT
 from dynbench.analysis.stats import paired_ratio
-from dynbench.analysis.verdict import Verdict, decide
+from dynbench.analysis.verdict import decide
 from dynbench.errors import UsageError
 from dynbench.experiment.launch_plan import LaunchState, apart, plan_state
 from dynbench.runs.atomic import jsonable
@@ -30,11 +29,12 @@ def ids(runs):
 
 
 def test_runs_that_differ_in_seed_only_are_launches_of_one_arm(merged):
-    a0, b0, b1, a1 = merged("static"), merged("partition"), merged("partition", seed=1), merged("static", seed=1)
-    arms = group_runs([b1, a0, b0, a1])
-    assert [arm.label for arm in arms] == ["partition", "static"]
-    assert ids(arms[0].runs) == ids([b0, b1])
-    assert ids(arms[1].runs) == ids([a0, a1])
+    """Not where the data file changed between them; another seed may have other data."""
+    a0, b0, b1, a1 = merged(), merged("partition"), merged("partition", seed=1), merged(seed=1)
+    changed, subset = merged(fingerprint="changed"), merged("partition", fingerprint="subset", seed=2)
+    arms = group_runs([b1, a0, changed, b0, a1, subset])
+    assert [arm.label.split()[0] for arm in arms] == ["partition", "static", "static"]
+    assert [ids(arm.runs) for arm in arms] == [ids([b0, b1, subset]), ids([a0, a1]), ids([changed])]
 
 
 def test_arms_of_one_policy_are_told_apart_by_what_differs(merged):
@@ -46,13 +46,6 @@ def test_arms_of_one_policy_are_told_apart_by_what_differs(merged):
 def test_an_arm_without_a_run_is_refused(merged):
     with pytest.raises(UsageError, match="arm 'empty' has no run"):
         named_arms({"full": [merged("static")], "empty": []})
-
-
-def test_a_data_file_that_changed_between_runs_makes_two_arms(merged):
-    before, again, after = (merged(fingerprint=data) for data in ("one", "one", "two"))
-    other_subset = merged(fingerprint="three", seed=1)
-    arms = group_runs([before, after, again, other_subset])
-    assert [ids(arm.runs) for arm in arms] == [ids([before, again, other_subset]), ids([after])]
 
 
 BLOCKS = 4
@@ -71,9 +64,19 @@ def launch(arm, block, seed, at, *, partial=False, rows=10, together=None):
     return SimpleNamespace(run=run, label=label, arm=arm, block=block, at=at, measured=measured, **seen)
 
 
-def session(text, seed=0):
-    """`"A0 B0x B0"`: launches in order, of one seed; x marks a partial one."""
-    return [launch(word[0], int(word[1]), seed, at, partial=word.endswith("x")) for at, word in enumerate(text.split())]
+def session(text, seed_of=SEEDS[0], launch_of=None):
+    """`"A0 B0x B0"`: launches in order; x marks a partial one."""
+    return [
+        launch(
+            word[0],
+            int(word[1]),
+            seed_of(int(word[1])),
+            at,
+            partial=word.endswith("x"),
+            together=launch_of and launch_of(word),
+        )
+        for at, word in enumerate(text.split())
+    ]
 
 
 def pair(launches, **options):
@@ -105,7 +108,7 @@ def test_a_launch_that_is_missing_takes_its_partner_along_and_shifts_no_pair(arm
         assert names(pairing) == [f"A{block}B{block}" for block in kept]
         assert len(pairing.left_out) == (1 if fault == "removed" else 2)
         ratio = paired_ratio(*([drift[run.at] for run in side] for side in zip(*pairing.pairs, strict=True)))
-        assert decide(ratio, 0.02) not in (Verdict.FASTER, Verdict.SLOWER)
+        assert decide(ratio, 0.02) not in ("FASTER", "SLOWER")
 
 
 @pytest.mark.parametrize(
@@ -141,29 +144,24 @@ def test_partial_launches_pair_when_forced():
     assert names(pair([launch("A", 0, 0, 0), launch("B", 0, 0, 1, partial=True, rows=0)], partial=True)) == []
 
 
-def in_turns(blocks, *, lost=()):
-    """Launches that A and B shared, block by block; of those in `lost` a run is gone, or partial with an x."""
-    return [
-        launch(arm, block, block, 2 * block, together=f"launch{block}", partial=f"{arm}{block}x" in lost)
-        for block in range(blocks)
-        for arm in "AB"
-        if f"{arm}{block}" not in lost
-    ]
-
-
-@pytest.mark.parametrize(("lost", "left_out"), [(None, 0), ("B1", 1), ("A1", 1), ("B1x", 2)])
-def test_runs_of_one_launch_are_a_pair_whatever_their_order_and_one_that_is_missing_shifts_none(lost, left_out):
-    for launches in (in_turns(3, lost=[lost]), in_turns(3, lost=[lost])[::-1]):
-        found = pair(launches)
-        assert names(found) == ["A0B0", *["A1B1"] * (lost is None), "A2B2"]
-        assert len(found.left_out) == left_out
+@pytest.mark.parametrize(
+    ("launched", "pairs", "left_out"),
+    [
+        ("A0 B0 A1 B1 A2 B2", "A0B0 A1B1 A2B2", 0),
+        ("B2 A2 A1 A0 B0", "A0B0 A2B2", 1),
+        ("A0 B0 B1 A2 B2", "A0B0 A2B2", 1),
+        ("A0 A1 A2 B2 B1x B0", "A0B0 A2B2", 2),
+    ],
+)
+def test_runs_of_one_launch_are_a_pair_whatever_their_order_and_one_that_is_missing_shifts_none(
+    launched, pairs, left_out
+):
+    found = pair(session(launched, seed_of=SEEDS[1], launch_of=lambda word: word[1]))
+    assert (sorted(names(found)), len(found.left_out)) == (pairs.split(), left_out)
 
 
 def test_arms_that_never_shared_a_launch_are_paired_in_time():
-    apart = [
-        launch(arm, block, 0, 2 * block + (arm == "B"), together=f"{arm}{block}") for block in (0, 1) for arm in "AB"
-    ]
-    assert names(pair(apart)) == ["A0B0", "A1B1"]
+    assert names(pair(session("A0 B0 A1 B1", launch_of=lambda word: word))) == ["A0B0", "A1B1"]
 
 
 VARIABLES = ("OMP_NUM_THREADS", "NCCL_ALGO", "NCCL_NEW_KNOB", "CUDA_DEVICE_MAX_CONNECTIONS", "LD_PRELOAD")
@@ -225,14 +223,6 @@ def run_with(env, label="run", seed=0, subset=None):
     return SimpleNamespace(label=label, facts=SimpleNamespace(env=env, seed=seed, config=config), partial=False)
 
 
-def findings(*arms, pairs=()):
-    comparisons = [SimpleNamespace(pairing=SimpleNamespace(pairs=pairs), question=DEFAULT)] if pairs else []
-    named = [Arm(f"arm {index}", tuple(runs)) for index, runs in enumerate(arms)]
-    runs = [run for arm in arms for run in arm]
-    evidence = SimpleNamespace(arms=named, runs=runs, comparisons=comparisons)
-    return [worded("environment", seen) for seen in environment(evidence)]
-
-
 def is_excepted(path):
     decision = path[0] == "decisions" or path[:2] == ("data", "decisions")
     if decision:
@@ -241,13 +231,11 @@ def is_excepted(path):
     return numbers_of_ranks or path[0] == "unknown" or ".".join(path[:2] if len(path) > 1 else path) in MAY_DIFFER
 
 
-@pytest.mark.parametrize("same_arm", [True, False])
-def test_every_leaf_of_a_real_environment_is_compared_but_those_listed(env, same_arm):
+def test_every_leaf_of_a_real_environment_is_compared_but_those_listed(env):
     """A fact that only one launch has differs too."""
 
     def differ(*envs):
-        runs = [run_with(each) for each in envs]
-        return findings(*([runs] if same_arm else [[run] for run in runs])) != []
+        return environment_differences(*map(run_with, envs)) != {}
 
     paths = list(leaves(env))
     assert len(paths) > 60
@@ -260,12 +248,15 @@ def test_every_leaf_of_a_real_environment_is_compared_but_those_listed(env, same
 
 def test_a_decision_that_was_set_by_hand_in_one_run_is_in_its_configuration(env):
     by_hand = spoilt(env, ("decisions", "launch.nproc"), gone=True)
-    assert findings([run_with(env)], [run_with(by_hand)]) == []
+    assert environment_differences(run_with(env), run_with(by_hand)) == {}
 
 
 def test_data_follows_from_the_seed_between_launches_but_not_within_a_pair(env):
-    other = spoilt(env, ("data", "fingerprint"))
+    """Every launch is held against the first of all, and against its partner."""
+    other, elsewhere = (spoilt(env, path) for path in (("data", "fingerprint"), ("host",)))
     base, candidate = run_with(other, "b1", seed=1, subset=9), run_with(env, "c1", seed=1, subset=9)
-    assert findings([run_with(env), base]) == []
-    (found,) = findings([run_with(env), base], [run_with(env), candidate], pairs=[(base, candidate)])
-    assert "b1 and c1: env.data.fingerprint" in found.seen
+    arms = [Arm("base", (run_with(env), base, run_with(elsewhere, "b2"))), Arm("other", (run_with(env), candidate))]
+    compared = SimpleNamespace(pairing=SimpleNamespace(pairs=[(base, candidate)]), question=DEFAULT)
+    found = [seen.values for seen in environment(SimpleNamespace(arms=arms, runs=(), comparisons=[compared]))]
+    said = ["{first} and {second}: {differences}".format(**values).split(" (")[0] for values in found]
+    assert said == ["run and b2: env.host", "b1 and c1: env.data.fingerprint"]

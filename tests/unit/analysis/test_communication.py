@@ -16,10 +16,10 @@ from dynbench.analysis.merge import merge_run
 from dynbench.analysis.rank_files import read_calls, waiting_and_transfer
 from dynbench.analysis.selection import export_runs
 from dynbench.analysis.summary import summarise
-from dynbench.compress.compressing import COMPRESS_COLUMNS, ERROR_COLUMNS
+from dynbench.compress.compressing import COMPRESSES, ERROR_COLUMNS
 from dynbench.runs.atomic import write_json
 from dynbench.runs.export import open_export
-from dynbench.runs.records import CALL_COLUMNS, Call, CallWriter, StepRow, write_columns
+from dynbench.runs.records import CALL_COLUMNS, Call, CallWriter, write_columns
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
@@ -83,8 +83,6 @@ def told(run: Run, ranks: int = 2, ahead: Sequence[int] = ()) -> list[tuple[obje
 def test_what_a_rank_has_not_kept_is_not_known(make_run: Make) -> None:
     """A rank that was killed: the last step of the others has nobody to be held against."""
     run = keep(make_run("static"), [(0, call(0, 0, 10)), (1, call(1, 20, 30))], [(0, call(0, 6, 10))])
-    with run.calls_file(1).open("a") as file:
-        file.write("1,all_reduce,-1,1,1000,25")  # torn
     assert told(run) == [(0, 0, 4, 6), (0, 1, None, None), (1, 0, 4, 0)]
     run.calls_file(1).unlink()
     assert read_calls([run], range(2)) is None
@@ -94,32 +92,26 @@ def test_what_a_rank_has_not_kept_is_not_known(make_run: Make) -> None:
 def test_against_brute_force_on_a_grid_of_milliseconds(make_run: Make, seed: int) -> None:
     """Every rank by a clock of its own."""
     rng = np.random.default_rng(seed)
-    ranks, steps, number = 3, 4, 0
-    ahead = rng.integers(0, 5000, ranks)
-    kept: list[list[tuple[int, int, int, int]]] = [[] for _ in range(ranks)]
-    for step in range(steps):
-        for _ in range(rng.integers(1, 5)):
-            starts = rng.integers(0, 60, ranks) + 1000 * step
-            for rank in range(ranks):
-                kept[rank].append((step, number, starts[rank], starts.max() + rng.integers(0, 20)))
-            number += 1
-    late = [
-        [(step, call(of, start + by, end + by)) for step, of, start, end in calls]
-        for calls, by in zip(kept, ahead, strict=True)
+    ahead = rng.integers(0, 5000, 3).tolist()
+    made = []
+    for step in np.repeat(range(4), rng.integers(1, 5, 4)):
+        starts = rng.integers(0, 60, 3) + 1000 * step
+        made.append((step, starts, starts.max() + rng.integers(0, 20, 3)))
+    kept = [
+        [(step, call(number, starts[rank] + by, ends[rank] + by)) for number, (step, starts, ends) in enumerate(made)]
+        for rank, by in enumerate(ahead)
     ]
-    rows = told(keep(make_run("static"), *late), ranks, [int(by) * MS for by in ahead])
-    found = {(rank, step): rest for rank, step, *rest in rows}
-    for rank in range(ranks):
-        for step in range(steps):
-            wanted, busy = set(), set()
-            for place, (at, _, start, end) in enumerate(kept[rank]):
-                if at == step:
-                    wanted |= set(range(max(kept[other][place][2] for other in range(ranks)), end))
-                    busy |= set(range(start, end))
-            assert found[rank, step] == [len(wanted), len(busy) - len(wanted)]
+    rows = told(keep(make_run("static"), *kept), 3, [by * MS for by in ahead])
+    assert len(rows) == 3 * 4
+    for rank, step, *found in rows:
+        wanted, busy = set(), set()
+        for starts, ends in (times for at, *times in made if at == step):
+            wanted |= {*range(starts.max(), ends[rank])}
+            busy |= {*range(starts[rank], ends[rank])}
+        assert found == [len(wanted), len(busy) - len(wanted)]
 
 
-@pytest.mark.parametrize("line", ["1,all", "x,2,3,4,5,6,7,8,9", "\0" * 50, '"1,all_reduce'])
+@pytest.mark.parametrize("line", ["1,all_reduce,-1,1,1000,25", "x,2,3,4,5,6,7,8,9", "\0" * 50, '"1,all_reduce'])
 def test_a_damaged_line_is_left_out(make_run: Make, line: str) -> None:
     run = keep(make_run("static"), [(0, call(0, 0, 2))], [(0, call(0, 1, 2))])
     with run.calls_file(0).open("a", encoding="utf-8") as file:
@@ -148,22 +140,9 @@ def test_runs_whose_rows_do_not_tell_what_passes_wait_for_have_no_phases(make_ru
     assert isinstance(profile, dict) and profile["phase_ms"] is None
 
 
-SAMPLED = 20
-
-
-def test_the_error_of_compression_is_known_where_it_was_sampled_and_times_are_of_measured_steps(make_run: Make) -> None:
-    """The only step in which the error was sampled lies behind an evaluation, and counts in no time."""
-
-    def extra(row: StepRow) -> dict[str, object]:
-        known = {"compresses": 1, "compress_ms": 1000.0 if row.step == SAMPLED else 2.0}
-        errors = {0: (9.0, 99.0), SAMPLED: (0.25, 5.0)}.get(row.step, (None, None))
-        return known | dict(zip(("grad_rel_error", "residual_norm"), errors, strict=True))
-
-    run = make_run(extra=extra, overrides=("compress.name=fp8",))
-    names = ("compresses", "compress_ms", "grad_rel_error", "residual_norm")
-    write_columns(run.ranks_dir, [column for column in (*COMPRESS_COLUMNS, *ERROR_COLUMNS) if column.name in names])
-    compressed = with_steps(merge_run(run), warmup=pl.col("warmup") | (pl.col("step") == SAMPLED))
-    assert compressed.settling == 1
-    found = compression_of(compressed)
-    assert found is not None and (found["grad_rel_error"], found["residual_norm"]) == (0.25, 5.0)
-    assert found["compress_ms"] == 2.0 and found["grad_cos_sim"] is None
+def test_the_error_of_compression_is_known_where_it_was_sampled(make_run: Make) -> None:
+    """Also behind an evaluation, in a step that counts in no time."""
+    run = make_run(extra=lambda row: {"compresses": 1, "grad_rel_error": 0.25 if row.step == 20 else None})
+    write_columns(run.ranks_dir, [COMPRESSES, *ERROR_COLUMNS])
+    found = compression_of(with_steps(merge_run(run), warmup=(pl.col("step") == 20) | pl.col("warmup")))
+    assert found is not None and found["grad_rel_error"] == 0.25

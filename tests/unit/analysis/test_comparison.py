@@ -1,4 +1,4 @@
-"""Arms compared: with the baseline, with each other, with leaks, and over ranks."""
+"""Arms compared: with the baseline, with each other, with leaks, and by P95 of their steps."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from scipy import stats
 from unit.analysis.conftest import Make, compare, findings, launches
 
 from dynbench.analysis.arms import named_arms
-from dynbench.analysis.comparison import Terms, compare_candidates, compare_pairs
+from dynbench.analysis.comparison import Comparison, Terms, compare_candidates, compare_pairs
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.verdict import Verdict, holm, p_value
+from dynbench.analysis.record import TailRecord
+from dynbench.analysis.stats import paired_ratio, smallest_shown
+from dynbench.analysis.verdict import holm, p_value
 from dynbench.config.schema import Analysis, changed
 from dynbench.errors import NotComparable
 
@@ -37,7 +39,7 @@ def test_equal_arms_that_came_out_different_are_noise_and_so_is_as_much_between_
         runs["other"] = [timed(run, 1 / 1.15) for run in runs["other"]]
         aa, other = compare(runs)
         assert (aa.aa, other.aa) == (True, False)
-        assert aa.verdict == other.verdict == (Verdict.ESTIMATE if number == 1 else Verdict.AMBIGUOUS)
+        assert aa.verdict == other.verdict == ("ESTIMATE" if number == 1 else "AMBIGUOUS")
         assert aa.record().reason_said["say"].startswith("reason.alike.")
         assert (aa.recovery, aa.aa_noise) == (None, None)
         assert (other.noise, other.aa_noise > 0.18) == (0.02, True)
@@ -51,7 +53,7 @@ def test_an_aa_arm_whose_launches_differ_takes_faster_from_the_others_and_never_
         runs[name] = [timed(run, factor) for run, factor in zip(runs[name], factors, strict=True)]
     (alone,) = compare({name: runs[name] for name in ("static", "other")})
     again, beside = compare(runs)
-    assert (alone.verdict, beside.verdict) == (Verdict.FASTER, Verdict.AMBIGUOUS)
+    assert (alone.verdict, beside.verdict) == ("FASTER", "AMBIGUOUS")
     assert (again.noise, beside.noise, again.aa_noise) == (0.02, 0.02, None)
     assert beside.aa_noise > 0.13
     assert beside.aa_noise == pytest.approx(again.speedup.high / again.speedup.estimate - 1, rel=1e-6)
@@ -66,13 +68,12 @@ def test_launches_of_other_settings_are_no_launches_of_one_arm(launch, policies)
     with pytest.raises(NotComparable, match=r"the launches of static0 .* train\.steps \(40 and 20\)"):
         compare(runs)
     for found in compare(runs, force=True):
-        assert (found.verdict, dict(found.forbidden)) == (Verdict.INCOMPARABLE, {"train.steps": (40, 20)})
+        assert (found.verdict, dict(found.forbidden)) == ("INCOMPARABLE", {"train.steps": (40, 20)})
 
 
 FORBIDDEN = {
     "train.steps (40 and 50)": {"steps": 50},
     "world_size (2 and 4)": {"world_size": 4, "policy": "partition"},
-    "workload.max_length (256 and 64)": {"overrides": ("workload.max_length=64",)},
     "env.data.fingerprint (data-1 and data-2)": {"fingerprint": "data-2"},
     "env.cpu_model (Test CPU and Other CPU)": {"env": {"cpu_model": "Other CPU"}},
     "env.packages.torch (2.13.0 and 2.6.0)": {"env": {"packages": {"torch": "2.6.0"}}},
@@ -91,8 +92,8 @@ def test_arms_that_differ_in_what_forbids_are_refused_or_forced_and_no_aa_arms(l
             compare({"static": first, "other": arm})
         assert (key in caught.value.message, caught.value.exit_code) == (True, 5)
     partition, *others = compare(runs, force=True)
-    assert (partition.aa_noise, partition.verdict, len(others)) == (None, Verdict.FASTER, len(forced))
-    assert {(other.verdict, other.aa, other.record().aa) for other in others} == {(Verdict.INCOMPARABLE, False, False)}
+    assert (partition.aa_noise, partition.verdict, len(others)) == (None, "FASTER", len(forced))
+    assert {(other.verdict, other.aa, other.record().aa) for other in others} == {("INCOMPARABLE", False, False)}
 
 
 @pytest.mark.slow
@@ -194,7 +195,7 @@ def test_two_candidates_that_cannot_be_compared_are_said_so_and_not_tested(four)
         for run in last.runs
     ]
     *known, unlike = compare_pairs(replace(shared, arms=[*arms, replace(last, runs=tuple(larger))]), first)
-    assert (unlike.verdict, unlike.joint, unlike.faster) == (Verdict.INCOMPARABLE, None, None)
+    assert (unlike.verdict, unlike.joint, unlike.faster) == ("INCOMPARABLE", None, None)
     assert [pair.pair_record().p_holm for pair in known] == pytest.approx(holm([p_of(pair) for pair in known]))
 
 
@@ -229,3 +230,67 @@ def test_where_attention_keeps_samples_apart_it_is_an_arm_like_any_other(launch)
     assert "samples_see_each_other" not in checks
     wrong, checks = flattened(launch, HOLDS, loss_shift=0.05)
     assert wrong.loss_max_rel_diff > 0.01 and "loss_parity" in checks
+
+
+WOBBLE = (1.0, 1.02, 0.99, 1.01, 0.985, 1.0)
+"""What launches multiply the P95 of all arms by."""
+
+
+def planted(shared: Terms, **arms: tuple[float, float]) -> Terms:
+    """Arms whose P95 is that of `static` times a factor, which every other launch has more of by a relative spread."""
+    wanted = {"static": (1.0, 0.0), **arms}
+    chosen = [next(arm for arm in shared.arms if arm.label == name) for name in wanted]
+    summaries = {
+        run.run.id: {
+            **shared.summaries[run.run.id],
+            "step_time_ms": {"mean": 80.0, "p95": 100 * wobble * factor * (1 + spread * (-1) ** index)},
+        }
+        for arm, (factor, spread) in zip(chosen, wanted.values(), strict=True)
+        for index, (run, wobble) in enumerate(zip(arm.runs, WOBBLE, strict=True))
+    }
+    return replace(shared, arms=chosen, summaries=summaries)
+
+
+def tail_of(found: Comparison) -> TailRecord:
+    assert found.tail is not None
+    return found.tail
+
+
+@pytest.mark.parametrize(
+    ("factor", "spread", "word"),
+    [(0.9, 0.001, "FASTER"), (1.1, 0.001, "SLOWER"), (1.003, 0.001, "SAME"), (0.97, 0.04, "AMBIGUOUS")],
+)
+def test_the_tail_is_told_by_its_own_pairs_whatever_the_total_time_is(
+    four: Terms, factor: float, spread: float, word: str
+) -> None:
+    """It takes less time in all; of P95 both ways, sameness and ambiguity were planted."""
+    shared = planted(four, partition=(factor, spread))
+    (found,) = compare_candidates(shared)
+    tail = tail_of(found)
+    assert (found.verdict, tail.verdict) == ("FASTER", word)
+    before, after = ([shared.summaries[run.run.id]["step_time_ms"]["p95"] for run in arm.runs] for arm in shared.arms)
+    ratio = paired_ratio(before, after)
+    assert (tail.speedup, tail.interval) == (pytest.approx(ratio.estimate), pytest.approx(ratio.ends))
+    assert (tail.launches_needed is None) == (word != "AMBIGUOUS")
+
+
+def test_an_unclear_tail_has_the_number_of_launches_that_would_show_its_difference(four: Terms) -> None:
+    """Of few launches no number, and of one no interval."""
+    shared = planted(four, partition=(0.97, 0.04))
+    (found,) = compare_candidates(shared)
+    tail = tail_of(found)
+    low, high = tail.interval or (0, 0)
+    spread = math.log(high / low) / 2 * math.sqrt(6) / stats.t.ppf(0.975, 5)
+    needed, aim = tail.launches_needed, abs(math.log(tail.speedup))
+    assert needed is not None and needed > 6
+    assert smallest_shown(spread, needed) <= aim < smallest_shown(spread, needed - 2)
+    for number, word in ((1, "ESTIMATE"), (2, "AMBIGUOUS")):
+        (found,) = compare_candidates(cut(shared, 2, number))
+        tail = tail_of(found)
+        assert (tail.verdict, tail.interval is None, tail.launches_needed) == (word, number == 1, None)
+
+
+def test_equal_arms_that_differ_in_the_tail_take_it_from_the_others(launch) -> None:
+    shared = terms(named_arms(launch(6, static={}, twin={}, partition={})), Analysis())
+    twin, partition = compare_candidates(planted(shared, twin=(1.2, 0.001), partition=(0.9, 0.001)))
+    assert (twin.tail, tail_of(partition).verdict) == (None, "AMBIGUOUS")

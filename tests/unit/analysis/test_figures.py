@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 
 import matplotlib
@@ -66,18 +67,20 @@ def test_many_ranks_are_judged_by_all_of_them_and_the_slowest_is_among_those_sho
 
 
 def test_few_series_have_colours_and_of_many_only_the_important_ones():
-    few = looks([f"{index}" for index in range(7)])
+    few = looks([*"0123456"])
     assert len({look.color for look in few.values()}) == len({look.marker for look in few.values()}) == 7
-    many = looks([f"{index}" for index in range(20)], ["0", "5", "9"])
-    assert [name for name, look in many.items() if look.color != GREY] == ["0", "5", "9"]
-    assert len({many[name].color for name in ("0", "5", "9")}) == 3
+    many = looks([*map(str, range(20))], [*"059"])
+    coloured = {name: look.color for name, look in many.items() if look.color != GREY}
+    assert [*coloured] == [*"059"] and len({*coloured.values()}) == 3
 
 
-def test_nothing_is_drawn_where_nothing_compresses(view) -> None:
-    names = [name for name in FIGURES["train"] if name.startswith("compression")]
-    assert names
-    for name in names:
-        assert draw_figure("train", name, view("static")) is draw_figure("train", name, []) is None
+def test_nothing_is_drawn_where_there_is_nothing_to_tell(view, make_run: Make) -> None:
+    """Of runs that do not compress, or have nothing to be held against."""
+    compression = [name for name in FIGURES["train"] if name.startswith("compression")]
+    alone, short = view("static"), merge_run(make_run(steps_written=5, status="interrupted"))
+    unknown = ArmView("short", (short,))
+    empty = [*product(compression, ([], alone)), *product(["waterfall"], (alone, [*alone, unknown], [unknown, *alone]))]
+    assert compression and {draw_figure("train", *each) for each in empty} == {None}
 
 
 def test_nothing_is_drawn_before_a_comparison_has_ended(store, tmp_path):
@@ -115,20 +118,9 @@ def test_figures_of_plans_and_of_many_arms_are_drawn_without_a_fault_as_all_othe
     assert {Path(file).stem for file in files} | set(drawn) >= {name for named in FIGURES.values() for name in named}
 
 
-def test_what_was_not_solved_is_not_drawn(tmp_path):
-    alone = solved(tmp_path, "partition", steps=1)
-    assert draw_figure("solve", "solve_greedy_gap", alone) is None
-
-
-def test_a_spoiled_file_is_named(tmp_path):
-    run = solved(tmp_path, "static", "partition")
+def test_what_was_not_solved_is_not_drawn_and_a_spoiled_file_is_named(tmp_path):
+    run = solved(tmp_path, "partition", steps=1)
+    assert draw_figure("solve", "solve_greedy_gap", run) is None
     (run.path / "greedy_gaps.csv").write_bytes(b"\x00\xff")
     with pytest.raises(RecordError, match=r"greedy_gaps\.csv"):
         draw_figure("solve", "solve_greedy_gap", run)
-
-
-def test_it_is_drawn_only_where_there_is_something_to_hold_against_each_other(view, make_run: Make) -> None:
-    alone = view("static")
-    unknown = ArmView("short", (merge_run(make_run(steps_written=5, status="interrupted")),))
-    for arms in (alone, [*alone, unknown], [unknown, *alone]):
-        assert draw_figure("train", "waterfall", arms) is None

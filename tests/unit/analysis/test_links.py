@@ -67,15 +67,15 @@ LINKED = [measured(gbps, tokens) for gbps in (0.5, 2.0, 8.0) for tokens in (64, 
 
 
 def test_it_is_fitted_to_the_arms_without_a_link_alone_and_finds_the_model_that_made_them() -> None:
-    found = link_map([*BASES, *LINKED, measured(1.0, 64, workers=4), measured(None, 64, workers=4)])
+    slower = [point._replace(waited_ms=10 * point.waited_ms, compute_ms=1.0, sent=1.0) for point in LINKED]
+    found = link_map([*BASES, *slower, measured(1.0, 64, workers=4), measured(None, 64, workers=4)])
     assert found is not None and found.model == pytest.approx(MODEL)
-    assert (found.points, found.bases) == (LINKED, BASES), "all on as many ranks"
-    assert found.mean_error == pytest.approx(0, abs=1e-9)
-    assert [found.predicted(base) for base in BASES] == pytest.approx([base.share for base in BASES])
-    spoilt = [point._replace(waited_ms=10 * point.waited_ms, compute_ms=1.0, sent=1.0) for point in LINKED]
-    again = link_map([*BASES, *spoilt])
-    assert again is not None and again.model == found.model
-    assert again.mean_error > 0.02 and abs(again.errors[again.worst]) >= again.mean_error
+    assert (found.points, found.bases) == (slower, BASES), "all on as many ranks"
+    assert found.mean_error > 0.02 and abs(found.errors[found.worst]) >= found.mean_error
+    exact = found._replace(points=LINKED)
+    assert [exact.predicted(point) for point in (*BASES, *LINKED)] == pytest.approx(
+        [point.share for point in (*BASES, *LINKED)]
+    )
 
 
 @pytest.mark.parametrize("points", [BASES, LINKED, [*BASES[:1], *LINKED], [*BASES[:1], *BASES[:1], *LINKED]])
@@ -100,13 +100,6 @@ SUMMARY: dict[str, Any] = {
 }
 
 
-def test_an_arm_is_a_point_of_what_its_passes_wait_for() -> None:
-    """What the optimizer waits for is none of it; what the forward pass waits for is none of the backward pass's."""
-    found = link_point("arm", CONFIG, [SUMMARY, SUMMARY])
-    assert found == LinkPoint("arm", 2, 2.0, 256.0, 1000.0, 250.0, 150.0, 300 * MB, 60 * MB, 7.0)
-    assert found.share == 0.2
-
-
 @pytest.mark.parametrize(
     "otherwise",
     [
@@ -121,6 +114,8 @@ def test_an_arm_is_a_point_of_what_its_passes_wait_for() -> None:
 )
 def test_other_arms_are_none(otherwise: dict[str, Any]) -> None:
     """By a setting or a number of the summary."""
+    point = LinkPoint("arm", 2, 2.0, 256.0, 1000.0, 250.0, 150.0, 300 * MB, 60 * MB, 7.0)
+    assert link_point("arm", CONFIG, [SUMMARY]) == point and point.share == 0.2
     assert link_point("arm", CONFIG | otherwise, [SUMMARY | otherwise]) is None
 
 
@@ -148,9 +143,3 @@ def test_spans_agree_with_the_predicted_times_at_every_speed(data: st.DataObject
         if abs(ahead - other) > 1e-6 * other:
             inside = any(low < gbps and (high is None or gbps < high) for low, high in spans)
             assert inside == (ahead < other)
-
-
-@pytest.mark.parametrize(("hidden", "gbps", "expected"), [(0, 10, 160), (0.75, 10, 160), (0, 400, 82), (0.75, 400, 95)])
-def test_what_was_hidden_stays_hidden(hidden: float, gbps: float, expected: float) -> None:
-    """100 MB take 80 ms over 10 Gb/s and 2 ms over 400; of the 20 ms of transfer, the hidden ones cost nothing."""
-    assert predicted_ms([summary(100, 20, 100, hidden)], gbps) == pytest.approx(expected)

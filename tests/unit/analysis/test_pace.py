@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+
 import numpy as np
 import pytest
 from probes import make_probe
-from unit.analysis.conftest import Make, findings
+from unit.analysis.conftest import Make, findings, launches
 
 from dynbench.analysis.checks.evidence import Finding
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.pace import _effective, predicted_speedup, proxy_error, slowest_ranks
 from dynbench.analysis.summary import summarise
-from dynbench.schedule.cost import CostModel
-from dynbench.schedule.evaluate import step_costs
-from dynbench.schedule.plan import StepPlan
-from dynbench.schedule.policy import Problem
 
 
-def blamed(*launches: MergedRun) -> list[Finding]:
-    return [finding for finding in findings({"arm": launches}) if finding.id == "slowest_rank"]
-
-
-def launches(make_run: Make, policy: str, count: int = 3, **fields: object) -> list[MergedRun]:
-    return [merge_run(make_run(policy, **fields)) for _ in range(count)]
+def blamed(arms: Mapping[str, Sequence[MergedRun]]) -> list[Finding]:
+    return [finding for finding in findings(arms) if finding.id == "slowest_rank"]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +26,7 @@ def launches(make_run: Make, policy: str, count: int = 3, **fields: object) -> l
 )
 def test_a_rank_that_is_always_slow_is_caught_and_named(make_run: Make, policy: str, ranks: int, servers: int) -> None:
     fields = {"world_size": ranks, "servers": servers, "slow": {1: 1.3}}
-    (found,) = blamed(*launches(make_run, policy, **fields))
+    (found,) = blamed(launches(make_run, 3, arm={"policy": policy, **fields}))
 
     assert (found.severity, found.values["rank"]) == ("warn", 1 + servers)
     assert found.values["pace"] == pytest.approx(1.3, rel=0.03)
@@ -44,7 +39,7 @@ def test_a_rank_that_is_always_slow_is_caught_and_named(make_run: Make, policy: 
 def test_equal_ranks_are_not_blamed(make_run: Make, policy: str, noise: float) -> None:
     """None of 60 launches, 240 ranks: at most 1.2 % of ranks at a confidence of 95 %, and far fewer by the limit."""
     for seed in range(15):
-        assert blamed(merge_run(make_run(policy, world_size=4, noise=noise, seed=seed))) == []
+        assert blamed({"arm": [merge_run(make_run(policy, world_size=4, noise=noise, seed=seed))]}) == []
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -52,25 +47,26 @@ def test_equal_ranks_are_not_blamed(make_run: Make, policy: str, noise: float) -
 def test_a_rank_that_always_gets_the_longest_samples_is_not_blamed(
     make_run: Make, ranks: int, attention_ms: float
 ) -> None:
-    runs = launches(make_run, "sorted_equal", world_size=ranks, attention_ms=attention_ms)
+    fields = {"policy": "sorted_equal", "world_size": ranks, "attention_ms": attention_ms}
+    runs = launches(make_run, 3, arm=fields)
 
-    assert slowest_ranks(runs[0])["shares"][0] > 0.9
-    assert blamed(*runs) == []
+    assert slowest_ranks(runs["arm"][0])["shares"][0] > 0.9
+    assert blamed(runs) == []
 
 
 @pytest.mark.slow
 def test_where_no_rank_has_work_like_the_others_none_is_blamed_until_an_arm_tells(make_run: Make) -> None:
     """Of two ranks under `partition`, one always has few long samples, the other many short ones."""
-    partition, static = (launches(make_run, policy, slow={1: 1.3}) for policy in ("partition", "static"))
-    together = findings({"partition": partition, "static": static})
+    slow = {"slow": {1: 1.3}}
+    runs = launches(make_run, 3, partition=slow, static=slow)
 
-    assert blamed(*partition) == []
-    assert [item.values["arm"] for item in together if item.id == "slowest_rank"] == ["static"]
+    assert blamed({"partition": runs["partition"]}) == []
+    assert [item.values["arm"] for item in blamed(runs)] == ["static"]
 
 
 def test_few_steps_and_missing_ranks_are_not_judged(make_run: Make) -> None:
-    assert blamed(merge_run(make_run("partition", steps=10, slow={1: 2.0}))) == []
-    assert blamed(merge_run(make_run("partition", world_size=4, ranks_written=3, slow={1: 2.0}))) == []
+    for fields in ({"steps": 10}, {"world_size": 4, "ranks_written": 3}):
+        assert blamed({"arm": [merge_run(make_run("partition", slow={1: 2.0}, **fields))]}) == []
 
 
 def test_shares_count_ties_in_part_and_know_no_rank_without_rows(make_run: Make) -> None:
@@ -87,61 +83,40 @@ def test_steps_that_follow_from_each_other_are_worth_fewer() -> None:
     assert _effective(np.repeat(alone[:100], 4)) < 0.5 * _effective(alone)
 
 
-OPTIMIZER_MS, DATA_MS = 1.25, 0.5
-
 PRICED = {
-    "tokens": (CostModel("tokens"), ()),
-    "tokens_sq": (CostModel("tokens_sq"), ()),
-    "attention": (CostModel("attention", attention_a=0.01), ("schedule.attention_a=0.01",)),
+    "tokens": ((), lambda row: row.padded_tokens),
+    "tokens_sq": ((), lambda row: row.padded_tokens**2),
+    "attention": (("schedule.attention_a=0.01",), lambda row: row.padded_tokens + 0.01 * row.padded_tokens2),
     "measured": (
-        CostModel("measured", alpha=2.0, beta=0.05, gamma=0.001, further=1.5),
         ("schedule.cost_coefficients=[2.0,0.05,0.001]", "schedule.further_ms=1.5"),
+        lambda row: 2.0 + 1.5 * (row.micro_batches - 1) + 0.05 * row.padded_tokens + 0.001 * row.padded_tokens2,
     ),
 }
-"""The planner's costs, and the settings that ask for them."""
+"""Settings of the planner's cost, and what a rank's share costs by them."""
 
 
 def priced_run(make_run, cost_type, layout="padded", parts=1, overrides=()):
-    """A run whose compute takes what the planner says of its plan, dealt at random.
+    """A run whose compute takes what its rows cost.
 
     A probe times data and optimizer too, so `measured` holds them; the others stand for compute alone. Warm-up is slow.
     """
-    rng, (cost, given) = np.random.default_rng(5), PRICED[cost_type]
-    lengths = rng.integers(3, 90, 400)
-    problem = Problem(lengths=lengths, workers=2, global_batch=40, cost=cost, layout=layout, micro_batches=None)
-    rows = {}
-    for step in range(12):
-        ids = rng.permutation(400)[:40]
-        shares = []
-        for share in np.split(ids, [int(rng.integers(8, 32))]):
-            cuts = np.sort(rng.choice(np.arange(1, len(share)), parts - 1, replace=False))
-            shares.append(np.split(share, cuts))
-        plan = StepPlan(step, tuple(map(tuple, shares)), packed=layout == "packed")
-        for rank, ms in enumerate(step_costs(plan, problem)):
-            apart = OPTIMIZER_MS + DATA_MS if cost_type == "measured" else 0
-            compute = {"compute_ms": (float(ms) - apart) * (50 if step < 2 else 1)}
-            rows[step, rank] = compute | costing(shares[rank], lengths, plan.packed)
-    known = {"micro_batches": parts, "data_ms": DATA_MS, "optimizer_ms": OPTIMIZER_MS, "layout": layout}
+    given, cost = PRICED[cost_type]
+
+    def priced(row):
+        row = replace(row, micro_batches=parts, layout=layout)
+        if layout == "packed":
+            row = replace(row, padded_tokens=row.real_tokens, padded_tokens2=row.real_tokens2)
+        apart = row.data_ms + row.optimizer_ms if cost_type == "measured" else 0
+        return asdict(replace(row, compute_ms=(cost(row) - apart) * (50 if row.warmup else 1)))
+
     settings = (f"schedule.cost_type={cost_type}", *given, *overrides)
-    fields = {"steps": 10, "warmup_steps": 2, "overrides": settings}
-    return make_run(**fields, row=lambda row: known | rows[row.step, row.rank])
-
-
-def costing(share, lengths, packed):
-    """What a row says of the micro-batches of its rank."""
-    longest = [int(lengths[batch].max()) for batch in share]
-    found = {"local_batch": sum(map(len, share)), "max_seq_len_in_batch": max(longest)}
-    for power, name in ((1, "tokens"), (2, "tokens2")):
-        real = int((lengths[np.concatenate(share)] ** power).sum())
-        padded = sum(len(batch) * each**power for batch, each in zip(share, longest, strict=True))
-        found |= {f"real_{name}": real, f"padded_{name}": real if packed else padded}
-    return found
+    return make_run(steps=10, warmup_steps=2, overrides=settings, row=priced)
 
 
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 @pytest.mark.parametrize("cost_type", PRICED)
-def test_a_row_costs_what_the_planner_says_its_plan_costs(make_run, cost_type, layout, parts):
+def test_a_row_costs_what_the_planner_says(make_run, cost_type, layout, parts):
     found = proxy_error(merge_run(priced_run(make_run, cost_type, layout, parts)))["cost"]
 
     if cost_type == "tokens_sq" and parts > 1:
@@ -149,11 +124,6 @@ def test_a_row_costs_what_the_planner_says_its_plan_costs(make_run, cost_type, l
     else:
         assert found["mape"] == pytest.approx(0.0, abs=1e-5)
         assert found["correlation"] == pytest.approx(1.0)
-
-
-def test_equal_shares_have_no_correlation_but_an_error(make_run):
-    found = summarise(make_run(row=lambda row: {"compute_ms": 5.0}))["proxy"]
-    assert found["padded_tokens"]["correlation"] is None and found["padded_tokens"]["mape"] > 0
 
 
 def test_the_coefficients_of_a_probe_are_used(make_run, store):
@@ -187,9 +157,12 @@ def test_a_probe_of_another_window_or_of_other_runs_predicts_nothing(store, make
 
 
 def test_a_wrong_cost_has_some_error(make_run):
+    """And where ranks have equal shares, errors without a correlation."""
     run = priced_run(make_run, "tokens")
     config = run.config_file.read_text()
     assert "cost_type: tokens\n" in config
     run.config_file.write_text(config.replace("cost_type: tokens\n", "cost_type: tokens_sq\n"))
     found = proxy_error(merge_run(run))
     assert found["cost"]["mape"] > 0.005 and found["padded_tokens"]["mape"] < 1e-5
+    equal = summarise(make_run(row=lambda row: {"compute_ms": 5.0}))["proxy"]["padded_tokens"]
+    assert equal["correlation"] is None and equal["mape"] > 0

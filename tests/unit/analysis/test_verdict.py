@@ -23,7 +23,6 @@ from dynbench.analysis.stats import Ratio, paired_ratio
 from dynbench.analysis.verdict import (
     LAST,
     Spread,
-    Verdict,
     agreements,
     arm_variances,
     decide,
@@ -42,26 +41,20 @@ from dynbench.config.schema import changed
 @pytest.mark.parametrize(
     ("verdict", "intervals"),
     [
-        (Verdict.FASTER, [(1.10, 1.20)]),
-        (Verdict.SLOWER, [(0.80, 0.90)]),
-        (Verdict.SAME, [(0.99, 1.01), (1.001, 1.015)]),
-        (Verdict.AMBIGUOUS, [(0.95, 1.05), (0.99, 1.30), (1.001, 1.03), (0.97, 0.999)]),
+        ("FASTER", [(1.08, 1.11)]),
+        ("SLOWER", [(0.80, 0.90)]),
+        ("SAME", [(0.99, 1.01), (1.001, 1.015)]),
+        ("AMBIGUOUS", [(0.95, 1.05), (0.99, 1.30), (1.001, 1.03), (0.97, 0.999)]),
     ],
 )
-def test_verdicts(verdict, intervals):
-    assert {decide(Ratio(math.sqrt(low * high), low, high, 4), noise=0.02) for low, high in intervals} == {verdict}
-    assert decide(Ratio(1.5, None, None, 1), noise=0.02) == Verdict.ESTIMATE
-
-
-@pytest.mark.parametrize("aa_noise", [0.01, 0.05, 0.3, 5.0])
-@pytest.mark.parametrize(("low", "high"), [(1.08, 1.11), (0.97, 1.03), (0.99, 1.01), (0.9, 1.3), (1.001, 1.015)])
-@pytest.mark.parametrize("turned", [False, True])
-def test_noise_of_equal_arms_only_ever_takes_certainty_away(low, high, aa_noise, turned):
-    ratio = Ratio(math.sqrt(low * high), low, high, 4)
-    ratio = Ratio(1 / ratio.estimate, 1 / high, 1 / low, 4) if turned else ratio
-    alone, beside = decide(ratio, 0.02), decide(ratio, 0.02, aa_noise)
-    assert beside == alone or (alone in (Verdict.FASTER, Verdict.SLOWER) and beside == Verdict.AMBIGUOUS)
-    assert (beside == alone) or abs(math.log(ratio.estimate)) <= math.log1p(aa_noise)
+def test_verdicts_and_what_noise_of_equal_arms_takes_from_them(verdict, intervals):
+    for low, high in intervals:
+        ratio = Ratio(math.sqrt(low * high), low, high, 4)
+        assert decide(ratio, noise=0.02) == verdict
+        for aa_noise in (0.01, 0.05, 0.3, 5.0):
+            taken = verdict in ("FASTER", "SLOWER") and abs(math.log(ratio.estimate)) <= math.log1p(aa_noise)
+            assert decide(ratio, 0.02, aa_noise) == ("AMBIGUOUS" if taken else verdict)
+    assert decide(Ratio(1.5, None, None, 1), noise=0.02) == "ESTIMATE"
 
 
 RNG_SEED = 9
@@ -91,18 +84,14 @@ def p_values(found):
     return 2 * stdtr(df, -np.abs(means[:, 1:] - means[:, :1]) * math.sqrt(launches) / sd)
 
 
-def false_families(found):
-    """Share of families of equal arms with any candidate told apart: Holm's first step decides."""
-    p = p_values(found)
-    return float((p.min(axis=1) * p.shape[1] < 0.05).mean())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("launches", [2, 3, 4, 8])
 @pytest.mark.parametrize("wide", [(), (0,), (1,), (0, 1)], ids=["alike", "baseline", "candidate", "both"])
 @pytest.mark.parametrize("arms", [4, pytest.param(5, marks=pytest.mark.matrix), 12])
 def test_a_false_verdict_in_a_family_is_rare_though_arms_spread_unlike(arms, wide, launches):
-    assert false_families(tables(arms, launches, FAMILIES, wide)) <= 0.06
+    """Of families of equal arms with any candidate told apart: Holm's first step decides."""
+    p = p_values(tables(arms, launches, FAMILIES, wide))
+    assert (p.min(axis=1) * p.shape[1] < 0.05).mean() <= 0.06
 
 
 def test_a_tenth_is_seen_at_five_arms_and_four_launches():
@@ -110,14 +99,6 @@ def test_a_tenth_is_seen_at_five_arms_and_four_launches():
     assert (one * 4 < 0.05).mean() >= 0.9
     two = p_values(tables(5, 2, FAMILIES, shift=(1.1,)))[:, 0]
     assert (two * 4 < 0.05).mean() < 0.2, "two launches cannot"
-
-
-@pytest.mark.parametrize("wide", [(), (0,), (2,)])
-def test_variances_are_those_of_the_arms_or_wider(wide):
-    found = arm_variances(tables(5, 4, FAMILIES, wide)).mean(axis=0) / (SPREAD**2 / 2)
-    for arm, variance in enumerate(found):
-        true = 16 if arm in wide else 1
-        assert true * 0.97 <= variance <= true * 1.2 + (1.2 if wide else 0)
 
 
 def test_a_wide_arm_has_grubbs_variance():
@@ -265,7 +246,7 @@ def test_a_strategy_that_trains_otherwise_is_compared_by_tokens(merged):
 NAN, INF = float("nan"), float("inf")
 
 
-def kept(folder: Path, **weights: Any) -> SimpleNamespace:
+def kept(folder: Path, weights: Mapping[str, object]) -> Any:
     """What is read of a run that kept a model of such weights."""
     (folder / LAST).parent.mkdir(parents=True)
     save_file({name: np.asarray(values) for name, values in weights.items()}, folder / LAST)
@@ -280,22 +261,21 @@ def kept(folder: Path, **weights: Any) -> SimpleNamespace:
         ([4.0], [NAN], None),
         ([1.0], [[1.0]], None),
         ([3], [9], 0.0),
+        ([4.0], None, None),
     ],
 )
 def test_a_difference_that_is_no_number_is_none_of_all(tmp_path: Path, one, other, difference: float | None) -> None:
-    pairs = [(kept(tmp_path / "one", a=[1.0], b=one, c=[1.0]), kept(tmp_path / "other", a=[1.0], b=other, c=[1.0]))]
-    fine = [(kept(tmp_path / "three", a=[1.0]), kept(tmp_path / "four", a=[1.0]))]
-    for found in (pairs, fine + pairs, pairs + fine):
-        assert weights_difference(found) == difference  # type: ignore[arg-type]  # what is read of runs
-
-
-def test_models_of_other_names_or_of_counts_alone_and_a_torn_one(tmp_path: Path) -> None:
-    known = {"plain": {"a": [1.0]}, "named": {"b": [1.0]}, "few": {"a": [3]}, "many": {"a": [9]}, "torn": {"a": [1.0]}}
-    runs: dict[str, Any] = {name: kept(tmp_path / name, **weights) for name, weights in known.items()}
-    (tmp_path / "torn" / LAST).write_bytes(b"torn")
-    assert weights_difference([(runs["few"], runs["many"])]) == 0.0
-    for other in ("named", "torn"):
-        assert weights_difference([(runs["plain"], runs[other])]) is None
+    """Nor is that of models with other weights, or of a torn one; counts are no weights."""
+    fine = {"a": [1.0], "c": [1.0]}
+    models = [*({"b": each, **fine} if each else fine for each in (one, other)), fine, fine]
+    runs = [kept(tmp_path / f"{at}", model) for at, model in enumerate(models)]
+    pairs, alike = [runs[:2]], [runs[2:]]
+    for found in (pairs, alike + pairs, pairs + alike):
+        assert weights_difference(found) == difference
+    counts = [[kept(tmp_path / name, {"a": [number]}) for name, number in (("few", 3), ("many", 9))]]
+    assert weights_difference(counts) == 0.0
+    (tmp_path / "0" / LAST).write_bytes(b"torn")
+    assert weights_difference(pairs) is None
 
 
 def test_the_limit_follows_from_the_coarsest_precision_and_the_steps_that_are_compared(long):
