@@ -29,35 +29,36 @@ from dynbench.experiment.training import exposed_turns, run_training, turn_steps
 from dynbench.plugins import STRATEGIES
 from dynbench.runs.store import RunStore
 
-BASE = ("launch.launcher=torchrun", "launch.nproc=2", "launch.threads=1", "launch.device=cpu", "workload.dropout=0")
+BASE = "launch.launcher=torchrun launch.nproc=2 launch.threads=1 launch.device=cpu workload.dropout=0"
 PARTITION = "schedule.policy=partition"
 IMAGES = "workload.name=image_classification"
+ONE, OTHER = (f"workload.name={name}.py:Mine" for name in ("one", "two"))
 
 
-def arms(**settings: tuple[str, ...]) -> dict[str, Config]:
-    return {name: load_config(None, (*BASE, *given)) for name, given in settings.items()}
+def arms(**settings: str) -> dict[str, Config]:
+    return {name: load_config(None, f"{BASE} {given}".split()) for name, given in settings.items()}
 
 
 @pytest.mark.parametrize(
     ("one", "other", "reason"),
     [
-        *(((), (setting,), None) for setting in (PARTITION, "launch.slowdown={0: 1.5}", "train.precision=bf16")),
-        *(((), (setting,), None) for setting in ("train.eval_every=5", "sync.bucket_mb=1", "train.seed=4")),
-        ((IMAGES,), ("workload.name=mlp",), None),
-        (("workload.name=one.py:Mine",), ("workload.name=one.py:Mine",), None),
-        ((), (PARTITION, "launch.nproc=3"), "launch.nproc is 2 in arm a, 3 in arm b"),
-        ((), ("launch.threads=2",), "launch.threads is 1 in arm a, 2 in arm b"),
-        ((), ("launch.timeout_s=60",), "launch.timeout_s is 600 in arm a, 60 in arm b"),
-        ((), ("train.steps=7",), "train.steps is .* in arm a, 7 in arm b"),
-        ((), ("train.warmup_steps=0",), "train.warmup_steps is .* in arm a, 0 in arm b"),
-        ((PARTITION,), (PARTITION, "train.profile_steps=2"), "train.profile_steps of arm b is 2"),
-        ((IMAGES, "workload.workers=2"), ("workload.name=mlp",), "workload.workers of arm a is 2"),
-        (("workload.name=one.py:Mine",), ("workload.name=two.py:Mine",), "workload.name is "),
+        *(("", setting, None) for setting in (PARTITION, "launch.slowdown=0:1.5", "train.precision=bf16")),
+        *(("", setting, None) for setting in ("train.eval_every=5", "sync.bucket_mb=1", "train.seed=4")),
+        (IMAGES, "workload.name=mlp", None),
+        (ONE, ONE, None),
+        ("", f"{PARTITION} launch.nproc=3", "launch.nproc is 2 in arm a, 3 in arm b"),
+        ("", "launch.threads=2", "launch.threads is 1 in arm a, 2 in arm b"),
+        ("", "launch.timeout_s=60", "launch.timeout_s is 600 in arm a, 60 in arm b"),
+        ("", "train.steps=7", "train.steps is .* in arm a, 7 in arm b"),
+        ("", "train.warmup_steps=0", "train.warmup_steps is .* in arm a, 0 in arm b"),
+        (PARTITION, f"{PARTITION} train.profile_steps=2", "train.profile_steps of arm b is 2"),
+        (f"{IMAGES} workload.workers=2", "workload.name=mlp", "workload.workers of arm a is 2"),
+        (ONE, OTHER, "workload.name is "),
     ],
     ids=str,
 )
 def test_arms_share_a_process_but_for_what_it_has_once_or_what_disturbs_the_turns_of_others(
-    one: tuple[str, ...], other: tuple[str, ...], reason: str | None
+    one: str, other: str, reason: str | None
 ) -> None:
     two, alone = arms(a=one, b=other), (("a",), ("b",))
     found = decide_grouping(Launches(), two, "a")
@@ -77,28 +78,28 @@ def test_arms_share_a_process_but_for_what_it_has_once_or_what_disturbs_the_turn
 def test_many_arms_meet_the_baseline_in_pairs_and_their_likes_count(monkeypatch: pytest.MonkeyPatch) -> None:
     for most, exposed, said in ((2, "false", "3 arms"), (5, "true", "3 arms and 3 without communication")):
         monkeypatch.setattr(launch_plan, "MOST_ARMS", most)
-        own = (f"train.exposed={exposed}",)
-        three = arms(static=own, part=(*own, PARTITION), window=(*own, "schedule.window=8"))
+        own = f"train.exposed={exposed}"
+        three = arms(static=own, part=f"{own} {PARTITION}", window=f"{own} schedule.window=8")
         found = decide_grouping(Launches(), three, "part")
         assert found.groups == (("part", "static"), ("part", "window"))
         assert f"{said} are more than {most}" in found.reason
 
 
-@pytest.mark.parametrize(
-    ("settings", "steps"),
-    [
-        (("local_sgd", "sync.inner_steps=1"), 1),
-        (("local_sgd", "sync.inner_steps=5"), 5),
-        (("local_sgd_torch", "sync.inner_steps=5"), 5),
-        (("diloco", "sync.inner_steps=20"), 20),
-        (("zero1",), 8),
-        (("diloco", "sync.inner_steps=5", "sync.overlap_steps=2"), 8),
-    ],
-    ids=str,
-)
-def test_a_turn_ends_with_a_synchronisation(settings: tuple[str, ...], steps: int) -> None:
-    name, *options = settings
-    two = arms(static=(), local=(f"sync.name={name}", *options))
+TURNS = {
+    "local_sgd sync.inner_steps=1": 1,
+    "local_sgd sync.inner_steps=5": 5,
+    "local_sgd_torch sync.inner_steps=5": 5,
+    "diloco sync.inner_steps=20": 20,
+    "zero1": 8,
+    "diloco sync.inner_steps=5 sync.overlap_steps=2": 8,
+}
+"""A strategy with its options, and the steps between which nothing of it is under way."""
+
+
+@pytest.mark.parametrize("sync", TURNS)
+def test_a_turn_ends_with_a_synchronisation(sync: str) -> None:
+    name, steps = sync.split()[0], TURNS[sync]
+    two = arms(static="", local=f"sync.name={sync}")
     assert decide_grouping(Launches(block=steps), two, "static").mode == "interleaved"
     if steps > 1:
         found = decide_grouping(Launches(block=steps - 1), two, "static")
@@ -109,7 +110,7 @@ def test_a_turn_ends_with_a_synchronisation(settings: tuple[str, ...], steps: in
 @pytest.mark.parametrize(("steps", "mode"), [(6, "apart"), (10, "interleaved")])
 def test_short_epochs_leave_too_little_between_evaluations(steps: int, mode: str) -> None:
     epochs = {"train.epochs": 2, "train.steps": steps, "train.warmup_steps": 0}
-    short = {name: changed(config, epochs) for name, config in arms(static=(), part=(PARTITION,)).items()}
+    short = {name: changed(config, epochs) for name, config in arms(static="", part=PARTITION).items()}
     found = decide_grouping(Launches(), short, "static")
     assert found.mode == mode
     assert ("an epoch of arm static is 3 steps" in found.reason) == (mode == "apart")
@@ -155,8 +156,8 @@ def test_every_arm_is_launched_once_per_block_at_the_same_mean_position_of_an_ev
     n_arms: int, blocks: int
 ) -> None:
     names = [f"arm{i}" for i in range(n_arms)]
-
-    order = plan_state("r", names[0], apart(names, ""), blocks, dict.fromkeys(names, 0)).launches
+    first = plan_state("r", names[0], apart(names, ""), 1, dict.fromkeys(names, 0))
+    order = first.extended(blocks, dict.fromkeys(names, 0)).launches
 
     assert len({(one.arm, one.block) for one in order}) == len(order) == n_arms * blocks
     positions = {arm: [i for i, one in enumerate(order) if one.arm == arm] for arm in names}
@@ -188,13 +189,6 @@ def test_arms_that_do_not_fit_together_meet_the_baseline_in_pairs_and_then_part(
     pairs = ALL.smaller("a", "too large")
     assert pairs.groups == (("a", "b"), ("a", "c"))
     assert pairs.smaller("a", "still").groups == (("a",), ("b",), ("c",))
-
-
-def test_more_launches_follow_those_that_were_planned() -> None:
-    state = planned().extended(4, SEEDS)
-    assert [(one.block, one.launch, one.seed) for one in state.launches] == [
-        (block, block, 5 + block) for block in range(4) for _ in range(3)
-    ]
 
 
 def test_a_baseline_that_ran_beside_one_arm_is_no_partner_of_an_arm_that_goes_on_apart() -> None:
@@ -236,19 +230,6 @@ def test_ranks_that_step_apart_take_turns_of_as_many_steps(tmp_path: Path) -> No
     assert turn_steps(Launches(), [config, config]) == 1, "checked where arms meet"
 
 
-@pytest.mark.parametrize(
-    ("setting", "said"),
-    [
-        ("launch.launcher=virtual", "virtual ranks send nothing"),
-        ("sync.communicate=false", "sync.communicate false sends nothing already"),
-        ("train.profile_steps=2", "a profiler"),
-    ],
-)
-def test_what_there_is_not_to_leave_out_is_refused(setting: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        real(setting)
-
-
 def test_what_cannot_take_turns_is_refused_also_where_arms_are_apart(tmp_path: Path) -> None:
     config = real("train.eval_every=2")
     for mode in ("apart", "auto"):
@@ -276,20 +257,17 @@ def test_a_rank_that_torchrun_started_launches_no_two_arms(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("mode", "more", "gpus", "wanted"),
+    ("more", "wanted"),
     [
-        ("dynamic", (), 2, True),
-        ("dynamic", (), 0, False),
-        ("static", (), 2, False),
-        ("dynamic", ("schedule.capacity=8",), 2, False),
-        ("dynamic", ("launch.device=cpu",), 2, False),
-        ("dynamic", ("launch.nnodes=2", "launch.rdzv_endpoint=a:1"), 2, False),
-        ("static", ("probe.run=auto",), 0, True),
-        ("dynamic", ("probe.run=p1",), 2, False),
+        ("", True),
+        ("schedule.capacity=8", False),
+        ("launch.device=cpu", False),
+        ("launch.nnodes=2 launch.rdzv_endpoint=a:1", False),
     ],
 )
-def test_a_probe_is_wanted_on_gpus_unless_another_is_named_or_where_it_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, mode: str, more: tuple[str, ...], gpus: int, wanted: bool
+def test_a_probe_is_wanted_on_gpus_but_for_capacities_that_are_given_and_several_nodes(
+    monkeypatch: pytest.MonkeyPatch, more: str, wanted: bool
 ) -> None:
-    monkeypatch.setattr(training, "this_machine", lambda: Machine(cores=8, gpus=gpus, bf16=True))
-    assert training.wants_probe(load_config(None, (f"schedule.mode={mode}", *more))) is wanted
+    """Of modes and of `probe.run`: `test_compare_probe.py`."""
+    monkeypatch.setattr(training, "this_machine", lambda: Machine(cores=8, gpus=2, bf16=True))
+    assert training.wants_probe(load_config(None, f"schedule.mode=dynamic {more}".split())) is wanted
