@@ -84,7 +84,7 @@ QUOTES: tuple[Quote, ...] = (
 )
 """Every figure of `TEXTS`; a new one is a line here."""
 
-STEPS = REFERENCE / "sync" / "steps.jsonl"
+STEPS = "results/reference/sync/steps.jsonl"
 """Times of steps, no comparison."""
 
 TEXTS = (*READMES, POLICIES, PEERS)
@@ -106,7 +106,9 @@ def test_every_figure_beside_a_reference_result_is_a_quote(file: str) -> None:
     quoted = {span for found in quotes for place in found for span in place.regs[1:]}
     for paragraph in re.finditer(r"(?m)(?:^#.*\n)+|(?:^[^#\n].*\n)+", text):
         figures = {figure.span() for figure in FIGURE.finditer(text, *paragraph.span())}
-        if str(STEPS.relative_to(ROOT)) not in paragraph[0] and ("results/reference/" in paragraph[0] or figures & quoted):
+        if STEPS not in paragraph[0] and (
+            "results/reference/" in paragraph[0] or figures & quoted
+        ):
             assert {text[slice(*span)] for span in figures - quoted} == set(), paragraph[0]
 
 
@@ -135,7 +137,7 @@ def test_the_guide_says_how_long_steps_were_found_to_take(monkeypatch: pytest.Mo
     from strategies import ratio
 
     found, baseline = {}, []
-    for one in lines(STEPS):
+    for one in lines(ROOT / STEPS):
         if one["strategy"] == one["baseline"]:
             baseline = one["step_s"]
         else:
