@@ -106,9 +106,7 @@ def test_every_figure_beside_a_reference_result_is_a_quote(file: str) -> None:
     quoted = {span for found in quotes for place in found for span in place.regs[1:]}
     for paragraph in re.finditer(r"(?m)(?:^#.*\n)+|(?:^[^#\n].*\n)+", text):
         figures = {figure.span() for figure in FIGURE.finditer(text, *paragraph.span())}
-        if STEPS not in paragraph[0] and (
-            "results/reference/" in paragraph[0] or figures & quoted
-        ):
+        if STEPS not in paragraph[0] and ("results/reference/" in paragraph[0] or figures & quoted):
             assert {text[slice(*span)] for span in figures - quoted} == set(), paragraph[0]
 
 

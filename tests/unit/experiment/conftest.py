@@ -121,11 +121,13 @@ def unreported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def start(store: RunStore, tmp_path: Path) -> Start:
-    """Registers a comparison of the recipe of `fake_training`, in which one text may stand for another."""
+    """Registers a comparison of the recipe of `fake_training`, in which texts may be replaced."""
 
-    def started(old: str = "", new: str = "") -> Run:
-        path = tmp_path / "demo.yaml"
-        path.write_text(RECIPE.replace(old, new), encoding="utf-8")
+    def started(changes: Mapping[str, str] = NOTHING) -> Run:
+        path, text = tmp_path / "demo.yaml", RECIPE
+        for old, new in changes.items():
+            text = text.replace(old, new)
+        path.write_text(text)
         return compare.start_comparison(load_recipe(path), store, name="demo")
 
     return started

@@ -55,7 +55,7 @@ class Desk:
         """Of a recipe of these arms, each with its settings as YAML."""
         lines = [f"  - {{name: {name}, set: {{{settings}}}}}\n" for name, settings in arms.items()]
         path = self.folder / "demo.yaml"
-        path.write_text(f"{HEAD}{SETTINGS % self.device}arms:\n{''.join(lines)}", encoding="utf-8")
+        path.write_text(f"{HEAD}{SETTINGS % self.device}arms:\n{''.join(lines)}")
         return start_comparison(load_recipe(path), self.store)
 
     def go_on(self, comparison: Run, launches: int) -> dict[str, str | None]:
@@ -107,7 +107,7 @@ def test_every_arm_gets_what_it_asks_for_also_when_it_is_gone_on_with(desk: Desk
     arms = {f"{asked}-{mode}": f"schedule.mode: {mode}, {ASKED[asked]}" for asked in ASKED for mode in MODES}
 
     comparison = desk.start(**{baseline: arms.pop(baseline), **arms})
-    recipe = (comparison.path / RECIPE_FILE).read_text(encoding="utf-8")
+    recipe = (comparison.path / RECIPE_FILE).read_text()
     probes = desk.go_on(comparison, 8)
 
     wanting = {"auto-static", "auto-dynamic"} | ({"null-dynamic"} if desk.device == "cuda" else set())
@@ -115,49 +115,40 @@ def test_every_arm_gets_what_it_asks_for_also_when_it_is_gone_on_with(desk: Desk
     assert probes == given | dict.fromkeys(wanting, "p0")
     assert read_state(comparison.path).probes == dict.fromkeys(wanting, desk.store.resolve("p0").id)
     assert probes | desk.go_on(comparison, 7) == probes and len(desk.probed) == 1
-    assert (comparison.path / RECIPE_FILE).read_text(encoding="utf-8") == recipe
+    assert (comparison.path / RECIPE_FILE).read_text() == recipe
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("same", "other"),
-    [
-        (
-            ["schedule.window: 4", "analysis.noise_threshold: 0.1", "train.eval_samples: 0", "sync.bucket_mb: 5.0"],
-            ["launch.slowdown: {1: 2.0}", "probe.margin: 0.3"],
-        ),
-        (["schedule.micro_batches: auto"], ["sync.bucket_mb: 5.0", "compress.error_feedback: false"]),
-    ],
-    ids=["none splits", "one splits"],
-)
-def test_arms_share_a_probe_that_means_the_same_for_them(desk: Desk, same: list[str], other: list[str]) -> None:
-    """Where an arm splits, a further micro-batch is timed, and what is synchronised counts."""
-    fp32 = ["train.precision: fp32"]
-    same, other = (same + fp32, other) if desk.device == "cpu" else (same, other + fp32)
-    kinds = (("same", same), ("other", other))
-    own = {f"{kind}{at}": f"{AUTO}, {each}" for kind, settings in kinds for at, each in enumerate(settings)}
-    probes = desk.run(first=AUTO, **own)
-    assert [name for name, probe in probes.items() if probe == "p0"] == [
-        name for name in ("first", *own) if not name.startswith("other")
-    ]
-    assert len(desk.probed) == 1 + len(other)
+SAME = ("schedule.window=4", "analysis.noise_threshold=0.1", "train.eval_samples=0", "sync.bucket_mb=5.0")
+OTHER = ("launch.slowdown={1: 2.0}", "probe.margin=0.3", "launch.nproc=2", "sync.name=fsdp")
+OF_SPLITS = ("sync.bucket_mb=5.0", "compress.error_feedback=false")
+"""Settings of which a probe means the same, another, and another where a further micro-batch is timed."""
 
 
-def test_arms_of_unlike_workers_or_unlike_parts_share_no_probe(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("device", MACHINES)
+def test_a_probe_means_the_same_for_arms_of_like_workers_parts_and_splits(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
-    def identity(*settings: str) -> tuple[object, ...]:
-        given = ["launch.launcher=torchrun", "launch.device=cpu", "launch.nproc=3", "train.global_batch=66"]
-        return train_runs.probe_identity(load_config(None, [*given, *settings]), store, with_splits=False)
+    def identity(*settings: str, with_splits: bool = False) -> tuple[object, ...]:
+        given = ["launch.launcher=torchrun", f"launch.device={device}", "launch.nproc=3", "train.global_batch=66"]
+        return train_runs.probe_identity(load_config(None, [*given, *settings]), store, with_splits=with_splits)
 
-    monkeypatch.setattr(train_runs, "this_machine", lambda: MACHINES["cpu"])
+    machine = replace(MACHINES[device], gpus=3 * (device == "cuda"), gpu_names=("A",) * 3)
+    monkeypatch.setattr(train_runs, "this_machine", lambda: machine)
     alone = identity()
-    alike = [["sync.name=zero1"], ["sync.name=zero1", "sync.bucket_mb=5.0"]]
-    unlike = [["sync.name=fsdp"], ["sync.name=fsdp", "sync.reshard=false"]]
-    assert len({alone, *(identity(*settings) for settings in (*alike, *unlike))}) == 2 + len(unlike)
+    assert {identity(each) for each in SAME} == {alone}
+    assert (identity("train.precision=fp32") == alone) == (device == "cpu"), "what auto means"
+    assert len({alone, *map(identity, OTHER)}) == 1 + len(OTHER)
+    assert identity("sync.name=zero1") == identity("sync.name=zero1", "sync.bucket_mb=5.0") != alone
+    assert identity("sync.name=fsdp") != identity("sync.name=fsdp", "sync.reshard=false")
+    assert len({identity(*each, with_splits=True) for each in ((), *zip(OF_SPLITS))}) == 1 + len(OF_SPLITS)
     monkeypatch.setitem(STRATEGIES.entries, "ddp", replace(STRATEGIES["ddp"], servers=1))
     served = identity()
     assert (alone[0], served[0]) == (3, 2) and alone != served
+
+
+def test_where_an_arm_splits_what_is_synchronised_counts(desk: Desk) -> None:
+    probes = desk.run(a=AUTO, b=f"{AUTO}, schedule.micro_batches: auto", c=f"{AUTO}, sync.bucket_mb: 5.0")
+    assert probes == {"a": "p0", "b": "p0", "c": "p1"}
 
 
 def test_a_probe_that_was_made_before_another_failed_is_kept(desk: Desk) -> None:
@@ -188,7 +179,7 @@ def test_no_cell_is_registered_when_a_later_one_may_not_use_its_probe(store: Run
     path = tmp_path / "cells.yaml"
     arms = "arms:\n  - {name: a}\n  - {name: b, set: {schedule.mode: dynamic, probe.run: mine}}\n"
     cells = "cells:\n  - {workload.size: small}\n  - {workload.size: base}\n"
-    path.write_text(f"description: cells\n{SETTINGS % 'cpu'}{arms}{cells}", encoding="utf-8")
+    path.write_text(f"description: cells\n{SETTINGS % 'cpu'}{arms}{cells}")
     with pytest.raises(ConfigError, match=r"workload.size: 'base'"):
         start_cells(load_cells(path), store)
     assert [each.name for each in store.list()] == ["mine"]

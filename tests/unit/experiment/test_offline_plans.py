@@ -21,7 +21,6 @@ from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 from dynbench.schedule.measure import run_policy
 from dynbench.schedule.policy import make_policy
-from dynbench.workloads.registry import build_workload
 
 
 def trained(store: RunStore, policy: str, **flags: object) -> Run:
@@ -93,7 +92,7 @@ def test_every_arm_is_planned_as_it_was_trained(store: RunStore) -> None:
     """The planned costs are those of the training problem: its lengths, G, B, K, W, cost, capacity, speeds, seed.
 
     And a planned speedup is that of two arms' own plans: what `static` would take with the candidate's micro-batches
-    does not stand for the baseline.
+    does not stand for the baseline. Every sample of `long` is padded to more than the model takes, so to its positions.
     """
     folder = store.create("analyze", "comparison")
     measured = {"schedule__cost_type": "measured", "schedule__cost_coefficients": (3.0, 0.1, 0.01)}
@@ -107,6 +106,7 @@ def test_every_arm_is_planned_as_it_was_trained(store: RunStore) -> None:
         "wide": trained(store, "window", schedule__window=4),
         "measured": trained(store, "partition", **measured),
         "packed": trained(store, "packed", schedule__capacity=260),
+        "long": trained(store, "partition", workload__pad_to_multiple_of=1000),
     }
 
     solved = plan_offline(folder, arms, 2, store)
@@ -114,12 +114,13 @@ def test_every_arm_is_planned_as_it_was_trained(store: RunStore) -> None:
     assert solved.reason is None
     assert read_solved(folder.path) == solved
     assert [line["arm"] for line in solved.results] == list(arms)
-    costs = {}
-    lengths = trained_trace(arms["static"]).lengths
-    assert lengths.max() == 24, "truncated as in training"
+    costs, trace = {}, trained_trace(arms["static"])
+    lengths, positions = trace.lengths, trace.positions
+    assert (lengths.max(), positions) == (24, 512), "truncated as in training"
     for (name, run), line in zip(arms.items(), solved.results, strict=True):
         config = run.config()
-        problem = build_problem(config, lengths, 2, 1, store.root)
+        multiple = 1000 if name == "long" else 1
+        problem = build_problem(config, lengths, 2, multiple, store.root, positions)
         series = run_policy(make_policy(config.schedule.policy_name, problem), problem, STEPS)
         costs[name] = series.cost_per_token(STEPS)
         assert line["mean_max_cost"] == pytest.approx(series.max_cost.mean()), name
@@ -133,21 +134,6 @@ def test_every_arm_is_planned_as_it_was_trained(store: RunStore) -> None:
     assert (folder.figures_dir / "solve_greedy_gap.png").is_file()
 
 
-def test_plans_pad_to_what_the_model_takes_as_training_does(store: RunStore, unreported: None) -> None:
-    """Every sample is padded to more than the small model takes, so to its 512 positions."""
-    policies = ("static", "prefix", "partition", "window")
-    arms = {policy: trained(store, policy, workload__pad_to_multiple_of=1000) for policy in policies}
-
-    solved = plan_offline(store.create("analyze", "comparison"), arms, 2, store)
-
-    workload, planned = build_workload(arms["static"].config()), {line["arm"]: line for line in solved.results}
-    for policy, run in arms.items():
-        problem = build_problem(run.config(), workload.train.lengths, 2, 1000, store.root, workload.positions)
-        expected = run_policy(make_policy(policy, problem), problem, STEPS).max_cost.mean()
-        assert planned[policy]["mean_max_cost"] == pytest.approx(expected)
-    assert max(float(str(item["mean"])) for item in solved.cost_types if item["judge"] == "tokens") <= 512 * 24
-
-
 def test_every_trace_of_a_data_set_knows_what_the_model_takes(store: RunStore) -> None:
     run = trained(store, "static")
     for trace in (dataset_trace(run.config()), run_trace(run), trained_trace(run)):
@@ -158,7 +144,8 @@ def test_an_arm_that_cannot_be_planned_is_named_and_plans_that_fail_leave_those_
     store: RunStore, unreported: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = store.create("analyze", "comparison")
-    arms = {"static": trained(store, "static"), "tight": trained(store, "partition", schedule__capacity=2)}
+    padded = trained(store, "static", workload__pad_to_multiple_of=1000)
+    arms = {"static": padded, "tight": trained(store, "partition", schedule__capacity=2)}
 
     solved = plan_offline(folder, arms, 2, store)
 
@@ -167,6 +154,8 @@ def test_an_arm_that_cannot_be_planned_is_named_and_plans_that_fail_leave_those_
     assert read_solved(folder.path) == solved
     lines = [(line["arm"], line["policy"]) for line in solved.results]
     assert lines == [("static", "static"), (None, "prefix"), (None, "packed")]
+    costs = [float(str(line["mean"])) for line in solved.cost_types if line["judge"] == "tokens"]
+    assert 0 < max(costs) <= 512 * 24, "samples are padded to no more than the model takes"
 
     write_json(arms["static"].env_file, {"data": {"fingerprint": "another"}})
     assert plan_offline(folder, arms, 2, store) == read_solved(folder.path) == solved

@@ -135,8 +135,8 @@ def guarded(store: RunStore, reported: Reported) -> Guarded:
         probe = store.create("probe", "probe")
         write_json(probe.path / PROBE_FILE, {"memory_limit_mb": 1000.0, "capacity": rows, "soak": soak})
         write_text(probe.config_file, dump_config(load_config(flags={"probe.margin": 0.2})))
-        chosen = probe.id if capacity == "probed" else capacity
-        return reported({}, flags={"partition": {"schedule.mode": "dynamic", "schedule.capacity": chosen}})
+        own = {"schedule.mode": "dynamic", "schedule.capacity": probe.id if capacity == "probed" else capacity}
+        return reported({}, flags={"partition": own})
 
     return make
 
@@ -151,11 +151,11 @@ def test_how_memory_was_guarded_is_told_as_it_was(guarded: Guarded, capacity: ob
     assert len({said(subject, "memory_safety", language) for language in LANGUAGES}) == 2
 
 
-@pytest.mark.parametrize("soak", [None, {"steps": 50, "ok": True, "shrunk": 1}, {"steps": 50, "ok": False}])
-def test_a_soak_is_told_with_its_outcome_and_the_margin_with_its_limit(guarded: Guarded, soak: Any) -> None:
-    found = memory_facts(guarded("probed", soak=soak))["guards"][-1]
-    assert found["soak"] == (soak and {"shrunk": None, **soak})
-    assert (found["margin"], found["limit_mb"]) == (0.2, 1000)
+def test_a_soak_is_told_with_its_outcome_and_the_margin_with_its_limit(guarded: Guarded) -> None:
+    for soak in (None, {"steps": 50, "ok": True, "shrunk": 1}, {"steps": 50, "ok": False}):
+        found = memory_facts(guarded("probed", soak=soak))["guards"][-1]
+        assert found["soak"] == (soak and {"shrunk": None, **soak})
+        assert (found["margin"], found["limit_mb"]) == (0.2, 1000)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_what_was_tested_without_failure_is_no_capacity(
     """Of each the shortest length with the samples there, and the longest."""
     subject = guarded("probed", failed)
     guard = memory_facts(subject)["guards"][-1]
-    assert [list((guard[kind] or {}).values()) for kind in ("found", "tested")] == [found, tested]
+    assert [[*(guard[kind] or {}).values()] for kind in ("found", "tested")] == [found, tested]
     for language in LANGUAGES:
         text = said(subject, "memory_safety", language)
         assert ("20.0" in text) == bool(found), "a margin only where something failed"
