@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -157,32 +158,25 @@ SAYS = (
 TRIALS = lines(REFERENCE / "trust" / "trust.jsonl")
 
 
-def spread(busy: bool) -> float:
-    """Standard deviation of a launch's log ratio, pooled over the comparisons, in percent."""
-    return 100 * math.sqrt(np.mean([np.var(one["logs"], ddof=1) for one in TRIALS if one["busy"] is busy]))
-
-
-def verdicts(others: str, *busy: bool) -> list[str]:
-    return [one["verdict"] for one in TRIALS if one["other"].endswith(others) and one["busy"] in busy]
-
-
 def test_the_guide_says_how_far_verdicts_were_found_to_be_trusted() -> None:
     text = re.sub(r"\s+", " ", read("dynbench/guides/verdicts.md"))
     spreads, counts, between = (re.findall(pattern, text)[0] for pattern in SAYS)
-    assert spreads == tuple(f"{spread(busy):.1f}" for busy in (False, True))
-    told = [verdicts("tenth_more", busy).count("SLOWER") for busy in (False, True)]
-    equal, slowed = (verdicts(others, False, True) for others in ("twin", "tenth_more"))
-    same = sum(each in ("SAME", "AMBIGUOUS") for each in equal)
-    assert counts == (*map(str, told), str(same))
-    assert {*slowed} <= {"SLOWER", "AMBIGUOUS"}
+    for busy, said in zip((False, True), spreads, strict=True):
+        variances = [np.var(one["logs"], ddof=1) for one in TRIALS if one["busy"] is busy]
+        assert said == f"{100 * math.sqrt(np.mean(variances)):.1f}", "pooled over the comparisons, in percent"
+    found = Counter((one["other"].removeprefix("other_"), one["verdict"], one["busy"]) for one in TRIALS)
+    slower = [found["tenth_more", "SLOWER", busy] for busy in (False, True)]
+    equal = sum(found["twin", verdict, busy] for verdict in ("SAME", "AMBIGUOUS") for busy in (False, True))
+    assert counts == tuple(map(str, (*slower, equal)))
+    assert {verdict for other, verdict, _ in found if other == "tenth_more"} <= {"SLOWER", "AMBIGUOUS"}
 
     logs: dict[str, list[float]] = {}
     for line in lines(REFERENCE / "trust" / "equivalence.jsonl"):
         logs.setdefault(line["way"], []).extend(line["logs"])
     turns, apart = np.array(logs["turns of 1"]), np.array(logs["apart"])
     ends = stats.ttest_ind(turns, apart, equal_var=False).confidence_interval(0.90)
-    found = [f"{100 * math.expm1(log):.1f}" for log in (turns.mean() - apart.mean(), ends.low, ends.high)]
-    assert between == (*found, str(len(turns))) and len(turns) == len(apart)
+    differ = [f"{100 * math.expm1(log):.1f}" for log in (turns.mean() - apart.mean(), ends.low, ends.high)]
+    assert between == (*differ, str(len(turns))) and len(turns) == len(apart)
 
 
 def test_all_comparisons_are_kept_once() -> None:

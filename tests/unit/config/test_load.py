@@ -115,14 +115,6 @@ def test_values_say_what_is_allowed(given):
     assert found.startswith(f"--set {given.partition('=')[0]}: ") and found.endswith(f"Allowed: {ALLOWED[given]}")
 
 
-def test_rules_are_checked_and_located(tmp_path):
-    path = write(tmp_path, "train:\n  global_batch: 50\nlaunch: {launcher: virtual, world_size: 4}\n")
-    found = problems(path, ("workload.dataset=tsv",))
-    assert len(found) == 2
-    assert found[0].startswith("workload.data_path: ")
-    assert found[1].startswith("c.yaml:2: train.global_batch: 50 cannot be dealt equally to 4 ranks")
-
-
 def test_a_file_that_cannot_be_read(tmp_path):
     with pytest.raises(UsageError, match=r"c\.yaml: cannot be read"):
         load_config(tmp_path / "c.yaml")
@@ -139,6 +131,11 @@ def test_a_file_that_cannot_be_read(tmp_path):
             ["c.yaml:2: train.steps", "c.yaml:3: train.seed", "c.yaml:4: train.global_batch"],
         ),
         ("schedule: {policy: packed}\nworkload:\n  layout: padded\n", (), ["c.yaml:3: workload.layout: 'padded' with"]),
+        (
+            "train:\n  global_batch: 50\nlaunch: {launcher: virtual, world_size: 4}\n",
+            ("workload.dataset=tsv",),
+            ["workload.data_path: ", "c.yaml:2: train.global_batch: 50 cannot be dealt equally to 4 ranks"],
+        ),
         ("train:\n  steps: 3\n  epochs: 2\n", (), ["c.yaml:3: train.epochs: given beside train.steps"]),
     ],
 )

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from compared import compared
 from fake_training import RECIPE
 from pixel import png
 
@@ -34,13 +35,14 @@ SUMMARY = {
 }
 
 
-def comparison(**changes: object) -> dict[str, object]:
+Json = dict[str, Any]
+
+
+def comparison(**changes: object) -> Json:
     """One comparison object as `analyze --json` prints it."""
-    judged = {"verdict": "FASTER", "reason": "the interval lies above 1", "speedup": 1.25, "ci95": [1.2, 1.3]}
-    improved = {"step_time_ms.mean": 20.0, "padding_ratio": 40.0}
-    known = {"baseline": "static", "candidate": "partition", "level": "step", "launches": 4, **judged, **changes}
-    same_work = known["level"] in ("step", "window")
-    return {"same_work": same_work, "loss_max_rel_diff": 1.5e-6, "improvement_percent": improved, **known}
+    known = {"speedup": 1.25, "ci95": [1.2, 1.3], "improvement_percent": {"step_time_ms.mean": 20.0}, **changes}
+    same_work = known.get("level", "step") in ("step", "window")
+    return compared(**{"same_work": same_work, **known}).model_dump(mode="json") | changes
 
 
 Start = Callable[..., Run]
@@ -57,13 +59,13 @@ def make_comparison(store: RunStore) -> MakeComparison:
     """
 
     def make(
-        *changes: dict[str, object],
+        *changes: Json,
         launches: int = 1,
         summary: Mapping[str, object] = NOTHING,
         planned: bool = False,
-        summaries: Mapping[str, dict[str, object]] = NOTHING,
-        flags: Mapping[str, dict[str, object]] = NOTHING,
-        pairs: Sequence[dict[str, object]] = (),
+        summaries: Mapping[str, Json] = NOTHING,
+        flags: Mapping[str, Json] = NOTHING,
+        pairs: Sequence[Json] = (),
         **record: object,
     ) -> Run:
         comparisons = [comparison(**change) for change in changes]
@@ -99,7 +101,7 @@ def make_comparison(store: RunStore) -> MakeComparison:
 def reported(store: RunStore, make_comparison: MakeComparison) -> Reported:
     """Makes such a comparison, and gives what a report reads of it."""
 
-    def read(*changes: dict[str, object], **given: Any) -> ReportInput:
+    def read(*changes: Json, **given: Any) -> ReportInput:
         make_comparison(*changes, **given)
         return find_report_input(store, None)
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from unittest.mock import Mock
@@ -80,7 +77,9 @@ def test_the_list_goes_on_where_it_was_interrupted(
     kept, gone, *_ = stages_of(begun).values()
     assert kept is not None and gone is not None
 
+    monkeypatch.setattr(test_bench_run, "rows_of", measured := Mock(wraps=rows_of))
     assert main(["bench", "--resume", "a", "--json"]) == 3
+    assert [call.args[1] for call in measured.call_args_list] == Accounting(AccountingOptions()).cases()[30:]
     out, err = capsys.readouterr()
     shown = json.loads(out)
     assert (shown["name"], shown["run"]["id"], shown["error"]["kind"]) == ("assignment", begun.id, "worker")
@@ -103,41 +102,6 @@ def test_the_list_goes_on_where_it_was_interrupted(
     assert first == kept and second not in (None, gone)
     assert all((store.root / str(each)).exists() for each in (first, second, *others))
     assert not (tmp_path / "other").exists()
-
-
-KILLED = """
-import os, signal
-from unit.bench.test_bench_run import launched_at_once
-from unit.experiment.test_assignment_suite import FEW
-from dynbench.bench import bench_run
-from dynbench.cli.main import main
-from dynbench.experiment.assignment import suite
-
-class Kills(dict):
-    def get(self, number):
-        return os.kill(os.getpid(), signal.SIGKILL) if number == 30 else None
-
-bench_run.launch_ranks, suite.ORDER, suite.SMALL = launched_at_once(Kills()), tuple(FEW), FEW
-main(["bench", "assignment", "--name", "a"])
-"""
-
-
-@pytest.mark.slow
-def test_what_a_killed_list_measured_stays(store: RunStore, planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed outright before case 30 of its second benchmark, which leaves no time to write anything."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    killed = subprocess.run([sys.executable, "-c", KILLED], env=environment, capture_output=True, timeout=100)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    run = store.resolve("a")
-    begun = {name: made for name, made in stages_of(run).items() if made}
-    assert list(begun) == list(FEW)
-
-    monkeypatch.setattr(test_bench_run, "rows_of", measure := Mock(wraps=rows_of))
-    monkeypatch.setattr(suite, "run_comparison", Mock())
-    for _ in range(2):
-        assert main(["bench", "--resume", "a", "-q"]) == 0
-        assert [call.args[1] for call in measure.call_args_list] == Accounting(AccountingOptions()).cases()[30:]
-        assert begun.items() <= stages_of(run).items()
 
 
 def test_a_stage_leads_nowhere_else(store: RunStore, begun: Run, capsys: Output, tmp_path: Path) -> None:

@@ -30,8 +30,7 @@ from unit.experiment.conftest import Start
 from dynbench.analysis.record import Finding, read_cells
 from dynbench.analysis.stats import student_t_quantile
 from dynbench.cli.main import main
-from dynbench.config.layers import load_config
-from dynbench.config.recipes import RECIPE_FILE, find_recipe
+from dynbench.config.recipes import RECIPE_FILE, load_recipe
 from dynbench.config.schema import Config
 from dynbench.engine.launching import run_launch
 from dynbench.engine.launching.resolve import Machine
@@ -42,7 +41,6 @@ from dynbench.experiment.compare import Outcome, run_comparison
 from dynbench.experiment.launch_plan import read_state
 from dynbench.experiment.launches import Clock, CompareProgress
 from dynbench.experiment.offline_plans import read_solved
-from dynbench.experiment.preflight import recipe_warnings
 from dynbench.experiment.report_input import find_report_input
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run, Status
@@ -153,19 +151,13 @@ def test_launches_of_one_arm_have_one_configuration(
     """That of the recipe that it was started with, of which earlier versions kept no digest."""
     state = read_state(begun.path)
     file = store.resolve(state.arms["partition"][0]).config_file if changed == "launch" else begun.path / RECIPE_FILE
-    whole = file.read_text()
-    file.write_text(whole.replace("steps: 6", "steps: 4"))
+    file.write_text(file.read_text().replace("steps: 6", "steps: 4"))
     if changed.endswith("version"):
         replace(state, recipe_digest=None).write(begun.path)
 
     with pytest.raises(error, match=said) as caught:
         run_comparison(begun, store)
     assert len(training.calls) == 3 and "start" in caught.value.hint
-
-    file.write_text(whole)
-    training.fail_at = 3
-    with pytest.raises(WorkerFailed):
-        run_comparison(begun, store)
 
 
 def test_what_every_launch_warns_of_is_said_once(
@@ -233,7 +225,7 @@ def test_a_condition_that_is_met_ends_compare_with_6_also_where_it_is_gone_on_wi
     found = json.loads(out)
     assert (found["command"], found["recipe"], found["comparison"]["verdict"]) == ("compare", "demo", "FASTER")
     assert "error" in found and "--fail-on faster: partition is FASTER: " in err
-    assert store.resolve(found["run"]["id"]).status is Status.COMPLETED
+    assert store.resolve("demo").status is Status.COMPLETED
     for condition, code in (("faster", 6), ("slower,different-loss", 0)):
         assert main(["compare", "--resume", "demo", "--fail-on", condition, *results]) == code
         said = capsys.readouterr()
@@ -266,36 +258,29 @@ def test_a_sweep_from_the_command_line_is_gone_on_with_and_ends_in_its_table(
     found = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     cells = [(row["train.global_batch"], row["arm"], row["verdict"]) for row in found]
     assert cells == [("8", "part", "FASTER"), ("16", "part", "FASTER")]
-    assert all(len(row["speedup"]) > 6 and row["interval_low"] < row["speedup"] for row in found)
     assert len(training.calls) == 10  # both arms of the launch that one ended
     assert {name.partition("-")[0] for name, _, _ in training.calls} == {"static", "part"}
 
 
-def test_arms_are_warned_about_together_and_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    training = Mock(side_effect=WorkerFailed("enough"))
-    monkeypatch.setattr(launches, "run_arms", training)
-    shown = ["--set", "schedule.replan_steps=16", "--device", "cpu", "--results", str(tmp_path), "--name", "c"]
-    assert main(["compare", "quickstart", "--launches", "2", *shown]) == 3
+def test_arms_are_warned_about_together_and_launches_say_nothing_of_it(
+    store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of settings that no arm reads, and of what each of the two launches would say by itself; nothing is drawn."""
+    make_probe(store, speeds=[1.0, 0.5], tables=[[(256, 40)]] * 4)
+    own = "schedule: {policy: prefix, buffer: 20, replan_steps: 16}, probe: {run: probed}"
+    others = "train: {global_batch: 64}, launch: {nproc: 4, device: cpu}"
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(f"description: d\nsettings: {{{own}, {others}}}\narms: [{{name: a}}, {{name: b}}]\n")
+    monkeypatch.setattr(launches, "run_arms", training := Mock(side_effect=WorkerFailed("enough")))
+    assert main(["compare", str(recipe), "--launches", "2", "--results", str(store.root), "--name", "c"]) == 3
     (call,) = training.call_args_list
     assert call.kwargs.get("asked") is None and not call.kwargs.get("figures")
-    (warning,) = RunStore(tmp_path).resolve("c").record().warnings
-    assert warning.startswith("schedule.replan_steps: 16 has no effect: ")
-
-
-def test_what_all_launches_have_in_common_is_said_once(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    make_probe(store, speeds=[1.0, 0.5], tables=[[(256, 40)]] * 4)
-    settings = ("schedule.policy=prefix", "schedule.buffer=20", "train.global_batch=64", "launch.nproc=4")
-    arm = load_config(None, (*settings, "launch.device=cpu", "probe.run=probed"))
-    arms = {"a": arm, "b": arm.model_copy(deep=True)}
-    (recipe,) = load_cells(find_recipe("quickstart"))
-    lines = recipe_warnings([replace(recipe, arms=arms)], store)
-    assert [line.partition(":")[0] for line in lines] == ["schedule.buffer", "schedule.speeds"]
-    for asked, said in ((None, ()), (arm, tuple(lines))):
-        assert (
-            run_launch.plan_launch(arm, store, machine=Machine(cores=4, gpus=0, bf16=False), asked=asked).warnings
-            == said
-        )
+    lines = store.resolve("c").record().warnings
+    names = ["schedule.buffer", "schedule.replan_steps", "schedule.speeds"]
+    arm, machine = load_recipe(recipe).arms["a"], Machine(cores=4, gpus=0, bf16=False)
+    by_itself, asked = (run_launch.plan_launch(arm, store, machine=machine, asked=given) for given in (None, arm))
+    told = [sorted(line.partition(":")[0] for line in each) for each in (lines, asked.warnings, by_itself.warnings)]
+    assert told == [names, names, []]
 
 
 def test_a_failure_of_an_arm_s_like_is_that_of_the_arm(

@@ -71,18 +71,12 @@ class Desk:
             found[name.rsplit("-", 2)[0]] = reference if named else self.store.resolve(reference).name
         return found
 
-    def run(self, **arms: str) -> dict[str, str | None]:
-        """The same of one launch of every arm."""
-        return self.go_on(self.start(**arms), len(arms))
-
     def probe(self, config: Config, store: RunStore, *, report: Callable[[str], None]) -> Run:
         self.probed.append(config)
         number = len(self.probed) - 1
         if number == self.interrupted:
             raise Interrupted("stopped", signum=15)
-        precision = {} if config.train.precision == "auto" else {"precision": config.train.precision}
-        made = {**ON[self.device], **precision, "slowdown": dict(config.launch.slowdown)}
-        return make_probe(store, name=f"p{number}", **made)
+        return make_probe(store, name=f"p{number}", **ON[self.device])
 
 
 @pytest.fixture(params=MACHINES)
@@ -147,8 +141,8 @@ def test_a_probe_means_the_same_for_arms_of_like_workers_parts_and_splits(
 
 
 def test_where_an_arm_splits_what_is_synchronised_counts(desk: Desk) -> None:
-    probes = desk.run(a=AUTO, b=f"{AUTO}, schedule.micro_batches: auto", c=f"{AUTO}, sync.bucket_mb: 5.0")
-    assert probes == {"a": "p0", "b": "p0", "c": "p1"}
+    comparison = desk.start(a=AUTO, b=f"{AUTO}, schedule.micro_batches: auto", c=f"{AUTO}, sync.bucket_mb: 5.0")
+    assert desk.go_on(comparison, 3) == {"a": "p0", "b": "p0", "c": "p1"}
 
 
 def test_a_probe_that_was_made_before_another_failed_is_kept(desk: Desk) -> None:

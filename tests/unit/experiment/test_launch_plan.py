@@ -215,10 +215,9 @@ def test_every_strategy_has_a_like_that_sends_nothing_or_says_why_not(tmp_path: 
             real(f"sync.name={sync}")
         return
     config = real(f"sync.name={sync}", "train.save_model=true", "train.eval_samples=64")
-    one, null = with_null_arms([("with", config, {"name": "a", "replace": True})])
+    one, null = with_null_arms([("with", config, {"name": "a"})])
     assert set(differences(one.config, null.config)) == {"sync.communicate", "train.save_model", "train.exposed"}
     assert is_like(null.config, config) and not is_like(config, null.config) and not is_like(config, config)
-    assert (one.naming["name"], null.naming["name"], null.naming["replace"]) == ("a", "a-null", True)
     turns, several = exposed_turns(config, RunStore(tmp_path)), entry.across_steps or entry.reads("inner_steps")
     assert (turns.arms, turns.block) == ((one.name, null.name), 8 if several else 1)
 
@@ -241,7 +240,8 @@ def test_what_cannot_take_turns_is_refused_also_where_arms_are_apart(tmp_path: P
 
 def test_only_exposed_arms_have_a_null_arm_and_each_is_known_by_its_arm() -> None:
     plain, flat = real(exposed=False), real("sync.name=flat")
-    arms = with_null_arms([("ps", plain, {"name": "ps-1"}), ("flat", flat, {"name": "flat-1"})])
+    arms = with_null_arms([("ps", plain, {"name": "ps-1"}), ("flat", flat, {"name": "flat-1", "replace": True})])
+    assert arms[-1].naming["replace"]
     assert [(one.name, one.member, one.is_null, one.naming["name"], one.config.sync.communicate) for one in arms] == [
         ("ps", 0, False, "ps-1", True),
         ("flat", 1, False, "flat-1", True),

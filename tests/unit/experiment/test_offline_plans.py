@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from languages import facts
-from unit.experiment.conftest import MakeComparison
+from unit.experiment.conftest import Json, MakeComparison
 
 from dynbench.config.layers import load_config
 from dynbench.config.schema import dump_config
@@ -42,7 +42,7 @@ def trained(store: RunStore, policy: str, **flags: object) -> Run:
     return run
 
 
-def line(policy: str, layout: str, cost: float) -> dict[str, object]:
+def line(policy: str, layout: str, cost: float) -> Json:
     """Of the arm that is called as its policy."""
     sizes = {"world_size": 2, "global_batch": 32, "cost_type": "measured", "speeds": None}
     return {**sizes, "arm": policy, "policy": policy, "layout": layout, "fitted_on": layout, "cost_per_token": cost}
@@ -66,8 +66,8 @@ FLAT = line("flattened", "flattened", 4.0) | {"speedup_vs_static": 2.23}
 def test_static_over_a_row_is_that_of_their_own_probes_or_says_whose_it_is(
     store: RunStore,
     make_comparison: MakeComparison,
-    static: dict[str, object],
-    flat: dict[str, object],
+    static: Json,
+    flat: Json,
     expected: tuple[float, bool],
     notes: list[str],
 ) -> None:
@@ -134,12 +134,6 @@ def test_every_arm_is_planned_as_it_was_trained(store: RunStore) -> None:
     assert (folder.figures_dir / "solve_greedy_gap.png").is_file()
 
 
-def test_every_trace_of_a_data_set_knows_what_the_model_takes(store: RunStore) -> None:
-    run = trained(store, "static")
-    for trace in (dataset_trace(run.config()), run_trace(run), trained_trace(run)):
-        assert (trace.positions, trace.cut(8).positions) == (512, 512)
-
-
 def test_an_arm_that_cannot_be_planned_is_named_and_plans_that_fail_leave_those_made_before(
     store: RunStore, unreported: None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -171,15 +165,15 @@ def test_nothing_that_can_be_planned_is_told_with_the_reason(store: RunStore, ma
     assert facts(find_report_input(store, None))["solve.reason"] == solved.reason
 
 
-def test_subsets_are_those_of_the_run(store: RunStore) -> None:
-    run = trained(store, "static", workload__subset=300)
+def test_traces_of_a_data_set_know_what_the_model_takes_and_that_of_a_run_its_subset(store: RunStore) -> None:
+    run, part = trained(store, "static"), trained(store, "static", workload__subset=300)
+    for trace in (dataset_trace(run.config()), run_trace(run), whole := trained_trace(run)):
+        assert (trace.positions, trace.cut(8).positions) == (512, 512)
+    drawn = trained_trace(part).lengths
+    assert len(drawn) == 300 and not np.array_equal(drawn, whole.lengths[:300])
 
-    assert len(trained_trace(run).lengths) == 300
-    assert not np.array_equal(trained_trace(run).lengths, trained_trace(trained(store, "static")).lengths[:300])
 
-
-@pytest.mark.parametrize("text", ["", "[]", "{"])
-def test_a_torn_file_counts_as_no_plan(tmp_path: Path, text: str) -> None:
-    (tmp_path / "solve.json").write_text(text, encoding="utf-8")
-
-    assert read_solved(tmp_path) is None
+def test_a_torn_file_counts_as_no_plan(tmp_path: Path) -> None:
+    for text in ("", "[]", "{"):
+        (tmp_path / "solve.json").write_text(text)
+        assert read_solved(tmp_path) is None

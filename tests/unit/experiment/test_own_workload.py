@@ -116,7 +116,7 @@ def test_another_version_of_the_file_is_not_comparable(
 ) -> None:
     store = RunStore(folder / "results")
     first, file = finished(store, "static"), folder / "mine.py"
-    file.write_text(file.read_text() + "# changed\n", encoding="utf-8")
+    file.write_text(file.read_text() + "# changed\n")
     changed, same = finished(store, "partition"), finished(store, "static")
     moved = finished(store, "partition", f"workload.import_from={write_own(folder / 'moved').parent}")
 
@@ -127,7 +127,7 @@ def test_another_version_of_the_file_is_not_comparable(
 
 def test_all_launches_of_a_comparison_run_the_file_as_it_was_at_its_start(folder: Path) -> None:
     store, recipe = RunStore(folder / "results"), folder / "own.yaml"
-    recipe.write_text(RECIPE, encoding="utf-8")
+    recipe.write_text(RECIPE)
     comparison = start_comparison(load_recipe(recipe), store)
     arms = load_recipe(comparison.path / RECIPE_FILE).arms
     digests = {config.workload.code_digest for config in arms.values()}
@@ -143,7 +143,7 @@ def test_all_launches_of_a_comparison_run_the_file_as_it_was_at_its_start(folder
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_a_dry_run_finds_mistakes_only(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mark = plant(folder)
-    (folder / "own.yaml").write_text(RECIPE, encoding="utf-8")
+    (folder / "own.yaml").write_text(RECIPE)
     arguments = [command, *(["own.yaml"] if command == "compare" else []), "--dry-run", "--results", "results"]
 
     for name, code, said in (("mine:Mine", 0, "mine:Mine"), ("mine:Nine", 2, "Did you mean 'Mine'?")):

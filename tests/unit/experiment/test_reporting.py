@@ -1,4 +1,4 @@
-"""Reports from made-up comparisons, and from what a stranger wrote into records.
+"""Templates, reports from made-up comparisons, and what a stranger wrote into records.
 
 That is text in a report: no HTML, no link, no picture of a file of this machine.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -15,13 +16,115 @@ from languages import facts
 from pixel import png
 from unit.experiment.conftest import MakeComparison, Reported
 
+from dynbench.analysis.questions import QUESTIONS
 from dynbench.errors import RecordError, RunLookupError, UsageError
 from dynbench.experiment.report_input import Member, find_report_input, mean_of, read_report_input
 from dynbench.experiment.reporting import render_report, to_html, write_report
-from dynbench.report import LANGUAGES, TemplateError, load_template, substitute
+from dynbench.report import (
+    LANGUAGES,
+    Template,
+    TemplateError,
+    fill,
+    language_labels,
+    load_template,
+    substitute,
+    unwrapped,
+)
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.table_text import Markdown, pipes, quoted
+
+FRONT = "---\nwords:\n  not_measured: not measured\n  greeting: hello {{ who }}\n---\n"
+CELLS = [["x", "1 |", "", "y"], ["z", "2", "", ""]]
+
+
+def template(tmp_path: Path, body: str, front: str = FRONT) -> Template:
+    path = tmp_path / "mine.md"
+    path.write_text(front + body)
+    return load_template("en", path)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("{{who}} and {{ words.greeting }}", "x and hello {{ who }}"),
+        ("[{{ nothing }}] [{{ empty }}]", "[not measured] []"),
+        (
+            '{{ lines|table(1, "a", "b", "c", "d") }}',
+            "| a | b | d |\n| --- | ---: | ---: |\n| x | 1 \\| | y |\n| z | 2 |  |",
+        ),
+    ],
+)
+def test_what_a_template_is_filled_with(tmp_path: Path, body: str, text: str) -> None:
+    values = {"who": "x", "nothing": None, "empty": "", "lines": CELLS}
+    assert fill(template(tmp_path, body), values).strip("\n") == text
+
+
+def test_unknown_placeholders_are_named_with_their_lines_and_the_known_ones(tmp_path: Path) -> None:
+    loaded = template(tmp_path, "\n{{ who }}\n{{ best.speedpu }}\n", FRONT.replace("who", "whom"))
+    with pytest.raises(TemplateError) as caught:
+        fill(loaded, {"who": "x", "best.speedup": "1"})
+    first, second = caught.value.message.splitlines()
+    assert f"{tmp_path}/mine.md:4: " in first and "{{ whom }}" in first
+    assert f"{tmp_path}/mine.md:8: " in second and "{{ best.speedpu }}" in second and "best.speedup" in second
+    assert "best.speedup, who" in caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+def test_an_unclosed_placeholder_is_refused_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(TemplateError, match=r"mine.md:7: "):
+        fill(template(tmp_path, "fine\nbroken {{ who }\n"), {"who": "x"})
+
+
+def test_a_template_without_front_matter_uses_the_texts_of_its_language(tmp_path: Path) -> None:
+    assert fill(template(tmp_path, "{{ a }}", front=""), {"a": None}) == "not measured"
+
+
+def test_mistakes_in_the_front_matter_name_the_line_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"mine.md:3: .*given twice"):
+        template(tmp_path, "", "---\na: 1\na: 2\n---\n")
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_no_result_is_typed_by_hand(language: str) -> None:
+    body = load_template(language).body.partition("## References")[0].partition("## 参考文献")[0]
+    assert re.findall(r"\d+(?:\.\d+)? ?(?:%|ms\b|x\b|times\b|倍)", body) == []
+
+
+@pytest.mark.parametrize("template", sorted({"assignment", *(question.template for question in QUESTIONS.values())}))
+def test_both_languages_say_the_same_things(template: str) -> None:
+    en, zh = (load_template(language, name=template) for language in LANGUAGES)
+    named = [re.findall(r"\{\{ ([\w.]+) \}\}|\{% (if .+?) %\}|^(```\w+)", each.body, re.M) for each in (en, zh)]
+    placeholders = [sorted(name for name in names if name[0] != "work.unit") for names in named]
+    headings = [re.findall(r"^(#+) ", each.body, re.MULTILINE) for each in (en, zh)]
+    assert placeholders[0] == placeholders[1] and headings[0] == headings[1]
+    of_records = language_labels("zh").keys()
+    own = zh.labels.keys() - of_records
+    assert own == en.labels.keys() - of_records
+    for question in QUESTIONS.values():
+        if question.template == template:
+            assert {f"chapters.{name}.title" for name in question.chapters} <= own
+            assert template == "template" or f"questions.{question.name}.introduction" in own
+
+
+@pytest.mark.parametrize(
+    "reach",
+    [
+        *("who.__class__", "who.__class__.__mro__[1].__subclasses__()"),
+        *("say._sentences.environment", "say['_sentences'].environment", "say.sentences", "say.names"),
+    ],
+)
+@pytest.mark.parametrize("filled", [fill, lambda loaded, values: substitute(loaded, loaded.body, values)])
+def test_a_template_reaches_nothing_but_its_values(
+    tmp_path: Path, reach: str, filled: Callable[[Template, dict[str, object]], str]
+) -> None:
+    with pytest.raises(TemplateError):
+        filled(template(tmp_path, f"{{{{ {reach} }}}}"), {"who": "x"})
+
+
+def test_sentences_are_unwrapped_and_tables_and_code_are_not() -> None:
+    text = "one\n  two\n\n\n- item\n  goes on\n- next\n\n| a |\n| - |\n| b |\n\n```\nas\n  it is\n```\n"
+    assert unwrapped(text) == "one two\n\n- item goes on\n- next\n\n| a |\n| - |\n| b |\n\n```\nas\n  it is\n```"
 
 
 def test_figures_are_linked_relative_to_the_report_found_again_after_a_move_and_left_out_where_they_are_gone(
@@ -33,8 +136,8 @@ def test_figures_are_linked_relative_to_the_report_found_again_after_a_move_and_
     outside = write_report(subject, output=tmp_path / "elsewhere" / "my report.md")
 
     assert inside == subject.run.path / "report.en.md"
-    assert "](figures/timeline.png)" in inside.read_text(encoding="utf-8")
-    linked = re.findall(r"!\[[^]]*\]\(([^)]+)\)", outside.read_text(encoding="utf-8"))
+    assert "](figures/timeline.png)" in inside.read_text()
+    linked = re.findall(r"!\[[^]]*\]\(([^)]+)\)", outside.read_text())
     assert [Path(path).name for path in linked] == ["timeline.png", "unheard_of.png"]
     assert all((outside.parent / path).is_file() for path in linked)
 
@@ -46,8 +149,7 @@ def test_figures_are_linked_relative_to_the_report_found_again_after_a_move_and_
 def test_the_first_page_stands_before_the_contents_which_link_every_heading(reported: Reported, language: str) -> None:
     subject = reported({})
     whole, short = (render_report(subject, language, "md", subject.run.path, short=each) for each in (False, True))
-    assert whole.startswith(short.rstrip()) and "timeline.png" in short and "| partition |" in short
-    assert "\n## " not in short
+    assert whole.startswith(short.rstrip()) and "timeline.png" in short
     page, first = (render_report(subject, language, "html", subject.run.path, short=each) for each in (False, True))
     links = re.findall(r"\]\(#(.+)\)", whole)
     assert len(links) == len(set(links)) == len(re.findall("^###? ", whole, re.M)) - 1
@@ -57,7 +159,7 @@ def test_the_first_page_stands_before_the_contents_which_link_every_heading(repo
 
 def test_an_own_template_is_used(reported: Reported, tmp_path: Path) -> None:
     subject, own = reported({}), tmp_path / "own.md"
-    own.write_text("# {{ best.name }}: {{ best.speedup }}\n", encoding="utf-8")
+    own.write_text("# {{ best.name }}: {{ best.speedup }}\n")
     assert render_report(subject, "en", "md", tmp_path, own) == "# `partition`: 1.250\n"
 
 
@@ -81,7 +183,7 @@ def test_the_latest_comparison_is_taken_or_how_to_make_one_is_said(
 @pytest.mark.parametrize("text", ["", "[]", "{", "{}", '{"runs": [{"id": "x"}], "arms": [{"name": "a", "runs": []}]}'])
 def test_a_broken_comparison_file_is_named(store: RunStore, make_comparison: MakeComparison, text: str) -> None:
     folder = make_comparison({})
-    (folder.path / "comparison.json").write_text(text, encoding="utf-8")
+    (folder.path / "comparison.json").write_text(text)
 
     with pytest.raises(RecordError, match=r"comparison\.json"):
         find_report_input(store, None)
@@ -94,10 +196,11 @@ def test_partial_runs_are_left_out_of_means() -> None:
 
 
 def test_work_names_the_two_arms_and_says_what_the_hashes_say(reported: Reported) -> None:
-    works = [("FASTER", "step", "step"), ("FASTER", "stream", "stream"), ("INCOMPARABLE", "stream", "different")]
-    for verdict, level, work in (*works, *(("INCOMPARABLE", level, level) for level in ("step", "window"))):
-        assert facts(reported({"verdict": verdict, "level": level}))["method"]["work"] == work
-    assert facts(reported({"aa": True}))["method"]["work"] == "alike"
+    same = [({"level": level}, level) for level in ("step", "stream")]
+    unlike = [({"verdict": "INCOMPARABLE", "level": level}, level) for level in ("step", "window")]
+    other = ({"verdict": "INCOMPARABLE", "level": "stream"}, "different")
+    for changes, work in (*same, *unlike, other, ({"aa": True}, "alike")):
+        assert facts(reported(changes))["method"]["work"] == work
 
 
 def test_trained_weights_are_held_against_each_other_where_they_were_kept(reported: Reported) -> None:
@@ -133,7 +236,6 @@ def test_mathematics_in_emphasis(source: str, expected: str, tmp_path: Path) -> 
         ("tokens       c(S)\nattention    c(S) + 1", ['<span><span class="word">', "<span>c(S)</span>"]),
         ("x_g  y\nc(S)  =  z", None),
     ],
-    ids=["indented", "all labelled", "neither"],
 )
 def test_labels_of_a_formula_have_a_column_of_their_own(tmp_path: Path, formula: str, cells: list[str] | None) -> None:
     page = to_html(f"```formula\n{formula}\n```\n", tmp_path, "en").partition("<body>")[2]
@@ -192,7 +294,7 @@ def test_what_templates_and_tables_put_out_is_quoted_once_and_markdown_is_not() 
     assert pipes([["<b>|[x](y)"]]) == r"| &lt;b>\|[x\](y) |"
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("language", LANGUAGES)
 def test_a_comparison_full_of_markup(store: RunStore, make_comparison: MakeComparison, language: str) -> None:
     folder = make_comparison(
         {"candidate": "evil", "reason": EVIL, "left_out": [EVIL]},

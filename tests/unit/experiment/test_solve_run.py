@@ -13,7 +13,6 @@ from dynbench.cli.solve_view import print_solution
 from dynbench.config.layers import load_config
 from dynbench.errors import ConfigError
 from dynbench.experiment.solve_run import OfflineRanks, Solution, SolveOptions, run_solve
-from dynbench.plugins import POLICIES
 from dynbench.runs.store import RunStore
 from dynbench.schedule.solve import cost_is_estimated, speedup_is_estimated
 from dynbench.schedule.traces import Trace
@@ -37,19 +36,6 @@ def warnings(solution: Solution) -> list[str]:
     return solution.run.record().warnings
 
 
-PADDED = [name for name, entry in POLICIES.items() if "padded" in entry.layouts and entry.missing is None]
-
-
-@pytest.mark.parametrize("policy", PADDED)
-def test_every_policy_plans_within_the_capacities_that_were_probed(store: RunStore, policy: str) -> None:
-    make_probe(store, tables=TABLES)
-    (line,) = solved(store, policies=(policy,), batch_per_rank=8, windows=(2,)).lines
-    assert line.result["cost_type"] == "measured"
-    if POLICIES[policy].capped and policy != "static":
-        assert line.result["local_batch"]["max"] <= 9
-        assert line.result["capacity_violations"] == 0
-
-
 def test_speeds_are_taken_unless_given_and_nothing_without_a_probe(store: RunStore) -> None:
     make_probe(store, tables=TABLES, speeds=SPEEDS)
     assert ranks_of(store, "probe.run=probed").speeds(2).tolist() == SPEEDS
@@ -61,7 +47,7 @@ def test_speeds_are_taken_unless_given_and_nothing_without_a_probe(store: RunSto
     assert given.left_out([LONG], [2, 4]) == without.left_out([LONG], [2]) == []
     (line,) = solved(store).lines
     fast, slow = line.rank_counts.tolist()
-    assert fast > slow
+    assert fast > slow and line.result["cost_type"] == "measured"
 
 
 PACKED, CAPPED = "workload.layout=packed", "schedule.capacity=500"
@@ -81,7 +67,6 @@ PRICED = f"{OTHER_LAYOUT}packed ones are priced as these; probe with --layout pa
         ((PACKED, CAPPED, "schedule.cost_type=tokens"), {"batch_per_rank": 8}, []),
         ((PACKED, CAPPED), {"batch_per_rank": 8}, [PRICED]),
     ],
-    ids=["other ranks", "longer samples", "other layout", "tokens", "capacity"],
 )
 def test_what_a_probe_did_not_measure_is_left_out_and_told(
     store: RunStore, caplog: pytest.LogCaptureFixture, settings: tuple[str, ...], options: Any, said: list[str]
