@@ -21,12 +21,12 @@ import rich  # noqa: F401
 import yaml  # noqa: F401
 
 
-def command(*words: str) -> tuple[int, Any]:
+def command(line: str) -> tuple[int, Any]:
     """Exit code and JSON object of a command."""
     from dynbench.cli.main import main
 
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        code = main([*words, "--json", "--results", "."])
+        code = main(f"{line} --json --results .".split())
     return code, json.loads(said.getvalue())
 
 

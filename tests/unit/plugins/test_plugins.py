@@ -173,8 +173,8 @@ def test_mistakes_are_one_error(tmp_path):
     }
     for number, text in enumerate(says):
         (tmp_path / f"{number}.py").write_text(text)
-    words = ["train", "--dry-run", *(word for text in WRONG for word in ("--set", text))]
-    asked = [("command", words, {"DYNBENCH_PLUGINS": f"{number}.py"}) for number in range(len(says))]
+    line = " --set ".join(("train --dry-run", *WRONG))
+    asked = [("command", [line], {"DYNBENCH_PLUGINS": f"{number}.py"}) for number in range(len(says))]
     for parts, (code, said) in zip(says.values(), answers(tmp_path, *asked), strict=True):
         assert code == 2 and [part for part in parts if part not in said["error"]["message"]] == []
 
@@ -233,8 +233,8 @@ MISTAKES = {
 
 @pytest.mark.slow
 def test_mistakes_in_a_plugins_class_are_no_bug_of_dynbench(tmp_path, own):
-    few = ["--steps", "1", "--world-size", "2", "--no-figures"]
-    solved = answers(tmp_path, *(("command", ["solve", "--policy", policy, *few], own) for policy in MISTAKES))
+    lines = (f"solve --policy {policy} --steps 1 --world-size 2 --no-figures" for policy in MISTAKES)
+    solved = answers(tmp_path, *(("command", [line], own) for line in lines))
     for said, (code, found) in zip(MISTAKES.values(), solved, strict=True):
         assert code == 2 and said in found["error"]["message"]
         assert "This is a bug" not in found["error"]["hint"]
@@ -257,15 +257,15 @@ def test_a_registered_workload_is_held_to_what_one_of_the_users_own_is(monkeypat
 def test_the_policy_of_the_guide_runs_from_a_file_and_from_an_entry_point_of_a_package(tmp_path):
     code, toml = re.findall(r"```(?:python|toml)\n(.*?)```", read("dynbench/guides/own_code.md"), re.S)[-2:]
     (tmp_path / "round_robin.py").write_text(code)
-    words = ["solve", "sst2", "--policy", "round_robin", "--steps", "3", "--no-figures"]
+    line = "solve sst2 --policy round_robin --steps 3 --no-figures"
     info = tmp_path / "round_robin-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: round_robin\nVersion: 1\n")
 
     def solved(variables: dict[str, str]) -> None:
-        ways = (words, [*words, "--set", "schedule.blocks=true"])
-        found = [said["results"][0] for _, said in answers(tmp_path, *(("command", way, variables) for way in ways))]
-        assert [line["policy"] for line in found] == ["round_robin"] * 2
+        ways = (line, f"{line} --set schedule.blocks=true")
+        found = [said["results"][0] for _, said in answers(tmp_path, *(("command", [way], variables) for way in ways))]
+        assert [each["policy"] for each in found] == ["round_robin"] * 2
         assert found[0]["mean_cost_variance"] < found[1]["mean_cost_variance"]
 
     solved({"DYNBENCH_PLUGINS": "round_robin.py"})
@@ -274,7 +274,7 @@ def test_the_policy_of_the_guide_runs_from_a_file_and_from_an_entry_point_of_a_p
     solved({})
     solved({"DYNBENCH_PLUGINS": "round_robin"})
     (tmp_path / "round_robin.py").write_text("x = (")
-    ((_, said),) = answers(tmp_path, ("command", words, {}))
+    ((_, said),) = answers(tmp_path, ("command", [line], {}))
     broken = said["error"]
     assert "entry point round_robin of dynbench.plugins: round_robin.py:1: SyntaxError" in broken["message"]
     assert broken["hint"] == "Mend that line, or uninstall its package."
