@@ -13,12 +13,13 @@ from fake_training import RECIPE
 from pixel import png
 
 from dynbench.analysis import analyze
+from dynbench.cli.main import main
 from dynbench.config.layers import load_config
 from dynbench.config.recipes import load_recipe
 from dynbench.config.schema import dump_config
 from dynbench.experiment import compare, offline_plans
-from dynbench.experiment.launch_plan import apart, plan_state
 from dynbench.experiment.report_input import ReportInput, find_report_input
+from dynbench.experiment.reporting import render_report
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -45,8 +46,18 @@ def comparison(**changes: object) -> Json:
     return compared(**{"same_work": same_work, **known}).model_dump(mode="json") | changes
 
 
-Start = Callable[..., Run]
-MakeComparison = Callable[..., Run]
+def page(subject: ReportInput, language: Any = "en", form: Any = "md", **more: Any) -> str:
+    """The report that would lie in the folder of what it is about, with plain spaces."""
+    text = render_report(subject, language, form, subject.run.path, **more)
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def command(line: str) -> int:
+    """The exit code of a command."""
+    return main(line.split())
+
+
+Start = MakeComparison = Callable[..., Run]
 Reported = Callable[..., ReportInput]
 
 
@@ -54,17 +65,16 @@ Reported = Callable[..., ReportInput]
 def make_comparison(store: RunStore) -> MakeComparison:
     """Makes a comparison from what each comparison object has other than the defaults.
 
-    `launches` are per arm, `summary` is laid over every run's, `summaries` and `flags` over those of an arm, and
-    `planned` makes it one of `compare`, `pairs` are its other pairs of arms, and `record` is what it keeps besides.
+    `launches` are per arm, `summary` is laid over every run's, `summaries` over those of an arm, `settings` are an
+    arm's own, `pairs` are its other pairs of arms, and `record` is what it keeps besides.
     """
 
     def make(
         *changes: Json,
         launches: int = 1,
         summary: Mapping[str, object] = NOTHING,
-        planned: bool = False,
         summaries: Mapping[str, Json] = NOTHING,
-        flags: Mapping[str, Json] = NOTHING,
+        settings: Mapping[str, Sequence[str]] = NOTHING,
         pairs: Sequence[Json] = (),
         **record: object,
     ) -> Run:
@@ -73,13 +83,11 @@ def make_comparison(store: RunStore) -> MakeComparison:
         members = []
         for name in (name for name in arms for _ in range(launches)):
             run = store.create("train", name)
-            config = load_config(flags={"schedule.mode": "static", **flags.get(name, {})})
+            config = load_config(None, ["schedule.mode=static", *settings.get(name, ())])
             write_text(run.config_file, dump_config(config))
             arms[name].append(run.id)
             members.append({"id": run.id, "name": f"{name}-1", "summary": SUMMARY | summary | summaries.get(name, {})})
         folder = store.create("compare", "demo")
-        if planned:
-            plan_state("demo", "static", apart(list(arms), "asked for"), 2, dict.fromkeys(arms, 0)).write(folder.path)
         folder.figures_dir.mkdir()
         figures = [folder.figures_dir / f"{figure}.png" for figure in ("timeline", "unheard_of", "gone")]
         for figure in figures[:2]:
