@@ -346,7 +346,7 @@ def test_every_arm_gets_what_it_asks_for_also_when_it_is_gone_on_with(desk: Desk
 
 OF_SPLITS = ("sync.bucket_mb=5.0", "compress.error_feedback=false")
 SAME = ("schedule.window=4", "analysis.noise_threshold=0.1", "train.eval_samples=0", *OF_SPLITS)
-UNLIKE = ("launch.slowdown={1: 2.0}", "probe.margin=0.3", "launch.nproc=2", "sync.name=fsdp", "sync.name=flat")
+UNLIKE = ("launch.slowdown={1: 2.0}", "probe.margin=0.3", "launch.nproc=2", "sync.name=fsdp", "sync.name=bucketed")
 """What matters to a probe where a further micro-batch is timed; of what it means the same else, and what is another."""
 
 
