@@ -8,16 +8,18 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from compared import compared
 from fake_training import RECIPE
 from pixel import png
 
 from dynbench.analysis import analyze
+from dynbench.cli.main import main
 from dynbench.config.layers import load_config
 from dynbench.config.recipes import load_recipe
 from dynbench.config.schema import dump_config
 from dynbench.experiment import compare, offline_plans
-from dynbench.experiment.launch_plan import apart, plan_state
 from dynbench.experiment.report_input import ReportInput, find_report_input
+from dynbench.experiment.reporting import render_report
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -34,17 +36,28 @@ SUMMARY = {
 }
 
 
-def comparison(**changes: object) -> dict[str, object]:
+Json = dict[str, Any]
+
+
+def comparison(**changes: object) -> Json:
     """One comparison object as `analyze --json` prints it."""
-    judged = {"verdict": "FASTER", "reason": "the interval lies above 1", "speedup": 1.25, "ci95": [1.2, 1.3]}
-    improved = {"step_time_ms.mean": 20.0, "padding_ratio": 40.0}
-    known = {"baseline": "static", "candidate": "partition", "level": "step", "launches": 4, **judged, **changes}
-    same_work = known["level"] in ("step", "window")
-    return {"same_work": same_work, "loss_max_rel_diff": 1.5e-6, "improvement_percent": improved, **known}
+    known = {"speedup": 1.25, "ci95": [1.2, 1.3], "improvement_percent": {"step_time_ms.mean": 20.0}, **changes}
+    same_work = known.get("level", "step") in ("step", "window")
+    return compared(**{"same_work": same_work, **known}).model_dump(mode="json") | changes
 
 
-Start = Callable[..., Run]
-MakeComparison = Callable[..., Run]
+def page(subject: ReportInput, language: Any = "en", form: Any = "md", **more: Any) -> str:
+    """The report that would lie in the folder of what it is about, with plain spaces."""
+    text = render_report(subject, language, form, subject.run.path, **more)
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def command(line: str) -> int:
+    """The exit code of a command."""
+    return main(line.split())
+
+
+Start = MakeComparison = Callable[..., Run]
 Reported = Callable[..., ReportInput]
 
 
@@ -52,18 +65,17 @@ Reported = Callable[..., ReportInput]
 def make_comparison(store: RunStore) -> MakeComparison:
     """Makes a comparison from what each comparison object has other than the defaults.
 
-    `launches` are per arm, `summary` is laid over every run's, `summaries` and `flags` over those of an arm, and
-    `planned` makes it one of `compare`, `pairs` are its other pairs of arms, and `record` is what it keeps besides.
+    `launches` are per arm, `summary` is laid over every run's, `summaries` over those of an arm, `settings` are an
+    arm's own, `pairs` are its other pairs of arms, and `record` is what it keeps besides.
     """
 
     def make(
-        *changes: dict[str, object],
+        *changes: Json,
         launches: int = 1,
         summary: Mapping[str, object] = NOTHING,
-        planned: bool = False,
-        summaries: Mapping[str, dict[str, object]] = NOTHING,
-        flags: Mapping[str, dict[str, object]] = NOTHING,
-        pairs: Sequence[dict[str, object]] = (),
+        summaries: Mapping[str, Json] = NOTHING,
+        settings: Mapping[str, Sequence[str]] = NOTHING,
+        pairs: Sequence[Json] = (),
         **record: object,
     ) -> Run:
         comparisons = [comparison(**change) for change in changes]
@@ -71,13 +83,11 @@ def make_comparison(store: RunStore) -> MakeComparison:
         members = []
         for name in (name for name in arms for _ in range(launches)):
             run = store.create("train", name)
-            config = load_config(flags={"schedule.mode": "static", **flags.get(name, {})})
+            config = load_config(None, ["schedule.mode=static", *settings.get(name, ())])
             write_text(run.config_file, dump_config(config))
             arms[name].append(run.id)
             members.append({"id": run.id, "name": f"{name}-1", "summary": SUMMARY | summary | summaries.get(name, {})})
         folder = store.create("compare", "demo")
-        if planned:
-            plan_state("demo", "static", apart(list(arms), "asked for"), 2, dict.fromkeys(arms, 0)).write(folder.path)
         folder.figures_dir.mkdir()
         figures = [folder.figures_dir / f"{figure}.png" for figure in ("timeline", "unheard_of", "gone")]
         for figure in figures[:2]:
@@ -99,7 +109,7 @@ def make_comparison(store: RunStore) -> MakeComparison:
 def reported(store: RunStore, make_comparison: MakeComparison) -> Reported:
     """Makes such a comparison, and gives what a report reads of it."""
 
-    def read(*changes: dict[str, object], **given: Any) -> ReportInput:
+    def read(*changes: Json, **given: Any) -> ReportInput:
         make_comparison(*changes, **given)
         return find_report_input(store, None)
 
@@ -121,11 +131,13 @@ def unreported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def start(store: RunStore, tmp_path: Path) -> Start:
-    """Registers a comparison of the recipe of `fake_training`, in which one text may stand for another."""
+    """Registers a comparison of the recipe of `fake_training`, in which texts may be replaced."""
 
-    def started(old: str = "", new: str = "") -> Run:
-        path = tmp_path / "demo.yaml"
-        path.write_text(RECIPE.replace(old, new), encoding="utf-8")
+    def started(changes: Mapping[str, str] = NOTHING) -> Run:
+        path, text = tmp_path / "demo.yaml", RECIPE
+        for old, new in changes.items():
+            text = text.replace(old, new)
+        path.write_text(text)
         return compare.start_comparison(load_recipe(path), store, name="demo")
 
     return started

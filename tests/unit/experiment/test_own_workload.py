@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_training import FakeTraining
+from fake_training import RECIPE, FakeTraining
 from own import imports_forgotten, write_own
+from unit.experiment.conftest import command
 
-from dynbench.cli.main import main
 from dynbench.config.layers import load_config
 from dynbench.config.recipes import RECIPE_FILE, load_recipe
 from dynbench.config.schema import Config
@@ -25,18 +25,11 @@ from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.workloads.registry import build_workload
 
-RANKS = ("launch.nproc=2", "launch.device=cpu", "launch.launcher=torchrun")
-SIZES = ("workload.max_length=24", "train.global_batch=8", "train.steps=6", "train.warmup_steps=1")
-RECIPE = """\
-description: two arms
-settings:
-  workload: {name: "mine:Mine"}
-  launch: {launcher: torchrun, nproc: 2, threads: 1, device: cpu}
-arms:
-  - name: static
-  - name: partition
-    set: {schedule.mode: dynamic}
-"""
+SETTINGS = (
+    "workload.name=mine:Mine launch.nproc=2 launch.device=cpu launch.launcher=torchrun "
+    "workload.max_length=24 train.global_batch=8 train.steps=6 train.warmup_steps=1"
+)
+OWN = RECIPE.replace("workload: {dropout: 0.0}", "workload: {name: 'mine:Mine'}")
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def settings(*overrides: str) -> Config:
-    return load_config(None, ["workload.name=mine:Mine", *RANKS, *SIZES, *overrides])
+    return load_config(None, [*SETTINGS.split(), *overrides])
 
 
 def finished(store: RunStore, policy: str, *overrides: str) -> Run:
@@ -83,7 +76,7 @@ def test_reading_a_run_never_runs_the_code_that_it_names(folder: Path) -> None:
         f"report {a.id} --solve --lang zh --format html -o report.html",
         f"solve --from-run {a.id} --world-size 2 --steps 2 --policy static,partition",
     ):
-        assert main([*line.split(), "--results", str(store.root)]) == 0, line
+        assert command(f"{line} --results {store.root}") == 0, line
         assert not mark.exists(), line
     solved = read_solved(a.path)
     assert solved is not None and {line["policy"] for line in solved.results} >= {"static", "partition"}
@@ -116,18 +109,18 @@ def test_another_version_of_the_file_is_not_comparable(
 ) -> None:
     store = RunStore(folder / "results")
     first, file = finished(store, "static"), folder / "mine.py"
-    file.write_text(file.read_text() + "# changed\n", encoding="utf-8")
+    file.write_text(file.read_text() + "# changed\n")
     changed, same = finished(store, "partition"), finished(store, "static")
     moved = finished(store, "partition", f"workload.import_from={write_own(folder / 'moved').parent}")
 
     for one, other, code in ((first, changed, 5), (same, changed, 0), (first, moved, 0)):
-        assert main(["analyze", one.id, other.id, "--results", str(store.root)]) == code
+        assert command(f"analyze {one.id} {other.id} --results {store.root}") == code
         assert ("workload.code_digest" in capsys.readouterr().err) == (code == 5)
 
 
 def test_all_launches_of_a_comparison_run_the_file_as_it_was_at_its_start(folder: Path) -> None:
     store, recipe = RunStore(folder / "results"), folder / "own.yaml"
-    recipe.write_text(RECIPE, encoding="utf-8")
+    recipe.write_text(OWN)
     comparison = start_comparison(load_recipe(recipe), store)
     arms = load_recipe(comparison.path / RECIPE_FILE).arms
     digests = {config.workload.code_digest for config in arms.values()}
@@ -140,13 +133,12 @@ def test_all_launches_of_a_comparison_run_the_file_as_it_was_at_its_start(folder
         resolve(arms["static"], this_machine(), store)
 
 
-@pytest.mark.parametrize("command", ["train", "compare"])
-def test_a_dry_run_finds_mistakes_only(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("line", ["train", "compare own.yaml"])
+def test_a_dry_run_finds_mistakes_only(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mark = plant(folder)
-    (folder / "own.yaml").write_text(RECIPE, encoding="utf-8")
-    arguments = [command, *(["own.yaml"] if command == "compare" else []), "--dry-run", "--results", "results"]
+    (folder / "own.yaml").write_text(OWN)
 
     for name, code, said in (("mine:Mine", 0, "mine:Mine"), ("mine:Nine", 2, "Did you mean 'Mine'?")):
-        assert main([*arguments, "--workload", name, "--json"]) == code
+        assert command(f"{line} --dry-run --results results --workload {name} --json") == code
         assert said in capsys.readouterr().out
     assert not mark.exists() and not Path("results").exists()

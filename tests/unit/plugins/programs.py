@@ -21,26 +21,13 @@ import rich  # noqa: F401
 import yaml  # noqa: F401
 
 
-def command(*words: str) -> tuple[int, Any]:
+def command(line: str) -> tuple[int, Any]:
     """Exit code and JSON object of a command."""
     from dynbench.cli.main import main
 
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        code = main([*words, "--json", "--results", "."])
+        code = main(f"{line} --json --results .".split())
     return code, json.loads(said.getvalue())
-
-
-def unread_settings(unread: Sequence[str], chosen: Sequence[str]) -> Any:
-    """What is named as not read without a choice of plug-ins and with it, and what heavy was imported to say so."""
-    from dynbench.config import unread as module
-    from dynbench.config.layers import load_config
-
-    found = []
-    for given in (unread, [*unread, *chosen]):
-        config = load_config(None, ["launch.launcher=torchrun", "launch.nproc=2", *given])
-        lines = module.unread("train", [module.Use(config, config, 2)])
-        found.append([line.partition(":")[0] for line in lines])
-    return *found, [name for name in ("torch", "numpy", "transformers", "toy_classes") if name in sys.modules]
 
 
 def classes_beside(*modules: str) -> Any:
@@ -57,15 +44,22 @@ def classes_beside(*modules: str) -> Any:
     return [line for line in shown["plugins"] if line["name"] == "mine"]
 
 
-def configured(*given: str) -> Any:
-    """A configuration's digest, which options of plug-ins are written, and the digests of files of plug-ins."""
+def configured(*given: str) -> dict[str, Any]:
+    """What becomes of settings: which are named as not read, and what heavy was imported to say so, among others."""
     from dynbench.config.layers import load_config
     from dynbench.config.schema import config_digest, dump_config
+    from dynbench.config.unread import Use, unread
     from dynbench.plugins.outside import digests
 
-    config = load_config(None, given)
+    config = load_config(None, ["launch.launcher=torchrun", "launch.nproc=2", *given])
     written = dump_config(config)
-    return config_digest(config), [key for key in ("extra", "other") if key in written], list(digests().values())
+    return {
+        "digest": config_digest(config),
+        "options": [key for key in ("extra", "other") if key in written],
+        "unread": sorted(line.partition(":")[0] for line in unread("train", [Use(config, config, 2)])),
+        "heavy": [name for name in ("torch", "numpy", "transformers", "toy_classes") if name in sys.modules],
+        "plugins": list(digests().values()),
+    }
 
 
 def answer(name: str, given: Sequence[Any], variables: dict[str, str]) -> None:

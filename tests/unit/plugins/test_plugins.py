@@ -25,8 +25,8 @@ from dynbench.workloads.registry import build_workload
 TOYS = Path(__file__).parents[2] / "toy_plugins.py"
 WRONG = ("schedule.policy=turnd", "schedule.turns=0", "sync.name=one_by_on", "compress.digits=x", "workload.words=3")
 NEAREST = ("Did you mean 'turned'?", "Did you mean 'one_by_one'?")
-UNREAD = ("schedule.turns=2", "sync.divide_late=true", "workload.words=50", "workload.note=kept")
-CHOSEN = ("schedule.policy=turned", "sync.name=one_by_one", "workload.dataset=few_words", "workload.name=noted")
+UNREAD = ["schedule.turns=2", "sync.divide_late=true", "workload.words=50", "workload.note=kept"]
+CHOSEN = ["schedule.policy=turned", "sync.name=one_by_one", "workload.dataset=few_words", "workload.name=noted"]
 TAKEN = "from dynbench.plugins import *\nregister(PolicyEntry('static', '', 'mine:A'))"
 OWN = """
 from dynbench.plugins import *
@@ -151,16 +151,16 @@ def test_what_comes_too_late_is_refused():
         plugins.register(PolicyEntry("late", "", "there:Late"))
 
 
-@pytest.mark.parametrize("plugins", ["", "mine.py"])
 @pytest.mark.parametrize("kind", [kind for kind, (_, registry) in KINDS.items() if registry.key])
-def test_an_unknown_name_is_reported_with_what_may_be_meant(kind, plugins, monkeypatch):
+def test_an_unknown_name_is_reported_with_what_may_be_meant(kind, monkeypatch):
     registry = KINDS[kind][1]
     near = max(registry, key=len)
-    monkeypatch.setenv("DYNBENCH_PLUGINS", plugins)
-    with pytest.raises(UsageError, match=re.escape(f"Did you mean '{near}'?")) as found:
-        registry.find(f"{near}x")
-    (line,) = refused(load_config, None, [f"{registry.key}=mine"])
-    assert ["DYNBENCH_PLUGINS" in text for text in (found.value.hint, line)] == [not plugins] * 2
+    for named in ("", "mine.py"):
+        monkeypatch.setenv("DYNBENCH_PLUGINS", named)
+        with pytest.raises(UsageError, match=re.escape(f"Did you mean '{near}'?")) as found:
+            registry.find(f"{near}x")
+        (line,) = refused(load_config, None, [f"{registry.key}=mine"])
+        assert ["DYNBENCH_PLUGINS" in text for text in (found.value.hint, line)] == [not named] * 2
 
 
 @pytest.mark.slow
@@ -169,27 +169,26 @@ def test_mistakes_are_one_error(tmp_path):
         "import nothing_there": ["DYNBENCH_PLUGINS: 0.py:1: ModuleNotFoundError"],
         "x = (": ["DYNBENCH_PLUGINS: 1.py:1: SyntaxError"],
         TAKEN: ["DYNBENCH_PLUGINS: 2.py:2: policy 'static': the name is taken"],
-        TOYS.read_text(encoding="utf-8"): [*(text.partition("=")[0] for text in WRONG), *NEAREST],
+        TOYS.read_text(): [*(text.partition("=")[0] for text in WRONG), *NEAREST],
     }
     for number, text in enumerate(says):
-        (tmp_path / f"{number}.py").write_text(text, encoding="utf-8")
-    words = ["train", "--dry-run", *(word for text in WRONG for word in ("--set", text))]
-    asked = [("command", words, {"DYNBENCH_PLUGINS": f"{number}.py"}) for number in range(len(says))]
+        (tmp_path / f"{number}.py").write_text(text)
+    line = " --set ".join(("train --dry-run", *WRONG))
+    asked = [("command", [line], {"DYNBENCH_PLUGINS": f"{number}.py"}) for number in range(len(says))]
     for parts, (code, said) in zip(says.values(), answers(tmp_path, *asked), strict=True):
         assert code == 2 and [part for part in parts if part not in said["error"]["message"]] == []
 
 
 @pytest.mark.slow
 def test_what_the_chosen_plugins_do_not_read_is_named_and_nothing_heavy_is_imported(tmp_path):
-    toys = {"DYNBENCH_PLUGINS": str(TOYS)}
-    ((without, with_them, heavy),) = answers(tmp_path, ("unread_settings", [UNREAD, CHOSEN], toys))
-    assert sorted(without) == sorted(text.partition("=")[0] for text in UNREAD)
-    assert (with_them, heavy) == ([], [])
+    asked = [("configured", given, {"DYNBENCH_PLUGINS": str(TOYS)}) for given in (UNREAD, UNREAD + CHOSEN)]
+    found = [(each["unread"], each["heavy"]) for each in answers(tmp_path, *asked)]
+    assert found == [(sorted(text.partition("=")[0] for text in UNREAD), []), ([], [])]
 
 
 @pytest.mark.slow
 def test_a_class_stands_in_the_file_that_registers_it(tmp_path):
-    (tmp_path / "mine.py").write_text(ONE_FILE, encoding="utf-8")
+    (tmp_path / "mine.py").write_text(ONE_FILE)
     mine = {"DYNBENCH_PLUGINS": "mine.py"}
     for found in answers(tmp_path, ("classes_beside", [], mine), ("classes_beside", list(BASES), mine)):
         options = {line["kind"]: line["options"] for line in found}
@@ -203,7 +202,7 @@ def own(tmp_path: Path) -> dict[str, str]:
     home = tmp_path / "my own"
     home.mkdir()
     for name, text in (("mine", OWN), ("parts", PARTS), ("broken", "raise RuntimeError('at import')")):
-        (home / f"{name}.py").write_text(text, encoding="utf-8")
+        (home / f"{name}.py").write_text(text)
     return {"DYNBENCH_PLUGINS": str(home / "mine.py")}
 
 
@@ -212,15 +211,15 @@ def test_digests_of_runs_that_use_no_plugin_are_those_without_it(tmp_path, own):
     window = ["schedule.policy=window", "schedule.window=8"]
     asked = [("configured", given, there) for there in ({}, own) for given in ([], window)]
     chosen = [("configured", [given], own) for given in ("schedule.policy=own", "schedule.extra=3")]
-    default, windowed, *unused, by_policy, by_option = answers(tmp_path, *asked, *chosen)
-    assert default[0] != windowed[0]
-    assert [each[:2] for each in unused] == [default[:2], windowed[:2]]
-    assert (by_policy[1], by_option[1]) == (["extra", "other"], ["extra"])
+    found = answers(tmp_path, *asked, *chosen)
+    default, windowed, *unused = ((each["digest"], each["options"]) for each in found[:4])
+    assert default != windowed and unused == [default, windowed]
+    assert [each["options"] for each in found[4:]] == [["extra", "other"], ["extra"]]
 
-    parts = tmp_path / "my own" / "parts.py"
-    parts.write_text(parts.read_text(encoding="utf-8") + "\n", encoding="utf-8")
-    ((*_, now),) = answers(tmp_path, ("configured", [], own))
-    assert now != by_policy[2]
+    with (tmp_path / "my own" / "parts.py").open("a") as parts:
+        parts.write("\n")
+    (now,) = answers(tmp_path, ("configured", [], own))
+    assert now["plugins"] != found[4]["plugins"]
 
 
 MISTAKES = {
@@ -234,8 +233,8 @@ MISTAKES = {
 
 @pytest.mark.slow
 def test_mistakes_in_a_plugins_class_are_no_bug_of_dynbench(tmp_path, own):
-    few = ["--steps", "1", "--world-size", "2", "--no-figures"]
-    solved = answers(tmp_path, *(("command", ["solve", "--policy", policy, *few], own) for policy in MISTAKES))
+    lines = (f"solve --policy {policy} --steps 1 --world-size 2 --no-figures" for policy in MISTAKES)
+    solved = answers(tmp_path, *(("command", [line], own) for line in lines))
     for said, (code, found) in zip(MISTAKES.values(), solved, strict=True):
         assert code == 2 and said in found["error"]["message"]
         assert "This is a bug" not in found["error"]["hint"]
@@ -257,25 +256,25 @@ def test_a_registered_workload_is_held_to_what_one_of_the_users_own_is(monkeypat
 @pytest.mark.slow
 def test_the_policy_of_the_guide_runs_from_a_file_and_from_an_entry_point_of_a_package(tmp_path):
     code, toml = re.findall(r"```(?:python|toml)\n(.*?)```", read("dynbench/guides/own_code.md"), re.S)[-2:]
-    (tmp_path / "round_robin.py").write_text(code, encoding="utf-8")
-    words = ["solve", "sst2", "--policy", "round_robin", "--steps", "3", "--no-figures"]
+    (tmp_path / "round_robin.py").write_text(code)
+    line = "solve sst2 --policy round_robin --steps 3 --no-figures"
     info = tmp_path / "round_robin-1.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: round_robin\nVersion: 1\n", encoding="utf-8")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: round_robin\nVersion: 1\n")
 
     def solved(variables: dict[str, str]) -> None:
-        ways = (words, [*words, "--set", "schedule.blocks=true"])
-        found = [said["results"][0] for _, said in answers(tmp_path, *(("command", way, variables) for way in ways))]
-        assert [line["policy"] for line in found] == ["round_robin"] * 2
+        ways = (line, f"{line} --set schedule.blocks=true")
+        found = [said["results"][0] for _, said in answers(tmp_path, *(("command", [way], variables) for way in ways))]
+        assert [each["policy"] for each in found] == ["round_robin"] * 2
         assert found[0]["mean_cost_variance"] < found[1]["mean_cost_variance"]
 
     solved({"DYNBENCH_PLUGINS": "round_robin.py"})
     declared = toml.replace('project.entry-points."', "").replace('"', "")
-    (info / "entry_points.txt").write_text(declared, encoding="utf-8")
+    (info / "entry_points.txt").write_text(declared)
     solved({})
     solved({"DYNBENCH_PLUGINS": "round_robin"})
-    (tmp_path / "round_robin.py").write_text("x = (", encoding="utf-8")
-    ((_, said),) = answers(tmp_path, ("command", words, {}))
+    (tmp_path / "round_robin.py").write_text("x = (")
+    ((_, said),) = answers(tmp_path, ("command", [line], {}))
     broken = said["error"]
     assert "entry point round_robin of dynbench.plugins: round_robin.py:1: SyntaxError" in broken["message"]
     assert broken["hint"] == "Mend that line, or uninstall its package."
