@@ -3,7 +3,7 @@
 import json
 from array import array
 from collections import UserDict
-from itertools import islice, product
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -32,17 +32,13 @@ TRAINABLE = [
     if entry.in_train and policy_class(name).fixed_batch and entry.missing is None
 ]
 CAPPED = [name for name in TRAINABLE if POLICIES[name].capped]
+UNCAPPED = [name for name in TRAINABLE if name not in CAPPED]
 ACCUMULATED = [(name, parts) for name in TRAINABLE for parts in ((1, 2, 4) if policy_class(name).splits else (1,))]
 """Policies, and batches per optimizer step that they can make."""
 
 
 def sampler(rank=0, **changes) -> PlannedBatchSampler:
     return PlannedBatchSampler(LENGTHS, RANKS, rank, BATCH, **changes)
-
-
-def batches_of(**changes) -> list[list[int]]:
-    """An epoch of rank 0."""
-    return list(sampler(**changes))
 
 
 def epoch_of(*samplers: PlannedBatchSampler) -> list[list[list[int]]]:
@@ -85,40 +81,32 @@ def test_resumed_anywhere_it_repeats_and_skips_nothing(case, objective, seed, wi
 
 
 def test_at_an_epochs_end_nothing_of_it_is_left_and_loaded_it_yields_nothing_more():
-    one, loaded = sampler(1), sampler(1)
-    assert len(list(one)) == len(one)
-    ended = one.state_dict()
-    assert (ended["epoch"], ended["done"]) == (1, 0)
-    assert one.state_dict(done=len(one)) == ended
-    loaded.load_state_dict({**ended, "epoch": 0, "done": len(one)})
-    assert loaded.state_dict() == ended and list(loaded) == []
-    for each in (one, loaded):
-        each.set_epoch(1)
-        assert each.state_dict() == ended
-    assert list(one) == list(loaded)
+    one, ended = sampler(1), sampler(1).state_dict() | {"epoch": 1}
+    list(one)
+    assert one.state_dict() == one.state_dict(done=STEPS) == ended
+    one.load_state_dict(ended | {"epoch": 0, "done": STEPS})
+    assert one.state_dict() == ended and list(one) == []
+    one.set_epoch(1)
+    assert one.state_dict() == ended and len(list(one)) == STEPS
 
 
 def test_a_state_of_another_rank_will_do_and_looking_at_one_batch_moves_nothing():
     stopped, one = sampler(0), sampler(2)
+    expected = list(one)
     assert len(list(islice(stopped, 5))) == 5
     one.load_state_dict(stopped.state_dict())
-    assert next(iter(one)) == next(iter(one))
-    assert list(one) == list(sampler(2))[5:]
-    assert list(one) == list(sampler(2))
+    assert next(iter(one)) == expected[5]
+    assert [list(one), list(one)] == [expected[5:], expected]
 
 
 def test_loader_workers_read_ahead_and_the_loop_says_how_far_it_came():
-    ahead, resumed, expected = sampler(), sampler(), batches_of()
+    ahead, resumed, expected = sampler(), sampler(), list(sampler())
     loader = DataLoader(range(len(LENGTHS)), batch_sampler=ahead, num_workers=1, prefetch_factor=2)
-    seen = []
-    for batch in loader:
-        seen.append(batch.tolist())
-        if len(seen) == 3:
-            assert ahead.state_dict()["done"] > 3
-            resumed.load_state_dict(ahead.state_dict(done=3))
-            assert seen + list(resumed) == expected
-    assert seen == expected
-    assert ahead.state_dict(done=len(seen)) == ahead.state_dict()
+    batches = iter(loader)
+    seen = [next(batches).tolist() for _ in range(3)]
+    assert ahead.state_dict()["done"] > 3
+    resumed.load_state_dict(ahead.state_dict(done=3))
+    assert seen + list(resumed) == expected == seen + [batch.tolist() for batch in batches]
 
 
 SECOND = np.random.default_rng(3).integers(0, 400, len(LENGTHS))
@@ -135,21 +123,18 @@ def test_a_state_of_other_settings_is_refused(name):
 
 
 @pytest.mark.parametrize(("short", "whole"), [
-    ({"capacity": 9}, {"capacity": Capacity.uniform(9)}),
-    ({"capacity": np.int64(9)}, {"capacity": 9}),
-    ({"capacity": [9, 6, 9]}, {"capacity": Capacity.per_rank([9, 6, 9])}),
-    ({"capacity": (9, 6, 9)}, {"capacity": np.array([9, 6, 9])}),
+    ({"capacity": np.int64(9)}, {"capacity": Capacity.uniform(9)}),
+    ({"capacity": np.array([9, 6, 9])}, {"capacity": Capacity.per_rank([9, 6, 9])}),
     ({"cost": "attention"}, {"cost": CostModel("attention")}),
     ({"policy": "packed", "seed": 4}, {"layout": "packed", "seed": 4}),
     ({"policy": "static packed"}, {"policy": "static", "layout": "packed"}),
     ({"layout": "packed", "capacity": 10_000}, {"layout": "packed"}),
     ({"speeds": [2.0, 2.0, 2.0], "accumulate": 2}, {"accumulate": 2}),
     ({"second": np.zeros_like(SECOND)}, {}),
-    ({"second": SECOND, "second_weight": 0.0}, {}),
-    *(({"policy": name, "capacity": Capacity()}, {"policy": name}) for name in TRAINABLE if name not in CAPPED),
+    *(({"policy": name, "capacity": Capacity()}, {"policy": name}) for name in UNCAPPED),
 ], ids="-".join)  # fmt: skip
 def test_what_says_the_same_gives_the_same(short, whole):
-    assert batches_of(**short) == batches_of(**whole)
+    assert list(sampler(**short)) == list(sampler(**whole))
     if "second" in short:
         sampler(**short).load_state_dict(sampler(**whole).state_dict())
 
@@ -177,17 +162,12 @@ def test_the_ranks_together_accumulate_the_plan(policy, parts, changes):
             assert sum(weights) == pytest.approx(RANKS), "the mean over ranks is that over the global batch"
 
 
-@pytest.mark.parametrize("policy", [name for name in TRAINABLE if name not in CAPPED])
-@pytest.mark.parametrize("capacity", [8, [8, 5, 8], Capacity.uniform(8)], ids=["one", "per rank", "whole"])
-def test_a_capacity_that_a_policy_does_not_obey_is_refused(policy, capacity):
-    with pytest.raises(UsageError, match=f"capacity: policy '{policy}' obeys no capacities") as refused:
-        sampler(policy=policy, capacity=capacity)
-    assert all(name in refused.value.hint for name in CAPPED)
-    assert policy not in refused.value.hint.split(", ")
-
-
-def test_packed_batches_are_limited_in_tokens():
-    assert all(LENGTHS[ids].sum() <= 600 for ids in sampler(layout="packed", capacity=[600, 600, 500]))
+@pytest.mark.parametrize("policy", UNCAPPED)
+def test_a_capacity_that_a_policy_does_not_obey_is_refused(policy):
+    for capacity in (8, [8, 5, 8], Capacity.uniform(8)):
+        with pytest.raises(UsageError, match=f"capacity: policy '{policy}' obeys no capacities") as refused:
+            sampler(policy=policy, capacity=capacity)
+    assert refused.value.hint.removesuffix(".").split("one of ")[1].split(", ") == CAPPED
 
 
 def test_the_guide_names_the_policies_that_obey_a_capacity():
@@ -215,14 +195,13 @@ def test_the_guide_names_the_policies_that_obey_a_capacity():
         ({"lengths": [3.5] * 20}, r"shape \(20,\) of float64\nhint: Give one whole number per sample"),
         ({"lengths": [[3]] * 20}, r"shape \(20, 1\)"),
         ({"capacity": 0}, "capacity: 0\nhint: Give a whole number of at least 1"),
-        ({"capacity": 2.5}, "capacity: 2.5"),
-        *(({"window": window}, f"window: {window!r}\nhint: Give a whole number of at least 1") for window in (0, "2")),
-        ({"accumulate": 0}, "accumulate: 0\nhint: Give a whole number of at least 1"),
+        ({"window": 0}, "window: 0"),
+        ({"accumulate": 0}, "accumulate: 0"),
         ({"accumulate": 5}, "5 on each of 3 ranks for 12 samples"),
         ({"accumulate": 2, "policy": "prefix"}, "2 with policy 'prefix'"),
         ({"accumulate": 2, "objective": "mean"}, "objective: 'mean'\nhint: Use sum or slots"),
         ({"accumulate": 2, "speeds": [1.0, 1.0, 2.0]}, "accumulate: 2 with ranks of unequal speed"),
-        *(({"second": second}, "second") for second in ([1, 2], [0.5] * 203, [-1] * 203)),
+        ({"second": [0.5] * 203}, "second: shape"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(changes, message):
@@ -230,13 +209,18 @@ def test_settings_that_cannot_work_are_refused(changes, message):
         PlannedBatchSampler(**{"lengths": LENGTHS, "world_size": 3, "rank": 0, "global_batch": 12, **changes})
 
 
-@pytest.mark.parametrize(("key", "value"), [*product(["done"], (-1, 17, 2.5)), *product(["epoch"], (-1, None, 0.5))])
-def test_states_that_cannot_be_are_refused(key, value):
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        *(("done", value, r"state\['done'\]") for value in (-1, 17)),
+        *(("epoch", value, r"state\['epoch'\]") for value in (-1, None)),
+        ("version", 0, "not one of this version"),
+    ],
+)
+def test_states_that_cannot_be_are_refused(key, value, message):
     one = sampler()
-    with pytest.raises(UsageError, match=rf"state\['{key}'\]"):
+    with pytest.raises(UsageError, match=message):
         one.load_state_dict({**one.state_dict(), key: value})
-    with pytest.raises(UsageError, match="not one of this version"):
-        one.load_state_dict({**one.state_dict(), "version": 0})
 
 
 def test_epochs_and_batches_that_cannot_be_are_refused():
@@ -258,20 +242,14 @@ def test_ranks_of_unequal_speed_run_as_many_batches_in_slots_and_where_batches_a
     assert len(seen) == len(set(seen)) == STEPS * BATCH
 
 
-def test_targets_of_one_batch_of_several_do_not_tell_its_weight():
-    with pytest.raises(UsageError, match="of one of the 2 batches of an optimizer step"):
-        sampler(accumulate=2).weight([1, 2], targets=5)
-
-
 X, Y = torch.zeros(5, 7), torch.zeros(5, dtype=torch.int64)
 
 
 @pytest.mark.parametrize(
     "batch",
     [
-        5, np.int64(5), np.uint8(5), np.array(5), torch.tensor(5), [0] * 5, (0,) * 5, range(5), array("q", [0] * 5),
-        list(np.zeros(5, dtype=np.int32)), X, Y, X.numpy(), Y.numpy(), {"labels": Y},
-        {"x": X, "y": Y, "scale": torch.tensor(2.0)}, UserDict(x=X, y=Y.numpy(), names=["a", "b"]),
+        np.int64(5), np.array(5), torch.tensor(5), range(5), array("q", [0] * 5), list(np.zeros(5, dtype=np.int32)),
+        X, Y.numpy(), {"x": X, "y": Y, "scale": torch.tensor(2.0)}, UserDict(x=X, y=Y.numpy(), names=["a", "b"]),
     ],
     ids=lambda batch: f"{type(batch).__module__}.{type(batch).__name__}",
 )  # fmt: skip
@@ -283,51 +261,41 @@ def test_the_weight_of_a_batch_is_its_share(batch):
     ("batch", "message"),
     [
         ([X, Y], "a list does not tell"),
-        ([X[0], X[1], X[2]], "a list does not tell"),
         ({"q": torch.zeros(2), "y": Y}, r"\{'q': 2, 'y': 5\}"),
         ({"names": ["a"] * 5}, r"first dimensions \{\}"),
         ("abcde", "a str does not tell"),
         (5.0, "a float does not tell"),
         (torch.tensor(5.0), "samples: tensor"),
         (None, "a NoneType does not tell"),
-        (0, "samples: 0"),
         ([], "samples: 0"),
         (BATCH + 1, "samples: 13\nhint: Give a whole number from 1 to 12"),
     ],
     ids=str,
 )
 def test_a_batch_whose_samples_are_not_clear_is_refused(batch, message):
-    with pytest.raises(UsageError, match=message) as refused:
+    with pytest.raises(UsageError, match=message):
         sampler().weight(batch)
-    assert "tensor whose first dimension is the batch" in str(refused.value) or "whole number" in str(refused.value)
 
 
 def test_target_weights_need_the_other_ranks():
     alone = PlannedBatchSampler(LENGTHS, 1, 0, BATCH)
     assert alone.weight(X, targets=np.int64(7)) == 1.0
     assert alone.target_weights([3, 0, torch.tensor(9)]) == [0.75, 0.0, 2.25]
-    with pytest.raises(UsageError, match=r"1 of the sampler's 3 ranks can be asked\nhint: .*init_process_group"):
-        sampler().weight(X, targets=7)
+    for one, targets, message in (
+        (alone, 0, "targets: 0 on all ranks"),
+        (alone, -1, "targets: -1"),
+        (sampler(), 7, r"1 of the sampler's 3 ranks can be asked\nhint: .*init_process_group"),
+        (sampler(accumulate=2), 5, "of one of the 2 batches of an optimizer step"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            one.weight(X, targets=targets)
 
 
-@pytest.mark.parametrize(
-    ("targets", "message"), [(0, "targets: 0 on all ranks"), (-1, "targets: -1"), (2.5, "targets: 2.5")]
-)
-def test_targets_that_make_no_weight_are_refused(targets, message):
-    with pytest.raises(UsageError, match=message):
-        PlannedBatchSampler(LENGTHS, 1, 0, BATCH).weight(X, targets=targets)
-
-
-def test_a_packed_row_weighs_what_its_samples_do():
-    row = PackedCollator()([{"input_ids": [7] * n, "labels": [8] * n} for n in (3, 1, 4, 1, 5)])
-    for batch in (row, UserDict(row), row["boundaries"], 5, [0] * 5):
-        assert sampler(layout="packed").weight(batch) == 5 * RANKS / BATCH
-
-
-@pytest.mark.parametrize("part", ["input_ids", "labels", None])
-def test_tensors_of_a_packed_row_are_refused_as_a_batch(part):
+def test_a_packed_row_weighs_what_its_samples_do_and_its_tensors_do_not_tell():
+    one = sampler(policy="packed")
     row = PackedCollator()([{"input_ids": [7] * n, "labels": n % 2} for n in (3, 1, 4, 1, 5)])
-    batch = {"input_ids": row["input_ids"]} if part is None else row[part]
-    with pytest.raises(UsageError, match="tensors do not tell how many samples") as refused:
-        sampler(policy="packed").weight(batch)
-    assert "targets=" in refused.value.hint
+    for batch in (row, UserDict(row), row["boundaries"], 5, [0] * 5):
+        assert one.weight(batch) == 5 * RANKS / BATCH
+    for batch in (row["input_ids"], row["labels"], {"input_ids": row["input_ids"]}):
+        with pytest.raises(UsageError, match=r"tensors do not tell how many samples(.|\n)*targets="):
+            one.weight(batch)

@@ -49,11 +49,8 @@ def test_what_is_not_sent_whole(form: str, names: set[str]) -> None:
 def test_matrices_of_low_rank_come_back() -> None:
     made = PowerSgd(2, min_elements=0)
     flat = torch.zeros(SIZE)
-    weight, kernel = (
-        SEGMENTS[place].of(flat).view(SHAPES[name][0], -1) for place, name in enumerate(["weight", "kernel"])
-    )
-    weight.copy_(torch.randn(30, 2) @ torch.randn(2, 20))
-    kernel.copy_(torch.randn(8, 1) @ torch.randn(1, 15))  # of a lower rank than there are columns
+    SEGMENTS[0].of(flat).view(30, 20).copy_(torch.randn(30, 2) @ torch.randn(2, 20))
+    SEGMENTS[1].of(flat).view(8, 15).copy_(torch.randn(8, 1) @ torch.randn(1, 15))  # of a lower rank than columns
     found = alone(made, flat)
     torch.testing.assert_close(found, flat, rtol=1e-4, atol=1e-4)
 
@@ -64,10 +61,7 @@ def test_the_last_result_makes_the_next_better() -> None:
     flat = gradient(0, 0)
     weight = SEGMENTS[0].of(flat)
     best = float(torch.linalg.svdvals(weight)[2:].norm())
-    errors = []
-    for _ in range(60):
-        found = alone(made, flat)
-        errors.append(float((SEGMENTS[0].of(found) - weight).norm()))
+    errors = [float((SEGMENTS[0].of(alone(made, flat)) - weight).norm()) for _ in range(60)]
     assert errors[0] > 1.05 * best
     assert errors[-1] == pytest.approx(best, rel=1e-2)
 

@@ -102,10 +102,7 @@ def test_scores_far_apart_give_no_nan(kernel):
     with torch.no_grad():
         given[0].mul_(100)
         given[0][:, ::2].mul_(-1)
-    result = kernel.apply(*given[:3], True)
-    for each in (result, *torch.autograd.grad(result, given[:3], given[3])):
-        assert torch.isfinite(each).all()
-    assert float((result.detach() - by_softmax(given, True)[0]).abs().max()) < 1e-4
+    agree(kernel, given, True, most=1e-2)
 
 
 def test_under_autocast_as_torchs_own():
@@ -113,8 +110,8 @@ def test_under_autocast_as_torchs_own():
     with torch.autocast("cpu", torch.bfloat16):
         result = FlashAttentionTorch.apply(*given[:3], True)
         own = torch.nn.functional.scaled_dot_product_attention(*given[:3], is_causal=True)
-    assert result.dtype is own.dtype is torch.bfloat16
-    assert float((result - own).detach().abs().max()) < 5e-2
+    assert result.dtype is torch.bfloat16
+    torch.testing.assert_close(result, own, rtol=0, atol=5e-2)
     gradients = torch.autograd.grad(result, given[:3], given[3].bfloat16())
     assert all(each.dtype is torch.float32 and torch.isfinite(each).all() for each in gradients)
 
@@ -172,9 +169,8 @@ def test_without_triton_or_where_it_cannot_compute(monkeypatch):
     assert find_spec("triton") is None or "float64" in double.value.message
     monkeypatch.setitem(sys.modules, "dynbench.kernels.flash_triton_launch", None)
     monkeypatch.delattr("dynbench.kernels.flash_triton_launch", raising=False)
-    with pytest.raises(UsageError, match="needs Triton") as absent:
+    with pytest.raises(UsageError, match=r"needs Triton.*\nhint: .*pip install 'dynbench\[triton\]'"):
         FlashAttentionTriton.apply(query, key, value)
-    assert "pip install 'dynbench[triton]'" in absent.value.hint and "\n" not in absent.value.message
 
 
 def test_tiles_are_tuned_for_lengths_of_their_own(monkeypatch):

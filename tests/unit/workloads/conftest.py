@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from architectures import write_config
+from torch import nn
+
+from dynbench.config.layers import load_config
+from dynbench.config.schema import Config
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["good", "bad", "film", "very", "un", "##like", "##ly", ".", "the", "a"]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "absent": Path.unlink,
+    "garbage": lambda file: file.write_bytes(b"x" * 200),
+    "cut": lambda file: os.truncate(file, file.stat().st_size // 2),
+}
+
+
+def configured(*settings: str, **options: bool) -> Config:
+    """Those without a section are of the workload."""
+    given = [each if "." in each.partition("=")[0] else f"workload.{each}" for each in settings]
+    return load_config(None, given, **options)
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    """Whether parameters and statistics are equal."""
+    state, others = one.state_dict(), other.state_dict()
+    return all(torch.equal(state[name], others[name]) for name in state)
 
 
 @pytest.fixture(autouse=True)
@@ -35,16 +61,13 @@ def vocab_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as transformers saves it: a headless DistilBERT of 64 positions, and its tokenizer."""
     import tokenizers
-    import torch
     import transformers
 
-    folder = tmp_path_factory.mktemp("model")
-    config = transformers.DistilBertConfig(
-        vocab_size=len(SPECIAL + WORDS), dim=16, hidden_dim=32, n_layers=1, n_heads=2, max_position_embeddings=64
-    )
+    folder = write_config(tmp_path_factory.mktemp("model"), "distilbert", vocab_size=len(SPECIAL + WORDS))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
-        transformers.DistilBertModel(config).save_pretrained(folder)
+        config = transformers.AutoConfig.from_pretrained(folder)
+        transformers.AutoModel.from_config(config).save_pretrained(folder)
     vocabulary = {word: index for index, word in enumerate(SPECIAL + WORDS)}
     backend = tokenizers.Tokenizer.from_str(tokenizers.BertWordPieceTokenizer(vocabulary, lowercase=True).to_str())
     special = {f"{word[1:-1].lower()}_token": word for word in SPECIAL[:4]}

@@ -8,21 +8,20 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from unit.workloads.conftest import DAMAGES
 
 from dynbench.cli.main import main
-from dynbench.config.layers import load_config
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError
 from dynbench.workloads import token_shards
-from dynbench.workloads.cache import RECORD, cache_entries, cache_folder
-from dynbench.workloads.registry import build_workload
+from dynbench.workloads.cache import RECORD, cache_entries, cache_folder, contents_of
+from dynbench.workloads.datasets.base import CorpusSplit
 from dynbench.workloads.token_shards import ARRAYS, Texts, already_checked, load_or_tokenise
 
 TEXTS = ["a" * (index % 7 + 1) + str(index) for index in range(40)]
@@ -37,29 +36,23 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_shards, "CHUNK_CHARACTERS", 12)
 
 
-class Letters:
-    """Tokenises by character, at most five; remembers what it was given, and is killed at a text that ends so."""
+def texts_of(texts: Sequence[str] = TEXTS, seen: Callable[[Sequence[str]], object] = len, stop: str = "none") -> Texts:
+    """Tokenised by character, at most five; `seen` is told of them, and the writer is killed at one that ends so."""
 
-    def __init__(self, stop: str = "none") -> None:
-        self.seen: list[str] = []
-        self.stop = stop
-
-    def __call__(self, texts: Sequence[str]) -> Iterator[tuple[list[int], int]]:
-        if any(text.endswith(self.stop) for text in texts):
+    def encode(some: Sequence[str]) -> Iterator[tuple[list[int], int]]:
+        if any(text.endswith(stop) for text in some):
             os.kill(os.getpid(), signal.SIGKILL)
-        self.seen += texts
-        return (([ord(letter) for letter in text[:5]], max(0, len(text) - 5)) for text in texts)
+        seen(some)
+        return (([ord(letter) for letter in text[:5]], max(0, len(text) - 5)) for text in some)
 
-
-def texts_of(texts: Sequence[str] = TEXTS, encode: Letters | None = None) -> Texts:
-    return Texts(lambda: iter(texts), encode or Letters(), np.uint16, sum(map(len, texts)), "here", False)
+    return Texts(lambda: iter(texts), encode, np.uint16, sum(map(len, texts)), "here", False)
 
 
 def written(folder: Path, texts: Sequence[str] = TEXTS, facts: Mapping[str, object] = FACTS) -> list[str]:
     """The texts that were tokenised for a folder of shards."""
-    encode = Letters()
-    load_or_tokenise(folder, facts, texts_of(texts, encode))
-    return encode.seen
+    seen: list[str] = []
+    load_or_tokenise(folder, facts, texts_of(texts, seen.extend))
+    return seen
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -73,35 +66,16 @@ def whole(tmp_path: Path) -> dict[str, bytes]:
     return files(tmp_path / "a")
 
 
-def test_the_shards_hold_every_text_in_order_and_are_only_read_again(tmp_path):
-    shards = load_or_tokenise(tmp_path / "a", FACTS, texts_of())
-    assert len(shards.ids) > 5
-    assert {(type(array), array.dtype) for array in shards.ids} == {(np.memmap, np.dtype(np.uint16))}
-    found = [
-        "".join(map(chr, ids[begin:end]))
-        for ids, offsets in zip(shards.ids, shards.offsets, strict=True)
-        for begin, end in pairwise(offsets)
-    ]
-    assert found == [text[:5] for text in TEXTS]
-    assert shards.lengths.tolist() == list(map(len, found))
-    assert np.concatenate(shards.removed).tolist() == [max(0, len(text) - 5) for text in TEXTS]
-    assert written(tmp_path / "a") == []
-    assert load_or_tokenise(tmp_path / "a", FACTS, texts_of()).digest == shards.digest
-
-
-DAMAGES = {
+OF_SHARDS = DAMAGES | {
     "a byte": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\xff"),
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:-2]),
     "empty": lambda path: path.write_bytes(b""),
-    "no array": lambda path: path.write_bytes(b"x" * 200),
-    "gone": lambda path: path.unlink(),
 }
 
 
 @pytest.mark.parametrize("array", ARRAYS)
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", OF_SHARDS)
 def test_a_damaged_shard_alone_is_made_again_with_a_warning(tmp_path, whole, array, damage, caplog):
-    DAMAGES[damage](tmp_path / "a" / f"00002.{array}.npy")
+    OF_SHARDS[damage](tmp_path / "a" / f"00002.{array}.npy")
     assert 0 < len(written(tmp_path / "a")) < 10 and "shard 2 cannot be used" in caplog.text
     assert files(tmp_path / "a") == whole
 
@@ -137,7 +111,7 @@ def test_what_is_wrong_with_a_text_is_raised_with_its_number(tmp_path):
 
 
 def test_a_killed_writer_leaves_what_another_continues(tmp_path, whole, caplog):
-    process = FORK.Process(target=load_or_tokenise, args=(tmp_path / "b", FACTS, texts_of(encode=Letters("30"))))
+    process = FORK.Process(target=load_or_tokenise, args=(tmp_path / "b", FACTS, texts_of(stop="30")))
     process.start()
     process.join()
     record = json.loads((tmp_path / "b" / RECORD).read_text())
@@ -150,66 +124,52 @@ def test_a_killed_writer_leaves_what_another_continues(tmp_path, whole, caplog):
     assert files(tmp_path / "b") == whole
 
 
-def test_of_several_at_once_one_writes(tmp_path):
+def test_of_several_at_once_one_writes_what_all_map(tmp_path):
     with FORK.Pool(3, initializer=FORK.Barrier(3).wait) as pool:
         each = pool.map(written, [tmp_path / "a"] * 3, chunksize=1)
     assert sorted(map(len, each)) == [0, 0, len(TEXTS)]
+    shards = load_or_tokenise(tmp_path / "a", FACTS, texts_of())
+    assert len(shards.ids) > 5
+    assert {(type(array), array.dtype) for array in shards.ids} == {(np.memmap, np.dtype(np.uint16))}
+    assert shards.lengths.tolist() == [min(5, len(text)) for text in TEXTS]
+    assert np.concatenate(shards.removed).tolist() == [max(0, len(text) - 5) for text in TEXTS]
 
 
-def test_the_folder_is_the_named_one_else_the_users(monkeypatch, tmp_path):
-    assert cache_folder(Workload(cache_dir=str(tmp_path))) == tmp_path
-    monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "named"))
-    assert cache_folder(Workload()) == tmp_path / "named"
+def test_the_folder_is_the_users_where_none_is_named(monkeypatch, tmp_path):
     monkeypatch.delenv("DYNBENCH_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder(Workload()) == tmp_path / "xdg" / "dynbench"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder(Workload()) == tmp_path / "dynbench"
+    assert cache_folder(Workload(cache_dir="named")) == Path("named")
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of texts as samples of two lengths, and files of somebody else."""
-    folder, texts = tmp_path / "cache", tmp_path / "texts.jsonl"
-    monkeypatch.setenv("DYNBENCH_CACHE", str(folder))
-    texts.write_text("".join(json.dumps({"sentence": f"number {i}", "label": i % 2}) + "\n" for i in range(40)))
-    tokenise(tmp_path, 16)
-    tokenise(tmp_path, 24)
-    (folder / "images-0123.json").write_text("{}")
-    (folder / f"{'0' * 32}.npz").write_text("of an earlier version")
-    (folder / "notes.txt").write_text("mine")
+def cache() -> Path:
+    """Shards, a count of texts, two files more and what is somebody else's, all of it from long ago."""
+    folder, long_ago = cache_folder(Workload()), time.time() - 40 * 86_400
+    contents_of(folder, CorpusSplit(lambda: iter(TEXTS), "here", ("here", 0)))
+    for name in ("old", "used"):
+        written(folder / name)
     (folder / "thesis").mkdir()
-    (folder / "thesis" / RECORD).write_text("{}")
+    for name in ("images-0123.json", f"{'0' * 32}.npz", "notes.txt", f"thesis/{RECORD}"):
+        (folder / name).write_text("{}")
+    for path in folder.rglob("*"):
+        os.utime(path, (long_ago, long_ago))
     return folder
 
 
-def tokenise(folder: Path, length: int) -> None:
-    settings = ["name=causal_lm", "size=tiny", "dataset=jsonl", f"data_path={folder / 'texts.jsonl'}"]
-    given = [f"workload.{each}" for each in (*settings, f"max_length={length}")]
-    build_workload(load_config(None, [*given, "train.global_batch=4"]))
+def test_all_of_ours_and_nothing_else_is_listed_and_removed_once_it_is_old(cache, capsys):
+    def names() -> set[str]:
+        return {entry.path.name for entry in cache_entries(cache)}
 
-
-def test_everything_of_ours_is_listed_and_nothing_else(cache):
-    found = cache_entries(cache)
-    ours = {path for path in cache.iterdir() if path.suffix != ".lock"} - {cache / "notes.txt", cache / "thesis"}
-    assert {entry.path for entry in found} == ours and len([entry for entry in found if entry.path.is_dir()]) == 4
-    shards = next(entry for entry in found if entry.path.is_dir())
-    assert shards.size == sum(file.stat().st_size for file in shards.path.iterdir()) > 100
-    assert cache_entries(cache / "nowhere") == []
-
-
-def test_what_is_old_is_removed_and_what_is_used_is_not_old(cache, capsys):
-    long_ago = time.time() - 40 * 86_400
-    for entry in cache_entries(cache):
-        for path in (entry.path, entry.path / RECORD) if entry.path.is_dir() else (entry.path,):
-            os.utime(path, (long_ago, long_ago))
-    tokenise(cache.parent, 24)
+    (count,) = cache.glob("*.contents.json")
+    old = {"old", count.name, "images-0123.json", f"{'0' * 32}.npz"}
+    assert written(cache / "used") == [] and names() == old | {"used"}
     assert main(["data", "cache", "--older-than", "30d", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    names = {entry["name"] for entry in listed["entries"]}
-    assert [sum(f"-{length}-" in name for name in names) for length in (16, 24)] == [2, 0]
-    assert listed["bytes"] == sum(entry["bytes"] for entry in listed["entries"]) and not listed["removed"]
-    before = {entry.path.name for entry in cache_entries(cache)}
+    sizes = {entry["name"]: entry["bytes"] for entry in listed["entries"]}
+    assert sizes.keys() == old and sizes["old"] == sum(file.stat().st_size for file in (cache / "old").iterdir())
+    assert listed["bytes"] == sum(sizes.values()) and not listed["removed"]
     assert main(["data", "cache", "--older-than", "30d", "--remove"]) == 0
-    assert {entry.path.name for entry in cache_entries(cache)} == before - names != set()
+    assert names() == {"used"}
     assert main(["data", "cache", "--remove", "-q"]) == 0
-    assert cache_entries(cache) == []
-    assert (cache / "notes.txt").exists() and (cache / "thesis" / RECORD).exists()
+    assert names() == set() and (cache / "notes.txt").exists() and (cache / "thesis" / RECORD).exists()

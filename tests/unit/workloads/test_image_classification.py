@@ -14,10 +14,9 @@ import transformers
 from batches import batch_of
 from photographs import CLASSES, write_folder
 from PIL import Image
-from torch import nn
 from transformers import GPT2Config, ResNetConfig, ResNetForImageClassification, ViTConfig
+from unit.workloads.conftest import configured, same
 
-from dynbench.config.layers import load_config
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError, UsageError
 from dynbench.workloads import image_classification as module
@@ -26,15 +25,13 @@ from dynbench.workloads.image_classification import DEVIATION, MEAN, ImageClassi
 
 
 def settings(*given: str) -> Workload:
-    return load_config(None, [f"workload.{each}" for each in ("name=image_classification", *given)]).workload
+    return configured("name=image_classification", *given).workload
 
 
 def classification(*more: str, data: Path | None = None) -> ImageClassification:
     """Of generated images, or of a folder of them."""
-    given = ("name=image_classification", "size=small", *more)
     own = () if data is None else ("dataset=image_folder", f"data_path={data}", f"cache_dir={data.parent}")
-    config = load_config(None, [*(f"workload.{each}" for each in (*given, *own)), "train.global_batch=8"])
-    return ImageClassification(config)
+    return ImageClassification(configured("name=image_classification", "size=small", *more, *own))
 
 
 @pytest.fixture(scope="module")
@@ -42,48 +39,32 @@ def workload() -> ImageClassification:
     return classification("image_size=16")
 
 
-def same(one: nn.Module, other: nn.Module) -> bool:
-    """Parameters and statistics."""
-    state, others = one.state_dict(), other.state_dict()
-    return all(torch.equal(state[name], others[name]) for name in state)
+@pytest.mark.parametrize("val", [0, 3])
+def test_without_a_folder_of_its_own_a_part_is_held_out(tmp_path, val):
+    found = classification("image_size=16", data=write_folder(tmp_path / "data", train=30, val=val))
+    assert sorted([*found.train.tokens, *found.eval.tokens]) == [*range(90 + 3 * val)]
+    batch = batch_of(found, np.arange(9), data=found.eval)
+    assert batch["pixels"].float().mean((2, 3)).argmax(1).tolist() == batch["labels"].tolist()
 
 
-def test_what_the_model_sees(workload):
-    ids = np.array([4, 9, 2])
-    batch = batch_of(workload, ids)
-    assert (batch["pixels"].dtype, tuple(batch["pixels"].shape)) == (torch.uint8, (3, 3, 16, 16))
-    seen = []
-    model = workload.build_model(0).double()
+def test_a_saved_model_names_its_classes_and_says_what_it_sees_of_images(tmp_path):
+    data, last, seen = write_folder(tmp_path / "data", size=(40, 40)), tmp_path / "last", []
+    found = classification("image_size=56", data=data)
+    model, batch = found.build_model(1).double().eval(), batch_of(found, np.flatnonzero(found.train.labels == 1)[:1])
+    assert (batch["pixels"].dtype, tuple(batch["pixels"].shape)) == (torch.uint8, (1, 3, 56, 56))
     model.register_forward_pre_hook(lambda _, __, kwargs: seen.append(kwargs["pixel_values"]), with_kwargs=True)
-    workload.loss(model, batch)
+    found.loss(model, batch)
     mean, deviation = (torch.tensor(values, dtype=torch.float64).view(3, 1, 1) for values in (MEAN, DEVIATION))
     torch.testing.assert_close(seen[0], (batch["pixels"].double() / 255 - mean) / deviation)
-
-
-def test_without_a_folder_of_its_own_a_part_is_held_out(tmp_path):
-    found = classification("image_size=16", "subset=20", data=write_folder(tmp_path / "data", train=10, val=0))
-    assert (len(found.train), len(found.eval)) == (20, 3)
-    assert len({int(number) for data in (found.train, found.eval) for number in data.tokens}) == 23
-    for data in (found.train, found.eval):
-        batch = batch_of(found, np.arange(len(data)), data=data)
-        assert batch["pixels"].float().mean((2, 3)).argmax(1).tolist() == batch["labels"].tolist()
-
-
-def test_a_saved_model_names_its_classes_and_says_how_large_its_images_are(tmp_path):
-    data, last = write_folder(tmp_path / "data", size=(40, 40)), tmp_path / "last"
-    found = classification("image_size=56", data=data)
-    found.save(last, found.build_model(1).state_dict())
+    found.save(last, model.float().state_dict())
     labels = json.loads((last / "config.json").read_text())["id2label"]
     assert [labels[str(number)] for number in range(3)] == list(CLASSES)
     again = classification("weights=pretrained", f"model={last}", data=data)
     assert batch_of(again, np.arange(1))["pixels"].shape[-1] == 56
-    assert str(last) in again.facts["decisions"]["workload.image_size"]["reason"]
     read = transformers.AutoImageProcessor.from_pretrained(last, use_fast=False)
     with Image.open(data / "train" / "bee" / "00.jpg") as image:
         theirs = torch.as_tensor(np.asarray(read(image)["pixel_values"][0]))
-    ours = batch_of(found, np.flatnonzero(found.train.labels == 1)[:1])["pixels"][0] / 255
-    ours = (ours - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(DEVIATION).view(3, 1, 1)
-    assert theirs.shape == ours.shape and (theirs - ours).abs().max() < 0.05
+    torch.testing.assert_close(theirs.double(), seen[0][0], rtol=0, atol=0.05)
 
 
 def test_one_image_alone_is_trained_on_too(workload):
@@ -160,24 +141,10 @@ def test_a_file_of_torchvisions_weights_is_read_and_another_head_stays_random(tm
         source.build(0)
 
 
-def test_a_saved_folder_is_read_back_with_its_head_where_the_classes_are_as_many(tmp_path):
-    """And its statistics, as it is tried without changing them."""
-    model = ResNetForImageClassification(ResNetConfig(**NARROW, num_labels=4))
-    model(torch.randn(4, 3, 48, 48) * 3 + 1)
-    model.save_pretrained(tmp_path)
-    equal, other = (
-        image_model(settings("weights=pretrained", f"model={tmp_path}"), classes, 32).build(0) for classes in (4, 6)
-    )
-    assert same(model, equal) and same(model.resnet, other.resnet)
-    shaped = image_model(settings("weights=random", f"model={tmp_path}"), 5, 32).build(0)
-    assert (len(other.classifier[1].weight), len(shaped.classifier[1].weight)) == (6, 5)
-
-
 def test_other_architectures_are_tried_on_images_of_the_size(tmp_path):
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     ViTConfig(**shape, image_size=32, patch_size=8).save_pretrained(tmp_path)
     given = settings("weights=random", f"model={tmp_path}")
-    image_model(given, 3, 32).build(0)
     with pytest.raises(UsageError, match="cannot classify images of 48 by 48 pixels"):
         image_model(given, 3, 48).build(0)
     GPT2Config(n_embd=8, n_layer=1, n_head=1).save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""From texts to samples: labelled, whole, or in blocks, few or many, in memory or on disk, the same."""
+"""From texts to samples: labelled, whole, or in blocks, few or many, in memory or on disk, the same; taken, padded."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from unit.workloads.conftest import SPECIAL
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError
@@ -23,7 +26,6 @@ from dynbench.workloads.tokenizer import TextTokenizer
 
 SOURCE, DEV = "numbers.json", "dev.json"
 NUMBERS = [" ".join(str((index * 7 + word) % 90) for word in range(index % 11 + 2)) for index in range(200)]
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 
 
 def labelled(texts: Sequence[str] = NUMBERS, labels: Sequence[int] = (0, 1), source: str = SOURCE) -> TextSplit:
@@ -150,11 +152,11 @@ def test_what_is_cached_is_of_use_while_the_source_stays(made, caplog, monkeypat
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"state": ["%s", 0]}', '{"state": ["%s", 0], "contents": 1}'])
 def test_a_broken_count_is_made_again_with_a_warning(made, content, tmp_path, caplog):
-    made(cache_dir=str(tmp_path))
-    (path,) = tmp_path.glob("*.contents.json")
+    made()
+    (path,) = tmp_path.glob("*/*.contents.json")
     whole = path.read_text()
     path.write_text(content.replace("%s", SOURCE))
-    made(cache_dir=str(tmp_path))
+    made()
     assert path.read_text() == whole and "cannot be read" in caplog.text
 
 
@@ -205,10 +207,7 @@ def test_what_takes_long_is_logged_with_its_rate(made, monkeypatch, caplog):
 
 
 def test_a_text_without_any_token_is_named(made, monkeypatch):
-    def bare(self: TextTokenizer, max_length: int | None):
-        return lambda texts: (([1] * len(text.split()), 0) for text in texts)
-
-    monkeypatch.setattr(TextTokenizer, "encoder", bare)
+    monkeypatch.setattr(TextTokenizer, "encoder", lambda *_: lambda texts: ((text.split(), 0) for text in texts))
     with pytest.raises(DataError, match=r"numbers.json: the text '' of sample 2 has no token"):
         made(["1 2", ""])
 
@@ -242,3 +241,65 @@ def test_labels_that_training_never_shows_are_refused_and_gaps_count(made):
 def test_one_label_only_warns_and_still_makes_two_classes(made, caplog, classes, label):
     assert made(replace(labelled(labels=(0,)), classes=classes)).num_labels == 2
     assert f"has the label {label}: nothing to learn" in caplog.text
+
+
+samples_of = st.lists(st.lists(st.integers(1, 999), min_size=1, max_size=9), min_size=1, max_size=12)
+
+
+def data_of(samples: list[list[int]]) -> TokenisedData:
+    return TokenisedData.from_samples(samples, np.arange(len(samples), dtype=np.int64))
+
+
+@pytest.mark.slow
+@given(samples_of, st.lists(st.integers(2, 10), max_size=3), st.integers(0, 5), st.data())
+def test_cut_taken_and_padded_samples_are_as_lists_are(samples, limits, extra, draw):
+    """Of a cut sample the last token stays the last."""
+    data, whole = data_of(samples), [*map(len, samples)]
+    for limit in limits:
+        data = data.truncate(limit)
+        samples = [s if len(s) <= limit else [*s[: limit - 1], s[-1]] for s in samples]
+    assert data.fingerprint == data_of(samples).fingerprint
+    ids = np.array(draw.draw(st.lists(st.integers(0, len(samples) - 1), max_size=8)), dtype=np.int64)
+    taken, wanted = data.take(ids), [samples[i] for i in ids]
+    assert taken.fingerprint == TokenisedData.from_samples(wanted, ids).fingerprint
+    if wanted:
+        removed, described = [whole[i] - len(samples[i]) for i in ids], taken.describe()
+        assert [described[f"cut_{what}"] for what in ("samples", "tokens")] == [np.count_nonzero(removed), sum(removed)]
+        assert described["classes"] == len({*ids.tolist()})
+        width = max(map(len, wanted)) + extra
+        rows, valid = data.padded(ids, width, pad_id=0)
+        assert rows.tolist() == [sample + [0] * (width - len(sample)) for sample in wanted]
+        assert np.array_equal(valid, rows > 0)
+
+
+def test_fingerprint_changes_with_a_token_a_boundary_and_a_label():
+    found = [data_of(samples) for samples in ([[1, 2], [3]], [[1, 9], [3]], [[1], [2, 3]])]
+    found.append(TokenisedData.from_samples([[1, 2], [3]], np.array([0, 0])))
+    assert len({each.fingerprint for each in found}) == 4
+
+
+def test_weights_go_with_their_samples_and_into_the_fingerprint():
+    plain = data_of([[1, 2], [3], [4, 5, 6]])
+    weighed, ones = plain.weighed([2, 0, 0.5]), plain.weighed([1, 1, 1])
+    assert (plain.weight(np.arange(3)), weighed.weight(np.arange(3)), weighed.weight(np.array([1]))) == (3, 2.5, 0)
+    assert weighed.take(np.array([2, 1, 2])).weights.tolist() == [0.5, 0, 0.5]
+    assert (ones.weights, ones.fingerprint) == (None, plain.fingerprint) != (None, weighed.fingerprint)
+
+
+WEIGHTS = ([1, 2], [1, -1, 2], [1, float("nan"), 2], [[1, 2, 3]])
+
+
+def test_what_cannot_be_is_refused():
+    labels = np.zeros(3, dtype=np.int64)
+    data = TokenisedData.from_samples([[1, 2, 3], [3], [3]], labels, weights=[3, 1, 1])
+    assert data.truncate(3) is data
+    for said, make, *values in (
+        ("offsets", TokenisedData.from_arrays, np.ones(3, np.int32), np.array([0, 2]), labels[:1]),
+        ("no tokens", TokenisedData.from_samples, [[1], [], [1]], labels),
+        ("could not convert", data.weighed, ["a", "b", "c"]),
+        *(("weights are one finite number", data.weighed, weights) for weights in WEIGHTS),
+        ("cut first, then weigh", data.truncate, 2),
+        ("a sample of 3 tokens cannot be padded to 2", data.padded, np.array([0]), 2, 0),
+    ):
+        with pytest.raises(ValueError, match=said):
+            make(*values)

@@ -67,25 +67,6 @@ def test_words_are_split_as_bert_splits_them(tmp_path):
     assert encoded(load(tmp_path / "vocab.txt"), list(sentences)) == expected
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "said"),
-    [
-        ("vocab.txt", None, "No such file"),
-        ("vocab.txt", "", "empty; expected one WordPiece token per line"),
-        ("vocab.txt", "[PAD]\n[UNK]\nword\n", r"no \[CLS\], \[SEP\]; expected a WordPiece vocabulary"),
-        ("README.md", "no tokenizer here", r"workload\.tokenizer: .*: expected a tokenizer saved by transformers"),
-        ("tokenizer.json", '{"foo": 1}', "expected a tokenizer saved by transformers"),
-        ("tokenizer_config.json", "[]", "expected a tokenizer saved by transformers"),
-    ],
-)
-def test_what_is_no_tokenizer_is_named(tmp_path, file, text, said):
-    path = tmp_path / file
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(DataError, match=said):
-        load(path if file == "vocab.txt" else tmp_path)
-
-
 @pytest.mark.parametrize(("special", "pad_id"), [({}, None), ({"eos_token": "[SEP]"}, 3)])
 def test_without_a_padding_token_the_end_pads_or_nothing_does(model_folder, tmp_path, special, pad_id):
     for name in ("tokenizer.json", "config.json"):
@@ -110,7 +91,7 @@ def test_a_byte_is_its_own_token_and_a_cut_text_has_no_end(text, most):
 
 
 def test_bytes_are_the_default_of_language_models_of_their_own_size():
-    assert load_tokenizer(Workload(name="causal_lm")).vocab_size == 259
+    assert Workload(name="causal_lm").tokenizer_name == "bytes"
     assert Workload(name="causal_lm", weights="pretrained", model="m").tokenizer_name == "m"
     assert Workload(name="causal_lm", size="model", model="m").tokenizer_name == "m"
     assert Workload().tokenizer_name == "distilbert-base-uncased"
@@ -138,23 +119,33 @@ def test_merges_are_found_beside_the_vocabulary(trained, tmp_path):
         assert padding_of(found) == found.end_id == reference.token_to_id(END)
 
 
+UNUSED = r"no merges, so that none of the \d+ pieces of own-vocab\.json is ever used"
+VERSION = "#version: 0.2\n"
+
+
 @pytest.mark.parametrize(
-    ("vocabulary", "merges", "said"),
+    ("file", "text", "merges", "said"),
     [
-        ("trained", None, r"no merges beside it, neither own-merges\.txt nor merges\.txt"),
-        ("trained", "", r"no merges, so that none of the \d+ pieces of own-vocab\.json is ever used"),
-        ("trained", "#version: 0.2\n", r"no merges, so that none of the \d+ pieces of own-vocab\.json is ever used"),
-        ({"漢": 0}, "#version: 0.2\n", "does not come back from its tokens"),
-        ([1], "#version: 0.2\n", "no JSON object"),
+        ("vocab.txt", None, None, "No such file"),
+        ("vocab.txt", "", None, "empty; expected one WordPiece token per line"),
+        ("vocab.txt", "[PAD]\n[UNK]\nword\n", None, r"no \[CLS\], \[SEP\]; expected a WordPiece vocabulary"),
+        ("README.md", "no tokenizer here", None, r"workload\.tokenizer: .*: expected a tokenizer saved by"),
+        ("tokenizer.json", '{"foo": 1}', None, "expected a tokenizer saved by transformers"),
+        ("tokenizer_config.json", "[]", None, "expected a tokenizer saved by transformers"),
+        ("own-vocab.json", "trained", None, r"no merges beside it, neither own-merges\.txt nor merges\.txt"),
+        ("own-vocab.json", "trained", "", UNUSED),
+        ("own-vocab.json", "trained", VERSION, UNUSED),
+        ("own-vocab.json", '{"漢": 0}', VERSION, "does not come back from its tokens"),
+        ("own-vocab.json", "[1]", VERSION, "no JSON object"),
     ],
 )
-def test_a_vocabulary_that_makes_nothing_of_a_text_is_refused(trained, tmp_path, vocabulary, merges, said):
-    stored = (trained / "small-vocab.json").read_text() if vocabulary == "trained" else json.dumps(vocabulary)
-    (tmp_path / "own-vocab.json").write_text(stored, encoding="utf-8")
-    if merges is not None:
-        (tmp_path / "merges.txt").write_text(merges, encoding="utf-8")
+def test_what_is_no_tokenizer_or_makes_nothing_of_a_text_is_refused(trained, tmp_path, file, text, merges, said):
+    stored = (trained / "small-vocab.json").read_text() if text == "trained" else text
+    for name, content in ((file, stored), ("merges.txt", merges)):
+        if content is not None:
+            (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=said):
-        load(tmp_path / "own-vocab.json")
+        load(tmp_path / file if "vocab" in file else tmp_path)
 
 
 def test_letters_alone_need_no_merges(tmp_path):

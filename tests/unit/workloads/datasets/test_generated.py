@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
+from unit.workloads.conftest import configured
 
-from dynbench.config.schema import Config, Train, Workload
+from dynbench.config.schema import Workload
 from dynbench.errors import DataError
-from dynbench.lengths import READERS, SHIPPED, encode_trace
-from dynbench.workloads.batches import make_micro_batch
+from dynbench.lengths import SHIPPED
 from dynbench.workloads.datasets import generated
-from dynbench.workloads.datasets.generated import generate_samples, load_embedded, load_lengths, load_lognormal
+from dynbench.workloads.datasets.generated import generate_samples, load_embedded, load_lognormal
 from dynbench.workloads.registry import build_workload
 
 TRACE = np.random.default_rng(5).integers(1, 60, 400)
 
 
-def settings(path: Path, **more: object) -> Workload:
-    return Workload(dataset="lengths", data_path=str(path), **more)  # type: ignore[arg-type]
-
-
-def loaded(path: Path, seed: int = 0, **more: object):
-    return build_workload(Config(workload=settings(path, **more), train=Train(seed=seed)))
+def loaded(path: Path, *more: str) -> Any:
+    return build_workload(configured("dataset=lengths", f"data_path={path}", *more))
 
 
 @pytest.fixture
@@ -51,16 +48,6 @@ def test_special_tokens_frame_a_sample_and_one_token_is_the_first(data):
         assert all(generated.FIRST_WORD_ID <= word < generated.VOCAB_SIZE for word in sample[1:-1])
 
 
-def test_words_tell_the_label():
-    """Counting each class's own words is right more than nine times in ten, and no better on shuffled labels."""
-    data = load_embedded(Workload()).eval.data
-    own = (data.tokens - generated.FIRST_WORD_ID) // generated.WORDS_PER_CLASS
-    votes = np.select([own == 0, own == 1], [-1, 1], 0)
-    guess = np.add.reduceat(votes, data.offsets[:-1]) > 0
-    assert (guess == data.labels).mean() > 0.9
-    assert (guess == np.random.default_rng(0).permutation(data.labels)).mean() < 0.6
-
-
 def test_hashed_words_are_as_likely_as_drawn_ones():
     theirs = load_embedded(Workload()).train.data
     ours = generate_samples(theirs.lengths, 0)
@@ -71,8 +58,9 @@ def test_hashed_words_are_as_likely_as_drawn_ones():
             words = data.tokens[(np.repeat(data.labels, data.lengths) == label) & (data.tokens >= 1000)]
             shares.append(np.bincount(words - 1000, minlength=3096) / len(words))
         assert np.abs(shares[0] - shares[1]).max() < 0.005
-        own = shares[0][label * 48 : (label + 1) * 48]
-        assert own.sum() == pytest.approx(generated.SIGNAL, abs=0.01) and own.min() > 0
+        for share in shares:
+            own = share[label * 48 : (label + 1) * 48]
+            assert own.sum() == pytest.approx(0.3, abs=0.01) and own.min() > 0
 
 
 def test_a_sample_depends_on_its_index_alone_and_a_cut_one_keeps_its_beginning(monkeypatch):
@@ -85,51 +73,37 @@ def test_a_sample_depends_on_its_index_alone_and_a_cut_one_keeps_its_beginning(m
     assert generate_samples(TRACE, 0).fingerprint == whole.fingerprint
 
 
-@pytest.mark.parametrize("suffix", READERS)
-def test_every_format_gives_the_same_samples_with_exactly_its_lengths(tmp_path, trace, suffix):
-    path = tmp_path / f"other{suffix}"
-    path.write_bytes(encode_trace(TRACE, path))
-    found, same = loaded(path), loaded(trace)
-    assert found.train.lengths.tolist() == TRACE.tolist()
-    assert found.train.fingerprint == same.train.fingerprint and found.eval.fingerprint == same.eval.fingerprint
-
-
 def test_nothing_is_held_out_and_evaluation_is_generated_beside_it(tmp_path, trace):
     workload = loaded(trace)
-    assert (len(workload.train), len(workload.eval)) == (len(TRACE), generated.EVAL_SAMPLES)
+    assert (workload.train.lengths.tolist(), len(workload.eval)) == (TRACE.tolist(), generated.EVAL_SAMPLES)
     assert set(workload.eval.lengths) <= set(TRACE)
     np.save(tmp_path / "eval.npy", [5, 7])
-    workload = loaded(trace, eval_path=str(tmp_path / "eval.npy"))
+    workload = loaded(trace, f"eval_path={tmp_path / 'eval.npy'}")
     assert (len(workload.train), workload.eval.lengths.tolist()) == (len(TRACE), [5, 7])
 
 
 def test_lengths_that_are_cut_are_counted_and_cost_no_more_than_what_is_left(tmp_path, trace, caplog):
-    assert "workload.max_length" not in loaded(trace, max_length=59).facts["decisions"]
+    assert "workload.max_length" not in loaded(trace, "max_length=59").facts["decisions"]
     assert not caplog.text
-    workload = loaded(trace, max_length=40)
+    workload = loaded(trace, "max_length=40")
     assert workload.train.lengths.tolist() == np.minimum(TRACE, 40).tolist()
     seen = f"{int((TRACE > 40).sum())} of 400 lengths of {trace} are greater, up to 59"
     decision = workload.facts["decisions"]["workload.max_length"]
     assert seen in caplog.text and seen in decision["reason"] and decision["value"] == 40
     (tmp_path / "long.txt").write_text("2147483647\n3\n")
-    assert loaded(tmp_path / "long.txt", max_length=9).train.lengths.tolist() == [9, 3]
+    assert loaded(tmp_path / "long.txt", "max_length=9").train.lengths.tolist() == [9, 3]
 
 
 def test_columns_are_named_and_the_second_goes_with_the_samples(tmp_path):
     second = np.arange(400) % 7
     path = tmp_path / "two.csv"
     pl.DataFrame({"tokens": TRACE, "patches": second}).write_csv(path)
-    with pytest.raises(DataError, match="no column 'length'") as caught:
-        load_lengths(settings(path))
-    assert "--length-column" in caught.value.hint
-    plain, both = (loaded(path, length_column="tokens", **more) for more in ({}, {"second_column": "patches"}))
+    with pytest.raises(DataError, match="no column 'length'"):
+        loaded(path)
+    plain, both = (loaded(path, "length_column=tokens", *more) for more in ([], ["second_column=patches"]))
     assert plain.train.second is None and both.train.second.tolist() == second.tolist()
     assert both.train.fingerprint != plain.train.fingerprint
-    assert both.train.tokens.tolist() == plain.train.tokens.tolist()
-    some = np.array([5, 3, 8])
-    assert both.train.take(some).second.tolist() == [5, 3, 1]
+    assert both.train.take(np.array([5, 3, 8])).second.tolist() == [5, 3, 1]
     assert both.train.truncate(10).second.tolist() == second.tolist()
-    assert [make_micro_batch(each, each.train, some, 1).second for each in (both, plain)] == [9, 0]
-    language = {"name": "causal_lm", "size": "tiny"}
-    found = loaded(path, length_column="tokens", second_column="patches", subset=50, **language).train
-    assert len(found.second) == 50
+    language = ("name=causal_lm", "size=tiny", "length_column=tokens", "second_column=patches", "subset=70")
+    assert len(loaded(path, *language).train.second) == 70
