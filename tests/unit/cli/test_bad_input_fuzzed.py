@@ -186,9 +186,16 @@ def test_any_run_folder(place, runs, data, words):
     files = sorted(path for path in work.rglob("*") if path.is_file() and not path.name.startswith("."))
     for path in data.draw(st.lists(st.sampled_from(files), min_size=1, max_size=2, unique=True)):
         spoil_file(data.draw, path, [each for each in files if each.is_file()], place / "outside")
+    before = rank_rows(work)
     clean(answer(words.split(), work))
+    assert "--resume" in words or rank_rows(work) == before
     assert (place / "outside" / "precious").read_text() == "mine"
     assert sorted(path.name for path in (place / "outside").iterdir()) == ["precious"]
+
+
+def rank_rows(results: Path) -> dict[Path, bytes]:
+    """What ranks have written, which nobody changes who only reads."""
+    return {path: path.read_bytes() for path in results.rglob("ranks/*.csv") if path.is_file()}
 
 
 def clean(said: Answer) -> None:
