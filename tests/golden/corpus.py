@@ -88,6 +88,7 @@ def desk(folder: Path) -> Iterator[Desk]:
         patch.setattr("sys.argv", ["dynbench"])
         patch.setattr("dynbench.cli.console.time", SimpleNamespace(monotonic=lambda: 0.0))  # tells no progress
         patch.setattr(Run, "config", cache(Run.config))  # an analysis of many runs reads each many times
+        patch.setattr("torch.cuda.device_count", lambda: 0)
         with mock.patch("os.cpu_count", return_value=2), mock.patch("os.sched_getaffinity", return_value={0, 1}):
             yield Desk(folder)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import re
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -121,22 +118,6 @@ def test_a_name_in_use_is_refused_before_anything_is_written_unless_it_is_replac
     assert (store.resolve("mine") == store.list()[0]) == dry
 
 
-ALIKE = {
-    "a:mode=static b:policy=static c:policy=partition d:mode=dynamic": ["a and b", "c and d"],
-    "a:capacity=32 b:probe=off": [],
-    "a b:threads=1": ["a and b"],
-}
-
-
-@pytest.mark.parametrize("arms", ALIKE)
-def test_arms_that_are_configured_alike_are_named(cli, started, arms):
-    line = " ".join(f"--arm {arm}" for arm in arms.split()) + f" {TWO} --set launch.launcher=torchrun --dry-run"
-    line += "" if "threads" in arms else " --threads 1"
-    said = cli(f"compare --json {line}")
-    assert [" and ".join(names) for names in said.json["alike"]] == ALIKE[arms]
-    assert re.findall(r"arms (.+) are configured alike", said.err) == ALIKE[arms]
-
-
 @pytest.mark.parametrize("line", [f"{ARMS} {SMALL}", SWEEP], ids=["one", "cells"])
 def test_of_several_nodes_the_first_has_the_name_and_writes_the_file(compare, started, tmp_path, line):
     nodes = "--launcher torchrun --nnodes 2 --rdzv-endpoint h:1 --rdzv-id i --name both"
@@ -187,26 +168,6 @@ def test_without_a_terminal_every_launch_stage_and_epoch_is_one_line(capsys):
     assert training == [*launches, *epochs, "merging a (1 of 2)", "drawing figures", "e1", "e2"]
 
 
-def cells(folder: Path, *facts: dict[str, object], form: common.Form = "table") -> None:
-    """Print a comparison on real ranks and one on virtual ones; facts are laid over what each found."""
-    store, made = RunStore(folder), []
-    found = [[compared(**{"speedup": 1.25, "ci95": None, **given})] for given in facts]
-    for batch, launcher in ((8, "torchrun"), (64, "virtual")):
-        cell = store.create("compare", "cell")
-        runs = [{"id": "a", "summary": {"launcher": launcher}}]
-        write_json(cell.path / "comparison.json", {"runs": runs, "arms": ARMS_OF_A_RECORD, "comparisons": []})
-        made.append(Cell({"train.global_batch": batch}, cell.id))
-    with common.stdout_holds(form, tells=True):
-        show_cells(SimpleNamespace(run=store.create("compare", "both"), cells=made, comparisons=found, figures=[]))
-
-
-def test_cells_are_rows_for_programs(tmp_path, capsys):
-    cells(tmp_path, {"ci95": [1.2, 1.3]}, {"speedup": 1 / 3}, form="csv")
-    first, second = csv.DictReader(capsys.readouterr().out.splitlines())
-    assert (first["interval_low"], first["interval_high"], first["train.global_batch"]) == ("1.2", "1.3", "8")
-    assert [second[key] for key in ("speedup", "interval_low", "ranks")] == [repr(1 / 3), "", "virtual"]
-
-
 OF_SCHEDULES = {"predicted_speedup": 1.2, "overhead_share": 0.5, "recovered_share": 0.6}
 
 
@@ -219,8 +180,15 @@ OF_SCHEDULES = {"predicted_speedup": 1.2, "overhead_share": 0.5, "recovered_shar
         (OF_SCHEDULES, {}, "speed-up predicted launch overhead recovered"),
     ],
 )
-def test_only_columns_that_a_comparison_fills_are_shown(tmp_path, capsys, first, second, titles):
-    cells(tmp_path, first, second)
-    header, *lines = capsys.readouterr().out.splitlines()
+def test_only_columns_that_a_comparison_fills_are_shown(store, capsys, first, second, titles):
+    """Which are real and which virtual, and what programs read, is among the goldens."""
+    made = [Cell({"train.global_batch": batch}, store.create("compare", "cell").id) for batch in (8, 64)]
+    for cell in made:
+        facts = {"runs": [{"id": "a", "summary": {"launcher": "virtual"}}], "comparisons": []}
+        write_json(store.root / cell.comparison / "comparison.json", {**facts, "arms": ARMS_OF_A_RECORD})
+    found = [[compared(**{"speedup": 1.25, "ci95": None, **given})] for given in (first, second)]
+    with common.stdout_holds("table", tells=True):
+        show_cells(SimpleNamespace(run=store.create("compare", "both"), cells=made, comparisons=found, figures=[]))
+    header, _, line, *_ = capsys.readouterr().out.splitlines()
     assert " ".join(header.split()) == f"settings ranks arm verdict {titles}"
-    assert " real " in lines[0] and " virtual " in lines[1] and ("75.0" in lines[1]) == ("efficiency" in titles)
+    assert ("75.0" in line) == ("efficiency" in titles)

@@ -213,4 +213,3 @@ def test_weights_and_data_that_only_the_hub_has(checks, monkeypatch, tmp_path):
 def test_settings_over_a_recipe_and_without_one(checks, cli):
     assert failing(checks("launch.nproc=4", code=6)) == ["ranks"]
     cli("doctor --set launch.nproc=4", code=2)
-    assert "Did you mean 'quickstart'?" in cli("doctor quikstart", code=2).err

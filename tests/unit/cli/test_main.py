@@ -58,12 +58,6 @@ def test_a_mistyped_command_and_loading_one_import_nothing_heavy():
     assert done.stdout.split() == []
 
 
-def test_usage_mistakes_under_json(cli):
-    shown = cli("runs ls --json --nope", code=2).json
-    assert (shown["command"], shown["error"]["kind"], shown["error"]["exit_code"]) == ("runs ls", "usage", 2)
-    assert cli("--json nothing", code=2).json["command"] is None
-
-
 @pytest.mark.slow
 def test_a_closed_pipe_is_quiet(tmp_path):
     reader, writer = os.pipe()

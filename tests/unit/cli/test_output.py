@@ -13,6 +13,7 @@ import pytest
 from probes import probe_record
 
 from dynbench.cli import common, console
+from dynbench.cli.analyze import _tells_apart
 from dynbench.cli.probe import show_probe
 from dynbench.runs.probe_record import CapacityRow, Soak
 from dynbench.table_text import Table
@@ -54,6 +55,14 @@ def test_a_narrow_terminal_gets_every_cell_whole(monkeypatch, capsys, width):
     for table in tables:
         header, *body = table.splitlines()
         assert header.split()[:2] == columns[:2] and [line.split()[:2] for line in body] == [row[:2] for row in rows]
+
+
+def test_tables_in_which_no_arm_differs_are_left_out():
+    def shown(*rows: list[str]) -> bool:
+        return _tells_apart(Table(["arm", "ms", "MB"], rows))
+
+    assert shown(["a", "1", ""], ["b", "2", ""]) and shown(["a", "", ""])
+    assert not shown(["a", "1", ""], ["b", "1", ""])
 
 
 def test_nobody_reading_stderr_ends_nothing():

@@ -177,21 +177,6 @@ def test_what_train_would_cut_stands_beside_the_numbers(store, solve, options):
     assert [result["max_length"] for result in results] == [max_length] * len(results)
 
 
-MISTAKES = {
-    "sst2 --world-size 8 --global-batch 4": "train.global_batch: 4 is less than the 8 ranks",
-    "sst2 --world-size 4,x": "'x' is not a whole number",
-    "gsm8k --world-size 1024": "8192 is more than the 7473 samples",
-    "sst2 gsm8k --write-trace x.csv": "2 traces for one file",
-    "--from-run nothing": "run 'nothing'",
-}
-
-
-@pytest.mark.parametrize("given", MISTAKES)
-def test_a_mistake_is_one_line_and_makes_no_run(store, refused, given):
-    assert MISTAKES[given] in refused(given)
-    assert store.list() == []
-
-
 def test_a_batch_that_does_not_fit_is_recorded_as_failed(store, trace, refused):
     assert "8 samples do not fit" in refused(f"{trace} {QUICK} --capacity 3", code=4)
     (failed,) = store.list()
@@ -209,12 +194,6 @@ def test_it_runs_without_torch(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "skipped hf_batch_rebalance (sst2 G=4): needs the package torch" in done.stderr
     assert len(list(tmp_path.glob("results/*/figures/*.png"))) == 1
-
-
-def test_packed_rows_alone_are_planned_under_capacities_in_tokens(refused, trace):
-    for given in ("--policy packed", "--policy partition --layout packed"):
-        assert "capacity allows (at most 40 tokens)" in refused(f"{trace} {TWO} {given} --capacity 40", code=4)
-    assert "workload.layout: 'padded' with policy 'packed'" in refused(f"{trace} {TWO} --policy packed --layout padded")
 
 
 @pytest.mark.slow
