@@ -8,7 +8,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from gpu.fully_shard import WAYS, peaks_of
 from strategy_jobs import CPU, UNPADDED, configured, replicated
 from sync_models import MODELS
 from torch import Tensor, nn
@@ -157,11 +156,6 @@ def _apart(found: dict[str, Any], wanted: dict[str, Any]) -> float:
     assert [name for name in wanted if wanted[name] is None] == [name for name in wanted if found[name] is None]
     there = {name: tensor for name, tensor in wanted.items() if tensor is not None}
     return max(float((found[name] - tensor).norm() / tensor.norm()) for name, tensor in there.items())
-
-
-def peaks_beside_torchs(rank: int) -> dict[str, int]:
-    """Those of `make first-gpu`."""
-    return peaks_of(WAYS, CPU)
 
 
 class Wide(nn.Module):

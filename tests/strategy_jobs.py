@@ -144,8 +144,8 @@ def watched_steps(
         process, or with `null` of this rank's own share), `moved` (by how much), the replica's row, `events`,
         `gradients` (how many there should be), and the traffic.
     """
-    clip = [f"train.max_grad_norm={LARGEST_NORM}"] if clips else []
-    config = configured(sync, *UNPADDED, "train.learning_rate=1.0", *clip, compress=compress, null=null)
+    changes = ["train.learning_rate=1.0", "compress.min_elements=0", *[f"train.max_grad_norm={LARGEST_NORM}"] * clips]
+    config = configured(sync, *UNPADDED, *changes, compress=compress, null=null)
     device = torch.device("cuda", rank) if on_gpus else CPU
     if on_gpus:
         torch.cuda.set_device(device)

@@ -103,15 +103,6 @@ class Naive(Strategy):
         return {"sent_tensors": self._sent}
 
 
-class Bf16(Compressor):
-    """Gathers everyone's gradient in bfloat16."""
-
-    def mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
-        theirs = torch.empty(channel.world_size * len(flat), dtype=torch.bfloat16)
-        channel.all_gather(theirs, flat.bfloat16()).wait()
-        flat.copy_(theirs.view(channel.world_size, -1).to(flat.dtype).mean(0))
-
-
 class TwoStages(Compressor):
     """Every rank averages its part and gathers those of the others; keeps the number of calls."""
 
@@ -144,4 +135,4 @@ class TwoStages(Compressor):
 
 
 STRATEGIES: dict[str, type[Strategy]] = {"one_by_one": Naive}
-COMPRESSORS: dict[str, type[Compressor]] = {"bf16": Bf16, "two_stages": TwoStages}
+COMPRESSORS: dict[str, type[Compressor]] = {"two_stages": TwoStages}

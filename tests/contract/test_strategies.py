@@ -143,7 +143,7 @@ def test_without_communication_a_rank_holds_and_steps_what_it_does_with_it(
     ("sync", "compress", "null"),
     [
         ("fsdp", "two_stages", False),
-        ("one_by_one", "bf16", False),
+        ("one_by_one", "none", False),
         ("ddp", "none", True),
         ("flat", "none", False),
         ("zero1", "two_stages", False),

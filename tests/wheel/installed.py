@@ -53,38 +53,20 @@ def run(*argv: object, folder: Path) -> str:
     return done.stdout
 
 
-def oldest(dependencies: Sequence[str]) -> list[str]:
-    """Requirements of the lower bounds themselves.
-
-    Raises:
-        ValueError: a dependency without one.
-    """
-    found = []
-    for dependency in dependencies:
-        match = re.match(r"([\w.\[\]-]+)>=([\w.]+)", dependency)
-        if match is None:
-            raise ValueError(f"{dependency}: no lower bound")
-        found.append(f"{match[1]}=={match[2]}")
-    return found
-
-
 def missing(wheel: Path) -> list[str]:
     """Files of the checkout that are to be in the wheel and are not."""
-    listed = subprocess.run(["git", "ls-files", *KEPT_UNDER], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    listed = subprocess.check_output(["git", "ls-files", *KEPT_UNDER], cwd=ROOT, text=True).split()
     held = set(zipfile.ZipFile(wheel).namelist())
-    expected = {
-        file: KEPT_UNDER[f"{file.partition('/')[0]}/"] + file.partition("/")[2] for file in listed.stdout.split()
-    }
-    return [file for file, name in expected.items() if name not in held]
+    return [file for file in listed if re.sub(r"^\w+/", lambda top: KEPT_UNDER[top[0]], file) not in held]
 
 
 def requirements(packages: str, given: Sequence[str]) -> list[str]:
-    """What pip is told beside the wheel."""
+    """What pip is told beside the wheel; the lowest are the bounds of all that is not given."""
     if packages == "lowest":
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
         named = {re.split(r"[=<>]", one)[0] for one in given}
-        bounds = oldest(project["project"]["dependencies"])
-        return [*(one for one in bounds if one.partition("==")[0] not in named), *given]
+        bounds = [re.split(r">=|,", one)[:2] for one in project["project"]["dependencies"]]
+        return [*(f"{name}=={lowest}" for name, lowest in bounds if name not in named), *given]
     return [*(("--constraint", str(ROOT / "constraints.txt")) if packages == "constraints" else ()), *given]
 
 
