@@ -12,9 +12,7 @@ from compressors import compressor, settings
 from sync_jobs import CPU, configured
 from sync_models import MODELS
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from dynbench.compress import CompressedMean, TopK
 from dynbench.engine.rank.loop import build_strategy, session
 from dynbench.engine.rank.toy_check import Case, State, difference, train_alone, train_on_ranks
 from dynbench.wire.base import QueuedWire
@@ -77,27 +75,6 @@ def in_flight(rank: int, forms: Sequence[str]) -> list[bool]:
             wire.close()
         found.append(all(map(torch.equal, *results)))
     return found
-
-
-def as_a_hook(rank: int) -> float:
-    """How far a DistributedDataParallel gets from its gradients with a compressor that leaves nothing out."""
-    channel, compressed = Channel(device=CPU), CompressedMean(TopK(1.0), min_elements=0)
-
-    def hook(names, bucket):  # DDP reads annotations, and refuses texts
-        compressed.mean(channel, bucket.buffer(), lay_out((names[each], each.shape) for each in bucket.parameters()))
-        future: torch.futures.Future[Tensor] = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
-
-    gradients = []
-    for hooked in (True, False):
-        torch.manual_seed(0)
-        ddp = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)))
-        if hooked:
-            ddp.register_comm_hook({parameter: name for name, parameter in ddp.named_parameters()}, hook)
-        ddp(torch.randn(2, 5, 8)[rank]).square().sum().backward()
-        gradients.append(torch.cat([parameter.grad.flatten() for parameter in ddp.parameters()]))
-    return float((gradients[0] - gradients[1]).abs().max())
 
 
 def measured(rank: int, form: str, shards: bool) -> list[tuple[float | None, float, int]]:

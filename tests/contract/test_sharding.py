@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from gpu.fully_shard import peaks_of
-from sharding_jobs import (
+from sync_jobs import (
     Wide,
     built,
     filled,
@@ -39,7 +39,7 @@ def test_a_model_that_the_first_rank_alone_has_is_trained_as_in_one_process(rank
 
 
 def test_ranks_but_the_first_build_no_values(ranks: WarmRanks) -> None:
-    assert ranks(built) == ["whole", "empty"]
+    assert ranks(built) == [True, False]
 
 
 @pytest.mark.usefixtures("alone")

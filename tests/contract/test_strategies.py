@@ -81,7 +81,7 @@ def test_gradients_are_those_of_the_whole_batch_in_one_process(ranks: WarmRanks,
     judge_bytes(steps, sync, compress)
     for traffic in (step["traffic"] for rank in steps for step in rank if sync == "ddp"):
         assert traffic.gradient_raw == GRADIENT_BYTES, "of a ring of two"
-        assert traffic.bytes_wire == pytest.approx(SHARES[compress] * GRADIENT_BYTES, rel=0.01)
+        assert traffic.bytes_wire == pytest.approx(SHARES[compress] * GRADIENT_BYTES, rel=0.02)
         assert compress != "none" or {call.operation for call in traffic.calls} == {"all_reduce"}
 
 
