@@ -1,4 +1,7 @@
-"""A benchmark as a run: rows kept at every end, out of memory is a row, and the files say the same."""
+"""A benchmark as a run: rows kept at every end, out of memory is a row, and the files say the same.
+
+Of a folder that somebody changed, what is none of its own is named, file and key.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +30,24 @@ from dynbench.bench.collectives import COMM_FILE, Collectives
 from dynbench.bench.memory import TIMELINES_FILE
 from dynbench.bench.precision import PrecisionStudy
 from dynbench.bench.rank import measured_row, rows_of, work
-from dynbench.bench.record import add_line, add_rows, cases_done, read_benchmark
+from dynbench.bench.record import (
+    BENCH_FILE,
+    add_line,
+    add_rows,
+    cases_done,
+    check_rows,
+    read_benchmark,
+    read_rows,
+    rows_file,
+    write_benchmark,
+)
 from dynbench.config.schema import Launch
 from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.failure import failure_file, record_failure
 from dynbench.engine.launching.resolve import Machine
 from dynbench.engine.launching.torchrun import RanksEnded
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
-from dynbench.errors import NothingFits, Terminated
+from dynbench.errors import NothingFits, RecordError, Terminated, UsageError
 from dynbench.experiment.assignment import suite
 from dynbench.plugins import BENCHMARKS
 from dynbench.plugins.benchmarks import PrecisionOptions
@@ -266,3 +279,83 @@ def test_what_many_cases_compile_is_compiled_in_all_of_them():
 
     rows_here(Compiles(PrecisionOptions()))
     assert len(graphs) == 14
+
+
+@pytest.fixture
+def run(store: RunStore) -> Run:
+    run = store.create("bench", "collectives")
+    write_benchmark(run, "collectives", made("collectives", iterations=3))
+    add_rows(run, [Row("all_reduce 1 MiB", (262144,), "float32", "cpu")])
+    return run
+
+
+def row_of(case: Case) -> Row:
+    return Row(case.name, case.shape, case.dtype, "cpu", columns=case.columns)
+
+
+def test_it_is_read_as_it_was_written(run):
+    assert read_benchmark(run).options == made("collectives", iterations=3).options
+    assert [row.case for row in read_rows(run)] == ["all_reduce 1 MiB"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "said"),
+    [
+        *(
+            ("collectives", {key: value}, RecordError, rf"{BENCH_FILE}: options\.{key}: ")
+            for key, value in (("iterations", "many"), ("itreations", 3), ("sizes_mib", []))
+        ),
+        ("../x", {}, UsageError, "is not a benchmark"),
+    ],
+)
+def test_a_benchmark_or_options_that_are_none(run, name, options, error, said):
+    (run.path / BENCH_FILE).write_text(json.dumps({"name": name, "options": options}))
+    with pytest.raises(error, match=said):
+        read_benchmark(run)
+
+
+ROW = '{"case": "a", "shape": [1], "dtype": "float32", "device": "cpu"'
+WRONG = ('"p50": "x"', '"mean": 1e999', '"sd": NaN', '"shape": 3', '"status": "fine"', '"columns": {"x": 1e999}')
+NO_ROWS = ("{", "3", '[{"case": 1}]', '[{"other": 1}]', "[1]", "[" * 100_000, "[]")
+
+
+@pytest.mark.parametrize("line", [*NO_ROWS, *(f"[{ROW}, {more}}}]" for more in WRONG)])
+def test_rows_that_are_none(run, line):
+    rows_file(run).write_text(f"{line}\n")
+    with pytest.raises(RecordError, match="holds what is no row of a benchmark"):
+        read_rows(run)
+
+
+def test_a_row_goes_in_the_place_of_a_torn_one(run):
+    with rows_file(run).open("a") as file:
+        file.write('[{"case": "b"')
+    assert [row.case for row in read_rows(run)] == ["all_reduce 1 MiB"] and cases_done(run) == 1
+    add_rows(run, [Row("c", (1,), "float32", "cpu", columns={"mfu": float("nan")})] * 2)
+    assert [row.case for row in read_rows(run)] == ["all_reduce 1 MiB", "c", "c"] and cases_done(run) == 2
+    assert read_rows(run)[1].columns == {"mfu": None}
+
+
+def test_a_later_version_may_say_more_of_a_row(run):
+    rows_file(run).write_text(f'[{ROW}, "p99": 3.0}}]\n')
+    assert [row.case for row in read_rows(run)] == ["a"]
+
+
+def test_rows_of_other_cases_are_not_gone_on_with(run):
+    benchmark = read_benchmark(run)
+    first, second = benchmark.cases()[:2]
+    with pytest.raises(RecordError, match=f"'all_reduce 1 MiB' where, here and now, case 1 is '{first.name}'"):
+        check_rows(run, benchmark)
+    rows_file(run).unlink()
+    add_rows(run, [row_of(first)] * 2)
+    check_rows(run, benchmark)
+    add_rows(run, [replace(row_of(second), columns={})])
+    with pytest.raises(RecordError, match="holds rows of"):
+        check_rows(run, benchmark)
+
+
+def test_rows_without_a_summary_are_not_gone_on_with(run):
+    benchmark = made("nsys")
+    rows_file(run).unlink()
+    add_rows(run, [replace(row_of(benchmark.cases()[0]), mean=1.0)])
+    with pytest.raises(RecordError, match="holds rows without a summary"):
+        check_rows(run, benchmark)

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 from compared import compared
-from unit.cli.conftest import Cli
+from said import Cli
 
 from dynbench.report import templates_dir
 from dynbench.runs.atomic import write_json

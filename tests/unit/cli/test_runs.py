@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 import pytest
-from unit.cli.conftest import Cli
+from said import Cli
 
 from dynbench.config.layers import load_config
 from dynbench.config.schema import dump_config
