@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from probes import LAPTOP, make_probe, probe_record
-from unit.cli.conftest import Cli
+from said import Cli
 
 from dynbench.cli import solve_view
 from dynbench.cli.common import Settings, setting_words
@@ -203,24 +202,6 @@ def test_solve_suggests_what_its_probe_was_made_with(results, solve, own):
 
     assert (config.workload.size, config.workload.dropout, config.launch.slowdown) == ("base", 0.1, {1: 2.0})
     assert (config.workload.max_length, config.train.precision, config.probe.run) == (256, "auto", made.label)
-
-
-def test_solve_suggests_no_training_on_other_lengths_than_it_planned(results, solve):
-    """The small model takes 512 tokens, and the samples have up to 1,024."""
-    line = "lognormal --policy static,partition --steps 4 --world-size 2 --max-length"
-    out, instead = solve(f"{line} 700")
-    assert "dynbench train" not in out and instead == "the same with --max-length 512"
-
-    assert parsed(solve(f"{line} 512")[1]).config().workload.max_length == 512
-    (planned, *_) = json.loads((RunStore(results).resolve("@latest").path / "results.json").read_text())["results"]
-    assert planned["max_length"] == 512 and planned["cut_samples"]
-
-
-def test_solve_suggests_whole_windows(solve):
-    _, line = solve("sst2 --policy window --window 7 --steps 70 --world-size 2")
-    config = parsed(line).config()
-    assert (config.schedule.policy_name, config.schedule.window_size) == ("window", 7)
-    assert config.train.warmup_steps % 7 == config.train.steps % 7 == 0
 
 
 AGAIN = "--epochs 3 --set train.lr_warmup_steps=5 --set schedule.policy=window"
