@@ -159,6 +159,14 @@ def _hang(*_: object) -> None:
     raise Hung
 
 
+def run(*words: str) -> Answer:
+    """What a command prints, in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main_module.main(list(words))
+    return Answer(code, out.getvalue(), err.getvalue())
+
+
 def answer(words: Sequence[str], *allowed: Path) -> Answer:
     """What the command line answers, in this process.
 
@@ -166,16 +174,14 @@ def answer(words: Sequence[str], *allowed: Path) -> Answer:
         AssertionError: an end that is not documented, a traceback, or something done where nothing may be.
         Hung: it takes too long.
     """
-    out, err = io.StringIO(), io.StringIO()
     signal.signal(signal.SIGALRM, _hang)
     signal.alarm(LONGEST_S)
     try:
-        with watched(*allowed) as touched, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main_module.main(list(words))
+        with watched(*allowed) as touched:
+            said = run(*words)
     finally:
         signal.alarm(0)
-    said = Answer(code, out.getvalue(), err.getvalue())
-    assert code in CODES, (words, said)
+    assert said.code in CODES, (words, said)
     assert "Traceback" not in said.err, (words, said.err)
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", said.out + said.err.replace("\r", "")), (words, said)
     assert not touched, (words, touched)

@@ -13,25 +13,28 @@ import torch.distributed as dist
 from dynbench.bench import collective_calls
 from dynbench.bench.base import Benchmark, Row
 from dynbench.bench.collective_calls import Prepared
-from dynbench.bench.collectives import Collectives
 from dynbench.bench.rank import rows_of
 from dynbench.engine.rank.rank_process import RankContext
-from dynbench.plugins.benchmarks import CollectivesOptions
+from dynbench.plugins import BENCHMARKS
 
 
-def rows_here(benchmark: Benchmark) -> list[Row]:
+def made(name: str, **options: object) -> Any:
+    """A benchmark by its name."""
+    entry = BENCHMARKS.find(name)
+    return entry.load()(entry.options(**options))
+
+
+def rows_here(benchmark: Benchmark, rank: int = 0, ranks: int = 1) -> list[Row]:
     """The rows of every case, measured in this process on the CPU."""
-    context = RankContext(0, 0, 1, torch.device("cpu"))
+    context = RankContext(rank, rank, ranks, torch.device("cpu"))
     return [row for case in benchmark.cases() for row in rows_of(benchmark, case, context)]
 
 
 def rows_on(rank: int, options: Mapping[str, Any], queued: bool = False) -> list[Row]:
     """The rows of every case, tiny unless asked otherwise; `queued` takes gloo for a back end that queues its calls."""
     small = {"sizes_mib": (0.01,), "backend": ("gloo",), "iterations": 3, "warmup": 1}
-    benchmark = Collectives(CollectivesOptions(**{**small, **options}))
-    context = RankContext(rank, rank, dist.get_world_size(), torch.device("cpu"))
     with patch.object(collective_calls, "QUEUED", ("gloo",) if queued else ()):
-        return [row for case in benchmark.cases() for row in rows_of(benchmark, case, context)]
+        return rows_here(made("collectives", **{**small, **options}), rank, dist.get_world_size())
 
 
 def with_a_wrong_one(rank: int, operation: str, fault: str, queued: bool = False) -> Sequence[Row]:

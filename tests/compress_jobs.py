@@ -12,9 +12,7 @@ from compressors import compressor, settings
 from sync_jobs import CPU, configured
 from sync_models import MODELS
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from dynbench.compress import CompressedMean, TopK
 from dynbench.engine.rank.loop import build_strategy, session
 from dynbench.engine.rank.toy_check import Case, State, difference, train_alone, train_on_ranks
 from dynbench.wire.base import QueuedWire
@@ -77,30 +75,6 @@ def in_flight(rank: int, forms: Sequence[str]) -> list[bool]:
             wire.close()
         found.append(all(map(torch.equal, *results)))
     return found
-
-
-def as_a_hook(rank: int) -> float:
-    """How far a plain DistributedDataParallel gets from its gradients with a compressor that leaves nothing out."""
-    torch.manual_seed(0)
-    module, inputs = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)), torch.randn(2, 5, 8)
-    channel, compressed = Channel(device=CPU), CompressedMean(TopK(1.0), min_elements=0)
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-
-    def hook(_, bucket):  # DDP reads annotations, and refuses texts
-        segments = lay_out((names[id(each)], each.shape) for each in bucket.parameters())
-        compressed.mean(channel, bucket.buffer(), segments)
-        future: torch.futures.Future[Tensor] = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
-
-    ddp = DistributedDataParallel(module)
-    ddp.register_comm_hook(None, hook)
-    ddp(inputs[rank]).square().sum().backward()
-    found = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
-    module.zero_grad()
-    (sum(module(each).square().sum() for each in inputs) / 2).backward()
-    wanted = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
-    return float((found - wanted).abs().max())
 
 
 def measured(rank: int, form: str, shards: bool) -> list[tuple[float | None, float, int]]:

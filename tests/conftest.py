@@ -14,6 +14,7 @@ import pixel
 import pytest
 from _pytest.terminal import TerminalReporter
 from hypothesis import settings
+from said import cli as cli
 from warm import gloo_ranks
 
 from dynbench.runs.store import RunStore

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from made_rows import made_row
+from made_rows import write_rows
 
 from dynbench.config.schema import Config, dump_config
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import WorkerFailed
 from dynbench.experiment.training import LaunchedArm, TrainingResult
 from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.records import RowWriter
 from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 
@@ -70,8 +69,5 @@ class FakeTraining:
             error = WorkerFailed("rank 1 died")
             error.run_path = run.path
             raise error
-        for rank in range(2):
-            with RowWriter(run.rank_file(rank)) as writer:
-                for step in range(7):
-                    writer.write(made_row(step, rank, self.step_ms(config), policy=config.schedule.policy_name))
+        write_rows(run, 7, lambda *_: self.step_ms(config), policy=config.schedule.policy_name)
         run.update(status=Status.COMPLETED)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynbench.fields.documents import Document, Field, documents
 
-INTEGER = re.compile(r"[+-]?\d+")
-SCALARS = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,)}
+NOT_TEXT = {"integer": (int,), "number": (int, float), "boolean": (bool,)}
+SCALARS = {"string": (str,), **NOT_TEXT}
 
 
 @dataclass
@@ -38,10 +39,8 @@ class Check:
         for name in rows[0] if rows else ():
             cells = [row[name] for row in rows if row[name] is not None]  # a torn last line has fewer
             found = self._field(document, "", name, _read(cells[0]), str(path))
-            for cell in () if found is None else dict.fromkeys(cells):
-                if cell == "" and found.nullable:
-                    continue
-                if not _is_cell(found.kind, cell):
+            for cell in dict.fromkeys(cells) if found is not None and found.kind in NOT_TEXT else ():
+                if not (cell == "" and found.nullable) and not _fits(found.kind, _read(cell)):
                     self._problem(document, f"column {name} is {found.type}, and {cell!r} stands in {path}")
 
     def columns(self, document: Document, names: Iterable[str], where: str) -> None:
@@ -57,13 +56,13 @@ class Check:
 
     def _field(self, document: Document, prefix: str, key: str, item: object, where: str) -> Field | None:
         fields = {each.path: each for each in document.fields}
-        free = re.compile(rf"{re.escape(prefix)}<[^.\[]+>")
-        found = fields.get(f"{prefix}{key}") or next(
-            (each for path, each in fields.items() if free.fullmatch(path)), None
-        )
-        if document.csv and found is None:
-            wild = [each for path, each in fields.items() if re.fullmatch(re.sub("<[^>]+>", ".+", path), key)]
-            found = next(iter(wild), None)
+        free = rf"{re.escape(prefix)}<[^.\[]+>"
+
+        def takes(path: str) -> bool:
+            """Whether it stands for any name, or in a CSV for a part of one."""
+            return bool(re.fullmatch(free, path) or (document.csv and re.fullmatch(re.sub("<[^>]+>", ".+", path), key)))
+
+        found = fields.get(f"{prefix}{key}") or next((each for path, each in fields.items() if takes(path)), None)
         if found is None:
             self._problem(document, f"add `{prefix}{key}: TYPE, UNIT - MEANING`  (in {where}: {item!r:.60})")
             return None
@@ -77,11 +76,7 @@ class Check:
         if kind.startswith("array") and isinstance(item, list | tuple):
             kind, path, items = kind.removeprefix("array").removeprefix(" of ") or "any", f"{path}[]", list(item)
         for each in items if kind != "any" else ():
-            if kind in SCALARS:
-                fits = isinstance(each, SCALARS[kind]) and isinstance(each, bool) == (kind == "boolean")
-            else:
-                fits = isinstance(each, Mapping) and not kind.startswith("array")
-            if not fits:
+            if not _fits(kind, each):
                 self._problem(document, f"{path} is {found.type}, and {each!r:.60} stands in {where}")
             elif kind not in SCALARS:
                 within = (document, f"{path}.") if kind == "object" else (documents()[kind], "")
@@ -92,17 +87,13 @@ class Check:
 
 
 def _read(cell: str) -> object:
-    return int(cell) if INTEGER.fullmatch(cell) else float(cell) if _is_cell("number", cell) else cell or None
+    for read in (int, float, {"true": True, "false": False}.__getitem__):
+        with suppress(ValueError, KeyError):
+            return read(cell.lower())  # type: ignore[operator]
+    return cell or None
 
 
-def _is_cell(kind: str, cell: str) -> bool:
-    if kind == "integer":
-        return INTEGER.fullmatch(cell) is not None
-    if kind == "boolean":
-        return cell.lower() in ("true", "false")
-    if kind == "number":
-        try:
-            float(cell)
-        except ValueError:
-            return False
-    return True
+def _fits(kind: str, item: object) -> bool:
+    if kind in SCALARS:
+        return isinstance(item, SCALARS[kind]) and isinstance(item, bool) == (kind == "boolean")
+    return kind == "any" or (isinstance(item, Mapping) and not kind.startswith("array"))

@@ -5,18 +5,16 @@ Analyses are of the recorded runs of the goldens; only what would launch ranks i
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import pixel
 import pytest
-from golden.corpus import unpack
+from bad_input import run
+from golden.corpus import Desk, desk
 from unit.bench.test_bench_run import group_of_one, launched_at_once
 from unit.cli.test_train import TINY, launched
 from unit.engine.rank.test_toy_check import checked_at_once
@@ -24,7 +22,7 @@ from unit.engine.rank.test_toy_check import checked_at_once
 from dynbench.analysis import figures
 from dynbench.bench import bench_run
 from dynbench.cli import trained
-from dynbench.cli.main import GROUPS, main
+from dynbench.cli.main import GROUPS
 from dynbench.config.schema import Workload
 from dynbench.engine.failure import record_failure
 from dynbench.engine.rank import toy_check as toy_ranks
@@ -49,35 +47,37 @@ class Tour:
     """What the commands left.
 
     Attributes:
+        at: where they ran.
         printed: (name of the document, object) of everything printed.
-        root: the registry.
     """
 
-    root: Path
+    at: Desk
     printed: list[tuple[str, dict[str, object]]] = field(default_factory=list)
+
+    @property
+    def root(self) -> Path:
+        """The registry."""
+        return self.at.results
 
     def run(self, *lines: str, document: str = "", code: int = 0) -> None:
         """Run commands and keep what they print, which is the document of their name where none is given."""
         for line in lines:
-            words, out = line.split(), io.StringIO()
-            with redirect_stdout(out), redirect_stderr(io.StringIO()) as err:
-                assert main([*words, "--json", "--results", str(self.root)]) == code, err.getvalue()
+            words = line.split()
+            said = run(*words, "--json")
+            assert said.code == code, said
             name = " ".join(words[: 2 if words[0] in GROUPS else 1])
-            self.printed.append((document or f"{name} --json", json.loads(out.getvalue())))
+            self.printed.append((document or f"{name} --json", json.loads(said.out)))
 
 
 def take_tour(folder: Path) -> Tour:
     """Run every command."""
-    tour = Tour(folder / "results")
-    store = RunStore(tour.root)
-    for name in RECORDED:
-        unpack(name, tour.root)
-    for left in tour.root.glob("*/ranks/facts.json"):  # which later versions remove
-        left.unlink()
-    with pytest.MonkeyPatch.context() as patch:
-        pixel.unrendered(patch)
+    with desk(folder) as at, pytest.MonkeyPatch.context() as patch:
+        tour, store = Tour(at), RunStore(at.results)
+        for name in RECORDED:
+            at.unpack(name)
+        for left in tour.root.glob("*/ranks/facts.json"):  # which later versions remove
+            left.unlink()
         patch.setattr(figures, "draw_figure", _draws_the_first(figures.draw_figure))
-        patch.delenv("DYNBENCH_RESULTS", raising=False)
         patch.setattr(training, "launch_arms", launched)
         patch.setattr(prober, "run_probe", lambda *_, **__: store.resolve("probed"))
         patch.setattr(bench_run, "launch_ranks", launched_at_once({}))

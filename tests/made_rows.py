@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from dynbench.runs.records import StepRow, work_hash
+from dynbench.runs.records import RowWriter, StepRow, work_hash
+from dynbench.runs.run import Run
 
 
 def made_row(step: int, rank: int, step_ms: float, **changes: Any) -> StepRow:
@@ -21,3 +23,11 @@ def made_row(step: int, rank: int, step_ms: float, **changes: Any) -> StepRow:
         loss=0.5, work_hash=work_hash(ids, np.full(4, 10)), skipped=0, weight=4.0,
     )  # fmt: skip
     return replace(row, **changes)
+
+
+def write_rows(run: Run, steps: int, step_ms: Callable[[int, int], float], **changes: Any) -> None:
+    """Such rows of two ranks, each of a time by step and rank."""
+    for rank in range(2):
+        with RowWriter(run.rank_file(rank)) as writer:
+            for step in range(steps):
+                writer.write(made_row(step, rank, step_ms(step, rank), **changes))

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import broken
 import numpy as np
 import torch
 import torch.distributed as dist
 from batches import batch_of
 from torch import Tensor
-from toys import COMPRESSORS, STRATEGIES, Toy
+from toys import BROKEN_STRATEGIES, COMPRESSORS, STRATEGIES, Toy
 
 from dynbench import plugins
 from dynbench.config.layers import load_config
@@ -59,10 +58,8 @@ SETTINGS = (
 @contextmanager
 def known() -> Iterator[None]:
     """The toys are registered, and the broken ones."""
-    strategies = {name: StrategyEntry(name, "a toy", toy) for name, toy in (STRATEGIES | broken.STRATEGIES).items()}
-    compressors = {
-        name: CompressorEntry(name, "a toy", toy) for name, toy in (COMPRESSORS | broken.COMPRESSORS).items()
-    }
+    strategies = {name: StrategyEntry(name, "a toy", toy) for name, toy in (STRATEGIES | BROKEN_STRATEGIES).items()}
+    compressors = {name: CompressorEntry(name, "a toy", toy) for name, toy in COMPRESSORS.items()}
     with (
         patch.dict(plugins.STRATEGIES.entries, strategies),
         patch.dict(plugins.COMPRESSORS.entries, compressors),
@@ -144,8 +141,8 @@ def watched_steps(
         process, or with `null` of this rank's own share), `moved` (by how much), the replica's row, `events`,
         `gradients` (how many there should be), and the traffic.
     """
-    clip = [f"train.max_grad_norm={LARGEST_NORM}"] if clips else []
-    config = configured(sync, *UNPADDED, "train.learning_rate=1.0", *clip, compress=compress, null=null)
+    changes = ["train.learning_rate=1.0", "compress.min_elements=0", *[f"train.max_grad_norm={LARGEST_NORM}"] * clips]
+    config = configured(sync, *UNPADDED, *changes, compress=compress, null=null)
     device = torch.device("cuda", rank) if on_gpus else CPU
     if on_gpus:
         torch.cuda.set_device(device)
@@ -209,11 +206,10 @@ def moved(ids: np.ndarray, before: dict[str, Tensor], after: dict[str, Tensor], 
     toy = Toy()
     model = toy.build_model(0)
     model.load_state_dict(before)
-    (toy.loss(model, batch_of(toy, ids)) / toy.train.weights[ids].sum()).backward()
-    found = torch.cat([(before[name] - after[name]).flatten() for name, _ in model.named_parameters()])
-    wanted = torch.cat(
-        [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() * scale for p in model.parameters()]
-    )
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    loss = toy.loss(model, batch_of(toy, ids)) / toy.train.weights[ids].sum()
+    wanted = torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, [*trained.values()])]) * scale
+    found = torch.cat([(before[name] - after[name]).flatten() for name in trained])
     assert all(torch.equal(before[name], after[name]) for name in before if name.startswith("frozen"))
     return float((found - wanted).norm() / wanted.norm()), float(found.norm())
 

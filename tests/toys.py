@@ -1,4 +1,7 @@
-"""A workload, strategies and compressors that only tests know."""
+"""A workload, strategies and compressors that only tests know.
+
+The broken ones have a planted fault each, which the judges of the good ones must notice.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from torch import Tensor, nn
 from dynbench.compress.base import Compressor
 from dynbench.runs.records import Column
 from dynbench.sync.base import Strategy
+from dynbench.sync.fsdp import Fsdp
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import Segment, lay_out
 from dynbench.workloads.data import TokenisedData
@@ -103,15 +107,6 @@ class Naive(Strategy):
         return {"sent_tensors": self._sent}
 
 
-class Bf16(Compressor):
-    """Gathers everyone's gradient in bfloat16."""
-
-    def mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
-        theirs = torch.empty(channel.world_size * len(flat), dtype=torch.bfloat16)
-        channel.all_gather(theirs, flat.bfloat16()).wait()
-        flat.copy_(theirs.view(channel.world_size, -1).to(flat.dtype).mean(0))
-
-
 class TwoStages(Compressor):
     """Every rank averages its part and gathers those of the others; keeps the number of calls."""
 
@@ -139,9 +134,58 @@ class TwoStages(Compressor):
         channel.all_gather(given, parts.view(ranks, -1).mean(0)).wait()
         flat.copy_(given[: len(flat)])
 
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"calls": torch.tensor(self.calls)}
+
+class ReadyLate(Naive):
+    """Communication counts as compute."""
+
+    def finish(self) -> None:
+        ready, self.on_ready = self.on_ready, lambda: None
+        super().finish()
+        self.on_ready = ready
+        ready()
+
+
+class ForgetsMicroBatches(Naive):
+    """Only the last micro-batch's gradient is left."""
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        yield
+        self.model.zero_grad()
+
+
+class NormOfAShard(Fsdp):
+    """Every rank clips by the norm of its own part."""
+
+    def gradient_norm(self) -> Tensor:
+        return nn.utils.get_total_norm(self.module.shards)
+
+
+class ForgetsToDivide(TwoStages):
+    """Sums."""
+
+    def mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
+        super().mean(channel, flat, segments)
+        flat.mul_(channel.world_size)
+
+
+class Fails(TwoStages):
+    """Raises on rank 0, between two collectives."""
+
+    def mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
+        super().mean(channel, flat, segments)
+        if channel.rank == 0 and self.calls == 3:
+            raise ArithmeticError("cannot compress")
 
 
 STRATEGIES: dict[str, type[Strategy]] = {"one_by_one": Naive}
-COMPRESSORS: dict[str, type[Compressor]] = {"bf16": Bf16, "two_stages": TwoStages}
+COMPRESSORS: dict[str, type[Compressor]] = {
+    "two_stages": TwoStages,
+    "forgets_to_divide": ForgetsToDivide,
+    "fails": Fails,
+}
+BROKEN_STRATEGIES: dict[str, type[Strategy]] = {
+    "ready_late": ReadyLate,
+    "forgets_micro_batches": ForgetsMicroBatches,
+    "norm_of_a_shard": NormOfAShard,
+}

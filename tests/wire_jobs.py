@@ -89,8 +89,10 @@ def make_wire(kind: str, rank: int) -> Wire:
 
 
 def every_verb(rank: int, kind: str) -> tuple[dict[str, list[float]], Traffic]:
-    """Results of every verb, all asked for before the first is waited for."""
+    """Results of every verb, all asked for before the first is waited for; no process group is left of the wire."""
     flat, segments = torch.arange(1.0, 5.0) * (rank + 1), lay_out([("a", [3]), ("b", [1])])
+    groups = dist.distributed_c10d._world.pg_map
+    before = len(groups)
     with closing(make_wire(kind, rank)) as wire:
         assert (wire.rank, wire.world_size) == (rank, 2)
         futures = {
@@ -103,7 +105,9 @@ def every_verb(rank: int, kind: str) -> tuple[dict[str, list[float]], Traffic]:
             futures["send"] = wire.send(flat.clone(), 1)
         else:
             futures["receive"] = wire.receive(torch.zeros(4), 0)
-        return {verb: future.wait().tolist() for verb, future in futures.items()}, wire.take()
+        results = {verb: future.wait().tolist() for verb, future in futures.items()}, wire.take()
+    assert len(groups) == before
+    return results
 
 
 def over_a_link(rank: int, gbps: float, sizes: Sequence[int]) -> tuple[float, float, float, list[float]]:
@@ -176,16 +180,6 @@ def closed_with_work_left(rank: int) -> list[str]:
     found = ends_of(futures)
     closing_thread.join()
     return found
-
-
-def groups_left(rank: int) -> tuple[int, int]:
-    """Process groups before and after a wire of its own was made and closed."""
-    before = len(dist.distributed_c10d._world.pg_map)
-    wire = make_wire("queued", rank)
-    wire.mean(torch.ones(4), ONE).wait()
-    wire.take()
-    wire.close()
-    return before, len(dist.distributed_c10d._world.pg_map)
 
 
 def beyond_the_formula(

@@ -6,7 +6,6 @@ import polars as pl
 import pytest
 from compress_jobs import (
     STEPS,
-    as_a_hook,
     in_flight,
     measured,
     trained,
@@ -71,10 +70,6 @@ def test_four_ranks_keep_one_model(four: WarmRanks, sync: str) -> None:
 def test_several_in_flight_come_out_in_order(ranks: WarmRanks) -> None:
     for found in ranks(in_flight, SAMPLE):
         assert found == [True] * len(SAMPLE)
-
-
-def test_a_compressor_works_as_a_hook_of_plain_ddp(ranks: WarmRanks) -> None:
-    assert max(ranks(as_a_hook)) < 1e-5
 
 
 REFUSES = [name for name, entry in STRATEGIES.items() if not entry.compresses or not entry.trains]

@@ -6,13 +6,13 @@ import warnings
 
 import pytest
 import torch
-from sharding_jobs import (
+from gpu.fully_shard import peaks_of
+from sync_jobs import (
     Wide,
     built,
     filled,
     gathered_in_bytes,
     partly_sharded,
-    peaks_beside_torchs,
 )
 from sync_models import MODELS
 from torch import nn
@@ -39,7 +39,7 @@ def test_a_model_that_the_first_rank_alone_has_is_trained_as_in_one_process(rank
 
 
 def test_ranks_but_the_first_build_no_values(ranks: WarmRanks) -> None:
-    assert ranks(built) == ["whole", "empty"]
+    assert ranks(built) == [True, False]
 
 
 @pytest.mark.usefixtures("alone")
@@ -94,7 +94,7 @@ def test_what_a_fully_sharded_module_returns_may_be_changed_in_place() -> None:
 
 def test_peaks_beside_those_of_torch(ranks: WarmRanks) -> None:
     """As the page of the first run on GPUs has them; a process's own memory says no more than that they were taken."""
-    for found in ranks(peaks_beside_torchs):
+    for found in ranks(peaks_of, torch.device("cpu")):
         assert len(found) == 2 and min(found.values()) > 0
 
 

@@ -81,7 +81,7 @@ def test_gradients_are_those_of_the_whole_batch_in_one_process(ranks: WarmRanks,
     judge_bytes(steps, sync, compress)
     for traffic in (step["traffic"] for rank in steps for step in rank if sync == "ddp"):
         assert traffic.gradient_raw == GRADIENT_BYTES, "of a ring of two"
-        assert traffic.bytes_wire == pytest.approx(SHARES[compress] * GRADIENT_BYTES, rel=0.01)
+        assert traffic.bytes_wire == pytest.approx(SHARES[compress] * GRADIENT_BYTES, rel=0.02)
         assert compress != "none" or {call.operation for call in traffic.calls} == {"all_reduce"}
 
 
@@ -143,7 +143,7 @@ def test_without_communication_a_rank_holds_and_steps_what_it_does_with_it(
     ("sync", "compress", "null"),
     [
         ("fsdp", "two_stages", False),
-        ("one_by_one", "bf16", False),
+        ("one_by_one", "none", False),
         ("ddp", "none", True),
         ("flat", "none", False),
         ("zero1", "two_stages", False),

@@ -12,7 +12,6 @@ from wire_jobs import (
     closed_with_work_left,
     every_operation,
     every_verb,
-    groups_left,
     large_gather,
     over_a_link,
 )
@@ -92,11 +91,6 @@ def test_after_a_failure_every_future_raises_it(ranks: WarmRanks) -> None:
 def test_a_wire_that_is_closed_gives_up_what_was_not_begun(ranks: WarmRanks) -> None:
     given_up = "the wire was closed before this was sent"
     assert ranks(closed_with_work_left) == [["[1.0, 1.0, 1.0, 1.0]", given_up, given_up]] * 2
-
-
-def test_a_group_of_its_own_ends_with_the_wire(ranks: WarmRanks) -> None:
-    for before, after in ranks(groups_left):
-        assert before == after
 
 
 def test_a_large_gather_is_one_all_gather_to_who_counts(ranks: WarmRanks) -> None:

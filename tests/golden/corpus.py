@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import shlex
 import tarfile
@@ -13,15 +11,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import pixel
 import pytest
 import yaml
-from bad_input import Answer
+from bad_input import run
 
-from dynbench.cli.main import main
 from dynbench.runs.run import Run
 
 from .neutral import Names
@@ -56,19 +52,12 @@ class Desk:
         unpack(name, self.results)
         self.names.meet(self.results)
 
-    def run(self, *words: str) -> Answer:
-        """Run a command in this process."""
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main(list(words))
-        return Answer(code, out.getvalue(), err.getvalue())
-
     def transcript(self, *commands: str) -> str:
         """What commands print, one after the other, with their exit codes."""
         return "\n".join(self._said(command) for command in commands)
 
     def _said(self, command: str) -> str:
-        said = self.run(*shlex.split(command))
+        said = run(*shlex.split(command))
         parts = [f"$ dynbench {command}\nexit {said.code}\n"]
         parts += [f"--- {name}\n{text}" for name, text in (("stdout", said.out), ("stderr", said.err)) if text]
         return self.names.neutral("".join(part if part.endswith("\n") else f"{part}\n" for part in parts))
@@ -88,6 +77,7 @@ def desk(folder: Path) -> Iterator[Desk]:
         patch.setattr("sys.argv", ["dynbench"])
         patch.setattr("dynbench.cli.console.time", SimpleNamespace(monotonic=lambda: 0.0))  # tells no progress
         patch.setattr(Run, "config", cache(Run.config))  # an analysis of many runs reads each many times
+        patch.setattr("torch.cuda.device_count", lambda: 0)
         with mock.patch("os.cpu_count", return_value=2), mock.patch("os.sched_getaffinity", return_value={0, 1}):
             yield Desk(folder)
 
@@ -109,18 +99,3 @@ def _arms_of(state: Path) -> Mapping[str, object]:
         launches.setdefault(launch["arm"], []).append(launch["run"])
     arms = [{"name": name, "runs": runs} for name, runs in launches.items()]
     return {"question": recipe.get("question"), "runs": [], "arms": arms, "comparisons": []}
-
-
-def entries(results: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Id and record of every run in a results folder that no comparison made, oldest first."""
-    return ((run_id, record) for run_id, record in _records(results) if record.get("group") is None)
-
-
-def comparisons_of(results: Path, group: str) -> list[str]:
-    """Ids of the comparisons that one of several cells made."""
-    return [run_id for run_id, one in _records(results) if one.get("group") == group and one["command"] == "compare"]
-
-
-def _records(results: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for path in sorted(results.glob("*/run.json")):
-        yield path.parent.name, json.loads(path.read_text())

@@ -169,8 +169,7 @@ def record(name: str) -> None:
         for command in recording.commands:
             print(f"{name}: dynbench {command}", flush=True)
             words = [sys.executable, "-m", "dynbench", *command.split(), "--quiet"]
-            ended = subprocess.run(words, cwd=project, capture_output=True, text=True)
-            print(f"  exit {ended.returncode} {ended.stderr.strip()[-400:]}", flush=True)
+            print(f"  exit {subprocess.run(words, cwd=project, stdout=subprocess.DEVNULL).returncode}", flush=True)
         results = Path(project, "results")
         recording.after(results)
         pack(results, RUNS / f"{name}.tar.xz", project)
@@ -204,10 +203,7 @@ def _neutral(content: bytes, project: str) -> bytes:
 
 def main() -> None:
     """Record what is named, or all."""
-    names = sys.argv[1:] or list(RECORDINGS)
-    if unknown := set(names) - set(RECORDINGS):
-        raise SystemExit(f"no recording: {', '.join(sorted(unknown))}; there are: {', '.join(RECORDINGS)}")
-    for name in names:
+    for name in sys.argv[1:] or RECORDINGS:
         record(name)
 
 

@@ -12,14 +12,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from bad_input import settled
+from bad_input import run, settled
 from bad_input_cases import CASES, Bad, given
 
 from dynbench.analysis.figures import draw_figures
 from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
 
 from .commands import COMMANDS, HELP, SOLVED
-from .corpus import Desk, comparisons_of, desk, entries
+from .corpus import Desk, desk
 from .drawn import AT_ONCE, DRAWN, drawn_plans
 from .layout import WATCHED, looked_at
 from .neutral import Names
@@ -51,32 +52,35 @@ def of_recording(name: str, folder: Path) -> Golden:
     golden = Golden()
     with desk(folder) as at, looked_at() if name in WATCHED else nullcontext({}) as golden.figures:
         at.unpack(name)
-        for number, (run_id, record) in enumerate(list(entries(at.results)), start=1):
-            label, path = record["name"] or f"{record['command']}-{number}", at.results / run_id
+        benches = [path.parent for path in sorted(at.results.glob("*/bench.json"))]
+        if benches:
+            golden.words["bench"] = at.transcript(*(f"bench --resume {bench.name} --no-figures" for bench in benches))
+        everything = sorted(RunStore(at.results).entries(), key=lambda pair: pair[0].id)
+        for number, (entry, record) in enumerate((pair for pair in everything if pair[1].group is None), start=1):
+            label, path, run_id = record.name or f"{record.command}-{number}", entry.path, entry.id
             if (path / "cells.json").is_file():
-                first, *others = comparisons_of(at.results, run_id)
-                for cell in (first, *others):
-                    at.run("analyze", cell)
-                golden.words |= _reported(at, first, f"{label}.cell")
-                golden.words[f"{label}.show"] = at.transcript(f"runs show {run_id}")
-                draw_figures("cells", Run(path), path / "figures")
-            elif record["command"] in ("compare", "train"):
+                cells = [each.id for each, one in everything if (one.group, one.command) == (run_id, "compare")]
+                resumed = f"compare --resume {run_id}"
+                golden.words[f"{label}.cells"] = at.transcript(*(f"analyze {cell} -q" for cell in cells))
+                golden.words |= _reported(at, cells[0], f"{label}.cell")
+                golden.words[f"{label}.show"] = at.transcript(f"runs show {run_id}", resumed, f"{resumed} --format csv")
+            elif record.command in ("compare", "train"):
                 golden.words[f"{label}.analyze"] = at.transcript(f"analyze {run_id}")
                 page = (path / "summary.md").read_text(encoding="utf-8")
                 golden.words[f"{label}.summary"] = at.names.neutral(page)
-                if record["command"] == "compare" or label in REPORTED:
+                if record.command == "compare" or label in REPORTED:
                     golden.words |= _reported(at, run_id, label)
-            elif record["command"] == "bench":
+            elif record.command == "bench" and path not in benches:
                 golden.words[f"{label}.bench"] = at.transcript(f"bench --resume {run_id} --no-figures")
                 for report in path.glob("report.*.md"):
                     golden.words[f"{label}.{report.stem}"] = at.names.neutral(report.read_text(encoding="utf-8"))
             for file in sorted(path.rglob("*")):
                 if (found := _values_of(file)) is not None:
                     golden.values[f"{label}/{file.relative_to(path)}"] = found
-        for bench in sorted(at.results.glob("*/bench.json")):
-            drawn = draw_figures("bench", Run(bench.parent), bench.parent / "figures")
-            numbers = {path.name: csv_values(path) for path in drawn if path.suffix == ".csv"}
-            golden.values[f"{bench.parent.name}/figures"] = numbers
+        for bench in benches:
+            draw_figures("bench", Run(bench), bench / "figures")
+            found = {file.name: _values_of(file) for file in sorted(bench.rglob("*"))}
+            golden.values[bench.name] = {file: value for file, value in found.items() if value is not None}
         for merged in sorted(at.results.glob("*/merged_metrics.parquet")):
             golden.values[f"{merged.parent.name}/merged"] = column_sums(merged)
             golden.values[f"{merged.parent.name}/summary.json"] = json_values(merged.with_name("summary.json"))
@@ -108,7 +112,7 @@ def solved(folder: Path) -> Golden:
     golden = Golden()
     with desk(folder) as at:
         for number, command in enumerate(SOLVED):
-            said = at.run(*command.split(), "--json", "--name", f"s{number}")
+            said = run(*command.split(), "--json", "--name", f"s{number}")
             if said.code:
                 raise AssertionError(said.err)
             found = json.loads(said.out)

@@ -73,14 +73,9 @@ def peak_bytes(shard: Shard, device: torch.device) -> int:
     return watch(train, device)[1].most
 
 
-def peaks_of(ways: Mapping[str, Shard], device: torch.device) -> dict[str, int]:
-    """Those of each, measured twice: what libraries take once and keep is there the second time."""
-    return {way: peak_bytes(shard, device) for _ in range(2) for way, shard in ways.items()}
-
-
-def told(peaks: Mapping[str, int]) -> str:
-    """The line of the page."""
-    return f"peaks of {STEPS} steps: " + ", ".join(f"{way} {mb(nbytes):,.1f} MB" for way, nbytes in peaks.items())
+def peaks_of(rank: int, device: torch.device) -> dict[str, int]:
+    """Those of each on this rank, measured twice: what libraries take once and keep is there the second time."""
+    return {way: peak_bytes(shard, device) for _ in range(2) for way, shard in WAYS.items()}
 
 
 def main() -> None:
@@ -90,10 +85,11 @@ def main() -> None:
     if kind == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
-    peaks, first = peaks_of(WAYS, device), dist.get_rank() == 0
+    rank = dist.get_rank()
+    peaks = peaks_of(rank, device)
     dist.destroy_process_group()
-    if first:
-        print(told(peaks))
+    if rank == 0:
+        print(f"peaks of {STEPS} steps: " + ", ".join(f"{way} {mb(size):,.1f} MB" for way, size in peaks.items()))
 
 
 if __name__ == "__main__":

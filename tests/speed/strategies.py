@@ -89,18 +89,11 @@ def rank_main(rank: int, meeting: str, names: Sequence[str], seconds: float, out
     dist.barrier()
 
 
-def ratio(taken: Sequence[float], baseline: Sequence[float]) -> tuple[float, float, float]:
-    """Geometric mean ratio with the ends of its 95 % interval: low, middle, high."""
-    middle, low, high, *_ = paired_ratio(taken, baseline)
-    assert low is not None and high is not None
-    return low, middle, high
-
-
 def say(times: dict[str, list[float]]) -> None:
     """A line for each strategy."""
     baseline = next(iter(times))
     for name, taken in times.items():
-        low, middle, high = ratio(taken, times[baseline])
+        middle, low, high, *_ = paired_ratio(taken, times[baseline])
         print(
             f"{name:12} {middle:.3f} of {baseline} [{low:.3f}, {high:.3f}]  {statistics.mean(taken):.2f} s a step, "
             f"{len(taken)} steps"

@@ -24,16 +24,10 @@ ROOT = Path(__file__).resolve().parents[2]
 KEPT_UNDER = {"dynbench/": "dynbench/", "recipes/": "dynbench/_recipes/", "report/": "dynbench/_templates/"}
 """Folders of the checkout that a wheel holds, and where."""
 COMMANDS = (
-    ("--help",),
-    ("--version",),
-    ("plugins", "--json"),
-    ("recipes", "ls", "--json"),
-    ("recipes", "cp", "quickstart", "mine.yaml"),
-    ("guide", "verdicts"),
-    ("doctor", "--json"),
-    ("solve", "--steps", "4", "--json"),
-    ("train", "--steps", "2", "--warmup-steps", "1", "--nproc", "2", "--device", "cpu", "--name", "trained", "--json"),
-    ("report", "trained", "--lang", "zh", "--format", "html"),
+    *("--help", "--version", "plugins --json", "recipes ls --json", "recipes cp quickstart mine.yaml"),
+    *("guide verdicts", "doctor --json", "solve --steps 4 --json"),
+    "train --steps 2 --warmup-steps 1 --nproc 2 --device cpu --name trained --json",
+    "report trained --lang zh --format html",
 )
 """Each is to end with 0."""
 
@@ -53,38 +47,20 @@ def run(*argv: object, folder: Path) -> str:
     return done.stdout
 
 
-def oldest(dependencies: Sequence[str]) -> list[str]:
-    """Requirements of the lower bounds themselves.
-
-    Raises:
-        ValueError: a dependency without one.
-    """
-    found = []
-    for dependency in dependencies:
-        match = re.match(r"([\w.\[\]-]+)>=([\w.]+)", dependency)
-        if match is None:
-            raise ValueError(f"{dependency}: no lower bound")
-        found.append(f"{match[1]}=={match[2]}")
-    return found
-
-
 def missing(wheel: Path) -> list[str]:
     """Files of the checkout that are to be in the wheel and are not."""
-    listed = subprocess.run(["git", "ls-files", *KEPT_UNDER], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    listed = subprocess.check_output(["git", "ls-files", *KEPT_UNDER], cwd=ROOT, text=True).split()
     held = set(zipfile.ZipFile(wheel).namelist())
-    expected = {
-        file: KEPT_UNDER[f"{file.partition('/')[0]}/"] + file.partition("/")[2] for file in listed.stdout.split()
-    }
-    return [file for file, name in expected.items() if name not in held]
+    return [file for file in listed if re.sub(r"^\w+/", lambda top: KEPT_UNDER[top[0]], file) not in held]
 
 
 def requirements(packages: str, given: Sequence[str]) -> list[str]:
-    """What pip is told beside the wheel."""
+    """What pip is told beside the wheel; the lowest are the bounds of all that is not given."""
     if packages == "lowest":
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
         named = {re.split(r"[=<>]", one)[0] for one in given}
-        bounds = oldest(project["project"]["dependencies"])
-        return [*(one for one in bounds if one.partition("==")[0] not in named), *given]
+        bounds = [re.split(r">=|,", one)[:2] for one in project["project"]["dependencies"]]
+        return [*(f"{name}=={lowest}" for name, lowest in bounds if name not in named), *given]
     return [*(("--constraint", str(ROOT / "constraints.txt")) if packages == "constraints" else ()), *given]
 
 
@@ -94,7 +70,7 @@ def main() -> None:
     parser.add_argument("--packages", choices=("constraints", "newest", "lowest"), default="constraints")
     parser.add_argument("--with", dest="given", action="append", default=[], help="A requirement that comes first.")
     parser.add_argument("--unit", action="store_true", help="Run tests/unit in the environment too.")
-    parser.add_argument("--no-quickstart", action="store_true", help="Leave out the comparison of two minutes.")
+
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dynbench-wheel-") as folder:
         here = Path(folder)
@@ -111,13 +87,12 @@ def main() -> None:
         where = Path(run(python, "-c", "import dynbench; print(dynbench.__file__)", folder=tried).strip())
         if not where.is_relative_to(here):
             sys.exit(f"{where} is not what was installed")
-        for words in COMMANDS:
-            run(python.with_name("dynbench"), *words, folder=tried)
-        if not given.no_quickstart:
-            found = json.loads(run(python.with_name("dynbench"), "compare", "mine.yaml", "--json", folder=tried))
-            print({item["candidate"]: (item["verdict"], item["speedup"]) for item in found["comparisons"]})
-            if not found["reports"] or not all((tried / report).is_file() for report in found["reports"]):
-                sys.exit("the quickstart made no report")
+        for line in COMMANDS:
+            run(python.with_name("dynbench"), *line.split(), folder=tried)
+        found = json.loads(run(python.with_name("dynbench"), "compare", "mine.yaml", "--json", folder=tried))
+        print({item["candidate"]: (item["verdict"], item["speedup"]) for item in found["comparisons"]})
+        if not found["reports"] or not all((tried / report).is_file() for report in found["reports"]):
+            sys.exit("the quickstart made no report")
         if given.unit:
             run(*pip, "install", "--no-compile", "pytest<9.2", "pytest-xdist", "hypothesis", "accelerate", folder=here)
             chosen = "not alone and not clock and not matrix and not gpu"

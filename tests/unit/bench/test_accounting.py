@@ -7,19 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench_jobs import rows_here
+from bench_jobs import made, rows_here
 from golden.corpus import unpack
 
-from dynbench.bench.accounting import PRESETS, Accounting, batch_of_overlap, batch_of_sum, least_devices
+from dynbench.bench.accounting import PRESETS, batch_of_overlap, batch_of_sum, least_devices
 from dynbench.bench.record import read_rows
-from dynbench.plugins.benchmarks import AccountingOptions
 from dynbench.runs.run import Run
 
 EXERCISE = PRESETS["communication_accounting"]
 
 
-def values(options: AccountingOptions) -> dict[str, float]:
-    return {row.case: row.p50 for row in rows_here(Accounting(options)) if row.p50 is not None}
+def values(**options: object) -> dict[str, float]:
+    return {row.case: row.p50 for row in rows_here(made("accounting", **options)) if row.p50 is not None}
 
 
 PUBLISHED = {
@@ -36,13 +35,12 @@ PUBLISHED = {
 
 
 def test_the_published_exercise_and_all_that_was_recorded_of_it(tmp_path: Path) -> None:
-    found = values(AccountingOptions())
+    found = values()
     assert {name: found[name] for name in PUBLISHED} == pytest.approx(PUBLISHED, rel=1e-3)
     unpack("bench", tmp_path)
     recorded = read_rows(Run(next(tmp_path.glob("*-accounting-*"))))
     now, then = (
-        [row.as_dict() | {"versions": None} for row in rows]
-        for rows in (rows_here(Accounting(AccountingOptions())), recorded)
+        [row.as_dict() | {"versions": None} for row in rows] for rows in (rows_here(made("accounting")), recorded)
     )
     assert now == then
 
@@ -51,12 +49,12 @@ def test_a_mesh_that_is_never_compute_bound_has_no_batch() -> None:
     wide = replace(EXERCISE, tensor=1024)
     assert math.isinf(batch_of_sum(wide)) and math.isinf(batch_of_overlap(wide))
     assert math.isinf(least_devices(EXERCISE, 100_000, 95e9))
-    found = values(AccountingOptions(tensor=1024))
+    found = values(tensor=1024)
     assert "compute-bound batch, axes not overlapped" not in found and found["parameters"] == EXERCISE.parameters
 
 
 def test_what_is_given_stands_in_for_the_presets() -> None:
-    found = values(AccountingOptions(preset="xl_h100", layers=2, local_tokens=(64,)))
+    found = values(preset="xl_h100", layers=2, local_tokens=(64,))
     assert found["parameters"] == 2 * 1600 * 6400 * 2
     assert [name for name in found if name.endswith("64 tokens each") and " GB " in name] == [
         "least devices of 80 GB for FSDP, 64 tokens each"

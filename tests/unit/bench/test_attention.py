@@ -14,29 +14,28 @@ import numpy as np
 import pytest
 import torch
 from answered import unanswered
-from bench_jobs import rows_here
+from bench_jobs import made, rows_here
 from torch import Tensor
 from torch._inductor.exc import InvalidCxxCompiler
 
 from dynbench.bench import attention, packed_attention
-from dynbench.bench.attention import Attention, Flash, hand_count, plain_bytes
+from dynbench.bench.attention import hand_count, plain_bytes
 from dynbench.bench.base import Row
 from dynbench.bench.measuring import Changes
-from dynbench.bench.packed_attention import WAYS, PackedAttention, row_lengths
+from dynbench.bench.packed_attention import WAYS, row_lengths
 from dynbench.engine.rank.memory_limit import resident_bytes
-from dynbench.plugins.benchmarks import AttentionOptions, PackedAttentionOptions
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {"lengths": (64, 16), "widths": (8,), "iterations": 3, "warmup": 1, "device": "cpu"}
 OURS: dict[str, Any] = {"lengths": (64,), "ways": ("flash_torch",)}
 
 
-def rows(kind: type[Attention], **changes: object) -> list[Row]:
-    return rows_here(kind(AttentionOptions(**{**SMALL, **changes})))
+def rows(name: str, **changes: object) -> list[Row]:
+    return rows_here(made(name, **{**SMALL, **changes}))
 
 
 def test_every_pass_of_every_way():
-    benchmark, measured = Flash(AttentionOptions(**SMALL)), rows(Flash)
+    measured = rows("flash")
     ways, products = ("plain", "sdpa", "flash_torch"), {"forward": 4, "backward": 10, "both": 14}
     for row, (n, way, each) in zip(measured, product((16, 64), ways, products), strict=True):
         columns = row.columns
@@ -45,15 +44,12 @@ def test_every_pass_of_every_way():
         assert row.p50 > 0 and columns["causal"] == 1 and row.reference_error < 1e-5
         assert columns["tflop_per_s"] == pytest.approx(products[each] * n**2 * 8 / 2 / (row.p50 * 1e9))
         assert 0 < columns["saved_mb"] <= columns["peak_mb"] and bool(columns["tiles"]) == (way == "flash_torch")
-    ratios = benchmark.summary(measured)["times_of_sdpa"]
-    assert list(ratios) == [f"{each} {n} x 8 float32" for n, each in product((16, 64), products)]
-    assert all(set(each) == set(ways) and each["sdpa"] == 1 for each in ratios.values())
-    assert len(benchmark.said(measured)) == 6 and benchmark.said([]) == []
+    assert made("flash").said([]) == []
     assert unanswered("flash", measured) == ["3.4"], "which is about Triton"
 
 
 def test_plain_memory_is_quadratic_and_as_counted_by_hand():
-    measured = rows(Attention, lengths=(128, 256), batch=2, ways=("plain", "sdpa"), iterations=1)
+    measured = rows("attention", lengths=(128, 256), batch=2, ways=("plain", "sdpa"), iterations=1)
     found = {(row.columns["way"], row.columns["length"]): row.columns for row in measured}
     assert unanswered("attention", measured) == ["2.2a"], "which is about what is compiled"
     for name in ("saved_mb", "peak_mb"):
@@ -66,19 +62,17 @@ def test_plain_memory_is_quadratic_and_as_counted_by_hand():
 
 def test_what_runs_out_of_memory_is_a_row_with_its_hand_count(monkeypatch):
     monkeypatch.setattr(attention, "free_bytes", lambda _: 10_000)
-    benchmark = Attention(AttentionOptions(**{**SMALL, "batch": 1}))
-    measured = rows_here(benchmark)
+    measured = rows("attention", batch=1)
     out = [row.case for row in measured if row.status == "oom"]
     assert out == [f"plain {each} 64 x 8 float32" for each in ("forward", "backward")]
-    last = benchmark.said(measured)[-1]
-    assert "plain forward 64 x 8" in last and hand_count(1, 64, "float32") in last
+    assert hand_count(1, 64, "float32") in made("attention").said(measured)[-1]
 
 
 def test_the_kernel_refuses_what_is_above_the_limit_and_tiles_fit():
     limit_mb = resident_bytes() / 1e6 + 150
     options = {"lengths": (256, 4096), "ways": ("plain", "flash_torch"), "iterations": 1, "batch": 1}
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    measured = rows(Attention, **options, memory_limit_mb=limit_mb)
+    measured = rows("attention", **options, memory_limit_mb=limit_mb)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
     out = [row for row in measured if row.status == "oom"]
     assert {(row.columns["way"], row.columns["length"]) for row in out} == {("plain", 4096)} and len(measured) == 8
@@ -90,7 +84,7 @@ def test_the_kernel_refuses_what_is_above_the_limit_and_tiles_fit():
 @pytest.mark.slow
 @pytest.mark.matrix  # as it is, without the compiler, in tests/unit/kernels/test_flash.py
 def test_the_backward_pass_that_torch_compiles_is_right_and_quadratic_within():
-    measured = rows(Flash, ways=("flash_torch", "flash_compiled"), lengths=(256,), iterations=1)
+    measured = rows("flash", ways=("flash_torch", "flash_compiled"), lengths=(256,), iterations=1)
     assert all(row.status == "ok" and row.reference_error < 1e-5 for row in measured)
     ours, compiled = (row.columns for row in measured if row.columns["pass"] == "backward")
     assert ours["saved_mb"] == compiled["saved_mb"] and compiled["peak_mb"] > 256**2 * 4 / 1e6
@@ -98,7 +92,7 @@ def test_the_backward_pass_that_torch_compiles_is_right_and_quadratic_within():
 
 @pytest.mark.parametrize("way", ["flex", "sdpa_flash"])
 def test_what_needs_a_gpu_is_a_row_that_says_so(way):
-    measured = rows(Attention, ways=(way,))
+    measured = rows("attention", ways=(way,))
     assert {row.status for row in measured} == {"skipped"} and all(way in str(row.reason) for row in measured)
 
 
@@ -116,7 +110,7 @@ def test_what_needs_a_compiler_is_a_row_where_there_is_none(attend, monkeypatch)
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr("shutil.which", lambda *_: None)
     monkeypatch.setattr(attention, "way_of", lambda *_: attend)
-    for row in rows(Flash, **OURS):
+    for row in rows("flash", **OURS):
         assert row.status == "skipped" and "compiler:" in str(row.reason) and "\n" not in str(row.reason)
 
 
@@ -146,11 +140,11 @@ def with_gradient(fault: Callable[[Tensor], Tensor]) -> Apply:
 )
 def test_what_is_wrong_is_seen_in_the_passes_that_have_it(monkeypatch, apply, right, finite):
     monkeypatch.setitem(attention.OURS, "flash_torch", SimpleNamespace(apply=apply))
-    found = rows(Flash, **OURS)
+    found = rows("flash", **OURS)
     assert [row.columns["pass"] for row in found if row.reference_error < 1e-2] == right
     of_wrong = {row.columns["not_finite"] for row in found if row.columns["pass"] not in right}
     assert of_wrong == ({0} if finite else {math.prod(found[0].shape)})
-    assert sum("NaN or infinite" in line for line in Flash(AttentionOptions(**SMALL)).said(found)) == 2 * (not finite)
+    assert sum("NaN or infinite" in line for line in made("flash").said(found)) == 2 * (not finite)
 
 
 @pytest.mark.parametrize(("emptying_ms", "count"), [(0.0, 3), (1.5, 20)])
@@ -163,20 +157,14 @@ def test_flash_is_timed_by_triton_as_often_as_asked(monkeypatch, way, backward, 
         run()
         return [0.5] * max(1, int(rep / (0.5 + emptying_ms)))
 
-    def time_calls(run: Callable[[], object], number: int, device: object, prepare: Any = None) -> np.ndarray:
-        for _ in range(2):
-            if prepare is not None:
-                prepare()
-            run()
-        return np.full(number, 0.5)
-
+    calls = attention.time_calls
     monkeypatch.setattr(torch, "compile", lambda function: function)
     monkeypatch.setattr(attention, "triton_timer", lambda device: do_bench)
-    monkeypatch.setattr(attention, "time_calls", time_calls)
-    timed = rows(Flash, lengths=(64,), ways=(way,), iterations=count)
+    monkeypatch.setattr(attention, "time_calls", lambda *given: 0 * calls(*given) + 0.5)
+    timed = rows("flash", lengths=(64,), ways=(way,), iterations=count)
     assert [row.columns["timer"] for row in timed] == ["triton", backward, "triton"]
     assert all(count <= row.n <= count + 1 and row.p50 == 0.5 and row.reference_error < 1e-5 for row in timed)
-    assert [(row.columns["timer"], row.n) for row in rows(Attention, **OURS)] == [("own", 3)] * 2
+    assert [(row.columns["timer"], row.n) for row in rows("attention", **OURS)] == [("own", 3)] * 2
 
 
 def test_tritons_timer_needs_a_gpu_and_triton(monkeypatch):
@@ -209,26 +197,19 @@ def test_flex_makes_its_mask_once(monkeypatch):
     assert made == [6]
 
 
-ROWS = PackedAttentionOptions(
-    tokens=(48, 32), heads=2, channels=8, mean=6, longest=12, iterations=3, warmup=1, device="cpu"
-)
-
-
 def packed_rows() -> list[Row]:
-    return rows_here(PackedAttention(ROWS))
+    sizes = {"tokens": (48, 32), "heads": 2, "channels": 8, "mean": 6, "longest": 12}
+    return rows_here(made("packed_attention", **sizes, iterations=3, warmup=1, device="cpu"))
 
 
 def test_every_way_gives_attention_of_each_sample_alone():
+    """Ratios of the ways, and what is said of them, are among the goldens."""
     measured = packed_rows()
-    assert [(row.columns["tokens"], row.columns["way"]) for row in measured] == [(t, w) for t in (32, 48) for w in WAYS]
+    assert [(row.columns["tokens"], row.columns["way"]) for row in measured] == [*product((32, 48), WAYS)]
     for row in measured:
         assert (row.n, row.unit) == (3, "ms") and row.p50 is not None and row.p50 > 0
         assert row.reference_error is None if row.columns["way"] == "linear" else row.reference_error < 1e-6
-    benchmark = PackedAttention(ROWS)
-    ratios = benchmark.summary(measured)["times_of_fastest"]
-    assert set(ratios) == {"32", "48"} and min(ratios["48"].values()) == 1
-    assert next(iter(benchmark.said(measured))).split(":")[0] == "at 48 tokens, times of the fastest way"
-    assert benchmark.said([]) == []
+    assert made("packed_attention").said([]) == []
 
 
 def test_a_way_that_mixes_samples_is_seen(monkeypatch):

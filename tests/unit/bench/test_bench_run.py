@@ -1,4 +1,7 @@
-"""A benchmark as a run: rows kept at every end, out of memory is a row, and the files say the same."""
+"""A benchmark as a run: rows kept at every end, out of memory is a row, and the files say the same.
+
+Of a folder that somebody changed, what is none of its own is named, file and key.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from bench_jobs import rows_here
+from bench_jobs import made, rows_here
 
 from dynbench.analysis.figures.bench import bench_collectives, bench_memory_timeline
 from dynbench.bench import bench_run
@@ -25,31 +28,37 @@ from dynbench.bench import rank as bench_rank
 from dynbench.bench.base import Case, Measured, Row
 from dynbench.bench.collectives import COMM_FILE, Collectives
 from dynbench.bench.memory import TIMELINES_FILE
-from dynbench.bench.optimizer import OptimizerState
 from dynbench.bench.precision import PrecisionStudy
 from dynbench.bench.rank import measured_row, rows_of, work
-from dynbench.bench.record import add_line, add_rows, cases_done, read_benchmark
-from dynbench.cli.main import main
+from dynbench.bench.record import (
+    BENCH_FILE,
+    add_line,
+    add_rows,
+    cases_done,
+    check_rows,
+    read_benchmark,
+    read_rows,
+    rows_file,
+    write_benchmark,
+)
 from dynbench.config.schema import Launch
 from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.failure import failure_file, record_failure
 from dynbench.engine.launching.resolve import Machine
 from dynbench.engine.launching.torchrun import RanksEnded
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
-from dynbench.errors import NothingFits, Terminated
+from dynbench.errors import NothingFits, RecordError, Terminated, UsageError
 from dynbench.experiment.assignment import suite
 from dynbench.plugins import BENCHMARKS
-from dynbench.plugins.benchmarks import CollectivesOptions, OptimizerOptions, PrecisionOptions
+from dynbench.plugins.benchmarks import PrecisionOptions
 from dynbench.runs.atomic import write_text
 from dynbench.runs.run import Run, Status
 from dynbench.runs.store import RunStore
 from dynbench.table_text import csv_text
 
-Output = pytest.CaptureFixture[str]
-SIZES = "sizes_mib=1,2,4"
 HERE = RankContext(0, 0, 1, torch.device("cpu"))
-ONE = ("--set", SIZES, "--set", "backend=gloo", "--set", "operations=all_reduce")
-GIVEN = (("--full",), ("--set", SIZES), ("--name", "c"))
+ONE = "bench collectives --set sizes_mib=3 --set sizes_mib=1,2,4 --set backend=gloo --set operations=all_reduce"
+"""The last of an option holds."""
 
 
 @pytest.fixture(autouse=True)
@@ -110,10 +119,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return has.append
 
 
-def bench(*words: str) -> int:
-    return main(["bench", *words])
-
-
 def row(case: Case) -> Row:
     ms = 0.5 + case.shape[0] / 1e6
     columns = {"time": 1e3 * ms, "algbw": 1.0, "busbw": 1.0, "#wrong": 0, "p95": ms, "p99": ms}
@@ -121,13 +126,8 @@ def row(case: Case) -> Row:
     return measured_row(case, measured, torch.device("cpu"))
 
 
-def run_it(capsys: Output, code: int = 0, *more: str) -> dict:
-    assert bench("collectives", *ONE, "--json", *more) == code
-    return json.loads(capsys.readouterr().out)
-
-
-def test_rows_files_and_figure(store, ranks, capsys):
-    shown = run_it(capsys, 0, "--name", "c")
+def test_rows_files_and_figure(store, ranks, cli):
+    shown = cli(f"{ONE} --json --name c").json
     (run,) = store.list()
     assert (shown["command"], shown["name"], shown["run"]["status"]) == ("bench", "collectives", "completed")
     assert [line["case"] for line in shown["rows"]] == [f"all_reduce {mib} MiB float32 gloo x2" for mib in (1, 2, 4)]
@@ -144,18 +144,17 @@ def test_rows_files_and_figure(store, ranks, capsys):
     [(NothingFits("16 GiB asked for"), "rank 1: 16 GiB asked for"), (KILLED, "was killed by SIGKILL")],
     ids=["asked for", "killed"],
 )
-def test_a_case_without_memory_is_a_row_and_the_others_go_on(store, ranks, monkeypatch, capsys, planted, reason):
+def test_a_case_without_memory_is_a_row_and_the_others_go_on(store, ranks, monkeypatch, cli, planted, reason):
     """Killed by the system for memory, as it counts."""
     ranks[1] = planted
     monkeypatch.setattr(bench_run, "memory_kills", partial(next, count()))
-    shown = run_it(capsys, 0, "--no-figures")
+    shown = cli(f"{ONE} --json --no-figures").json
     assert [line["status"] for line in shown["rows"]] == ["ok", "oom", "ok"]
     assert reason in shown["rows"][1]["reason"] and shown["rows"][1]["p50"] is None
     (run,) = store.list()
     assert run.status is Status.COMPLETED and not failure_file(run, 1).exists()
     assert len(json.loads((run.path / COMM_FILE).read_text())["allreduce"]) == 2
-    assert bench("collectives", "--no-figures", *ONE) == 0
-    assert reason in capsys.readouterr().out
+    assert reason in cli(f"{ONE} --no-figures").out
 
 
 @pytest.mark.parametrize(
@@ -169,27 +168,25 @@ def test_a_case_without_memory_is_a_row_and_the_others_go_on(store, ranks, monke
     ],
     ids=["Ctrl-C", "SIGTERM", "error", "full disk", "killed"],
 )
-def test_what_was_measured_is_kept_and_shown_at_every_end(store, ranks, monkeypatch, capsys, error, code, status):
+def test_what_was_measured_is_kept_and_shown_at_every_end(store, ranks, monkeypatch, cli, error, code, status):
     ranks[2] = error
     monkeypatch.setattr(bench_run, "memory_kills", lambda: 1)
-    shown = run_it(capsys, code)
+    shown = cli(f"{ONE} --json", code=code).json
     (run,) = store.list()
     assert run.status is status and shown["error"]["exit_code"] == code
     assert [line["status"] for line in shown["rows"]] == ["ok", "ok"] and shown["run"]["id"] == run.id
     assert len((run.path / "rows.csv").read_text().splitlines()) == 3
-    assert bench("collectives", *ONE) == code
-    said = capsys.readouterr()
+    said = cli(ONE, code=code)
     assert "2097152" in said.out and "run: " in said.err and "Go on with: dynbench bench --resume" in said.err
     ranks.clear()
-    assert bench("--resume", run.id, "--json") == 0
-    gone_on = json.loads(capsys.readouterr().out)
+    gone_on = cli(f"bench --resume {run.id} --json").json
     assert gone_on["rows"][:2] == shown["rows"] and len(gone_on["rows"]) == 3 and run.status is Status.COMPLETED
     assert len((run.path / "rows.csv").read_text().splitlines()) == 4
 
 
 def test_a_case_behind_a_hundred_that_were_not_measured_is_drawn(store):
     run = store.create("bench", "collectives")
-    case = Collectives(CollectivesOptions(backend=("gloo",))).cases()[0]
+    case = made("collectives", backend=("gloo",)).cases()[0]
     skipped = Row(case.name, case.shape, case.dtype, "cpu", status="skipped", columns=case.columns)
     write_text(run.path / "rows.csv", csv_text(each.as_dict() for each in [*[skipped] * 120, row(case)]))
     assert len(bench_collectives(run).table) == 1
@@ -203,41 +200,26 @@ def test_a_timeline_that_was_taken_twice_is_drawn_once(store):
     assert bench_memory_timeline(run).table["mb"].to_list() == [1, 2]
 
 
-def test_what_was_begun_on_a_gpu_does_not_go_on_without_one(store, ranks, machine, capsys):
+def test_what_was_begun_on_a_gpu_does_not_go_on_without_one(store, ranks, machine, cli):
     ranks[1] = Terminated(signal.SIGTERM)
     machine(1)
-    assert bench("precision", "--set", "features=16") == 143
+    cli("bench precision --set features=16", code=143)
     machine(0)
     ranks.clear()
-    assert bench("--resume", "@latest") == 2
-    assert "was begun on a GPU, and there is none here" in capsys.readouterr().err
+    assert "was begun on a GPU, and there is none here" in cli("bench --resume @latest", code=2).err
     assert store.resolve("@latest").status is Status.INTERRUPTED
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        *((more, "no benchmark is named") for more in GIVEN),
-        *(((*more, "--resume", "x"), "takes no others") for more in (("collectives",), *GIVEN)),
-        (("collectives", "--set", "sizes_mib=1e308"), "sizes_mib"),
-    ],
-)
-def test_a_mistake_leaves_nothing(store, ranks, capsys, words, said):
-    assert bench(*words) == 2
-    assert said in capsys.readouterr().err and not store.root.exists()
-
-
-def test_sizes_for_a_gpu_are_refused_without_one_unless_they_are_asked_for(store, ranks, machine, capsys):
+def test_sizes_for_a_gpu_are_refused_without_one_unless_they_are_asked_for(store, ranks, machine, cli):
     machine(0)
     for name in ("assignment", *(name for name, entry in BENCHMARKS.items() if entry.full and name != "collectives")):
-        assert bench(name, "--full") == 2 and "has sizes for" in capsys.readouterr().err
+        assert "has sizes for" in cli(f"bench {name} --full", code=2).err
     assert not store.root.exists()
-    tiny = [word for key in ("features=8", "samples=2", "iterations=1", "device=cpu") for word in ("--set", key)]
-    for words in (("precision", *tiny), ("collectives", *ONE)):
-        assert bench(*words, "--full", "--no-figures") == 0
+    tiny = "bench precision --set features=8 --set samples=2 --set iterations=1 --set device=cpu"
+    for line in (tiny, ONE):
+        cli(f"{line} --full --no-figures")
     machine(1)
-    assert bench_run.lacks_gpus(OptimizerState(OptimizerOptions()))
-    assert not bench_run.lacks_gpus(PrecisionStudy(PrecisionOptions()))
+    assert bench_run.lacks_gpus(made("optimizer")) and not bench_run.lacks_gpus(made("precision"))
 
 
 class Parts(PrecisionStudy):
@@ -274,9 +256,9 @@ def test_cases_of_several_rows_and_of_several_numbers_of_ranks(store, ranks, mon
 
 
 @pytest.mark.parametrize(("processes", "said"), [(2, None), (3, "3 processes share 2 usable cores")])
-def test_more_processes_than_cores_are_told(processes, said, store, ranks, machine):
+def test_more_processes_than_cores_are_told(processes, said, store, ranks, machine, cli):
     machine(0)
-    assert bench("collectives", "--no-figures", "--set", f"processes={processes}") == 0
+    cli(f"bench collectives --no-figures --set processes={processes}")
     warnings = store.list()[0].record().warnings
     assert [str(said) in warning for warning in warnings] == [True] * (said is not None)
 
@@ -297,3 +279,83 @@ def test_what_many_cases_compile_is_compiled_in_all_of_them():
 
     rows_here(Compiles(PrecisionOptions()))
     assert len(graphs) == 14
+
+
+@pytest.fixture
+def run(store: RunStore) -> Run:
+    run = store.create("bench", "collectives")
+    write_benchmark(run, "collectives", made("collectives", iterations=3))
+    add_rows(run, [Row("all_reduce 1 MiB", (262144,), "float32", "cpu")])
+    return run
+
+
+def row_of(case: Case) -> Row:
+    return Row(case.name, case.shape, case.dtype, "cpu", columns=case.columns)
+
+
+def test_it_is_read_as_it_was_written(run):
+    assert read_benchmark(run).options == made("collectives", iterations=3).options
+    assert [row.case for row in read_rows(run)] == ["all_reduce 1 MiB"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "said"),
+    [
+        *(
+            ("collectives", {key: value}, RecordError, rf"{BENCH_FILE}: options\.{key}: ")
+            for key, value in (("iterations", "many"), ("itreations", 3), ("sizes_mib", []))
+        ),
+        ("../x", {}, UsageError, "is not a benchmark"),
+    ],
+)
+def test_a_benchmark_or_options_that_are_none(run, name, options, error, said):
+    (run.path / BENCH_FILE).write_text(json.dumps({"name": name, "options": options}))
+    with pytest.raises(error, match=said):
+        read_benchmark(run)
+
+
+ROW = '{"case": "a", "shape": [1], "dtype": "float32", "device": "cpu"'
+WRONG = ('"p50": "x"', '"mean": 1e999', '"sd": NaN', '"shape": 3', '"status": "fine"', '"columns": {"x": 1e999}')
+NO_ROWS = ("{", "3", '[{"case": 1}]', '[{"other": 1}]', "[1]", "[" * 100_000, "[]")
+
+
+@pytest.mark.parametrize("line", [*NO_ROWS, *(f"[{ROW}, {more}}}]" for more in WRONG)])
+def test_rows_that_are_none(run, line):
+    rows_file(run).write_text(f"{line}\n")
+    with pytest.raises(RecordError, match="holds what is no row of a benchmark"):
+        read_rows(run)
+
+
+def test_a_row_goes_in_the_place_of_a_torn_one(run):
+    with rows_file(run).open("a") as file:
+        file.write('[{"case": "b"')
+    assert [row.case for row in read_rows(run)] == ["all_reduce 1 MiB"] and cases_done(run) == 1
+    add_rows(run, [Row("c", (1,), "float32", "cpu", columns={"mfu": float("nan")})] * 2)
+    assert [row.case for row in read_rows(run)] == ["all_reduce 1 MiB", "c", "c"] and cases_done(run) == 2
+    assert read_rows(run)[1].columns == {"mfu": None}
+
+
+def test_a_later_version_may_say_more_of_a_row(run):
+    rows_file(run).write_text(f'[{ROW}, "p99": 3.0}}]\n')
+    assert [row.case for row in read_rows(run)] == ["a"]
+
+
+def test_rows_of_other_cases_are_not_gone_on_with(run):
+    benchmark = read_benchmark(run)
+    first, second = benchmark.cases()[:2]
+    with pytest.raises(RecordError, match=f"'all_reduce 1 MiB' where, here and now, case 1 is '{first.name}'"):
+        check_rows(run, benchmark)
+    rows_file(run).unlink()
+    add_rows(run, [row_of(first)] * 2)
+    check_rows(run, benchmark)
+    add_rows(run, [replace(row_of(second), columns={})])
+    with pytest.raises(RecordError, match="holds rows of"):
+        check_rows(run, benchmark)
+
+
+def test_rows_without_a_summary_are_not_gone_on_with(run):
+    benchmark = made("nsys")
+    rows_file(run).unlink()
+    add_rows(run, [replace(row_of(benchmark.cases()[0]), mean=1.0)])
+    with pytest.raises(RecordError, match="holds rows without a summary"):
+        check_rows(run, benchmark)

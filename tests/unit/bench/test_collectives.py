@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import pytest
 import torch
 from answered import unanswered
-from bench_jobs import rows_here, rows_on, with_a_wrong_one, without
+from bench_jobs import made, rows_here, rows_on, with_a_wrong_one, without
 from warm import RankError, WarmRanks
 
 from dynbench.bench import collective_calls, collectives
 from dynbench.bench.base import ELEMENT_BYTES, Row
 from dynbench.bench.collective_calls import PERIOD, compare, contribution, fill, known_sum
-from dynbench.bench.collectives import BUS_FACTORS, COMM_FILE, DIVIDED, Collectives, fit_alpha_beta
+from dynbench.bench.collectives import BUS_FACTORS, COMM_FILE, DIVIDED, fit_alpha_beta
 from dynbench.bench.record import read_options
 from dynbench.clock import Clock
 from dynbench.engine.rank.row_builder import can_count
@@ -47,9 +46,7 @@ def test_right_collectives_have_nothing_wrong(measured):
         assert columns["algbw"] == pytest.approx(int(columns["size"]) / (row.mean * 1e6))
         assert columns["busbw"] == pytest.approx(float(columns["algbw"]) * BUS_FACTORS[operation](2))
         assert columns.get("unequal") == (0 if operation in collective_calls.SAME_ON_ALL else None)
-    for small, large in pairwise(measured):
-        if small.columns["operation"] == large.columns["operation"] and small.dtype == large.dtype:
-            assert int(small.columns["size"]) < int(large.columns["size"])
+    assert all(a.columns["size"] < b.columns["size"] for a, b in zip(measured[::2], measured[1::2], strict=True))
 
 
 @pytest.mark.skipif(not can_count(), reason="the kernel does not count the bytes of connections")
@@ -72,7 +69,7 @@ def test_a_wrong_collective_is_counted_and_told(ranks, operation, fault, queued)
         least = 1 if fault == "one element" else row.shape[0] // parts // 2
         assert least <= int(row.columns["#wrong"]) <= row.shape[0] and row.reference_error > 0
         assert fault == "left out" or queued or row.columns["#wrong"] == 1
-        said = Collectives(CollectivesOptions()).said([row])
+        said = made("collectives").said([row])
         assert "broken" in said[0]
         if operation in collective_calls.SAME_ON_ALL:
             assert row.columns["unequal"] == 1 and "differ from those of rank 0" in said[1]
@@ -122,23 +119,19 @@ def test_what_the_last_iteration_left_is_judged_also_where_time_was_over(ranks, 
     for rows in ranks(rows_on, {"limit_s": 1e-9}, queued):
         assert {row.columns["operation"] for row in rows} == set(BUS_FACTORS)
         assert [(row.n, row.columns["#wrong"]) for row in rows] == [(1, 0)] * len(rows)
-    said = Collectives(CollectivesOptions(limit_s=1e-9)).said(rows)
+    said = made("collectives", limit_s=1e-9).said(rows)
     assert any("1 iterations, as limit_s=1e-09 was over" in line for line in said)
 
 
 @pytest.mark.parametrize("world_size", [2, 4, 5, 6, MOST_RANKS])
-def test_every_wrong_sum_differs_from_the_known_one(world_size):
+def test_every_wrong_sum_differs_from_the_known_one_which_is_exact_in_every_type(world_size):
     parts = torch.stack([contribution(rank) for rank in range(world_size)])
     right = known_sum(world_size)
-    assert torch.equal(parts.sum(0), right)
+    assert torch.equal(parts.sum(0), right) and len(parts.unique(dim=0)) == world_size
     for wrong in (parts[:-1].sum(0), torch.cat([parts, parts[-1:]]).sum(0), parts.amax(0), right.roll(1)):
         assert not torch.equal(wrong, right)
-
-
-def test_no_two_ranks_contribute_the_same():
-    assert len({tuple(contribution(rank).tolist()) for rank in range(MOST_RANKS)}) == MOST_RANKS
-    whole = fill(torch.empty(1000), contribution(3))
-    assert torch.equal(fill(torch.empty(500), contribution(3, 500)), whole[500:])
+    for dtype in (torch.bfloat16, torch.float16):
+        assert torch.equal(right.to(dtype).long(), right)
 
 
 @pytest.mark.parametrize("elements", [3, PERIOD, 3 * PERIOD + 5])
@@ -146,36 +139,31 @@ def test_comparing_finds_every_element(elements):
     known = [contribution(1), contribution(2)]
     result = torch.cat([fill(torch.empty(elements), pattern) for pattern in known])
     assert compare(result, known) == (0, 0.0)
+    assert torch.equal(fill(torch.empty(elements), contribution(1, 2)), fill(torch.empty(elements + 2), known[0])[2:])
     for index in range(2 * elements):
         changed = result.clone()
         changed[index] += 2
         assert compare(changed, known) == (1, 2.0)
 
 
-def test_the_known_sum_is_exact_in_every_type():
-    exact = known_sum(MOST_RANKS)
-    for dtype in (torch.bfloat16, torch.float16):
-        assert torch.equal(exact.to(dtype).long(), exact)
-
-
 def test_every_combination_is_a_case(monkeypatch):
     monkeypatch.setattr(collectives, "_gpus", lambda: 2)
     backends, dtypes = ("gloo", "nccl", "gloo-cuda"), ("float32", "bfloat16")
-    benchmark = Collectives(CollectivesOptions(processes=(2, 4), backend=backends, dtype=dtypes, sizes_mib=(1, 2)))
+    benchmark = made("collectives", processes=(2, 4), backend=backends, dtype=dtypes, sizes_mib=(1, 2))
     cases = benchmark.cases()
     assert len(cases) == 2 * 6 * 2 * (3 + 2) + 1 and benchmark.processes == 4
     assert len({case.name for case in cases}) == len(cases)
     assert [benchmark.ranks_of(case) for case in cases] == sorted(benchmark.ranks_of(case) for case in cases)
     assert [case.name for case in cases if not case.shape] == ["nccl x4"], "two GPUs are too few for NCCL"
-    six = Collectives(CollectivesOptions(processes=(6,), backend=("gloo",))).cases()
+    six = made("collectives", processes=(6,), backend=("gloo",)).cases()
     assert {case.shape[0] % 6 for case in six if case.columns["operation"] in collectives.DIVIDED} == {0}
-    auto = Collectives(CollectivesOptions(processes=(2, 4))).cases()
+    auto = made("collectives", processes=(2, 4)).cases()
     assert {(case.columns["processes"], case.columns["backend"]) for case in auto} == {(2, "nccl"), (4, "gloo")}
 
 
 def test_a_back_end_without_its_gpus_is_one_row(monkeypatch):
     monkeypatch.setattr(collectives, "_gpus", lambda: 0)
-    benchmark = Collectives(CollectivesOptions(backend=("nccl", "gloo-cuda")))
+    benchmark = made("collectives", backend=("nccl", "gloo-cuda"))
     rows = rows_here(benchmark)
     assert [(row.case, row.status) for row in rows] == [("nccl x2", "skipped"), ("gloo-cuda x2", "skipped")]
     assert "a GPU for each of 2 processes, here are 0" in str(rows[0].reason)
@@ -183,17 +171,13 @@ def test_a_back_end_without_its_gpus_is_one_row(monkeypatch):
 
 
 def test_one_all_reduce_is_for_virtual_ranks(measured):
-    benchmark = Collectives(CollectivesOptions())
+    benchmark = made("collectives")
     reduced = [row for row in measured if row.columns["operation"] == "all_reduce" and row.dtype == "float32"]
     points = benchmark.further_files(measured)[COMM_FILE]["allreduce"]
     assert [point["ms"] for point in points] == [row.p50 for row in reduced]
     assert benchmark.summary([reduced[0]] * 2)["fits"] == [], "they are of one size"
-    summary = benchmark.summary(measured)
-    fits = summary["fits"]
-    assert len(fits) == 2 * 6
-    assert fits[0] == {"operation": "all_reduce", "backend": "gloo", "type": "float32", "processes": 2} | summary["fit"]
-    said = benchmark.said(measured)
-    assert "all_reduce float32 gloo x2" in said[-1] and sum("ms/MB" in line for line in said) == 12
+    fits = benchmark.summary(measured)["fits"]
+    assert len(fits) == 2 * 6 and (fits[0]["operation"], fits[0]["type"]) == ("all_reduce", "float32")
 
 
 def test_the_fit_finds_latency_and_bandwidth():
@@ -224,10 +208,3 @@ def test_every_benchmark_has_cases_of_different_names_and_more_with_full(name):
     assert not entry.full or full.options != small.options
     if small.processes > 1:
         assert entry.load()(read_options(name, ["timeout_s=7"])).timeout_s == 7
-
-
-def test_options_are_lists_of_numbers_or_words_and_the_last_one_holds():
-    texts = ["sizes_mib=3", "sizes_mib=1,2.5", "processes=4", "dtype=bfloat16", "operations=all_reduce", "backend=gloo"]
-    cases = Collectives(read_options("collectives", texts)).cases()
-    assert [case.name for case in cases] == [f"all_reduce {mib} MiB bfloat16 gloo x4" for mib in (1, 2.5)]
-    assert [case.shape for case in cases] == [[2**19], [round(2.5 * 2**19)]]

@@ -8,30 +8,24 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from bad_input import LAUNCHED, Answer, answer, copied, junk, number, settled, spoil_file, spoilt
+from golden.corpus import unpack
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from unit.analysis.conftest import Fake, build_run
-from unit.experiment.test_assignment import checked
 
-from dynbench.bench.base import Row
-from dynbench.bench.record import add_rows, read_benchmark, write_benchmark
 from dynbench.cli.main import main
 from dynbench.config.layers import load_config
 from dynbench.config.recipes import find_recipe
 from dynbench.config.schema import dump_config
 from dynbench.config.values import all_keys, allowed_words, field_of
-from dynbench.experiment.assignment.rows import CHECK, check_table
-from dynbench.experiment.assignment.suite import FILE, Stage, State
 from dynbench.lengths import READERS, encode_trace
 from dynbench.plugins import BENCHMARKS
-from dynbench.plugins.benchmarks import CollectivesOptions
-from dynbench.runs.atomic import write_json
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.slow
@@ -93,27 +87,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def runs(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A results folder with two runs, their comparison and its report, to copy and to spoil."""
+    """A results folder with two runs, their comparison, a probe and benchmarks, to copy and to spoil."""
     root = tmp_path_factory.mktemp("template") / "results"
+    for recording in ("single", "bench"):
+        unpack(recording, root)
     store = RunStore(root)
-    small = {"steps": 6, "warmup_steps": 2, "global_batch": 8}
-    for name, policy in (("a", "static"), ("b", "partition")):
-        run = build_run(store, Fake(policy=policy, **small), name)
-        (run.path / "tensorboard").mkdir()
-        (run.path / "tensorboard" / "events.out.tfevents.0").write_bytes(b"")
-    bench = store.create("bench", "collectives", "c")
-    write_benchmark(bench, "collectives", BENCHMARKS.find("collectives").load()(CollectivesOptions()))
-    case = read_benchmark(bench).cases()[0]
-    measured = {**case.columns, "time": 2.0, "busbw": 0.1, "#wrong": 0}
-    timed = Row(case.name, case.shape, case.dtype, "cpu", unit="ms", n=2, mean=2.0, p50=2.0, columns=measured)
-    add_rows(bench, [timed])
-    bench.update(status="interrupted")
-    suite = store.create("bench", "assignment", "list")
-    check = check_table(suite, checked())
-    stages = [Stage("collectives", bench.id), Stage(CHECK, suite.id, True)]
-    write_json(suite.path / FILE, State(False, stages, list(check.rows)))
-    suite.update(status="interrupted")
-    assert main(["analyze", "a", "b", "-q", "--results", str(root)]) == 0
+    for run, record in store.entries():
+        if record.name not in ("plain", "within", "probed", "packed_attention", "assignment"):
+            shutil.rmtree(run.path)
+    (store.resolve("plain").path / "tensorboard").mkdir()
+    (store.resolve("plain").path / "tensorboard" / "events.out.tfevents.0").touch()
+    assert main(["analyze", "plain", "within", "-q", "--results", str(root)]) == 0
     store.give_name(store.resolve("@latest:analyze"), "both")
     return root
 
@@ -155,27 +139,28 @@ def test_any_option_of_a_benchmark(place, name, values):
 
 
 READING = (
-    "analyze a",
-    "analyze a b",
+    "analyze plain",
+    "analyze plain within",
     "analyze both",
     "report both --lang en",
     "report both --lang zh --format html",
-    "report a --format html",
+    "report plain --format html",
     "runs ls",
     "runs ls --since 2d",
     "runs show both",
-    "runs show a",
-    "runs export a b -o results/out.zip",
+    "runs show plain",
+    "runs show probed",
+    "runs export plain within -o results/out.zip",
     "runs rm --failed --dry-run",
-    "data lengths a --force -o results/lengths.csv",
-    "tensorboard a",
-    "eval a",
+    "data lengths plain --force -o results/lengths.csv",
+    "tensorboard plain",
+    "eval plain",
     "compare --resume both",
-    "bench --resume c",
-    "bench --resume list",
-    "report list",
-    "report list --lang zh --format html",
-    f"train --dry-run --set probe.run=a {REAL}",
+    "bench --resume packed_attention",
+    "bench --resume assignment",
+    "report assignment",
+    "report assignment --lang zh --format html",
+    f"train --dry-run --set probe.run=probed {REAL}",
 )
 
 
@@ -186,9 +171,16 @@ def test_any_run_folder(place, runs, data, words):
     files = sorted(path for path in work.rglob("*") if path.is_file() and not path.name.startswith("."))
     for path in data.draw(st.lists(st.sampled_from(files), min_size=1, max_size=2, unique=True)):
         spoil_file(data.draw, path, [each for each in files if each.is_file()], place / "outside")
+    before = rank_rows(work)
     clean(answer(words.split(), work))
+    assert "--resume" in words or rank_rows(work) == before
     assert (place / "outside" / "precious").read_text() == "mine"
     assert sorted(path.name for path in (place / "outside").iterdir()) == ["precious"]
+
+
+def rank_rows(results: Path) -> dict[Path, bytes]:
+    """What ranks have written, which nobody changes who only reads."""
+    return {path: path.read_bytes() for path in results.rglob("ranks/*.csv") if path.is_file()}
 
 
 def clean(said: Answer) -> None:

@@ -128,10 +128,6 @@ def test_stdout_is_the_table_alone(words, run, tmp_path, cli):
         assert shown & {"folder", "capacity", "run"} <= beside
 
 
-def test_json_and_a_table_are_not_both_on_stdout(cli):
-    assert "--json and --format md" in cli("solve --list --json --format md", code=2).err
-
-
 texts = st.text(st.characters(exclude_categories=("Cs", "Cc")))
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 

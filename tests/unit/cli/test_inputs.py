@@ -84,12 +84,3 @@ def test_ranks_that_run_already_find_them_too(results, cli, monkeypatch):
         monkeypatch.setenv(key, value)
     assert "unequal capacity" in cli(f"train --json {UNEQUAL.removeprefix('--nproc 8')}", code=2).mistake
     assert not results.exists()
-
-
-@pytest.mark.parametrize("command", ["train", "probe", "solve", "data lengths"])
-def test_a_recipe_given_as_configuration_is_told_from_one(command, tmp_path, cli):
-    recipe = tmp_path / "my recipe.yaml"
-    recipe.write_text(RECIPE)
-    error = cli(command, "-c", recipe, "--json", code=2).json["error"]
-    assert error["message"].startswith(f"{recipe}:2: arms: a recipe") and "unknown key" not in error["message"]
-    assert f"dynbench compare '{recipe}'" in error["hint"] and "--set" in error["hint"]

@@ -56,12 +56,6 @@ def test_a_comparison_means_what_was_launched_for_it(store, argv, cli):
     assert argv[2] == f"arm:{arm.path.resolve() / SCALARS_FOLDER}"
 
 
-@pytest.mark.parametrize(("arguments", "said"), [("", "no run has scalars"), ("nobody", "nobody")])
-def test_without_scalars_it_says_how_to_get_them(store, argv, cli, arguments, said):
-    trained(store, "plain", writes=False)
-    assert said in cli(f"tensorboard {arguments}", code=2).err and not argv
-
-
 def test_a_path_that_it_would_read_as_two_is_refused(tmp_path, argv):
     with pytest.raises(UsageError, match="comma"):
         module.serve({"a": tmp_path / "one, two"}, "localhost", None)
