@@ -19,6 +19,8 @@ from dynbench.runs.run import Run
 
 VIRTUAL = ("launch.launcher=virtual", "launch.world_size=2")
 SLOWED = {"slow": {1: 2.0}, "overrides": ("launch.slowdown={1: 2.0}",)}
+SLOWER = {"policy": "partition", "compute_ms_per_token": 0.08}
+"""Deals better than static, and computes each token in 1.6 times its time."""
 
 
 def rewritten(run: Run, *without: str, **columns: pl.Expr) -> MergedRun:
@@ -126,6 +128,20 @@ def shared(launch: Launch, **of_arm: dict[str, object]) -> tuple[list[Arm], dict
     arms = named_arms(launch(2, **of_arm))
     summaries = {run.run.id: {"waste": waste_of(run)} for arm in arms for run in arm.runs}
     return arms, {run_id: summary["waste"] for run_id, summary in share_ideal(arms, summaries).items()}
+
+
+def test_who_is_slower_is_further_from_the_ideal_by_as_much_and_its_compute_is_a_part(launch: Launch) -> None:
+    (static, slower), wastes = shared(launch, static={}, slower=SLOWER)
+    alone, fast = [waste_of(run)["s"] for run in slower.runs], [wastes[run.run.id]["s"] for run in static.runs]
+
+    assert max(alone) < min(fast), "by its own ideal the slower arm is the better one"
+    runs = (*static.runs, *slower.runs)
+    ratios = [wastes[run.run.id]["s"] * run.measured["real_tokens"].sum() / run.time_ms for run in runs]
+    assert ratios == pytest.approx([ratios[0]] * 4)
+    for waste in wastes.values():
+        assert sum(waste[part] for part in PARTS) == pytest.approx(1 - 1 / waste["s"])
+    assert all(abs(wastes[run.run.id]["compute"]) < 0.01 for run in static.runs)
+    assert all(wastes[run.run.id]["compute"] > 0.1 for run in slower.runs)
 
 
 @pytest.mark.parametrize("other", [{"steps": 30}, {"world_size": 4}, SLOWED, {"overrides": ("sync.name=local_sgd",)}])
