@@ -29,7 +29,8 @@ def main() -> int:
     names = [name for name in given.names if name not in KINDS] or list(SUBJECTS)
     if given.what == "accept" and len(kinds) > 1:
         parser.error("say which: accept values, or accept words")
-
+    if unknown := set(names) - set(SUBJECTS):
+        parser.error(f"no golden: {', '.join(sorted(unknown))}; there are: {', '.join(SUBJECTS)}")
     differs = 0
     with ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=silent) as pool:
         found = pool.map(settle, names, repeat(kinds), repeat(given.what == "accept"))

@@ -169,7 +169,8 @@ def record(name: str) -> None:
         for command in recording.commands:
             print(f"{name}: dynbench {command}", flush=True)
             words = [sys.executable, "-m", "dynbench", *command.split(), "--quiet"]
-            print(f"  exit {subprocess.run(words, cwd=project, stdout=subprocess.DEVNULL).returncode}", flush=True)
+            ended = subprocess.run(words, cwd=project, capture_output=True, text=True)
+            print(f"  exit {ended.returncode} {ended.stderr.strip()[-400:]}", flush=True)
         results = Path(project, "results")
         recording.after(results)
         pack(results, RUNS / f"{name}.tar.xz", project)
@@ -203,7 +204,10 @@ def _neutral(content: bytes, project: str) -> bytes:
 
 def main() -> None:
     """Record what is named, or all."""
-    for name in sys.argv[1:] or RECORDINGS:
+    names = sys.argv[1:] or list(RECORDINGS)
+    if unknown := set(names) - set(RECORDINGS):
+        raise SystemExit(f"no recording: {', '.join(sorted(unknown))}; there are: {', '.join(RECORDINGS)}")
+    for name in names:
         record(name)
 
 

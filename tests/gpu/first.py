@@ -182,8 +182,10 @@ def _marked(mark: str) -> Iterator[int]:
 
 def page(outcomes: Sequence[Outcome], parts: int, folder: Path, gpus: int | None) -> str:
     """What ran, what failed, what was left out, and the end of what each printed, as Markdown."""
-    results = [each.result for each in outcomes]
-    counts = ", ".join(f"{results.count(result)} {result.lower()}" for result in ("passed", "FAILED", "left out"))
+    by_result = {
+        result: [each for each in outcomes if each.result == result] for result in ("passed", "FAILED", "left out")
+    }
+    counts = ", ".join(f"{len(found)} {result.lower()}" for result, found in by_result.items())
     if parts > len(outcomes):
         counts += f", {parts - len(outcomes)} not ended"
     where = "on the CPU" if gpus is None else f"{gpus} GPU{'s' * (gpus > 1)}"
@@ -192,14 +194,19 @@ def page(outcomes: Sequence[Outcome], parts: int, folder: Path, gpus: int | None
     for each in outcomes:
         took = "" if each.ran is None else f"{each.ran:.0f}"
         lines.append(f"| {each.part.name} | {each.result} | {took} | `{each.part.on(gpus)}` |")
-    left_out = [f"- {each.part.name}: {each.fault}" for each in outcomes if each.ran is None]
-    lines += ["", "## Left out", "", *left_out] if left_out else []
-    for each in sorted(outcomes, key=lambda outcome: outcome.result):
-        if each.ran is not None:
-            log = (folder / "logs" / f"{each.part.name}.log").read_text(encoding="utf-8", errors="replace")
-            said = [f"    {line}" for line in log.splitlines()[-TAIL:]]
-            lines += ["", f"## {each.part.name}{': ' * bool(each.fault)}{each.fault}", "", *said]
+    for each in by_result["FAILED"]:
+        lines += ["", f"## {each.part.name}: {each.fault}", "", *log_tail(each.part, folder)]
+    if by_result["left out"]:
+        lines += ["", "## Left out", "", *(f"- {each.part.name}: {each.fault}" for each in by_result["left out"])]
+    for each in by_result["passed"]:
+        lines += ["", f"## {each.part.name}", "", *log_tail(each.part, folder)]
     return "\n".join(lines) + "\n"
+
+
+def log_tail(part: Part, folder: Path) -> list[str]:
+    """The end of what a part printed, as a block of Markdown."""
+    log = (folder / "logs" / f"{part.name}.log").read_text(encoding="utf-8", errors="replace")
+    return [f"    {line}" for line in log.splitlines()[-TAIL:]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

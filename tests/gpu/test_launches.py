@@ -1,4 +1,4 @@
-"""Real launches on GPUs: virtual ranks on one, NCCL on two, faults, and a probe that meets the end of its memory."""
+"""Real launches on GPUs: virtual ranks on one, NCCL on two, and a probe that meets the end of its memory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from multiproc.faults import Command, check
 from multiproc.launches import TINY, VIRTUAL, global_loss, rows_of
-from planted import at
 from strategy_jobs import watched_steps
 from warm import WarmRanks
 
@@ -85,22 +83,3 @@ def test_a_probe_finds_what_fits_in_its_part_of_the_memory(tmp_path: Path) -> No
 def test_a_part_in_which_the_model_does_not_fit_is_said(tmp_path: Path) -> None:
     with pytest.raises(NothingFits):
         probed(tmp_path, 1e-6)
-
-
-PATIENCE = ("--set", "launch.timeout_s=20")
-
-
-@pytest.mark.usefixtures("two_gpus")
-@pytest.mark.parametrize(
-    ("what", "phase", "code", "status", "says"),
-    [
-        ("killed", "backward", 3, Status.FAILED, "rank 1 was killed by SIGKILL in backward of step 4"),
-        ("hangs", "data", 3, Status.FAILED, "rank 1 hung in data of step 4: rank 0 waited in vain"),
-        ("hangs", "forward", 3, Status.FAILED, "rank 1 hung in forward of step 4: rank 0 waited in vain"),
-        ("without memory", "forward", 4, Status.OOM, "rank 1: "),
-    ],
-)
-def test_a_rank_meets_a_fault(tmp_path: Path, what: str, phase: str, code: int, status: Status, says: str) -> None:
-    planted = at(what, phase, rank=1, step=4)
-    ended = Command(tmp_path).ran("train", "--json", "--set", "launch.device=cuda", *PATIENCE, first=planted)
-    check(ended, code, status, says, rows=4, rank=1)

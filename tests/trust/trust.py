@@ -15,12 +15,14 @@ import argparse
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -126,6 +128,19 @@ def judge(results: list[Result]) -> list[str]:
     return wrong
 
 
+def show(results: list[Result]) -> None:
+    """A line per kind."""
+    for (kind, names), busy in product((("equal", EQUAL), ("a tenth more", SLOWER)), (False, True)):
+        if of_kind := [one for one in results if one.other in names and one.busy is busy]:
+            verdicts = ", ".join(f"{count} {word}" for word, count in Counter(one.verdict for one in of_kind).items())
+            speedups = [one.speedup for one in of_kind]
+            spread = [(one.high / one.low) ** 0.5 - 1 for one in of_kind]
+            print(
+                f"{kind}, {'one core busy' if busy else 'nothing beside it'}: {verdicts}; speed-up "
+                f"{min(speedups):.3f} to {max(speedups):.3f}, half-width {statistics.median_high(spread):.1%} (median)"
+            )
+
+
 def main() -> int:
     """Run what is missing, then judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -140,8 +155,9 @@ def main() -> int:
         results += found
         with kept.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(asdict(result)) + "\n" for result in found)
+        show(found)
         print(f"{number + 1}/{COMPARISONS}: {found[0].seconds:.0f} s", flush=True)
-    print(Counter((one.other, one.busy, one.verdict) for one in results))
+    show(results)
     done = {one.number for one in results}
     if len(done) < COMPARISONS:
         print(f"{len(done)} of {COMPARISONS}: no judgement yet")

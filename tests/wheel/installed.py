@@ -24,8 +24,14 @@ ROOT = Path(__file__).resolve().parents[2]
 KEPT_UNDER = {"dynbench/": "dynbench/", "recipes/": "dynbench/_recipes/", "report/": "dynbench/_templates/"}
 """Folders of the checkout that a wheel holds, and where."""
 COMMANDS = (
-    *("--help", "--version", "plugins --json", "recipes ls --json", "recipes cp quickstart mine.yaml"),
-    *("guide verdicts", "doctor --json", "solve --steps 4 --json"),
+    "--help",
+    "--version",
+    "plugins --json",
+    "recipes ls --json",
+    "recipes cp quickstart mine.yaml",
+    "guide verdicts",
+    "doctor --json",
+    "solve --steps 4 --json",
     "train --steps 2 --warmup-steps 1 --nproc 2 --device cpu --name trained --json",
     "report trained --lang zh --format html",
 )
@@ -70,7 +76,6 @@ def main() -> None:
     parser.add_argument("--packages", choices=("constraints", "newest", "lowest"), default="constraints")
     parser.add_argument("--with", dest="given", action="append", default=[], help="A requirement that comes first.")
     parser.add_argument("--unit", action="store_true", help="Run tests/unit in the environment too.")
-
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dynbench-wheel-") as folder:
         here = Path(folder)
