@@ -86,15 +86,16 @@ def tokenise(given: argparse.Namespace, name: str, shards: int = 0) -> int:
     sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     words = ["data", "lengths", "-v", "--force", f"--output={given.folder / name}.npy", *sets]
     own = [f"--shard-characters={given.shard_characters}", f"--kill-after={shards}", "--child", *words]
-    began = time.monotonic()
+    cache = given.folder / name
+    before, began = tokens_in(cache), time.monotonic()
     with Popen([sys.executable, __file__, str(given.folder), *own], stdout=DEVNULL) as child:
         _, status, used = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
     seconds, size = time.monotonic() - began, (given.folder / "articles.json").stat().st_size / 1e6
-    tokens = sum(entry["tokens"] for _, entry in listed_in(given.folder / name)) / 1e6
+    tokens = (tokens_in(cache) - before) / 1e6
     print(
-        f"{name}: ended with {child.returncode}, {tokens:.1f} M tokens in {seconds:.1f} s, {tokens / seconds:.2f} M/s, "
-        f"{size / seconds:.2f} MB/s of the file; peak memory {used.ru_maxrss / 1000:.0f} MB",
+        f"{name}: ended with {child.returncode}, {tokens:.1f} M tokens of a file of {size:,.1f} MB in {seconds:.1f} s, "
+        f"{tokens / seconds:.2f} M/s; peak memory {used.ru_maxrss / 1000:.0f} MB",
         flush=True,
     )
     return child.returncode
@@ -106,6 +107,11 @@ def listed_in(cache: Path) -> Iterator[tuple[Path, dict[str, int]]]:
         for number, entry in enumerate(json.loads(record.read_text())["shards"]):
             if entry is not None:
                 yield record.with_name(f"{number:05d}.ids.npy"), entry
+
+
+def tokens_in(cache: Path) -> int:
+    """Tokens of the shards that are finished."""
+    return sum(entry["tokens"] for _, entry in listed_in(cache))
 
 
 def finished(cache: Path) -> dict[Path, int]:
