@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from local_steps_jobs import MOMENTUM, RATE, SCALE, averaged, sent_and_met, stopped, streamed, trained_ahead
 from strategy_jobs import STEPS
-from sync_jobs import MOMENTUM, RATE, SCALE, averaged, sent_and_met, stopped, streamed, trained_ahead
 from warm import RankError, WarmRanks
 
 from dynbench.plugins import STRATEGIES

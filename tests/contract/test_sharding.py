@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from gpu.fully_shard import peaks_of
-from sync_jobs import (
+from sharding_jobs import (
     Wide,
     built,
     filled,
