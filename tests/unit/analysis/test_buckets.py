@@ -42,6 +42,19 @@ def coefficients(fit: BucketFit) -> tuple[float, float, float]:
     return fit.constant_ms, fit.call_ms, fit.shorter_ms
 
 
+def test_buckets_are_full_but_for_the_last() -> None:
+    """Where sending is longer, the link waits for the first bucket to be computed, in 40 ms for all, and no longer."""
+
+    def at(size_mib: float) -> BucketPoint:
+        part = size_mib / mib(TOTAL)
+        return BucketPoint(f"{size_mib:g}", f"{size_mib}", math.ceil(1 / part), TOTAL, 400 + 40 * min(1.0, part))
+
+    fit = fitted([at(size) for size in (1000, 400, 200, 100, 50, 25, 5)])
+    assert coefficients(fit) == pytest.approx((400, 0, 40)) and fit.worst < 1e-9
+    alike = [point._replace(size=f"{mib(TOTAL) / point.calls}") for point in (*fit.fitted, *fit.held_out)]
+    assert fitted(alike).worst > 0.001
+
+
 @given(st.tuples(st.floats(100, 5000), st.floats(0.5, 50), st.floats(50, 5000)))
 def test_the_fit_finds_the_parts_again_and_its_least_is_where_both_are_equal(parts: tuple[float, float, float]) -> None:
     fit = fitted(points(model(*parts)))

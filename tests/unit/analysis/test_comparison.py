@@ -74,6 +74,7 @@ def test_launches_of_other_settings_are_no_launches_of_one_arm(launch, policies)
 FORBIDDEN = {
     "train.steps (40 and 50)": {"steps": 50},
     "world_size (2 and 4)": {"world_size": 4, "policy": "partition"},
+    "workload.max_length (256 and 64)": {"overrides": ("workload.max_length=64",)},
     "env.data.fingerprint (data-1 and data-2)": {"fingerprint": "data-2"},
     "env.cpu_model (Test CPU and Other CPU)": {"env": {"cpu_model": "Other CPU"}},
     "env.packages.torch (2.13.0 and 2.6.0)": {"env": {"packages": {"torch": "2.6.0"}}},

@@ -143,3 +143,9 @@ def test_spans_agree_with_the_predicted_times_at_every_speed(data: st.DataObject
         if abs(ahead - other) > 1e-6 * other:
             inside = any(low < gbps and (high is None or gbps < high) for low, high in spans)
             assert inside == (ahead < other)
+
+
+@pytest.mark.parametrize(("hidden", "gbps", "expected"), [(0, 10, 160), (0.75, 10, 160), (0, 400, 82), (0.75, 400, 95)])
+def test_what_was_hidden_stays_hidden(hidden: float, gbps: float, expected: float) -> None:
+    """100 MB take 80 ms over 10 Gb/s and 2 ms over 400; of the 20 ms of transfer, the hidden ones cost nothing."""
+    assert predicted_ms([summary(100, 20, 100, hidden)], gbps) == pytest.approx(expected)

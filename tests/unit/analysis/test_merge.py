@@ -39,6 +39,8 @@ def test_merged_files_hold_the_same_rows(make_run):
     text = pl.read_csv(run.path / "merged_metrics.csv", schema_overrides={"work_hash": pl.UInt64})
     assert parquet.height == merged.rows == 60
     assert_frame_equal(parquet, text, check_dtypes=False, rel_tol=1e-6)
+    waits = parquet.group_by("step").agg(least=pl.col("wait_ms").min(), most=pl.col("wait_ms").max())
+    assert waits["least"].abs().max() < 1e-5 and waits["most"].min() > 0
 
 
 def test_steps_without_all_ranks_do_not_count(make_run):

@@ -9,6 +9,8 @@ from unit.analysis.conftest import compare
 
 from dynbench.analysis.arms import all_differences
 from dynbench.analysis.differences import ALWAYS, NEVER, settings_differences, within
+from dynbench.analysis.figures import FIGURES
+from dynbench.analysis.measures import METRICS
 from dynbench.analysis.questions import QUESTIONS, find_question, question_named
 from dynbench.config.layers import load_config
 from dynbench.config.schema import Config, changed, flatten
@@ -52,6 +54,13 @@ def test_each_key_raises_at_most_one_question():
         assert sum(question.raised_by([key]) for question in known) <= 1, key
 
 
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=lambda question: question.name)
+def test_what_a_question_shows_exists(question):
+    assert {*question.metrics} <= {metric.key for metric in METRICS}
+    assert {*question.figures} <= {*FIGURES["train"]}
+    assert QUESTIONS[question.name] is question_named(question.name) is question
+
+
 PRECISION = {"overrides": ("train.precision=bf16",)}
 BUCKETS = {"overrides": ("sync.bucket_mb=1.0",)}
 BOTH = {"overrides": ("train.precision=bf16", "sync.bucket_mb=1.0")}
@@ -70,6 +79,20 @@ def test_two_questions_at_once_are_refused_unless_named(launch, arms):
     assert [(item.predicted_speedup, item.recovery) for item in found] == [(None, None)] * len(found)
 
 
+RANKS = {"world_size": 4, "overrides": ("launch.threads=1",)}
+
+
+@pytest.mark.parametrize(("names", "refused"), [(("A", "A", "A", "A"), False), (("A", "A", "B", "B"), True)])
+def test_more_devices_have_to_be_of_the_same_kind(launch, names, refused):
+    few, many = ({"env": {"devices": {"ranks": [{"name": name} for name in each]}}} for each in (names[:2], names))
+    runs = launch(2, two=few, four={**RANKS, **many})
+    if refused:
+        with pytest.raises(NotComparable, match=r"env\.devices"):
+            compare(runs)
+    else:
+        assert compare(runs)[0].question.name == "scaling"
+
+
 @pytest.mark.parametrize(
     ("one", "other", "name"),
     [
@@ -79,17 +102,16 @@ def test_two_questions_at_once_are_refused_unless_named(launch, arms):
         ((1, 3, 16), (1, 5, 32), "scaling"),
         ((1, 3, 15), (1, 5, 25), None),
         ((0, 2, 16), (1, 5, 16), "scaling"),
-        ((0, 2, 16), (0, 4, 16, "AABB"), None),
     ],
+    ids=("equal workers", "equal ranks", "more of both", "samples per worker", "samples per rank", "another strategy"),
 )
 def test_equal_workers_or_equal_ranks_are_compared(merged, one, other, name):
-    """Of runs with so many servers, ranks and samples in a batch; more devices have to be of the same kind."""
+    """Of runs with so many servers, ranks and samples in a batch."""
     like = merged()
 
-    def run(servers, ranks, batch, devices="AAAAA"):
+    def run(servers, ranks, batch):
         keys = {"launch.nproc": ranks, "train.global_batch": batch, **({"sync.name": "served"} if servers else {})}
-        named = [{"name": device} for device in devices[:ranks]]
-        config, env = changed(like.facts.config, keys), {"devices": {"ranks": named}}
+        config, env = changed(like.facts.config, keys), {"devices": {"ranks": [{"name": "A"}] * ranks}}
         facts = replace(like.facts, servers=servers, world_size=ranks, config=config, env=env)
         return replace(like, facts=facts)
 

@@ -9,6 +9,7 @@ import pytest
 from compared import compared
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from languages import english_words
 from rich.cells import cell_len
 
 from dynbench.analysis.measures import METRICS
@@ -17,6 +18,8 @@ from dynbench.analysis.table_specs import TABLES
 from dynbench.analysis.tables import by_arm, overview
 from dynbench.analysis.waste import PARTS
 from dynbench.cli import common, console
+from dynbench.plugins import STRATEGIES
+from dynbench.report import LANGUAGES, load_template
 from dynbench.table_text import MARKDOWN_WIDTH, Table, format_gain, format_value, signed
 
 LONGEST = 32
@@ -83,10 +86,9 @@ def printed(tables: list[Table], width: int) -> str:
 @pytest.mark.slow
 @settings(max_examples=20, phases=[Phase.generate])
 @given(arms, st.sampled_from([60, 80, 100, 140]))
-def test_terminal_and_markdown_show_every_arm_and_value_within_a_width(names: list[str], width: int) -> None:
-    """Lines of Markdown are read as they stand."""
-    tables = tables_of(names)
-    text = printed(tables, width)
+def test_a_terminal_shows_every_arm_and_value_within_its_width(names: list[str], width: int) -> None:
+    text = printed(tables_of(names), width)
+
     assert max(map(cell_len, text.splitlines())) <= width
     assert "…" not in text
     spaced = f" {' '.join(text.split())} "
@@ -94,7 +96,14 @@ def test_terminal_and_markdown_show_every_arm_and_value_within_a_width(names: li
     firsts = [line.split()[0] for line in text.splitlines() if line and line[0] != " "]
     assert {firsts.count(name) for name in names} == {text.count("\narm ") + text.startswith("arm ")}
 
+
+@pytest.mark.slow
+@settings(max_examples=20, phases=[Phase.generate])
+@given(arms)
+def test_markdown_shows_every_arm_and_value_in_lines_that_are_read_as_they_stand(names: list[str]) -> None:
+    tables = tables_of(names)
     text = "\n\n".join(table.markdown() for table in tables)
+
     assert max(map(len, text.splitlines())) <= MARKDOWN_WIDTH
     cells = [cell.strip() for line in text.splitlines() for cell in line.split("|")]
     assert [value for value in every_value(names) if value not in cells] == []
@@ -117,3 +126,20 @@ def test_a_launch_that_does_not_know_leaves_the_arm_unknown() -> None:
     table = TABLES["waste"].table({"static": [summary(1.5), summary(None)], "other": [summary(2.0)]})
     assert not any(table.rows[0][1:9]) and table.rows[1][1] == "2.00"
     assert table.rows[0][9], "whom steps wait for needs no fit"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_column_of_a_strategy_has_a_heading(language: str) -> None:
+    names = {
+        column.name: 1.0
+        for entry in STRATEGIES.values()
+        if not isinstance(entry.target, type)
+        for column in entry.load().columns
+        if column.unit == "ms"
+    }
+    sides = {"workers": {"comm_ms": 1.0, **names}, "servers": {"optimizer_ms": 1.0}}
+    table = TABLES["timed"].table({"一": [{"timed_ms": sides}]}, load_template(language).label)
+    assert table is not None
+    assert len(set(table.columns)) == 3 + len(names)
+    if language != "en":
+        assert english_words(table.markdown(whole=True), ("rank",)) == []
