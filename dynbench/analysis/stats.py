@@ -234,9 +234,7 @@ def reach(pairs: int, confidence: float, df: float) -> float:
     return student_t_quantile(0.5 + confidence / 2, df) / math.sqrt(pairs)
 
 
-def launches_needed(
-    difference: float, spread: float, confidence: float = 0.95, df_per_launch: float = 1.0
-) -> int | None:
+def launches_needed(difference: float, spread: float, confidence: float, df_per_launch: float) -> int | None:
     """Fewest launches per arm, even as ABBA needs them, that show a difference; None above `MOST_LAUNCHES`.
 
     Args:

@@ -164,7 +164,7 @@ WANTED = 0.03
         ({}, math.inf),
         ({"launch_s": 20}, math.inf),
         ({"most_launches": 4}, 4),
-        ({"most_launches": 20, "most_s": 15.5, "launch_s": 1}, 15),
+        ({"most_launches": 20, "most_s": 31.5, "launch_s": 2}, 15),
     ],
 )
 @pytest.mark.parametrize("first", [2, 8])
@@ -245,7 +245,7 @@ def test_launches_needed_are_even_and_the_fewest(difference, spread, per_launch)
     def shown(launches):
         return smallest_shown(spread, launches, 0.95, per_launch * (launches - 1))
 
-    launches = launches_needed(difference, spread, df_per_launch=per_launch)
+    launches = launches_needed(difference, spread, 0.95, per_launch)
     if launches is None:
         assert shown(MOST_LAUNCHES) > difference
         return
