@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import fake_training
@@ -254,10 +255,11 @@ def test_a_probe_is_wanted_on_gpus_but_for_capacities_that_are_given_and_several
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of modes and of `probe.run`: see below."""
-    monkeypatch.setattr(training, "this_machine", lambda: MACHINES["cuda"])
-    asked = ("", "schedule.capacity=8", "launch.device=cpu", "launch.nnodes=2 launch.rdzv_endpoint=a:1")
-    wanting = {more: training.wants_probe(load_config(None, f"schedule.mode=dynamic {more}".split())) for more in asked}
-    assert wanting == {more: more == "" for more in asked}
+    asked = {"", "schedule.capacity=8", "launch.device=cpu", "launch.nnodes=2 launch.rdzv_endpoint=a:1"}
+    configs = {more: load_config(None, f"schedule.mode=dynamic {more}".split()) for more in asked}
+    for machine, wanting in (("cuda", {""}), ("cpu", set())):
+        monkeypatch.setattr(training, "this_machine", partial(MACHINES.__getitem__, machine))
+        assert {more for more, config in configs.items() if training.wants_probe(config)} == wanting
 
 
 MACHINES = {
