@@ -167,6 +167,14 @@ def test_many_are_tried_until_the_last_four_numbers_gained_less_than_a_hundredth
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_step_waits_for_the_rank_that_takes_longest_at_its_speed(objective):
-    meets = Accumulation(objective, np.array([1.0, 0.5]))
-    assert meets.critical(np.array([5.0, 4.0]), [[0], [1]]).tolist() == [1]
+def test_a_step_waits_for_the_micro_batches_that_take_longest_at_their_ranks_speeds(objective):
+    rng = np.random.default_rng(5)
+    for _ in range(100):
+        numbers = rng.integers(1, 5, 3) if objective == "sum" else np.full(3, 4)
+        costs, speeds = rng.integers(1, 30, numbers.sum()).astype(float), rng.permutation([0.5, 1.0, 1.7])
+        dealt = [own.tolist() for own in np.split(rng.permutation(numbers.sum()), np.cumsum(numbers)[:-1])]
+        meets = Accumulation(objective, speeds, 11.0)
+        found = meets.critical(costs, dealt)
+        paid = costs[found] + 11.0 * (np.arange(len(found)) > 0)
+        ranks = [rank for number in found for rank, own in enumerate(dealt) if number in own]
+        assert (paid / speeds[ranks]).sum() == pytest.approx(meets.lasts(costs[None], dealt)[0])

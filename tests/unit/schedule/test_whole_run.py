@@ -11,6 +11,7 @@ from plan_rules import plans_of, problem_of
 
 from dynbench.errors import BatchTooLarge, DynbenchError, NothingFits, UsageError
 from dynbench.plugins import POLICIES
+from dynbench.schedule import evaluate
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import Fitting, largest_fitting
@@ -108,3 +109,29 @@ def test_the_batches_tried_are_told_and_those_of_static_are_multiples_of_its_ran
     told: list[int] = []
     assert largest_fitting(policy, problem, 2, told.append) == Fitting(batch, True)
     assert told == [batch]
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"), [("static", [598, 596, 594, 592, 588]), ("partition", [599, 598, 597, 596, 591])]
+)
+def test_beyond_the_batches_that_are_tried_one_by_one_they_fall_by_a_hundredth(
+    monkeypatch: pytest.MonkeyPatch, policy: str, told: list[int]
+) -> None:
+    monkeypatch.setattr(evaluate, "TRIED_ONE_BY_ONE", 3)
+    problem = problem_of([1] + [60] * 1199, 2, 600, capacity=Capacity.table([[(1, 300), (60, 4)]]))
+    seen: list[int] = []
+    assert largest_fitting(policy, problem, 2, seen.append) == Fitting(8, False) and seen[:5] == told
+
+
+@pytest.mark.parametrize(("asked", "all_tried"), [(12, True), (13, False)])
+def test_the_largest_is_known_to_be_where_all_above_it_were_tried(
+    monkeypatch: pytest.MonkeyPatch, asked: int, all_tried: bool
+) -> None:
+    monkeypatch.setattr(evaluate, "TRIED_ONE_BY_ONE", 3)
+    problem = problem_of([1] + [60] * 99, 2, asked, capacity=Capacity.table([[(1, 300), (60, 4)]]))
+    assert largest_fitting("partition", problem, 2) == Fitting(8, all_tried)
+
+
+def test_with_automatic_micro_batches_capacities_bound_no_batch() -> None:
+    problem = problem_of([40] * 5, 2, capacity=Capacity.uniform(1), micro_batches="auto", objective="slots")
+    assert largest_fitting("partition", problem, 1) == Fitting(4, True)
