@@ -94,6 +94,12 @@ def test_a_started_comparison_is_the_recipe_of_its_arms_and_goes_on_among_its_ow
     assert found == [(run.id, store.root), (there.id, there.path.parent)]
 
 
+def test_arms_that_are_configured_alike_are_named_before_they_start(cli, started):
+    said = cli(f"compare {ARMS} --arm other:mode=static {SMALL}", code=130).err
+    assert "arms static and other are configured alike" in said
+    assert len(started) == 1
+
+
 @pytest.mark.parametrize("dry", [True, False])
 def test_a_name_in_use_is_refused_before_anything_is_written_unless_it_is_replaced(compare, store, tmp_path, dry):
     store.create("compare", "older", name="mine")

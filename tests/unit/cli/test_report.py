@@ -106,3 +106,10 @@ def test_planning_needs_the_runs(report, store):
     (run,) = (run for run in store.list() if run.record().command == "train")
     shutil.rmtree(run.path)
     assert "--solve: the run folders of static are not here" in report("demo --solve", code=2).err
+
+
+def test_what_did_not_train_has_no_report(report, store):
+    run = store.create("bench", "collectives")
+    run.ranks_dir.mkdir(exist_ok=True)
+    (run.ranks_dir / "rank_0.log").write_text("measured\n")
+    assert "Report on a comparison or a training run" in report(run.id, code=2).err

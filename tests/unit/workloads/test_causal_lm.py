@@ -63,6 +63,14 @@ def test_a_size_or_a_model_that_it_does_not_have_is_refused():
             of(setting)
 
 
+def test_an_evaluation_is_of_the_target_tokens():
+    made = language("max_length=32", "subset=64")
+    model, ids = made.build_model(0).eval(), np.arange(5)
+    batch = made.collate(made.train, ids, 32)
+    targets = made.train.lengths[ids].sum() - 5
+    assert made.eval_sums(model, batch) == {"loss_sum": made.loss(model, batch).item(), "tokens": targets}
+
+
 def test_a_sample_of_one_token_has_no_target_and_no_gradient_of_its_own():
     made = language("max_length=32", "subset=64")
     data = TokenisedData.from_samples([[5], [5, 6]], np.zeros(2, np.int64), weights=[0, 1])
