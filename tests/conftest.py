@@ -18,6 +18,7 @@ from said import cli as cli
 from warm import gloo_ranks
 
 from dynbench.runs.store import RunStore
+from dynbench.signals import STOPPING
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported, by whatever imports it
@@ -49,8 +50,12 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.C
 
 
 @pytest.fixture(autouse=True)
-def untouched_logging() -> Iterator[None]:
-    """What a command sets of logging, as one with -q does, ends with its test; what a fixture set, before the next."""
+def untouched_logging_and_signals() -> Iterator[None]:
+    """What a command sets of these, as with -q or of virtual ranks, ends with its test; a fixture's, before the next.
+
+    A forked process whose handler raises could leave its own end, under coverage, and go on with the tests.
+    """
+    heard = {signum: signal.getsignal(signum) for signum in STOPPING}
     root = logging.getLogger()
     handlers = [each for each in root.handlers if type(each).__module__ != "dynbench.cli.common"]
     for logger, level in ((root, logging.WARNING), (logging.getLogger("dynbench"), logging.NOTSET)):
@@ -59,6 +64,8 @@ def untouched_logging() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     root.setLevel(logging.WARNING)
+    for signum, handler in heard.items():
+        signal.signal(signum, handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
