@@ -1,4 +1,4 @@
-"""Costs of nothing and of much, a second cost that is none, and costs that hardly tell plans apart, or not at all."""
+"""Costs of nothing and of much, a second cost that is none, costs that hardly tell plans apart, and their bound."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from plan_rules import judge_plan, plain, plans_of
+from hypothesis import given
+from hypothesis import strategies as st
+from plan_rules import COSTS, judge_plan, plain, plans_of, problem_of
 
 from dynbench.errors import UsageError
 from dynbench.plugins import POLICIES
 from dynbench.plugins.policies import plan_names, plan_of
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.cost import CostModel, CostType
+from dynbench.schedule.evaluate import step_bound, step_costs
+from dynbench.schedule.plan import StepPlan
 from dynbench.schedule.policy import Planner, Problem
 
 
@@ -105,3 +109,36 @@ def test_every_policy_ends(policy: str) -> None:
         for step in range(2):
             plan = planner.plan(step)
             judge_plan(plan, judged, fixed_batch=planner.policy.fixed_batch, capped=POLICIES[policy].capped)
+
+
+FURTHER = CostModel("measured", alpha=3.0, beta=0.2, further=9.0)
+PADDED = replace(FURTHER, further=0.0, pad_to_multiple_of=8, positions=45)
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=6, max_size=12),
+    st.sampled_from([*COSTS, FURTHER, PADDED]),
+    st.sampled_from([None, np.full(3, 2.0), np.array([0.5, 1.0, 4.0])]),
+    st.integers(0, 2**32),
+    st.booleans(),
+)
+def test_no_random_plan_is_below_the_bound(lengths, cost, speeds, seed, packed):
+    rng = np.random.default_rng(seed)
+    problem = problem_of(lengths, 3, cost=cost, speeds=speeds)
+    ids = rng.permutation(len(lengths))
+    cuts = np.sort(rng.choice(np.arange(1, len(ids)), 2, replace=False))
+    shares = tuple(tuple(np.array_split(part, rng.integers(1, len(part) + 1))) for part in np.split(ids, cuts))
+    plan = StepPlan(0, shares, packed=packed)
+    assert step_bound(plan, problem) <= step_costs(plan, problem).max() * (1 + 1e-12)
+
+
+def test_the_bound_of_a_plan_by_hand():
+    """Padded to 8, 4, 4, 4: three micro-batches at least, of which two pay 10 and one 3, or one each, which pay 10."""
+    cost = CostModel("measured", alpha=10.0, further=3.0, pad_to_multiple_of=4)
+    problem = Problem(np.array([8, 4, 4, 2]), 2, 4, cost, Capacity.table([[(4, 2), (8, 1)]]))
+    first, rest = np.array([0]), np.array([1, 2, 3])
+    split, whole = StepPlan(0, ((first,), (rest[:2], rest[2:]))), StepPlan(0, ((first,), (rest,)))
+    assert step_bound(split, problem) == (10 + 10 + 3 + 20) / 2
+    assert step_bound(whole, problem) == (10 + 10 + 20) / 2
+    assert step_bound(split, replace(problem, capacity=Capacity())) == 20
+    assert step_bound(split, replace(problem, speeds=np.array([2.0, 2.0]))) == 43 / 4
