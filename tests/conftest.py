@@ -22,7 +22,9 @@ from dynbench.signals import STOPPING
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported, by whatever imports it
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and what tests start would pass that on
+# nohup ignores the one, a script that starts tests in the background the other; what tests start would pass that on.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
