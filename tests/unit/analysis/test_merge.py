@@ -73,6 +73,9 @@ def test_a_run_without_a_row_is_refused_with_what_was_found(make_run):
         path.unlink()
     with pytest.raises(RecordError, match="no rank files in"):
         merge_run(run)
+    run.update(status="running")
+    with pytest.raises(RecordError, match=r"\(running\) has no row yet"):
+        merge_run(run)
 
 
 def test_a_full_disk_is_told_as_what_it_is(make_run, monkeypatch):
