@@ -53,9 +53,10 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.C
 
 @pytest.fixture(autouse=True)
 def untouched_logging_and_signals() -> Iterator[None]:
-    """What a command sets of these, as with -q or of virtual ranks, ends with its test; a fixture's, before the next.
+    """Logging and signal handlers are after a test what they were: commands set them, with -q or for virtual ranks.
 
-    A forked process whose handler raises could leave its own end, under coverage, and go on with the tests.
+    Logging that a fixture set is put back before the test. With coverage, a forked process whose handler raises can
+    escape its own exit and go on with the tests.
     """
     heard = {signum: signal.getsignal(signum) for signum in STOPPING}
     root = logging.getLogger()
