@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from dynbench.fields.documents import Document, Field, documents
@@ -55,14 +56,7 @@ class Check:
                 self._value(document, found, item, where)
 
     def _field(self, document: Document, prefix: str, key: str, item: object, where: str) -> Field | None:
-        fields = {each.path: each for each in document.fields}
-        free = rf"{re.escape(prefix)}<[^.\[]+>"
-
-        def takes(path: str) -> bool:
-            """Whether it stands for any name, or in a CSV for a part of one."""
-            return bool(re.fullmatch(free, path) or (document.csv and re.fullmatch(re.sub("<[^>]+>", ".+", path), key)))
-
-        found = fields.get(f"{prefix}{key}") or next((each for path, each in fields.items() if takes(path)), None)
+        found = _declared(document.name, prefix, key)
         if found is None:
             self._problem(document, f"add `{prefix}{key}: TYPE, UNIT - MEANING`  (in {where}: {item!r:.60})")
             return None
@@ -84,6 +78,18 @@ class Check:
 
     def _problem(self, document: Document, text: str) -> None:
         self.problems[f"{document.place}: {text}"] = None
+
+
+@cache
+def _declared(name: str, prefix: str, key: str) -> Field | None:
+    """The field of a document that a key stands for: its own, or one of any name, or in a CSV of a part of a name."""
+    document, free = documents()[name], rf"{re.escape(prefix)}<[^.\[]+>"
+
+    def takes(path: str) -> bool:
+        return bool(re.fullmatch(free, path) or (document.csv and re.fullmatch(re.sub("<[^>]+>", ".+", path), key)))
+
+    named = (each for each in document.fields if each.path == f"{prefix}{key}")
+    return next(named, None) or next((each for each in document.fields if takes(each.path)), None)
 
 
 def _read(cell: str) -> object:

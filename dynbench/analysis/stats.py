@@ -165,7 +165,7 @@ def relative_drift(values: ArrayLike) -> float:
     Over at most 200 block means, so that it stays cheap.
     """
     array = np.asarray(values, dtype=np.float64)
-    blocks = np.array([block.mean() for block in np.array_split(array, min(array.size, 200))])
+    blocks = array if array.size <= 200 else np.array([block.mean() for block in np.array_split(array, 200)])
     slope = theil_sen(np.arange(blocks.size, dtype=np.float64), blocks)
     return slope * (blocks.size - 1) / float(np.median(array))
 

@@ -14,7 +14,8 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -94,6 +95,7 @@ class StepRow:
 
 
 COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(StepRow))
+_row_values = attrgetter(*COLUMNS)
 LATER = ("real_tokens2", "padded_tokens2", "weight", "layout")
 """Columns that rows of earlier versions lack."""
 MAY_BE_EMPTY = ("peak_mem_mb", "reserved_mem_mb")
@@ -385,7 +387,7 @@ class RowWriter(LineFile):
             OSError: the disk is full.
         """
         values = extra or {}
-        self.append((*astuple(row), *(values[column] for column in self._extra)))
+        self.append((*_row_values(row), *(values[column] for column in self._extra)))
         self._also(row, values)
 
 
@@ -415,6 +417,7 @@ class Call:
 
 
 CALL_COLUMNS = ("step", *(field.name for field in fields(Call)))
+_call_values = attrgetter(*CALL_COLUMNS[1:])
 
 
 class CallWriter(LineFile):
@@ -440,7 +443,7 @@ class CallWriter(LineFile):
         """
         self._left = self._left - len(calls) if len(calls) <= self._left else -1
         if calls and self._left >= 0:
-            self.append(*((step, *astuple(call)) for call in calls))
+            self.append(*((step, *_call_values(call)) for call in calls))
 
 
 LENGTHS_FILE = "lengths.npz"

@@ -26,7 +26,8 @@ def tour(tmp_path_factory: pytest.TempPathFactory) -> Tour:
     return take_tour(tmp_path_factory.mktemp("tour"))
 
 
-def checked_files(root: Path, check: Check) -> Check:
+def checked_files(root: Path) -> Check:
+    check = Check()
     for name, path in written(root):
         if name not in documents():
             check.problems[f"dynbench/fields/: add a document for {name}  ({path})"] = None
@@ -39,27 +40,23 @@ def checked_files(root: Path, check: Check) -> Check:
     return check
 
 
-def checked_output(tour: Tour, check: Check) -> Check:
+def checked_output(tour: Tour) -> Check:
+    check = Check()
     for name, value in tour.printed:
         check.json(documents()[name], value, name)
     return check
 
 
-@pytest.mark.slow
-def test_what_the_commands_print_is_documented(tour: Tour) -> None:
-    check = checked_output(tour, Check())
-    assert [*check.problems] == [], "to be declared, or lines to add"
+@pytest.fixture(scope="module")
+def checks(tour: Tour) -> dict[str, Check]:
+    """Of what the commands print, of what they write, and of the reference results."""
+    return {"print": checked_output(tour), "write": checked_files(tour.root), "reference": checked_files(REFERENCE)}
 
 
 @pytest.mark.slow
-def test_what_the_commands_write_is_documented(tour: Tour) -> None:
-    check = checked_files(tour.root, Check())
-    assert [*check.problems] == [], "to be declared, or lines to add"
-
-
-def test_the_reference_results_are_documented() -> None:
-    check = checked_files(REFERENCE, Check())
-    assert [*check.problems] == [], "to be declared, or lines to add"
+@pytest.mark.parametrize("what", ["print", "write", "reference"])
+def test_what_there_is_is_documented(checks: dict[str, Check], what: str) -> None:
+    assert [*checks[what].problems] == [], "to be declared, or lines to add"
 
 
 @pytest.mark.slow
@@ -74,13 +71,13 @@ def test_every_command_is_on_the_tour(tour: Tour) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_documented_occurs_or_is_optional(tour: Tour) -> None:
-    check = checked_files(REFERENCE, checked_files(tour.root, checked_output(tour, Check())))
+def test_what_is_documented_occurs_or_is_optional(checks: dict[str, Check]) -> None:
+    used = set().union(*(check.used for check in checks.values()))
     assert [
         f"{document.place}: {field.path} occurs nowhere: remove it, or say `optional` and when it is there"
         for document in documents().values()
         for field in document.fields
-        if not field.optional and (document.name, field.path) not in check.used
+        if not field.optional and (document.name, field.path) not in used
     ] == []
 
 

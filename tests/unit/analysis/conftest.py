@@ -161,7 +161,8 @@ def rows_of(fake: Fake, place: int) -> list[list[StepRow]]:
     idle = dict.fromkeys(set(StepRow.__annotations__) - {"step", "rank", "warmup", "policy"}, 0)
     idle |= {"sync_ms": 9e3, "step_time_ms": 9e3}
     served = [[replace(row, rank=rank, **idle) for row in rows[0]] for rank in range(fake.servers)]
-    return [[replace(row, **fake.row(row)) for row in of_rank] for of_rank in (*served, *rows)]
+    changed = (((row, fake.row(row)) for row in of_rank) for of_rank in (*served, *rows))
+    return [[replace(row, **change) if change else row for row, change in of_rank] for of_rank in changed]
 
 
 @cache

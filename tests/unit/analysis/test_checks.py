@@ -130,7 +130,7 @@ def found_in(check, steps, spreads, *, drift=0.0, first=1.0, noise="normal"):
 @pytest.mark.parametrize(
     ("check", "steps", "fault", "own"),
     [
-        (runs.drift, 20, {"drift": -0.45}, 0.85),
+        pytest.param(runs.drift, 20, {"drift": -0.45}, 0.85, marks=pytest.mark.matrix),
         (runs.drift, 100, {"drift": 0.2}, 0.9),
         (runs.short_warmup, 10, {"first": 2.0}, 0.85),
         pytest.param(runs.short_warmup, 100, {"first": 2.0}, 0.9, marks=pytest.mark.matrix),

@@ -29,7 +29,7 @@ from dynbench.plugins import BENCHMARKS
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.slow
-CASES = int(os.environ.get("DYNBENCH_BAD_INPUT", 125))
+CASES = int(os.environ.get("DYNBENCH_BAD_INPUT", 75))
 REAL = "--set launch.launcher=torchrun --set launch.nproc=2 --set launch.device=cpu"
 COMMANDS = (
     "train --dry-run",
