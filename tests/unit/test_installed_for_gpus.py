@@ -28,7 +28,8 @@ def limits_of(lines: list[str], folder: Path) -> str:
 
 def test_make_takes_torch_from_the_index_that_is_named(tmp_path):
     lines = made(tmp_path, "TORCH_INDEX=https://index/cu126")
-    first, second = (line.split("--no-compile")[1].split() for line in lines if "pip install" in line)
+    newer_pip, first, second = (line.split("--no-compile")[1].split() for line in lines if "pip install" in line)
+    assert newer_pip == ["--upgrade", "pip"]
     assert first == ["--index-url", "https://index/cu126", "torch"], "first, so that no other one is fetched"
     assert second == ["--constraint", f"{tmp_path}/venv/constraints.txt", "--editable", "."]
     kept = limits_of(lines, tmp_path)
@@ -37,9 +38,8 @@ def test_make_takes_torch_from_the_index_that_is_named(tmp_path):
 
 def test_make_takes_what_ci_runs_with_where_none_is_named(tmp_path):
     lines = made(tmp_path)
-    assert [line.split("--no-compile")[1].split()[2:] for line in lines if "pip install" in line] == [
-        ["--editable", "."]
-    ]
+    _, *installs = (line.split("--no-compile")[1].split() for line in lines if "pip install" in line)
+    assert [words[2:] for words in installs] == [["--editable", "."]]
     pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     assert limits_of(lines, tmp_path).splitlines() == [line for line in pinned if not line.startswith("#")]
 
