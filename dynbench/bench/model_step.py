@@ -152,6 +152,6 @@ def ranged_model(size: str, context: int, device: torch.device) -> nn.Module:
     """
     AttentionInterface.register(ATTENTION, ranged_attention)
     model = build_model(size, context, device)
-    assert isinstance(model, PreTrainedModel)
-    model.set_attn_implementation(ATTENTION)
+    with_attention: PreTrainedModel = model
+    with_attention.set_attn_implementation(ATTENTION)
     return model

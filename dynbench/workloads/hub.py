@@ -42,7 +42,7 @@ def quiet_libraries() -> None:
     for library in ("transformers", "huggingface_hub"):
         logging.getLogger(library).setLevel(logging.ERROR)
     disable_progress_bars()
-    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the library leaves it untyped
+    transformers.logging.disable_progress_bar()
 
 
 def local_folder(key: str, name: str) -> Path | None:

@@ -175,7 +175,8 @@ def _random_model(
     def make() -> nn.Module:
         from transformers import DistilBertForSequenceClassification
 
-        return DistilBertForSequenceClassification(config)
+        model: nn.Module = DistilBertForSequenceClassification(config)
+        return model
 
     facts = models.facts_of(Phrase.of("model.random", size=size), config)
     return models.ModelSource(config, config.max_position_embeddings, facts, make)
