@@ -54,7 +54,6 @@ class MergedRun:
         blocks: one row per contiguous block of measured steps, with its time; columns are in `steps.block_times`.
         rows: rows of all ranks that could be read, warm-up included.
         ranks: ranks whose file can be used.
-        missing_ranks: ranks that were launched and have no usable row.
         incomplete_steps: steps for which some of `ranks` has no row.
         torn_lines: lines of rank files that were dropped.
         notes: what was wrong with which file.
@@ -69,7 +68,6 @@ class MergedRun:
     blocks: pl.DataFrame
     rows: int
     ranks: tuple[int, ...]
-    missing_ranks: tuple[int, ...] = ()
     incomplete_steps: int = 0
     torn_lines: int = 0
     notes: tuple[Phrase, ...] = ()
@@ -99,8 +97,13 @@ class MergedRun:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the launch."""
-        return self.facts.world_size or len(self.ranks) + len(self.missing_ranks)
+        """Ranks of the launch; no fewer than have rows, where a damaged configuration says so."""
+        return max(self.facts.world_size or 0, 1 + max(self.ranks))
+
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        """Those of them that have no usable row."""
+        return tuple(rank for rank in range(self.world_size) if rank not in self.ranks)
 
     @property
     def workers(self) -> int:
@@ -206,7 +209,6 @@ def read_merged(run: Run, elsewhere: Sequence[Run] = ()) -> tuple[MergedRun, pl.
         blocks=block_times(workers, steps),
         rows=sum(map(len, usable.values())),
         ranks=tuple(usable),
-        missing_ranks=tuple(rank for rank in range(facts.world_size or 0) if rank not in usable),
         incomplete_steps=incomplete,
         torn_lines=sum(file.torn_lines for file in files),
         notes=tuple(file.note for file in files if file.note),

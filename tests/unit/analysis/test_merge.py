@@ -13,6 +13,7 @@ from dynbench.analysis import steps as steps_module
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.rank_files import read_rank_file
 from dynbench.analysis.steps import PHASES, block_times, number_blocks, step_table
+from dynbench.analysis.summary import summary_of
 from dynbench.errors import RecordError, StorageError, user_error
 from dynbench.runs.records import Column, read_columns, write_columns
 
@@ -193,3 +194,14 @@ def test_a_turn_that_ends_a_hole_and_a_restart_end_a_block_which_lasts_as_long_a
     times = [9.0, 1.0, 2.0, 4.0, 50.0, 8.0], [9.0, 3.0, 1.0, 2.0, 50.0, 9.0]
     ranks = [pl.DataFrame({"step": range(6), "step_time_ms": of_rank}) for of_rank in times]
     assert block_times(ranks, restarted).rows() == [(1, 1, 2, 4.0), (2, 3, 1, 4.0), (3, 5, 1, 9.0)]
+
+
+@pytest.mark.parametrize("left", [(0, 1, 2), (0, 2)])
+@pytest.mark.parametrize("asked", ["launch.nproc=1", "launch.nproc=auto"])
+def test_ranks_that_have_rows_are_ranks_of_the_run_whatever_is_asked_for(make_run, left, asked):
+    run = make_run(world_size=3, overrides=(asked,))
+    for rank in {0, 1, 2} - {*left}:
+        run.rank_file(rank).unlink()
+    merged = merge_run(run)
+    assert (merged.world_size, merged.ranks, merged.missing_ranks) == (3, left, tuple({0, 1, 2} - {*left}))
+    assert summary_of(merged)["waste"]["s"] > 1
