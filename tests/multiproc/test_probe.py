@@ -39,33 +39,32 @@ CONFIG = {
 }
 
 
-ONE = CONFIG | {"launch.nproc": 1}
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run folder of one rank whose configuration the trial processes read."""
+    """A run folder whose configuration the trial processes read."""
     store = RunStore(tmp_path_factory.mktemp("probe"))
     run = store.create("probe", "probe")
-    run.config_file.write_text(dump_config(resolve(load_config(flags=ONE), this_machine(), store).config))
+    run.config_file.write_text(dump_config(resolve(load_config(flags=CONFIG), this_machine(), store).config))
     return run
 
 
 def children(run: Run, limit_mb: int = LIMIT_MB) -> Children:
-    return Children(run, run.config().launch, 1, limit_mb * 10**6, tidy=True)
+    return Children(run, run.config().launch, RANKS, limit_mb * 10**6, tidy=True)
 
 
 def test_what_passed_passes_again_a_third_more_fails_and_nothing_is_left(run: Run) -> None:
-    settings = load_config(flags=ONE).probe
-    [row], _ = find_capacities(lambda: children(run), [LENGTH], 1, CEILING, settings, lambda text: None)
-    assert row.tested_fail is not None
-    assert 1 <= row.max_batch <= 0.9 * row.tested_ok
-    assert row.tested_ok < row.tested_fail <= max(row.tested_ok + 1, 1.21 * row.tested_ok)
+    settings = load_config(flags=CONFIG).probe
+    rows, _ = find_capacities(lambda: children(run), [LENGTH], RANKS, CEILING, settings, lambda text: None)
+    assert [row.rank for row in rows] == list(range(RANKS))
+    for row in rows:
+        assert row.tested_fail is not None
+        assert 1 <= row.max_batch <= 0.9 * row.tested_ok
+        assert row.tested_ok < row.tested_fail <= max(row.tested_ok + 1, 1.21 * row.tested_ok)
     with children(run) as group:
-        [beyond] = group.ask([{"op": "trial", "n": int(1.33 * row.tested_ok) + 1, "length": LENGTH}])
-        assert beyond and not beyond["fits"]
-        [again] = group.ask([{"op": "trial", "n": row.max_batch, "length": LENGTH}])
-        assert again and again["fits"]
+        beyond = group.ask([{"op": "trial", "n": int(1.33 * row.tested_ok) + 1, "length": LENGTH} for row in rows])
+        assert [reply and reply["fits"] for reply in beyond] == [False] * RANKS
+        again = group.ask([{"op": "trial", "n": row.max_batch, "length": LENGTH} for row in rows])
+        assert [reply and reply["fits"] for reply in again] == [True] * RANKS
         pids = group.pids
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
