@@ -40,7 +40,7 @@ _STORED = {
 }
 """Types of columns that every run has; the others are numbers."""
 
-_FILE = re.compile(r"^rank_(\d+)\.csv$")
+_FILE = re.compile(r"^rank_(\d{1,6})\.csv$")  # no launch has a million ranks, and arrays have a place for each
 _NS = 1e6
 _SCHEMA = {
     "step": pl.Int32,
