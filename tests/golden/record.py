@@ -138,7 +138,7 @@ RECORDINGS: Mapping[str, Recording] = {
             f"train {PLAIN} --workload mlp --size auto --slowdown 1:2 --name slowed",
             f"train {PLAIN} --set train.learning_rate=1e30 --name diverged",
             "probe --set probe.lengths=[16,32] --set probe.repeats=2 --set probe.soak_steps=2 --nproc 2 --threads 1 "
-            "--size small --max-length 32 --global-batch 32 --set probe.memory_limit=700MB --name probed",
+            "--size small --max-length 32 --global-batch 32 --set probe.memory_limit=1000MB --name probed",
             f"train {PLAIN} --capacity probed --policy partition --name within",
             "probe --set probe.lengths=[32] --nproc 2 --threads 1 --size small --max-length 32 "
             "--set probe.memory_limit=1MB --name nothing_fits",
