@@ -18,7 +18,7 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +117,7 @@ def _image(values: NDArray[np.uint8], index: int) -> Image.Image:
     return Image.fromarray(values[index])
 
 
+@cache
 def generated_digits() -> Splits:
     """8,192 digits to train on, and 1,024 to evaluate on."""
     return Splits(_digits("train", TRAIN_SAMPLES, 0), _digits("eval", EVAL_SAMPLES, 1))
