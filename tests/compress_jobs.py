@@ -19,7 +19,7 @@ from dynbench.wire.base import QueuedWire
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import lay_out
 
-STEPS = 20
+STEPS = 10
 
 
 @cache

@@ -6,15 +6,30 @@ import re
 from functools import cache
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from dynbench.analysis.questions import QUESTIONS
 from dynbench.config.recipes import list_recipes
 from golden.accepted import KINDS, Kind, differing, read_accepted
+from golden.drawn import DRAWN
 from golden.layout import WATCHED
 from golden.record import RECORDINGS
 from golden.subjects import SUBJECTS, Golden, computed
 
-NAMES = [pytest.param(name, marks=pytest.mark.xdist_group(f"golden-{name}")) for name in SUBJECTS]
+LIKE_ANOTHER = (
+    *("compression_fsdp", "sync", "scaling", "sst2_cost_types"),
+    *(name for name in SUBJECTS if name.startswith("plans_") and int(name.removeprefix("plans_")) >= DRAWN // 2),
+)
+"""Subjects that show hardly anything that another does not, by `make test-matrix`."""
+
+
+def named(name: str) -> ParameterSet:
+    """Both kinds in one process, which computes the subject once."""
+    marks = [pytest.mark.xdist_group(f"golden-{name}"), *([pytest.mark.matrix] if name in LIKE_ANOTHER else [])]
+    return pytest.param(name, marks=marks)
+
+
+NAMES = [named(name) for name in SUBJECTS]
 LONGEST_SHOWN = 60
 """Lines of a difference in a failure; `make golden` shows all."""
 now = cache(computed)

@@ -12,7 +12,7 @@ from multiproc.faults import (
     recipe_of,
     settled,
 )
-from multiproc.launches import wait_until
+from multiproc.launches import VIRTUAL, sets, wait_until
 from pixel import UNRENDERED
 
 from dynbench.experiment.launch_plan import read_state
@@ -57,7 +57,7 @@ def test_two_comparisons_at_once_in_one_folder(tmp_path: Path) -> None:
     commands = [Command(tmp_path / name) for name in ("one", "two")]
     store = commands[1].store = commands[0].store
     for command in commands:
-        command.begin("compare", recipe, "--name", command.folder.name, first=UNRENDERED)
+        command.begin("compare", recipe, "--name", command.folder.name, *sets(*VIRTUAL), first=UNRENDERED)
     assert [command.end().code for command in commands] == [0, 0], commands[0].stderr + commands[1].stderr
     said = [command.said for command in commands]
     ids = [{run for arm in each["arms"] for run in arm["runs"]} for each in said]

@@ -84,7 +84,7 @@ def test_every_kind_trains_with_its_options(command: Command) -> None:
     assert list(env["plugins"]) == ["toy_plugins.py"]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_benchmark_of_ones_own(command: Command) -> None:
     (row,) = started(command, "bench", "nothing", *sets("rounds=2"))["rows"]
     assert (row["case"], row["n"], row["p50"], row["ranks"]) == ("nothing", 2, 0.0, 1)

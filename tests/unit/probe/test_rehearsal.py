@@ -36,6 +36,8 @@ def group(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
     """One of four processes, of which the others are not there."""
     import torch.testing._internal.distributed.fake_pg as fake
 
+    gc.collect()
+    gc.freeze()  # so that `held_bytes` looks through what came since
     dist.init_process_group("fake", store=fake.FakeStore(), rank=1, world_size=WORKERS)
     found = dist.group.WORLD
     assert found is not None
