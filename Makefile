@@ -76,8 +76,9 @@ test: install-test ## install with the test tools, then every check that this ma
 	@cat $(SKIPPED) 2>/dev/null || echo "nothing was skipped"
 	@echo "no part of this: make bench-self, which reads the clock"
 
+# Three on two cores: launches wait, for each other and for what ends them.
 test-at-once: install-test
-	OMP_NUM_THREADS=1 $(PYTEST) --durations 25 --numprocesses 2 --dist loadgroup --skipped-to=$(SKIPPED) -m "$(AT_ONCE)"
+	OMP_NUM_THREADS=1 $(PYTEST) --durations 25 --numprocesses 3 --dist loadgroup --skipped-to=$(SKIPPED) -m "$(AT_ONCE)"
 
 test-quick: install-test ## what a change needs first, in 80 seconds on 2 cores: no launches, nothing slow
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 -m "not slow and not multiproc and not gpu and not clock and not matrix"

@@ -118,6 +118,7 @@ def test_it_trains_or_is_refused_by_name(tmp_path: Path, name: str, policy: str,
         assert rows["correct"].is_between(0, rows["local_batch"]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [name for name in USEFUL if name != "static"])
 @pytest.mark.parametrize("name", WITHOUT_LENGTHS)
 def test_capacities_and_speeds_decide_counts(tmp_path: Path, name: str, policy: str) -> None:
@@ -132,6 +133,7 @@ def test_capacities_and_speeds_decide_counts(tmp_path: Path, name: str, policy: 
     assert counts[2] < counts[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_its_model_is_stored(tmp_path: Path, name: str) -> None:
     assert isinstance(built(name), Saves)

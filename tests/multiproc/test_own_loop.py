@@ -93,7 +93,7 @@ def as_causal_model(code: str) -> str:
     ("name", "accumulated", "steps"),
     [
         ("plain_ddp", 1, 32),
-        ("with_trainer", 1, 32 + EVALUATION),
+        pytest.param("with_trainer", 1, 32 + EVALUATION, marks=pytest.mark.matrix),
         pytest.param("with_trainer", 2, 16 + EVALUATION, marks=pytest.mark.matrix),
         ("with_trainer", 3, 12 + EVALUATION),
         pytest.param("with_trainer", 4, 8 + EVALUATION, marks=pytest.mark.matrix),

@@ -34,6 +34,7 @@ def with_gpus(made_up: pytest.MonkeyPatch, gpus: int) -> None:
     made_up.setattr(first, "this_machine", lambda: SimpleNamespace(gpus=gpus, gpu_fault=None))
 
 
+@pytest.mark.slow
 def test_what_fails_or_hangs_stops_nothing(tmp_path, made_up):
     with_gpus(made_up, 1)
     assert first.main([str(tmp_path)]) == 1

@@ -139,6 +139,7 @@ def test_what_says_the_same_gives_the_same(short, whole):
         sampler(**short).load_state_dict(sampler(**whole).state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "parts", "changes"),
     [

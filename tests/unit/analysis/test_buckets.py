@@ -86,6 +86,7 @@ CASES = {
 """Steps by what the model says of them; that of 6 buckets, which is left out, is beyond any model of the others."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_best_size_is_named_and_drawn_only_where_the_model_holds_and_has_one(
     make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, case: str

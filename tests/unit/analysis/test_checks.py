@@ -163,6 +163,7 @@ LATE = {"short_warmup": 1 + 9 * (pl.col("step") == 10), "drift": 0.75 + pl.col("
 """By check what makes a baseline slower: a first measured step of ten times its time, or slowing down by half."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("check", "steps", "slower", "severity"),
     [
@@ -305,12 +306,16 @@ def spoilt_files(make_run: Make) -> Iterator[Run]:
     yield from (bare, torn, evaluated, going_on)
 
 
+by_one_process = pytest.mark.xdist_group("planted")
+
+
 @pytest.fixture(scope="module")
 def planted(make_shared_run: Make) -> list[Finding]:
     return [finding for found in faults(make_shared_run) for finding in found]
 
 
 @pytest.mark.slow
+@by_one_process
 def test_every_wording_of_every_check_is_planted(planted: list[Finding]) -> None:
     said = {".".join(filter(None, (each.id, field, each.cases.get(field)))) for each in planted for field in WORDS}
 
@@ -318,6 +323,7 @@ def test_every_wording_of_every_check_is_planted(planted: list[Finding]) -> None
 
 
 @pytest.mark.slow
+@by_one_process
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_findings_say_the_same_in_every_language(planted: list[Finding], language: str) -> None:
     template = load_template(language)

@@ -60,6 +60,7 @@ def test_an_aa_arm_whose_launches_differ_takes_faster_from_the_others_and_never_
     assert beside.record().reason_said["say"] == "reason.beside_aa"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policies", [("static", "partition"), ("static", "static", "partition"), ("static",)])
 def test_launches_of_other_settings_are_no_launches_of_one_arm(launch, policies):
     """Planted: every arm's second launch was trained with 20 steps, the first with 40; each pair agrees."""
@@ -214,6 +215,7 @@ def flattened(launch, env, **more):
     return found, {finding.id for finding in findings(runs)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [LEAKS, SHIFTS, {}], ids=["sees", "differs", "not looked at"])
 def test_losses_are_not_held_against_each_other(launch, env):
     """Not even equal ones: nothing promises that they are."""
@@ -291,6 +293,7 @@ def test_an_unclear_tail_has_the_number_of_launches_that_would_show_its_differen
         assert (tail.verdict, tail.interval is None, tail.launches_needed) == (word, number == 1, None)
 
 
+@pytest.mark.slow
 def test_equal_arms_that_differ_in_the_tail_take_it_from_the_others(launch) -> None:
     shared = terms(named_arms(launch(6, static={}, twin={}, partition={})), Analysis())
     twin, partition = compare_candidates(planted(shared, twin=(1.2, 0.001), partition=(0.9, 0.001)))

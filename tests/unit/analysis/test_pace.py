@@ -20,6 +20,7 @@ def blamed(arms: Mapping[str, Sequence[MergedRun]]) -> list[Finding]:
     return [finding for finding in findings(arms) if finding.id == "slowest_rank"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "ranks", "servers"),
     [("static", 2, 0), ("static", 4, 4), ("prefix", 2, 0), ("prefix", 4, 0), ("partition", 4, 0)],

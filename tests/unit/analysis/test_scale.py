@@ -55,6 +55,7 @@ def test_the_rows_of_512_ranks_take_little_memory_and_no_csv(store, make_run, st
     shutil.rmtree(path)
 
 
+@pytest.mark.slow
 def test_512_ranks_write_at_once_and_are_followed_with_no_file_left_open(store):
     run = store.create("train", "partition")
     row = StepRow(**dict.fromkeys(StepRow.__annotations__, 1))

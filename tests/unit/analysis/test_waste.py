@@ -144,6 +144,7 @@ def test_who_is_slower_is_further_from_the_ideal_by_as_much_and_its_compute_is_a
     assert all(wastes[run.run.id]["compute"] > 0.1 for run in slower.runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [{"steps": 30}, {"world_size": 4}, SLOWED, {"overrides": ("sync.name=local_sgd",)}])
 def test_arms_of_other_work_share_no_ideal_and_keep_their_parts(launch: Launch, other: dict[str, object]) -> None:
     arms, wastes = shared(launch, static={}, partition={}, other=other)

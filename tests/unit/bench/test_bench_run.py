@@ -157,6 +157,7 @@ def test_a_case_without_memory_is_a_row_and_the_others_go_on(store, ranks, monke
     assert reason in cli(f"{ONE} --no-figures").out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "code", "status"),
     [

@@ -145,6 +145,7 @@ def by(measured: Sequence[Row]) -> Mapping[tuple[int, str], Row]:
     return {(row.columns["context"], row.columns["phase"]): row for row in found}
 
 
+@pytest.mark.slow
 def test_peaks_grow_from_phase_to_phase_and_with_the_context(measured, by):
     assert {(row.status, row.unit) for row in measured} == {("ok", "MB")}
     assert unanswered("memory", measured) == ["1.5c"], "which is about mixed precision"
@@ -166,6 +167,7 @@ def test_the_residual_stream_is_as_its_formula_says(measured, monkeypatch):
     assert any("residual stream is off its formula" in line for line in benchmark.said(rows_here(benchmark)))
 
 
+@pytest.mark.slow
 def test_the_largest_tensors_say_where_they_are_made(measured):
     for phase, place in (("forward", "modeling_gpt2.py:"), ("step", "Backward")):
         wanted = {"quantity": "tensor", "context": 16, "phase": phase}

@@ -102,6 +102,7 @@ def test_every_command_is_tried():
     assert {words.split()[0] for words in TABLES} | NOT_TABLES == set(filter(takes_format, COMMANDS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", QUIET)
 def test_quiet_prints_the_result_only(words, run, tmp_path, cli):
     said = cli(f"{words.format(tmp=tmp_path)} -q --results {run.path.parent}")
@@ -113,6 +114,7 @@ def cells_of(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").replace("\\|", "\0").split("|")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", TABLES)
 def test_stdout_is_the_table_alone(words, run, tmp_path, cli):
     names, key = TABLES[words]

@@ -103,6 +103,7 @@ SAME: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.slow
 def test_every_setting_comes_back(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = run_of(load_config(None, ["schedule.policy=prefix", "train.steps=33"]), tmp_path / "some results")

@@ -70,6 +70,7 @@ def test_every_compressor_is_tried() -> None:
     assert COMPRESSORS["none"].load()(Compress()) is None, "nothing is compressed without a queue"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=20)
 @given(
@@ -130,6 +131,7 @@ def judge_unbiased(made: Codec, draws: int = 1000) -> None:
     assert bool((error <= 5 * drawn.std(0) / draws**0.5 + 5 / draws * tensor.abs()).all()), "unbiased"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", UNBIASED)
 def test_unbiased_forms_have_the_right_mean(form: str) -> None:
     assert "no" in COMPRESSORS[form.split()[0]].bias
@@ -350,6 +352,7 @@ def test_draws_are_different_and_rising(n: int, share: float, seed: int) -> None
     assert len(found) == k and bool((found.diff() > 0).all()) and int(found[0]) >= 0 and int(found[-1]) < n
 
 
+@pytest.mark.slow
 def test_every_element_is_as_likely_as_any_other() -> None:
     draws = 4000
     for k in (3, 12):  # by drawing again and again, and by a permutation

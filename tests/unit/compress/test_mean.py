@@ -93,6 +93,7 @@ def judge(make: Make, ranks: int, shards: bool, off: float = 1e-5, steps: int = 
         assert float((found - whole).norm()) <= off * float(whole.norm()), f"nothing of {name} is lost"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "shards"),
     [(2, False), (3, True), *(pytest.param(*each, marks=pytest.mark.matrix) for each in ((2, True), (3, False)))],
@@ -148,6 +149,7 @@ def judge_odd(make: Make, case: str) -> None:
         assert not first[0].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", EVERY)
 def test_odd_gradients(form: str) -> None:
     for case in ODD:
@@ -200,6 +202,7 @@ def test_wrong_ones_are_caught(judged: Callable[[], None], fails: str) -> None:
         judged()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [form for form in FORMS if codec(form).way != "two_stage"])
 def test_the_mean_does_not_depend_on_how_gradients_are_cut(form: str) -> None:
     one, many = (on_threads(2, trained(lambda: compressor(form), 3, False, [cut]))[0][1] for cut in (CUTS[0], CUTS[2]))

@@ -245,6 +245,7 @@ def test_any_text_gives_a_document_or_problems(text):
     assert all(problem.startswith("f.yaml") and "\n" not in problem for problem in document.problems)
 
 
+@pytest.mark.slow
 def test_nesting_without_end_is_a_mistake_and_ends_nothing():
     for text in ("a: " + "[" * 5000, "- " * 5000 + "a", "a: " + "{b: " * 5000 + "}" * 5000):
         assert read_yaml(text, "f.yaml").problems == ["f.yaml:1: nested too deeply to be read"]

@@ -132,6 +132,7 @@ def test_the_first_estimate_finds_the_slow_rank(tmp_path):
     assert file.read_text() == "step,rank,speed\n10,0,1.0000\n10,1,1.0000\n10,2,0.5000\n10,3,1.0000\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cost", [CostModel(), CostModel("tokens_sq"), CostModel("measured", alpha=2.0, beta=0.1)])
 def test_after_fifty_steps_the_slowest_rank_is_near_the_bound(tmp_path, cost):
     problem = Problem(SPREAD_LENGTHS, 4, 64, micro_batches=4, cost=cost)

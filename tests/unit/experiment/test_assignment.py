@@ -200,6 +200,7 @@ CASES: list[tuple[str, Mapping[str, object], dict[str, Any]]] = [
 """What is said of a question with other values in rows, instead of what is said of `everything`."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("instead", "where", "values"), CASES)
 def test_the_rows_choose_what_is_said(instead: str, where: Mapping[str, object], values: dict[str, Any]) -> None:
     number, key = instead.split()
@@ -326,6 +327,7 @@ def stages_of(run: Run) -> dict[str, str | None]:
     return {stage.name: stage.run for stage in suite.read_state(run).stages}
 
 
+@pytest.mark.slow
 def test_the_list_goes_on_where_it_was_interrupted(
     store: RunStore, begun: Run, monkeypatch: pytest.MonkeyPatch, capsys: Output, tmp_path: Path
 ) -> None:
@@ -379,6 +381,7 @@ def test_a_stage_leads_nowhere_else(store: RunStore, begun: Run, capsys: Output,
     assert precious.read_text() == ""
 
 
+@pytest.mark.slow
 def test_a_stage_that_cannot_be_read_costs_its_own_answers_alone(
     store: RunStore, begun: Run, capsys: Output, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -31,6 +31,7 @@ SAMPLES = tokens()
 ROW, BOUNDARIES = row_of(SAMPLES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 def test_packed_is_what_each_sample_alone_is(name):
     """Also where a text holds the token of the padding."""
@@ -107,6 +108,7 @@ def leaking(query: Tensor, key: Tensor, value: Tensor, boundaries: Boundaries, *
     return query + key.mean((0, 1)) * value.mean((0, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["distilbert", "bert", "roberta", "modernbert, mean", "gpt2", "llama"])
 @pytest.mark.parametrize("dropping", [True, False], ids=["training", "evaluation"])
 def test_the_kernels_of_training_and_of_evaluation_are_both_checked(name, dropping, monkeypatch):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from probes import COST, Answer, FakeChildren, make_probe, resolved
+from sampled import sampled
 
 from dynbench.config.layers import load_config
 from dynbench.engine.planning import build_cost
@@ -72,7 +73,10 @@ def test_what_a_step_leaves_to_the_next_is_no_part_of_the_price():
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("launcher", "strategy"),
-    [("virtual", "ddp"), *(("torchrun", name) for name, entry in STRATEGIES.items() if not entry.servers)],
+    sampled(
+        [("virtual", "ddp"), *(("torchrun", name) for name, entry in STRATEGIES.items() if not entry.servers)],
+        [("virtual", "ddp"), *(("torchrun", name) for name in ("ddp", "naive", "bucketed", "zero1", "fsdp", "diloco"))],
+    ),
 )
 def test_a_split_step_is_one_of_as_many_micro_batches_under_the_runs_synchronisation(launcher, strategy, monkeypatch):
     workload = ("name=causal_lm", "size=tiny", "dropout=0.0", "subset=64")

@@ -107,6 +107,7 @@ def test_no_plan_of_few_samples_is_shorter_and_the_bound_is_below(layout, data):
     assert plan.exact != "none"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trace", "objective", "of_8_ranks", "of_2_ranks"),
     [
@@ -128,6 +129,7 @@ def test_plans_are_shorter_than_those_of_the_sampler_of_transformers(trace, obje
         assert ours <= most * theirs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "changes"),
     [

@@ -48,6 +48,7 @@ def test_a_step_costs_on_average_the_same_wherever_in_its_window_it_comes(change
     assert np.abs(costs.mean(axis=0) - costs.mean()).max() < 4 * error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "batch", "window", "ratio", "most_sweeps"),
     [(2, 64, 8, 2.578, 800), (4, 32, 8, 2.8, 520), (8, 64, 4, 3.02, 260), (4, 32, 16, 2.826, 620)],

@@ -66,6 +66,7 @@ def described(model: nn.Module) -> list[object]:
     return [model.training, *((name, each.shape, each.stride(), each.dtype) for name, each in tensors), *dropouts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "architecture"), [*OURS, *STORED])
 def test_equal_seeds_give_equal_weights_and_losses_of_samples_add_up(tmp_path, name, architecture, caplog):
     """Whatever pads them; statistics of a batch are left out."""

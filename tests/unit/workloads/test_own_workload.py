@@ -173,6 +173,7 @@ def test_equal_seeds_give_equal_weights_also_where_the_class_ignores_them(tmp_pa
     assert torch.equal(state, torch.random.get_rng_state())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [

@@ -101,6 +101,7 @@ def test_the_split_stays_whatever_is_trained_on(made, change):
         assert sorted(held_out) == sorted(row if len(row) <= most else [*row[: most - 1], 3] for row in whole)
 
 
+@pytest.mark.slow
 def test_so_many_at_most_are_held_out_the_same_for_every_seed(made):
     first, second = (made(labelled(NUMBERS * 60), seed=seed).eval for seed in (1, 2))
     assert first.fingerprint == second.fingerprint and len(first) == HELD_OUT_MOST

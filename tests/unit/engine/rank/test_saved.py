@@ -193,6 +193,7 @@ def test_a_model_that_cannot_be_saved_is_refused(settings):
         load_config(None, ["train.save_model=true", settings])
 
 
+@pytest.mark.slow
 def test_a_text_goes_on_by_its_seed_and_at_the_ends_of_temperature_and_share(writer):
     def of(seed: int, temperature: float = 1.0, top_p: float = 1.0) -> str:
         return writer.go_on("number", length=20, temperature=temperature, top_p=top_p, seed=seed)[0]
