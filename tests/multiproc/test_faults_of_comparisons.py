@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.multiproc, pytest.mark.fault]
 
 
 def test_terminated_and_resumed(tmp_path: Path) -> None:
-    recipe = recipe_of(tmp_path, "{count: 1, mode: apart}")
+    recipe = recipe_of(tmp_path, "{count: 2, mode: apart}")
     command = Command(tmp_path)
     store = command.store
 
@@ -41,14 +41,14 @@ def test_terminated_and_resumed(tmp_path: Path) -> None:
     command.ran("compare", "--resume", "demo", first=UNRENDERED)
 
     settled(command, comparison, 0, Status.COMPLETED)
-    assert "launch 1/2" not in command.stderr
+    assert "launch 1/4" not in command.stderr
     result = command.said
     runs = {arm["name"]: arm["runs"] for arm in result["arms"]}
     assert list(runs) == ["static", "partition"] and runs["static"][0] == first.run
     launched = [store.resolve(run_id) for run_id in runs["static"] + runs["partition"]]
     assert all(run.status is Status.COMPLETED for run in launched)
-    assert [run.config().train.seed for run in launched] == [0, 0]
-    assert (result["comparison"]["level"], result["comparison"]["launches"]) == ("step", 1)
+    assert [run.config().train.seed for run in launched] == [0, 1, 0, 1]
+    assert (result["comparison"]["level"], result["comparison"]["launches"]) == ("step", 2)
     assert result["figures"] and all(Path(path).is_file() for path in (*result["figures"], *result["reports"]))
 
 

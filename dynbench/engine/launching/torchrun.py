@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -114,9 +113,6 @@ def run_torchrun(argv: Sequence[str], environment: Mapping[str, str]) -> RanksEn
             run(get_args_parser().parse_args(list(argv)))  # type: ignore[no-untyped-call]  # torch's is untyped
         except ChildFailedError as error:
             return RanksEnded({rank: failure.exitcode for rank, failure in error.failures.items()})
-        except json.JSONDecodeError:
-            torn = "a rank failed and could not say why: the file for its reason is torn"
-            lost = WorkerFailed(torn, "Is the disk full?")
         except (RendezvousError, DistError) as error:
             lost = WorkerFailed(
                 f"the nodes did not meet, or lost each other: {error}",

@@ -9,6 +9,7 @@ ranks' files under the same run id.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import shutil
 import sys
@@ -17,8 +18,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
-
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from dynbench.config.ranks import shared_ranks
 from dynbench.config.schema import Config
@@ -97,9 +96,12 @@ def run_as_rank(work: Work) -> NoReturn:
     rank_process.exit_now(code)
 
 
-@record
 def _main(work: Work, runs: Sequence[Run]) -> None:
-    """Do the work in the process group, recording in the first run why it ended if it did before its time."""
+    """Do the work in the process group, recording in the first run why it ended if it did before its time.
+
+    Not by torch's `record`, whose file torchrun does not survive where a rank is killed while it writes it.
+    """
+    faulthandler.enable()
     first = runs[0]
     rank_process.die_with_parent(first.record().pid)
     stop = rank_process.StopFlag()
