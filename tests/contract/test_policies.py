@@ -178,7 +178,7 @@ def test_every_policy_keeps_the_rules(plan):
     if reason := POLICIES[name].missing:
         pytest.skip(f"{name} {reason}")
 
-    @settings(max_examples=60 if plan == "window" else 40, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=60 if plan == "window" else 30, suppress_health_check=[HealthCheck.too_slow])
     @given(problems(layout), st.integers(0, STEPS - 1))
     def keeps_them(problem, jump):
         try:

@@ -5,6 +5,8 @@ Warm processes are the ranks: two, three and four.
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from sampled import matrix, sampled
@@ -36,7 +38,7 @@ EXACT = [name for name, entry in STRATEGIES.items() if entry.exact]
 EVERYONE_TRAINS = [name for name in EXACT if not STRATEGIES[name].servers]
 TRAINED = ("toy", "gpt2")
 """Models."""
-IN_FOUR = ("overlap", "ddp", "zero1", "fsdp", "ps_flat")
+OF_EACH_KIND = ("overlap", "ddp", "zero1", "fsdp", "ps_flat")
 """One of each way to cut gradients and state among ranks."""
 
 
@@ -47,9 +49,12 @@ def judge(found: list[Difference | None]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "optimizer"), [("toy", "sgd"), ("toy", "adamw"), ("gpt2", "adamw"), matrix("gpt2", "sgd")]
+    ("sync", "model", "optimizer"),
+    sampled(
+        product(EXACT, TRAINED, ("sgd", "adamw")),
+        [*product(EXACT, ["toy"], ("sgd", "adamw")), *product(OF_EACH_KIND, ["gpt2"], ["adamw"])],
+    ),
 )
-@pytest.mark.parametrize("sync", EXACT)
 def test_two_workers_train_what_one_process_trains(
     ranks: WarmRanks, three: WarmRanks, sync: str, optimizer: str, model: str
 ) -> None:
@@ -58,7 +63,7 @@ def test_two_workers_train_what_one_process_trains(
 
 @pytest.mark.parametrize("model", ["toy", matrix("gpt2")])
 @pytest.mark.parametrize("optimizer", ["sgd", matrix("adamw")])
-@pytest.mark.parametrize("sync", sampled(EXACT, IN_FOUR))
+@pytest.mark.parametrize("sync", sampled(EXACT, OF_EACH_KIND))
 def test_four_ranks_train_what_one_process_trains(four: WarmRanks, sync: str, optimizer: str, model: str) -> None:
     judge(four(checked, sync, model, optimizer))
 

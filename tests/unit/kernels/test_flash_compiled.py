@@ -43,6 +43,7 @@ def test_all_tiles_fit_and_one_does_not_spill(kernel, dtype, channels, capabilit
     assert min(usage.stack for usage in taken.values()) == 0, taken
 
 
+@pytest.mark.matrix
 def test_the_largest_tile_of_wide_heads_fits_and_one_that_was_listed_once_does_not():
     largest = Case(80, "keys", "bf16", 128, False, tiles_of("keys", 128, torch.bfloat16)[0])
     beyond = largest._replace(tile=(128, 64, 4, 3))
