@@ -64,7 +64,7 @@ def test_ranks_keep_one_model_with_every_compressor(ranks: WarmRanks, sync: str)
 
 @pytest.mark.parametrize("sync", sampled(("bucketed", "zero1", "fsdp"), ["bucketed"]))
 def test_four_ranks_keep_one_model(four: WarmRanks, sync: str) -> None:
-    judge(four(trained, sync, ["int8", "topk ratio=0.3", "signsgd error_feedback=false"], 8), sync)
+    judge(four(trained, sync, [*SAMPLE, "signsgd error_feedback=false"], 8), sync)
 
 
 def test_several_in_flight_come_out_in_order(ranks: WarmRanks) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 
 from dynbench.analysis.questions import QUESTIONS
 from dynbench.config.recipes import list_recipes
@@ -20,10 +20,10 @@ LIKE_ANOTHER = (
     *("compression_fsdp", "sync", "scaling", "sst2_cost_types"),
     *(name for name in SUBJECTS if name.startswith("plans_") and int(name.removeprefix("plans_")) >= DRAWN // 2),
 )
-"""Subjects that show hardly anything that another does not, by `make test-matrix`."""
+"""Subjects that show hardly anything that another does not; only `make test-matrix` runs them."""
 
 
-def named(name: str) -> ParameterSet:
+def named(name: str) -> Any:
     """Both kinds in one process, which computes the subject once."""
     marks = [pytest.mark.xdist_group(f"golden-{name}"), *([pytest.mark.matrix] if name in LIKE_ANOTHER else [])]
     return pytest.param(name, marks=marks)

@@ -99,14 +99,14 @@ def run_as_rank(work: Work) -> NoReturn:
 def _main(work: Work, runs: Sequence[Run]) -> None:
     """Do the work in the process group, recording in the first run why it ended if it did before its time.
 
-    Not by torch's `record`, whose file torchrun does not survive where a rank is killed while it writes it.
+    Not with torch's `record`: a rank that is killed while it writes its error file leaves one that torchrun fails on.
     """
-    faulthandler.enable()
     first = runs[0]
     rank_process.die_with_parent(first.record().pid)
     stop = rank_process.StopFlag()
     context = rank_process.RankContext.from_environment(first.config().launch.device)
     rank_process.redirect_output(log_file(first, context.rank))
+    faulthandler.enable()
     try:
         configs = [run.config() for run in runs]
         launch = configs[0].launch
