@@ -24,7 +24,7 @@ from dynbench.plugins.strategies import Objective
 from dynbench.schedule.capacity import BoolArray
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.partition_search import most_within
-from dynbench.schedule.plan import FloatArray, IntArray
+from dynbench.schedule.plan import FloatArray, IntArray, integers, stable_argsort
 
 TOO_LARGE = 1e300
 """Cost of a micro-batch above its capacity; sums of many stay finite."""
@@ -91,7 +91,7 @@ class Accumulation:
         """The deal, in slots of ranks that are alike with neighbours in cost together, the dearest first."""
         if self.objective == "sum" or not self.alike:
             return dealt
-        slots: list[list[int]] = np.argsort(-costs, kind="stable").reshape(-1, self.ranks).T.tolist()
+        slots: list[list[int]] = stable_argsort(-costs).reshape(-1, self.ranks).T.tolist()
         return slots
 
     def critical(self, costs: FloatArray, dealt: Dealt) -> IntArray:
@@ -284,7 +284,7 @@ def cut_by_slots(samples: SortedStep, meets: Accumulation, slots: int, even: flo
     """
     size, ranks = len(samples.weights), meets.ranks
     durations = _durations(samples, size // (slots * ranks), even) / meets.speeds.min()
-    falling = np.argsort(-meets.speeds, kind="stable").tolist()
+    falling = stable_argsort(-meets.speeds).tolist()
     orders = [falling] if meets.alike else [falling, falling[::-1]]
     holds = {speed: samples.within(durations * speed) for speed in set(meets.speeds.tolist())}
     reached = np.concatenate([_reached(holds, meets.speeds[order].tolist()) for order in orders])
@@ -369,7 +369,7 @@ def every_cut(size: int, number: int) -> IntArray | None:
     """Sizes of all splits of sorted samples into so many contiguous micro-batches, shape [C, M]; None for too many."""
     if comb(size - 1, number - 1) * number > CUTS:
         return None
-    ends = np.array(list(combinations(range(1, size), number - 1)), dtype=np.int64)
+    ends = integers(list(combinations(range(1, size), number - 1)))
     return np.diff(ends, axis=1, prepend=0, append=size)
 
 
@@ -387,7 +387,7 @@ def every_grouping(size: int, number: int) -> IntArray | None:
             for row in range(min(max(rows) + 2, number))
             if max(*rows, row) + 1 + still >= number
         ]
-    return np.array(found, dtype=np.int64)
+    return integers(found)
 
 
 def best_grouping(
@@ -439,7 +439,7 @@ def cheapest(costs: FloatArray, meets: Accumulation, each: int | None) -> tuple[
         first, further = (((paid + more) / meets.speeds).max(axis=3) for more in (0.0, meets.surcharge))
         lasts = further.sum(axis=2) + (first - further).min(axis=2)
         split, way = (int(place) for place in np.unravel_index(lasts.argmin(), lasts.shape))
-        order = np.argsort(first[split, way] - further[split, way], kind="stable")
+        order = stable_argsort(first[split, way] - further[split, way])
         return split, grids[way][order].T.tolist()
     owners = _owners(number, meets.ranks, each, meets.alike) if meets.ranks**number <= OWNERS else None
     if owners is None or costs.size * len(owners) > PRICED_SPLITS:
@@ -454,7 +454,7 @@ def cheapest(costs: FloatArray, meets: Accumulation, each: int | None) -> tuple[
 @cache
 def _owners(number: int, ranks: int, each: int | None, alike: bool) -> IntArray:
     """The rank of each micro-batch in all ways to deal them, shape [A, M]; of ways that differ by equal ranks one."""
-    found = np.array(list(product(range(ranks), repeat=number)), dtype=np.int64)
+    found = integers(list(product(range(ranks), repeat=number)))
     counts = (found[:, :, None] == np.arange(ranks)).sum(axis=1)
     kept = np.all(counts == each, axis=1) if each is not None else np.all(counts > 0, axis=1)
     if alike:
@@ -466,5 +466,5 @@ def _owners(number: int, ranks: int, each: int | None, alike: bool) -> IntArray:
 @cache
 def _grids(number: int, ranks: int) -> IntArray:
     """Which micro-batch each rank runs in each slot, whatever the order of the slots, in all ways; shape [A, n, G]."""
-    found = np.array(list(permutations(range(number))), dtype=np.int64).reshape(-1, number // ranks, ranks)
+    found = integers(list(permutations(range(number)))).reshape(-1, number // ranks, ranks)
     return found[np.all(np.diff(found[:, :, 0], axis=1) > 0, axis=1)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dynbench.schedule.capacity import BoolArray
-from dynbench.schedule.plan import FloatArray, IntArray
+from dynbench.schedule.plan import FloatArray, IntArray, stable_argsort
 
 
 def deal_longest_first(costs: FloatArray, ranks: int, each: int | None = None) -> tuple[float, list[list[int]]]:
@@ -27,7 +27,7 @@ def deal_longest_first(costs: FloatArray, ranks: int, each: int | None = None) -
     Returns:
         The largest load, and per rank its jobs.
     """
-    order = np.argsort(-costs, kind="stable")
+    order = stable_argsort(-costs)
     jobs, falling = order.tolist(), costs[order].tolist()
     dealt, loads = [[job] for job in jobs[:ranks]], falling[:ranks]
     open_ranks = [(load, rank) for rank, load in enumerate(loads)]
@@ -57,7 +57,7 @@ def deal_to_first_finish(
     Returns:
         The largest load, in time, and per rank its jobs.
     """
-    order = np.argsort(-costs, kind="stable")
+    order = stable_argsort(-costs)
     dealt: list[list[int]] = [[] for _ in speeds]
     load = np.full(len(speeds), -surcharge)
     idle = len(speeds) if every_rank else 0
@@ -276,7 +276,7 @@ class _Table:
     def __init__(self, work: Work, owners: IntArray, *, limited: bool) -> None:
         self._work, self._empty = work, len(owners)
         counts = np.bincount(owners, minlength=work.ranks)
-        by_rank = np.argsort(owners, kind="stable")
+        by_rank = stable_argsort(owners)
         places = np.arange(self._empty) - np.repeat(np.cumsum(counts) - counts, counts)
         # A few more places than the fullest rank needs.
         self._rows = np.full((work.ranks, int(counts.max()) + PAIRINGS), self._empty)
@@ -312,7 +312,7 @@ class _Table:
             shift: by which the fast ranks are moved against the slow ones; 0 pairs the slowest with the fastest.
         """
         speeds = self._work.speeds
-        order = np.argsort(-self._spent / speeds, kind="stable")
+        order = stable_argsort(-self._spent / speeds)
         half = len(order) // 2
         slow, rest = order[:half], order[half:][::-1]
         fast = rest[(np.arange(half) + shift) % len(rest)]

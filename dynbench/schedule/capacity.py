@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dynbench.errors import BatchTooLarge, NothingFits, UsageError
 from dynbench.plugins.policies import Layout
-from dynbench.schedule.plan import IntArray
+from dynbench.schedule.plan import IntArray, integers
 
 UNLIMITED = 2**40
 """Samples or tokens; stands for "no limit" without leaving integers."""
@@ -114,7 +114,7 @@ class Capacity:
 
     def limits_of(self, rank: int, padded_lengths: IntArray) -> IntArray:
         """As `limit`, for many lengths; same shape."""
-        lengths, most = (np.array(part, dtype=np.int64) for part in zip(*self.row(rank), strict=True))
+        lengths, most = (integers(part) for part in zip(*self.row(rank), strict=True))
         limits: IntArray = np.append(most, 0)[np.searchsorted(lengths, padded_lengths)]
         return limits
 

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from dynbench.errors import unknown_name
 from dynbench.lengths import padded_lengths
 from dynbench.plugins.policies import Layout
+from dynbench.schedule.plan import FloatArray, IntArray, floats
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 CostType = Literal["tokens", "tokens_sq", "attention", "measured"]
 
 
@@ -59,7 +58,7 @@ class CostModel:
 
     def of_rank(self, summed: ArrayLike, micro_batches: ArrayLike) -> FloatArray:
         """Cost of a rank's share from the summed cost of its micro-batches, at least one; both broadcast."""
-        return np.asarray(summed, dtype=np.float64) + (np.asarray(micro_batches) - 1) * self.surcharge
+        return floats(summed) + (np.asarray(micro_batches) - 1) * self.surcharge
 
     def padded(self, lengths: ArrayLike) -> IntArray:
         """Lengths as they are padded, tokens; same shape."""
@@ -74,10 +73,10 @@ class CostModel:
 
         What is extra is neither padded nor attended to: see `Problem.second`.
         """
-        count = np.asarray(n, dtype=np.float64)
-        length = np.asarray(padded_length, dtype=np.float64)
+        count = floats(n)
+        length = floats(padded_length)
         tokens = count * length
-        total: FloatArray = tokens + np.asarray(extra, dtype=np.float64)
+        total: FloatArray = tokens + floats(extra)
         if self.cost_type == "tokens":
             return total
         if self.cost_type == "tokens_sq":
@@ -91,8 +90,8 @@ class CostModel:
 
         Every cost is alpha + n * per_sample(L) + per_sample(0, extra), or, for `tokens_sq`, the square of that sum.
         """
-        length = np.asarray(padded_length, dtype=np.float64)
-        total: FloatArray = length + np.asarray(extra, dtype=np.float64)
+        length = floats(padded_length)
+        total: FloatArray = length + floats(extra)
         if self.cost_type in ("tokens", "tokens_sq"):
             return total
         if self.cost_type == "attention":
@@ -107,8 +106,8 @@ class CostModel:
             squares: sum of the squared lengths.
             extra: what they cost besides, as `cost_padded`; all broadcast.
         """
-        total: FloatArray = np.asarray(tokens, dtype=np.float64) + np.asarray(extra, dtype=np.float64)
-        square = np.asarray(squares, dtype=np.float64)
+        total: FloatArray = floats(tokens) + floats(extra)
+        square = floats(squares)
         if self.cost_type == "tokens":
             return total
         if self.cost_type == "tokens_sq":

@@ -10,7 +10,7 @@ import numpy as np
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.plan import FloatArray, IntArray, Share, StepPlan
+from dynbench.schedule.plan import FloatArray, IntArray, Share, StepPlan, floats
 from dynbench.schedule.policy import Problem, make_policy
 from dynbench.schedule.prefix import automatic_buffer
 
@@ -45,7 +45,7 @@ def batch_bound(
     Returns:
         The bound, in the cost's unit.
     """
-    speed = np.ones(workers) if speeds is None else np.asarray(speeds, dtype=np.float64)
+    speed = np.ones(workers) if speeds is None else floats(speeds)
     total_speed, fastest = float(speed.sum()), float(speed.max())
     weights = cost.per_sample(padded_lengths, extra)
     work, largest = float(weights.sum()), float(weights.max())

@@ -17,7 +17,7 @@ import numpy as np
 from dynbench.errors import NothingFits, UsageError
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import StepFacts, step_costs, step_facts
-from dynbench.schedule.plan import DataOrder, Exactness, FloatArray, IntArray
+from dynbench.schedule.plan import DataOrder, Exactness, FloatArray, IntArray, stable_argsort
 from dynbench.schedule.policy import BatchPolicy, Policy, Problem, make_policy
 from dynbench.schedule.prefix import Prefix
 from dynbench.schedule.prefix_counts import room_of, solve_greedy
@@ -175,7 +175,7 @@ def longest_first(allowed: FloatArray, global_batch: int) -> IntArray:
     ranks = len(allowed)
     equal = equal_counts(allowed, global_batch)
     target = float(allowed[np.arange(ranks), equal - 1].mean())
-    order = np.argsort(-allowed[:, 0], kind="stable")
+    order = stable_argsort(-allowed[:, 0])
     counts = np.ones(ranks, dtype=np.int64)
     left = global_batch - ranks
     for rank in order:

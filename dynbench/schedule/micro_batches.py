@@ -41,7 +41,7 @@ from dynbench.schedule.partition_search import (
     search_weights,
 )
 from dynbench.schedule.partition_unequal import UnequalRanks, even_sizes
-from dynbench.schedule.plan import Exactness, FloatArray, IntArray, Share
+from dynbench.schedule.plan import Exactness, FloatArray, IntArray, Share, stable_argsort
 from dynbench.schedule.policy import Problem, check_enough_samples
 
 EVERY_NUMBER = 64
@@ -181,7 +181,7 @@ class MicroBatchPlanner:
         every = size <= EVERY_NUMBER and not self._slots
         numbers = np.array([fewest, *(range(fewest + 1, size + 1) if every else multiples)])
         bounds = self._bounds(numbers, samples)
-        order = np.argsort(bounds, kind="stable")
+        order = stable_argsort(bounds)
         best = self._deal(int(numbers[order[0]]), samples)
         reached = [best.lasts]
         for place in order[1:]:
@@ -237,9 +237,9 @@ class MicroBatchPlanner:
     def _in_slots(self, samples: SortedStep, sizes: list[int]) -> Deal:
         """Micro-batches of which those that follow each other run together, the dearest on the fastest rank."""
         ranks = self._problem.workers
-        dearest = np.argsort(-samples.costs(np.array(sizes)), kind="stable")
+        dearest = stable_argsort(-samples.costs(np.array(sizes)))
         slots = np.empty((ranks, len(sizes) // ranks), dtype=np.int64)
-        slots[np.argsort(-self._meets.speeds, kind="stable")] = dearest.reshape(-1, ranks).T
+        slots[stable_argsort(-self._meets.speeds)] = dearest.reshape(-1, ranks).T
         return deal_of(samples, self._meets, sizes, slots.tolist())
 
     def _one_each(self, unequal: UnequalRanks, samples: SortedStep) -> Deal:

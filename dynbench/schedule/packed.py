@@ -28,7 +28,7 @@ from dynbench.schedule.balancing import (
 from dynbench.schedule.capacity import UNLIMITED, BoolArray
 from dynbench.schedule.evaluate import packed_bound
 from dynbench.schedule.partition_search import sort_longest_first
-from dynbench.schedule.plan import Exactness, FloatArray, IntArray, StepPlan, single
+from dynbench.schedule.plan import Exactness, FloatArray, IntArray, StepPlan, single, stable_argsort
 from dynbench.schedule.policy import Problem, check_enough_samples
 
 Rows = list[list[IntArray]]
@@ -102,10 +102,10 @@ def _balanced(work: Work, left: IntArray, slots: int) -> Rows | None:
             return None
         owners = exchanged(every, owners, mean)
     numbers, spent = np.arange(slots * work.ranks).reshape(slots, -1), every.spent(owners)
-    dearest_first = np.argsort(-spent[numbers], axis=0, kind="stable")
+    dearest_first = stable_argsort(-spent[numbers], axis=0)
     grid = np.take_along_axis(numbers, dearest_first, axis=0)
     if np.ptp(work.speeds) == 0:
-        grid = np.argsort(-spent, kind="stable").reshape(slots, -1)
+        grid = stable_argsort(-spent).reshape(slots, -1)
     return [[left[owners == number] for number in grid[:, rank].tolist()] for rank in range(work.ranks)]
 
 
@@ -141,7 +141,7 @@ class PackedRows:
         if problem.extra is None:
             ids = ids[sort_longest_first(problem.lengths[ids])]
         else:
-            ids = ids[np.argsort(-problem.weights(ids), kind="stable")]
+            ids = ids[stable_argsort(-problem.weights(ids))]
         work, floor = self._work(ids, step), self._floor(ids)
         if self._rows in (1, None):
             owners, proven = self._one_row(work if self._rows else replace(work, limits=None), floor, step)
@@ -290,4 +290,4 @@ def _within(work: Work, floor: float) -> IntArray | None:
 def _groups(values: IntArray, owners: IntArray, ranks: int) -> list[IntArray]:
     """The values of each rank, in their order."""
     ends = np.cumsum(np.bincount(owners, minlength=ranks))[:-1]
-    return np.split(values[np.argsort(owners, kind="stable")], ends)
+    return np.split(values[stable_argsort(owners)], ends)

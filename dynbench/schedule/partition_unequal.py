@@ -19,7 +19,7 @@ from dynbench.schedule.capacity import batch_too_large, sample_too_long
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import batch_bound
 from dynbench.schedule.partition_search import at_least_threshold, most_within
-from dynbench.schedule.plan import Exactness, FloatArray, IntArray
+from dynbench.schedule.plan import Exactness, FloatArray, IntArray, floats, stable_argsort
 from dynbench.schedule.policy import Problem
 
 SAME_SPEED = 0.9
@@ -39,8 +39,8 @@ def distinct_speeds(measured: Sequence[float] | FloatArray) -> FloatArray | None
     Returns:
         Relative speeds, 1 for the fastest class, shape [G]; None when all ranks are of one class.
     """
-    speeds = np.asarray(measured, dtype=np.float64)
-    rest = np.argsort(-speeds, kind="stable")
+    speeds = floats(measured)
+    rest = stable_argsort(-speeds)
     grouped = np.empty_like(speeds)
     while len(rest):
         alike = speeds[rest] >= SAME_SPEED * speeds[rest[0]]

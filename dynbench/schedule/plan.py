@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dynbench.errors import UsageError
 
@@ -45,6 +45,21 @@ class StepPlan:
     def sample_ids(self) -> IntArray:
         """All samples of the step, rank by rank."""
         return np.concatenate([ids for share in self.shares for ids in share])
+
+
+def integers(values: ArrayLike) -> IntArray:
+    """A copy of `values` as whole numbers of 64 bits, also where there are none."""
+    return np.array(values, dtype=np.int64)
+
+
+def floats(values: ArrayLike) -> FloatArray:
+    """`values` as numbers of 64 bits, whose products do not overflow."""
+    return np.asarray(values, dtype=np.float64)
+
+
+def stable_argsort(values: ArrayLike, axis: int = -1) -> IntArray:
+    """Positions of `values` from the least to the greatest along `axis`, equal ones in the order they stand in."""
+    return np.argsort(values, axis=axis, kind="stable")
 
 
 def single(groups: Sequence[IntArray]) -> tuple[Share, ...]:

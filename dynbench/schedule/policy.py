@@ -23,7 +23,7 @@ from dynbench.plugins.policies import Layout
 from dynbench.plugins.strategies import Objective
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.plan import DataOrder, FloatArray, IntArray, Share, StepPlan
+from dynbench.schedule.plan import DataOrder, FloatArray, IntArray, Share, StepPlan, floats
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Problem:
 
     def relative_speeds(self) -> FloatArray:
         """Speeds, shape [G]; ones when none were given."""
-        return np.ones(self.workers) if self.speeds is None else np.asarray(self.speeds, dtype=np.float64)
+        return np.ones(self.workers) if self.speeds is None else floats(self.speeds)
 
 
 def check_micro_batches(policy: str, splits: bool, problem: Problem) -> None:

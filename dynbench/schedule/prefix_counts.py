@@ -20,7 +20,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from dynbench.errors import UsageError
-from dynbench.schedule.plan import Exactness, FloatArray, IntArray
+from dynbench.schedule.plan import Exactness, FloatArray, IntArray, integers
 
 REFERENCE_LIMIT = 2_000_000
 """Most plans that the solver `enumerate` tries."""
@@ -55,7 +55,7 @@ def all_counts(lower: IntArray, upper: IntArray, total: int) -> IntArray:
     """All integer vectors between two bounds that add up to a total, in lexicographic order, shape [n, G]."""
     least_after, most_after = (np.cumsum(bound[::-1])[::-1] - bound for bound in (lower, upper))
     columns: list[IntArray] = []
-    left = np.array([total], dtype=np.int64)
+    left = integers([total])
     for rank in range(len(lower)):
         low = np.maximum(lower[rank], left - most_after[rank])
         high = np.minimum(upper[rank], left - least_after[rank])
@@ -71,7 +71,8 @@ def all_counts(lower: IntArray, upper: IntArray, total: int) -> IntArray:
 
 def room_of(costs: FloatArray) -> IntArray:
     """Most samples that each rank may take: its finite costs [G, K]; shape [G]."""
-    return np.asarray(np.isfinite(costs).sum(axis=1), dtype=np.int64)
+    counts: IntArray = np.isfinite(costs).sum(axis=1)
+    return counts
 
 
 def costs_of(costs: FloatArray, counts: IntArray) -> FloatArray:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.plan import IntArray
+from dynbench.schedule.plan import IntArray, stable_argsort
 
 WORK_RESOLUTION = 2**20
 """Units of work in the largest sample, for costs that are no whole numbers."""
@@ -303,14 +303,14 @@ class _Plan:
         self._window, self.order, self.counts = window, order, counts
         self._work, self._before = np.array(window.work), np.array(window.tokens_before)
         self._limits = None if window.limits is None else np.array(window.limits)
-        self._shares = np.argsort(order, kind="stable")
+        self._shares = stable_argsort(order)
         self._price = self._prices(counts[None], self._shares[None])[0][0]
 
     def change(self, is_spread: Callable[[IntArray], bool], rng: np.random.Generator) -> bool:
         """Make the change that lowers the price most and keeps to the spread; whether there was one."""
         counts, shares = self._changes(rng)
         prices, starts = self._prices(counts, shares)
-        for index in np.argsort(prices, kind="stable")[:CHECKED].tolist():
+        for index in stable_argsort(prices)[:CHECKED].tolist():
             if prices[index] >= self._price:
                 break
             tokens = self._before[starts[index] + counts[index]] - self._before[starts[index]]

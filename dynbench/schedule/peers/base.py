@@ -10,7 +10,7 @@ import numpy as np
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.schedule.capacity import UNLIMITED
-from dynbench.schedule.plan import IntArray, StepPlan, single
+from dynbench.schedule.plan import IntArray, StepPlan, single, stable_argsort
 from dynbench.schedule.policy import BatchPolicy, Coverage, Policy, Problem
 
 
@@ -113,8 +113,8 @@ def to_ranks(groups: Sequence[IntArray], problem: Problem) -> list[IntArray]:
     counts = np.array([len(ids) for ids in filled])
     longest = np.array([problem.padded_lengths[ids].max() for ids in filled])
     extra = np.array([np.sum(problem.extra_of(ids)) for ids in filled])
-    by_cost = np.argsort(-problem.cost.cost_padded(counts, longest, extra), kind="stable")
-    by_speed = np.argsort(-problem.relative_speeds(), kind="stable")
+    by_cost = stable_argsort(-problem.cost.cost_padded(counts, longest, extra))
+    by_speed = stable_argsort(-problem.relative_speeds())
     ordered = [filled[0]] * len(filled)
     for rank, group in zip(by_speed.tolist(), by_cost.tolist(), strict=True):
         ordered[rank] = filled[group]

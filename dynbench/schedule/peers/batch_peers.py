@@ -14,7 +14,7 @@ import numpy as np
 from dynbench.errors import UsageError
 from dynbench.schedule.balancing import deal_longest_first, deal_to_first_finish
 from dynbench.schedule.peers.base import Peer, check_equal_counts
-from dynbench.schedule.plan import IntArray
+from dynbench.schedule.plan import IntArray, integers, stable_argsort
 from dynbench.schedule.policy import Problem
 
 
@@ -23,7 +23,7 @@ class SortedEqual(Peer):
 
     def groups(self, batch: IntArray) -> Sequence[IntArray]:
         """Groups in ascending length."""
-        ordered = batch[np.argsort(self.problem.padded_lengths[batch], kind="stable")]
+        ordered = batch[stable_argsort(self.problem.padded_lengths[batch])]
         return np.array_split(ordered, self.problem.workers)
 
 
@@ -59,7 +59,7 @@ class KarmarkarKarp(Peer):
         """Groups in prtpy's order."""
         items = dict(enumerate(self.problem.weights(batch).tolist()))
         parts = self._prtpy.partition(algorithm=self._prtpy.partitioning.kk, numbins=self.problem.workers, items=items)
-        return [batch[np.array(positions, dtype=np.int64)] for positions in parts]
+        return [batch[integers(positions)] for positions in parts]
 
 
 class KarmarkarKarpEqual(Peer):
@@ -71,7 +71,7 @@ class KarmarkarKarpEqual(Peer):
         weights = self.problem.weights(batch)
         # Weightless stand-ins, position -1, make the counts divisible; each rank gets at most one.
         missing = -len(batch) % ranks
-        positions = np.concatenate([np.full(missing, -1, dtype=np.int64), np.argsort(weights, kind="stable")])
+        positions = np.concatenate([np.full(missing, -1, dtype=np.int64), stable_argsort(weights)])
         sums = np.where(positions < 0, 0.0, weights[positions])
         return [batch[members[members >= 0]] for members in _merge_all(sums.reshape(-1, ranks), positions, ranks)]
 
@@ -87,11 +87,11 @@ def _merge_all(sums: np.ndarray, positions: IntArray, ranks: int) -> list[IntArr
         _, _, left, left_sets = heapq.heappop(heap)
         _, _, right, right_sets = heapq.heappop(heap)
         merged = left + right[::-1]
-        order = np.argsort(merged, kind="stable")
+        order = stable_argsort(merged)
         sets = [left_sets[i] + right_sets[ranks - 1 - i] for i in order.tolist()]
         merged = merged[order]
         heapq.heappush(heap, (float(merged[0] - merged[-1]), index, merged, sets))
-    return [np.array(members, dtype=np.int64) for members in heap[0][3]]
+    return [integers(members) for members in heap[0][3]]
 
 
 LINEAR = 24576
@@ -119,7 +119,7 @@ class Verl(Peer):
         """Groups from the largest sum to the smallest."""
         lengths = self.problem.lengths[batch]
         parts = balanced_partitions((LINEAR * lengths + lengths**2).tolist(), self.problem.workers, self.equal_size)
-        return [batch[np.array(positions, dtype=np.int64)] for positions in parts]
+        return [batch[integers(positions)] for positions in parts]
 
 
 class VerlFree(Verl):

@@ -18,7 +18,7 @@ import numpy as np
 
 from dynbench.errors import UsageError
 from dynbench.schedule.peers.base import EpochPolicy, check_equal_counts, row_tokens
-from dynbench.schedule.plan import IntArray, StepPlan
+from dynbench.schedule.plan import IntArray, StepPlan, integers
 from dynbench.schedule.policy import BatchPolicy, Coverage, Problem
 
 Rows = list[list[int]]
@@ -214,7 +214,7 @@ class DatasetPeer(EpochPolicy):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         tokens = row_tokens(problem)
-        self.rows = [np.array(row, dtype=np.int64) for row in self.pack(tokens)]
+        self.rows = [integers(row) for row in self.pack(tokens)]
         check_rows(self.name, len(self.rows), tokens, problem.workers)
 
     @abstractmethod

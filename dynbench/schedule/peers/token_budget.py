@@ -16,7 +16,7 @@ from dynbench.schedule.balancing import Work, exchanged, longest_first
 from dynbench.schedule.capacity import UNLIMITED
 from dynbench.schedule.peers.base import EpochPolicy, row_limit
 from dynbench.schedule.peers.row_peers import best_fit_decreasing
-from dynbench.schedule.plan import IntArray
+from dynbench.schedule.plan import IntArray, integers, stable_argsort
 from dynbench.schedule.policy import Problem
 
 
@@ -44,7 +44,7 @@ class TokenBudget(EpochPolicy):
     def micro_batches(self, epoch: int) -> list[IntArray]:
         """In random order, an incomplete step last; samples of equal length change places from epoch to epoch."""
         arrival = self.problem.data_order().permutation(epoch)
-        ordered = arrival[np.argsort(-self.problem.padded_lengths[arrival], kind="stable")]
+        ordered = arrival[stable_argsort(-self.problem.padded_lengths[arrival])]
         whole = len(self._parts) - self._last
         order = np.random.default_rng([self.problem.seed, epoch, 1]).permutation(whole)
         return [ordered[self._parts[i]] for i in [*order, *range(whole, len(self._parts))]]
@@ -108,11 +108,11 @@ def _fewest(descending: IntArray, budget_tokens: int, ranks: int) -> list[IntArr
         alike = _alike(descending, number)
         if max(int(descending[row].sum()) for row in alike) <= budget_tokens:
             return alike
-    return [np.array(row, dtype=np.int64) for row in rows]
+    return [integers(row) for row in rows]
 
 
 def _alike(descending: IntArray, number: int) -> list[IntArray]:
     """So many rows of nearly as many tokens each."""
     work = Work(descending.astype(np.float64), descending, np.ones(number), np.zeros(number))
     owners = exchanged(work, longest_first(work), float(descending.sum()) / number)
-    return np.split(np.argsort(owners, kind="stable"), np.cumsum(np.bincount(owners, minlength=number))[:-1])
+    return np.split(stable_argsort(owners), np.cumsum(np.bincount(owners, minlength=number))[:-1])

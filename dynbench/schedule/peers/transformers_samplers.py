@@ -10,7 +10,7 @@ import numpy as np
 
 from dynbench.errors import UsageError
 from dynbench.schedule.peers.base import EpochPolicy, Peer
-from dynbench.schedule.plan import IntArray, Share, StepPlan
+from dynbench.schedule.plan import IntArray, Share, StepPlan, integers
 from dynbench.schedule.policy import Coverage, Problem, check_enough_samples
 
 
@@ -118,4 +118,4 @@ class BatchRebalance(Peer):
         """
         ids = batch.tolist()
         ranks = self._sampler._assign(ids, [self._lengths[i] for i in ids])
-        return tuple(tuple(np.array(part, dtype=np.int64) for part in parts) for parts in ranks)
+        return tuple(tuple(integers(part) for part in parts) for parts in ranks)
