@@ -24,7 +24,7 @@ from dynbench.plugins.strategies import Objective
 from dynbench.schedule.capacity import BoolArray
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.partition_search import most_within
-from dynbench.schedule.plan import FloatArray, IntArray, integers, stable_argsort
+from dynbench.schedule.plan import FloatArray, IntArray, in_turn, integers, stable_argsort
 
 TOO_LARGE = 1e300
 """Cost of a micro-batch above its capacity; sums of many stay finite."""
@@ -91,7 +91,7 @@ class Accumulation:
         """The deal, in slots of ranks that are alike with neighbours in cost together, the dearest first."""
         if self.objective == "sum" or not self.alike:
             return dealt
-        slots: list[list[int]] = stable_argsort(-costs).reshape(-1, self.ranks).T.tolist()
+        slots: list[list[int]] = in_turn(stable_argsort(-costs), self.ranks).tolist()
         return slots
 
     def critical(self, costs: FloatArray, dealt: Dealt) -> IntArray:
@@ -157,7 +157,7 @@ class SortedStep:
             budgets = costs - self.cost.alpha
         if self.before is not None:
             return most_within(budgets[:, None], self.weights, self.limits, self.before, _ROUNDING)
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             counts = np.floor(budgets[:, None] * (1 + _ROUNDING) / self.weights)
         counts[np.isnan(counts)] = np.inf  # neither budget nor weight
         within: IntArray = np.clip(counts, 0, self.limits).astype(np.int64)
@@ -427,7 +427,7 @@ def cheapest(costs: FloatArray, meets: Accumulation, each: int | None) -> tuple[
     """
     number = costs.shape[1]
     if meets.objective == "slots" and meets.alike:
-        anyhow = np.arange(number).reshape(-1, meets.ranks).T.tolist()
+        anyhow = in_turn(np.arange(number), meets.ranks).tolist()
         split = int(meets.lasts(costs, anyhow).argmin())
         return split, meets.arranged(costs[split], anyhow)
     if meets.objective == "slots":

@@ -41,7 +41,7 @@ from dynbench.schedule.partition_search import (
     search_weights,
 )
 from dynbench.schedule.partition_unequal import UnequalRanks, even_sizes
-from dynbench.schedule.plan import Exactness, FloatArray, IntArray, Share, stable_argsort
+from dynbench.schedule.plan import Exactness, FloatArray, IntArray, Share, in_turn, stable_argsort
 from dynbench.schedule.policy import Problem, check_enough_samples
 
 EVERY_NUMBER = 64
@@ -239,7 +239,7 @@ class MicroBatchPlanner:
         ranks = self._problem.workers
         dearest = stable_argsort(-samples.costs(np.array(sizes)))
         slots = np.empty((ranks, len(sizes) // ranks), dtype=np.int64)
-        slots[stable_argsort(-self._meets.speeds)] = dearest.reshape(-1, ranks).T
+        slots[stable_argsort(-self._meets.speeds)] = in_turn(dearest, ranks)
         return deal_of(samples, self._meets, sizes, slots.tolist())
 
     def _one_each(self, unequal: UnequalRanks, samples: SortedStep) -> Deal:

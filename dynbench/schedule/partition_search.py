@@ -9,10 +9,8 @@ feasible when G groups reach the end.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import ceil
 from typing import TypeVar
 
 import numpy as np
@@ -25,8 +23,6 @@ TABLE_LIMIT = 2**18
 """Largest ranks * samples * group size for which the programme is run; about a millisecond."""
 _SLOPES = 5
 """Slopes of the lower bound on padded work, each an eighth of the one before."""
-_NARROWING = 9
-"""Halvings with quick sweeps before the exact ones of a search over real numbers."""
 
 
 def fits_table(ranks: int, most: IntArray) -> bool:
@@ -117,8 +113,8 @@ def least_maximum(weights: IntArray | FloatArray, ranks: int, limits: IntArray |
     """Sizes of contiguous groups with the least maximum of count times first weight.
 
     Args:
-        weights: what one more sample costs, sorted falling, shape [B]; integers are searched exactly, real numbers
-            until the next smaller candidate is infeasible.
+        weights: what one more sample costs, sorted falling, shape [B]; searched until the next smaller candidate is
+            infeasible.
         ranks: groups (G), at most B.
         limits: largest group that may begin at each position, non-decreasing, shape [B]; none by default.
 
@@ -128,12 +124,8 @@ def least_maximum(weights: IntArray | FloatArray, ranks: int, limits: IntArray |
     if limits is not None and reach(limits, ranks) < len(weights):
         return None
     cells, caps = _cells(weights), None if limits is None else _cells(limits)
-    low = high = max(float(weights.sum()) / ranks, float(weights[0]))
-    if caps is None and np.issubdtype(weights.dtype, np.integer):
-        low = high = _least_integer(cells, ranks, ceil(low))
-    elif caps is None and cells[-1] > np.finfo(np.float64).tiny:
-        low, high = _narrow(1.0 / weights, ranks, low)
-    return at_least_threshold(partial(_sweep, cells, caps, ranks), low, high)
+    bound = max(float(weights.sum()) / ranks, float(weights[0]))
+    return at_least_threshold(partial(_sweep, cells, caps, ranks), bound)
 
 
 def most_within(
@@ -163,7 +155,7 @@ def largest_groups(weights: IntArray | FloatArray, counts: Sequence[int], limits
     starts = np.cumsum([0, *counts[:-1]])
     peak = (weights[starts] * np.asarray(counts)).max()
     size = len(weights)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         most = np.where(weights > 0, np.minimum(np.floor(peak / weights), size), size).astype(np.int64)
     # The quotient is rounded; the products decide.
     most += (most + 1) * weights <= peak
@@ -185,49 +177,6 @@ def reach(limits: IntArray, ranks: int) -> int:
 def _cells(values: IntArray | FloatArray) -> memoryview:
     """Numbers that Python indexes without making numpy scalars."""
     return np.ascontiguousarray(values).data
-
-
-def _least_integer(cells: memoryview, ranks: int, floor: int) -> int:
-    """Least feasible threshold without limits, by galloping up from the bound and halving."""
-    low, high, stride = floor, floor, max(1, floor // 32)
-    while not _reaches_end(cells, ranks, high):
-        low, high, stride = high + 1, high + stride, stride * 2
-    return low + bisect_left(range(low, high), True, key=partial(_reaches_end, cells, ranks))
-
-
-def _narrow(inverse: FloatArray, ranks: int, floor: float) -> tuple[float, float]:
-    """An interval that holds the least threshold, from sweeps with rounded quotients; wider than their rounding."""
-    cells = _cells(inverse)
-    low, high, stride = floor, floor, floor / 32
-    while not _reaches_end_real(cells, ranks, high):
-        low, high, stride = high, high + stride, stride * 2
-    for _ in range(_NARROWING):
-        middle = (low + high) / 2
-        if _reaches_end_real(cells, ranks, middle):
-            high = middle
-        else:
-            low = middle
-    return max(floor, low * (1 - 1e-9)), high * (1 + 1e-9)
-
-
-def _reaches_end(cells: memoryview, ranks: int, threshold: int) -> bool:
-    """True when `ranks` greedy groups within an integer threshold take all samples."""
-    size, start = len(cells), 0
-    for _ in range(ranks):
-        start += threshold // cells[start]
-        if start >= size:
-            return True
-    return False
-
-
-def _reaches_end_real(inverse: memoryview, ranks: int, threshold: float) -> bool:
-    """As `_reaches_end`, for real weights given as their inverses; wrong only within rounding."""
-    size, start = len(inverse), 0
-    for _ in range(ranks):
-        start += int(threshold * inverse[start])
-        if start >= size:
-            return True
-    return False
 
 
 def _sweep(cells: memoryview, caps: memoryview | None, ranks: int, threshold: float) -> tuple[list[int] | None, float]:
@@ -265,15 +214,14 @@ Trial = Callable[[float], tuple[Found | None, float]]
 """What a threshold allows with what it costs, at most the threshold; or None with the next larger cost that may do."""
 
 
-def at_least_threshold(trial: Trial[Found], low: float, high: float) -> Found:
+def at_least_threshold(trial: Trial[Found], low: float) -> Found:
     """What the least feasible threshold allows; both ends are moved to costs that a trial meets, until they meet.
 
     Args:
         trial: tries a threshold; feasible from some threshold on.
-        low: nothing below it is feasible; above 0.
-        high: the first threshold to try.
+        low: nothing below it is feasible, and the first to try; above 0.
     """
-    best, stride = None, low / 32
+    best, high, stride = None, low, low / 32
     while best is None:
         best, met = trial(high)
         if best is None:

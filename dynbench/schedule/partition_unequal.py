@@ -233,7 +233,7 @@ def _least_path(times: _Times, low: float, path_of: Callable[[IntArray], Path | 
         path = path_of(takes)
         return path, following if path is None else min(times.peak(path), threshold)
 
-    return at_least_threshold(trial, low, low)
+    return at_least_threshold(trial, low)
 
 
 class _Times:
@@ -270,7 +270,7 @@ class _Times:
             budget = np.sqrt(budget)
         elif self._cost.cost_type == "measured":
             budget = budget - self._cost.alpha
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             counts = np.minimum(np.floor(budget / self._weights), self._limits)
         # Samples without weight: as many as can be where a group is within the threshold at all.
         counts = np.where(budget < 0, 0, np.where(self._weights > 0, counts, self._limits)).astype(np.int64)

@@ -62,6 +62,11 @@ def stable_argsort(values: ArrayLike, axis: int = -1) -> IntArray:
     return np.argsort(values, axis=axis, kind="stable")
 
 
+def in_turn(values: IntArray, ranks: int) -> IntArray:
+    """Values dealt to the ranks in turn, shape [G, n / G]: to rank g the g-th of every G."""
+    return values.reshape(len(values) // ranks, ranks).T
+
+
 def single(groups: Sequence[IntArray]) -> tuple[Share, ...]:
     """Shares of one micro-batch per rank."""
     return tuple((ids,) for ids in groups)

@@ -8,7 +8,7 @@ import numpy as np
 
 from dynbench.errors import UsageError
 from dynbench.schedule.capacity import batch_too_large, row_too_short, rows_too_short, sample_too_long
-from dynbench.schedule.plan import IntArray, Share, StepPlan
+from dynbench.schedule.plan import IntArray, Share, StepPlan, in_turn
 from dynbench.schedule.policy import BatchPolicy, Problem
 
 
@@ -44,7 +44,7 @@ class Static(BatchPolicy):
         ranks, packed = self.problem.workers, self.problem.packed
         plans = []
         for step, batch in enumerate(batches, first_step):
-            shares = np.ascontiguousarray(batch.reshape(-1, ranks).T)
+            shares = np.ascontiguousarray(in_turn(batch, ranks))
             if packed:
                 dealt = tuple(self._rows(share, rank, step) for rank, share in enumerate(shares))
             else:
@@ -59,7 +59,7 @@ class Static(BatchPolicy):
             self.deal(batches, first_step)
             return
         for step, batch in enumerate(batches, first_step):
-            self._parts(batch.reshape(-1, self.problem.workers).T, step)
+            self._parts(in_turn(batch, self.problem.workers), step)
 
     def _rows(self, share: IntArray, rank: int, step: int) -> Share:
         """A rank's share as packed rows; with auto the fewest that hold it."""
@@ -97,7 +97,7 @@ class Static(BatchPolicy):
             raise sample_too_long(step, sample, int(self.problem.padded_lengths[sample]), f"rank {rank}")
         if wanted == "auto":
             return -(-share_size // least)
-        if -(-share_size // wanted) > least:
+        if share_size > least * wanted:
             largest = least * wanted * self.problem.workers
             raise batch_too_large(step, self.problem.global_batch, largest, self.problem.equal_ranks)
         return wanted

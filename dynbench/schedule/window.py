@@ -18,7 +18,7 @@ from dynbench.errors import NothingFits
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_cost
 from dynbench.schedule.partition import Partition, cut
-from dynbench.schedule.partition_search import least_maximum, search_weights, sort_longest_first
+from dynbench.schedule.partition_search import sort_longest_first
 from dynbench.schedule.plan import FloatArray, IntArray, StepPlan, single
 from dynbench.schedule.policy import BatchPolicy, Problem
 from dynbench.schedule.window_sweep import Deal, SortedWindow, guesses, polished
@@ -215,12 +215,18 @@ class Window(BatchPolicy):
 
     def deal(self, batches: Sequence[IntArray], first_step: int) -> Sequence[StepPlan]:
         """Plans of consecutive steps, with the samples of their global batches exchanged between them."""
-        if len(batches) > 1:
-            together = self._together(np.concatenate(batches), len(batches), first_step)
-            if together is not None and self._total_cost(together) <= self._cost_alone(batches, first_step):
-                return together
-        alone = self._partition.deal(batches, first_step)
-        return alone if len(batches) == 1 else [replace(plan, exact="none") for plan in alone]
+        if len(batches) == 1:
+            return self._partition.deal(batches, first_step)
+        together = self._together(np.concatenate(batches), len(batches), first_step)
+        try:
+            alone = self._partition.deal(batches, first_step)
+        except NothingFits:
+            if together is None:
+                raise
+            return together
+        if together is not None and self._total_cost(together) <= self._total_cost(alone):
+            return together
+        return [replace(plan, exact="none") for plan in alone]
 
     def check(self, batches: Sequence[IntArray], first_step: int) -> None:
         """As the base; the search is run only where `partition`, the fallback, cannot deal the batches one by one."""
@@ -263,25 +269,6 @@ class Window(BatchPolicy):
             split = self._partition.deal([np.concatenate(step) for step in groups], first_step)
             return [replace(plan, exact="none") for plan in split]
         return [StepPlan(step, single(group)) for step, group in enumerate(groups, first_step)]
-
-    def _cost_alone(self, batches: Sequence[IntArray], first_step: int) -> float:
-        """What the steps cost if `partition` deals each batch by itself; infinite where one does not fit."""
-        problem = self.problem
-        if self._dealt_again:
-            try:
-                return self._total_cost(self._partition.deal(batches, first_step))
-            except NothingFits:
-                return math.inf
-        total = 0.0
-        for ids in batches:
-            lengths = problem.padded_lengths[ids]
-            lengths = lengths[sort_longest_first(lengths)]
-            counts = least_maximum(search_weights(problem.cost, lengths), problem.workers, self._limits(lengths))
-            if counts is None:
-                return math.inf
-            starts = np.cumsum([0, *counts[:-1]])
-            total += float(problem.cost.cost_padded(counts, lengths[starts]).max())
-        return total / float(problem.relative_speeds()[0])
 
     @property
     def _dealt_again(self) -> bool:

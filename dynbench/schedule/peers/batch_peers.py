@@ -14,7 +14,7 @@ import numpy as np
 from dynbench.errors import UsageError
 from dynbench.schedule.balancing import deal_longest_first, deal_to_first_finish
 from dynbench.schedule.peers.base import Peer, check_equal_counts
-from dynbench.schedule.plan import IntArray, integers, stable_argsort
+from dynbench.schedule.plan import FloatArray, IntArray, in_turn, integers, stable_argsort
 from dynbench.schedule.policy import Problem
 
 
@@ -71,16 +71,17 @@ class KarmarkarKarpEqual(Peer):
         weights = self.problem.weights(batch)
         # Weightless stand-ins, position -1, make the counts divisible; each rank gets at most one.
         missing = -len(batch) % ranks
-        positions = np.concatenate([np.full(missing, -1, dtype=np.int64), stable_argsort(weights)])
-        sums = np.where(positions < 0, 0.0, weights[positions])
-        return [batch[members[members >= 0]] for members in _merge_all(sums.reshape(-1, ranks), positions, ranks)]
+        dealt = np.concatenate([np.full(missing, -1, dtype=np.int64), stable_argsort(weights)])
+        positions = in_turn(dealt, ranks).T
+        merged = _merge_all(np.where(positions < 0, 0.0, weights[positions]), positions.tolist())
+        return [batch[members[members >= 0]] for members in merged]
 
 
-def _merge_all(sums: np.ndarray, positions: IntArray, ranks: int) -> list[IntArray]:
-    """Merges tuples of `ranks` sets, widest spread first, smallest set with largest, until one tuple is left."""
+def _merge_all(sums: FloatArray, positions: list[list[int]]) -> list[IntArray]:
+    """Merges tuples of a set for each rank, widest spread first, smallest with largest, until one tuple is left."""
     heap = [
-        (float(row[0] - row[-1]), index, row, [[p] for p in members])
-        for index, (row, members) in enumerate(zip(sums, positions.reshape(-1, ranks).tolist(), strict=True))
+        (float(row[0] - row[-1]), index, row, [[position] for position in positions[index]])
+        for index, row in enumerate(sums)
     ]
     heapq.heapify(heap)
     for index in range(len(heap), 2 * len(heap) - 1):
@@ -88,7 +89,7 @@ def _merge_all(sums: np.ndarray, positions: IntArray, ranks: int) -> list[IntArr
         _, _, right, right_sets = heapq.heappop(heap)
         merged = left + right[::-1]
         order = stable_argsort(merged)
-        sets = [left_sets[i] + right_sets[ranks - 1 - i] for i in order.tolist()]
+        sets = [left_sets[i] + right_sets[-1 - i] for i in order.tolist()]
         merged = merged[order]
         heapq.heappush(heap, (float(merged[0] - merged[-1]), index, merged, sets))
     return [integers(members) for members in heap[0][3]]

@@ -107,7 +107,7 @@ def test_where_tables_would_be_too_large_the_maximum_alone_is_the_least(monkeypa
 
 
 def test_an_exact_partition_takes_as_many_sweeps_as_halvings_of_its_range(monkeypatch):
-    sweeps, reaches_end = [], partition_search._reaches_end
+    sweeps, sweep = [], partition_search._sweep
 
     class Counted(list):
         def __getitem__(self, position):
@@ -116,9 +116,9 @@ def test_an_exact_partition_takes_as_many_sweeps_as_halvings_of_its_range(monkey
 
     def counted(cells, *arguments):
         sweeps.append(0)
-        return reaches_end(Counted(cells), *arguments)
+        return sweep(Counted(cells), *arguments)
 
-    monkeypatch.setattr(partition_search, "_reaches_end", counted)
+    monkeypatch.setattr(partition_search, "_sweep", counted)
     problem = large("padded")
     dealing(problem)()
     assert 0 < len(sweeps) <= math.log2(problem.lengths.sum())
