@@ -291,6 +291,7 @@ def test_an_unclear_tail_has_the_number_of_launches_that_would_show_its_differen
         (found,) = compare_candidates(cut(shared, 2, number))
         tail = tail_of(found)
         assert (tail.verdict, tail.interval is None, tail.launches_needed) == (word, number == 1, None)
+        assert (tail.change is None) == (number == 1) == (tail.turned.change is None)
 
 
 @pytest.mark.slow

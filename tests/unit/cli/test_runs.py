@@ -217,7 +217,9 @@ def test_rm_of_the_failed_leaves_what_is_no_run_of_the_registry(store, cli):
     failed = make(store, "train", "a", "failed")
     shutil.copytree(failed.path, store.root / "copy")
     (store.root / "linked").symlink_to(failed.path, target_is_directory=True)
+    (store.root / "notes").mkdir()
     said = cli("runs rm --failed --yes --json")
     assert said.json["removed"] == [failed.id]
-    assert sorted(path.name for path in store.root.glob("[!.]*")) == ["copy", "linked"]
-    assert all(f"{store.root / name}: " in said.err for name in ("copy", "linked"))
+    assert sorted(path.name for path in store.root.glob("[!.]*")) == ["copy", "linked", "notes"]
+    named = [f"{store.root / name}: " in said.err for name in ("copy", "linked", "notes")]
+    assert named == [True, True, False], "what does not look like a run is not spoken of"

@@ -163,6 +163,15 @@ def test_slots_that_not_every_rank_can_fill_are_refused(layout):
     judge_plan(first_plan("partition", ragged), ragged)
 
 
+@pytest.mark.parametrize("layout", CAPACITIES)
+def test_more_samples_than_as_many_micro_batches_as_asked_for_hold_are_refused(layout):
+    capacity = Capacity.uniform(1) if layout == "padded" else PackedCapacity.uniform(40)
+    problem = problem_of([40] * 5, 2, capacity=capacity, micro_batches=2, layout=layout)
+    with pytest.raises(NothingFits):
+        first_plan("partition", problem)
+    judge_plan(first_plan("partition", replace(problem, micro_batches="auto")), problem)
+
+
 def test_many_are_tried_until_the_last_four_numbers_gained_less_than_a_hundredth_together():
     tried = ([1.0] * 8, [1.0] * 7, [1.0] * 7 + [0.98], [2.0] * 4 + [1.0] * 4)
     assert [_gains_little(reached) for reached in tried] == [True, False, False, False]

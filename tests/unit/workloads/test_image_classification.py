@@ -120,6 +120,8 @@ def test_a_file_of_torchvisions_weights_is_read_and_another_head_stays_random(tm
     assert {"conv1.weight", "layer1.0.downsample.1.running_var", "layer4.1.bn3.bias", "fc.bias"} <= set(state)
     wanted.load_state_dict({name: state[of_torchvision(name)] for name in wanted.state_dict()})
     given = settings("weights=pretrained", f"model={path}")
+    torch.save(state, path)
+    assert same(image_model(given, 7, 32).build(0), wanted) and "did not match" not in caplog.text
     torch.save(state | {"further": torch.zeros(1)}, path)
     source = image_model(given, 7, 32)
     assert source.facts["source"] == "pretrained resnet50-0676.pth"

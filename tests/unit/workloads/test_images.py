@@ -18,7 +18,7 @@ from dynbench.errors import ConfigError, DataError
 from dynbench.workloads import images
 from dynbench.workloads.cache import cache_folder
 from dynbench.workloads.datasets.base import Splits, load_dataset
-from dynbench.workloads.datasets.images import eight_bits, generated_digits
+from dynbench.workloads.datasets.images import PHOTOGRAPHS, PREPROCESSOR, eight_bits, generated_digits, image_side
 from dynbench.workloads.image_classification import ImageClassification
 from dynbench.workloads.images import Decoder, looked_at, square, without_unreadable
 from dynbench.workloads.mlp import DigitClassification
@@ -93,6 +93,12 @@ def of(folder: Path, *more: str, dataset: str = "image_folder", **options: bool)
 
 def load(folder: Path, dataset: str = "image_folder", **options: bool) -> Splits:
     return load_dataset(of(folder, dataset=dataset, **options).workload)
+
+
+def test_a_pretrained_model_that_says_no_side_sees_photographs(tmp_path):
+    for weights, named in (("weights=random", False), ("weights=pretrained", True)):
+        side, reason = image_side(of(tmp_path, f"model={tmp_path}", weights).workload)
+        assert (side, PREPROCESSOR in reason) == (PHOTOGRAPHS, named)
 
 
 @pytest.fixture

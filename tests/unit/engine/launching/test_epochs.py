@@ -120,6 +120,8 @@ def test_a_batch_that_is_given_twice_is_refused(tmp_path):
     path.write_text(dump_config(changed(Config(), {"train.global_batch": 20, "train.batch_per_worker": 8})))
     with pytest.raises(ConfigError, match=r"train\.batch_per_worker 8 on 2 workers are 16"):
         load_config(path, ["launch.launcher=torchrun", "launch.nproc=2"])
+    with pytest.raises(ConfigError, match=r"train\.batch_per_worker 8 on \d workers are"):
+        decided_again(load_config(path, ["launch.nproc=auto"]))
     with pytest.raises(ConfigError, match="both say how large a step is"):
         load_config(None, ["train.global_batch=16", *BATCH])
 

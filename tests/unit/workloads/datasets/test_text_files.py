@@ -203,6 +203,12 @@ def test_the_different_labels_in_order_are_the_classes(tmp_path, dataset, labels
     assert splits.train.classes == splits.eval.classes == classes
 
 
+@pytest.mark.parametrize("value", [None, "", " ", [1], 1.5])
+def test_what_is_no_label_is_refused(value):
+    with pytest.raises(DataError, match=r"^here: "):
+        read_label("here", value)
+
+
 def test_json_values_mean_what_tables_write():
     same = [(1, "1"), (1.0, "1.0"), (True, "true"), (False, "false"), ("x", " x")]
     assert all(read_label("here", value) == read_label("here", text) for value, text in same)
