@@ -12,7 +12,7 @@ from dynbench.plugins import STRATEGIES
 
 pytestmark = pytest.mark.multiproc
 
-LATE_S, WARMUP = 0.4, 3
+LATE_S, WARMUP = 0.8, 3
 SMALL = (
     *("workload.name=causal_lm", "workload.size=tiny", "workload.max_length=16", "train.eval_samples=0"),
     f"train.warmup_steps={WARMUP}",  # in its second step ddp lays out its buckets anew, within its forward pass
@@ -29,4 +29,4 @@ def test_a_late_rank_is_waited_for_in_sync(ranks: WarmRanks, three: WarmRanks, n
     run, config = new_run(*SMALL, f"launch.nproc={2 + entry.servers}", f"sync.name={sync}", *steps)
     (three if entry.servers else ranks)(train_late, str(run.path), config, LATE_S)
     waits = pl.read_csv(run.rank_file(entry.servers)).filter(pl.col("step") >= WARMUP)["sync_ms"]
-    assert len(waits) == len(PLACES) and waits.min() > 800 * LATE_S, dict(zip(PLACES, waits, strict=True))
+    assert len(waits) == len(PLACES) and waits.min() > 500 * LATE_S, dict(zip(PLACES, waits, strict=True))
