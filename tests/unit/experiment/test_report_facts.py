@@ -363,19 +363,6 @@ def test_costs_are_told_from_the_one_that_lowers_p95_most_or_with_the_launches_t
     assert ("124" in line) == (needed == 124) and "`tokens_sq`" in line
 
 
-def test_a_cost_that_was_compared_with_no_other_is_told_from_none(reported: Reported) -> None:
-    prefix = ("schedule.mode=dynamic", "schedule.policy=prefix")
-    _, *costs = P95
-    subject = reported(
-        *({"candidate": name, "tail": tail("static", name, "FASTER")} for name in costs),
-        pairs=[pair("tokens", "attention", "SAME")],
-        summaries={name: {"step_time_ms": {"p95": value}} for name, value in P95.items()},
-        settings={name: [*prefix, f"schedule.cost_type={name}"] for name in costs},
-    )
-    (group,) = facts(subject)["cost_tails"]
-    assert {group.least, *group.others} == {"tokens", "attention"}
-
-
 def test_arms_are_told_from_the_baseline_by_verdict(reported: Reported) -> None:
     verdicts = {"tokens": ("SLOWER", None), "attention": ("AMBIGUOUS", 30), "tokens_sq": ("ESTIMATE", None)}
     changes = [

@@ -38,13 +38,6 @@ def test_small_windows_without_a_limit_on_the_spread_are_near_brute_force(cost, 
     assert np.mean(ratios) < 1.03
 
 
-def test_one_sample_may_be_longer_than_the_mean_share():
-    lengths = np.array([400, *[1] * 15])
-    problem = problem_of(lengths, 2, 8, window=2)
-    for plan in plans_of("window", problem, 2):
-        judge_plan(plan, problem)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"micro_batches": 2}, {"speeds": np.array([1.0, 1.7])}], ids=str)
 def test_a_step_costs_on_average_the_same_wherever_in_its_window_it_comes(changes):
