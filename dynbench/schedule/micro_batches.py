@@ -38,7 +38,6 @@ from dynbench.schedule.partition_search import (
     least_total,
     least_work,
     reach,
-    search_weights,
 )
 from dynbench.schedule.partition_unequal import UnequalRanks, even_sizes
 from dynbench.schedule.plan import Exactness, FloatArray, IntArray, Share, in_turn, stable_argsort
@@ -272,10 +271,9 @@ def _cuts(number: int, samples: SortedStep) -> Iterator[list[int]]:
     """Sizes of `number` contiguous micro-batches: of least maximum, then of least total with and without it."""
     cost, lengths, limits, extra = samples.cost, samples.lengths, samples.limits, samples.extra
     if isinstance(extra, float):
-        weights = search_weights(cost, lengths)
-        found = least_maximum(weights, number, limits)
+        found = least_maximum(samples.weights, number, limits)
         assert found is not None
-        even, as_even = found, largest_groups(weights, found, limits)
+        even, as_even = found, largest_groups(samples.weights, found, limits)
     else:
         even = even_sizes(cost, lengths, number, limits, extra)
         as_even = samples.within(samples.costs(np.array(even)).max(keepdims=True))[0]

@@ -17,7 +17,6 @@ from dynbench.schedule.partition_search import (
     least_maximum,
     least_total,
     reach,
-    search_weights,
     sort_longest_first,
 )
 from dynbench.schedule.partition_unequal import UnequalRanks
@@ -99,7 +98,7 @@ class Partition(BatchPolicy):
     def _equal(self, ids: IntArray, lengths: IntArray, step: int) -> tuple[list[int], Exactness]:
         problem = self.problem
         limits = None if problem.capacity.unlimited else self._limits(lengths)
-        weights = search_weights(problem.cost, lengths)
+        weights = problem.cost.per_sample(lengths)
         counts = least_maximum(weights, problem.workers, limits)
         if counts is None:
             assert limits is not None

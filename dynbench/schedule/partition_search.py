@@ -104,17 +104,11 @@ def sort_longest_first(lengths: IntArray) -> IntArray:
     return keys
 
 
-def search_weights(cost: CostModel, lengths: IntArray) -> IntArray | FloatArray:
-    """What one more sample costs, as `least_maximum` wants it: a group's cost is a monotone function of n times it."""
-    return lengths if cost.cost_type in ("tokens", "tokens_sq") else cost.per_sample(lengths)
-
-
-def least_maximum(weights: IntArray | FloatArray, ranks: int, limits: IntArray | None = None) -> list[int] | None:
+def least_maximum(weights: FloatArray, ranks: int, limits: IntArray | None = None) -> list[int] | None:
     """Sizes of contiguous groups with the least maximum of count times first weight.
 
     Args:
-        weights: what one more sample costs, sorted falling, shape [B]; searched until the next smaller candidate is
-            infeasible.
+        weights: what one more sample costs, sorted falling, shape [B].
         ranks: groups (G), at most B.
         limits: largest group that may begin at each position, non-decreasing, shape [B]; none by default.
 
@@ -150,7 +144,7 @@ def most_within(
     return low
 
 
-def largest_groups(weights: IntArray | FloatArray, counts: Sequence[int], limits: IntArray | None = None) -> IntArray:
+def largest_groups(weights: FloatArray, counts: Sequence[int], limits: IntArray | None = None) -> IntArray:
     """Largest group that may begin at each position without raising the maximum of these counts, shape [B]."""
     starts = np.cumsum([0, *counts[:-1]])
     peak = (weights[starts] * np.asarray(counts)).max()

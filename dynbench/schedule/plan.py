@@ -1,4 +1,4 @@
-"""A plan of a step, and the order of samples that steps take."""
+"""A plan of a step, the order of samples that steps take, and the arrays that both are made of."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class StepPlan:
 
 
 def integers(values: ArrayLike) -> IntArray:
-    """A copy of `values` as whole numbers of 64 bits, also where there are none."""
+    """A copy of `values` as 64-bit integers, also when empty."""
     return np.array(values, dtype=np.int64)
 
 
 def floats(values: ArrayLike) -> FloatArray:
-    """`values` as numbers of 64 bits, whose products do not overflow."""
+    """`values` as 64-bit floats, whose products do not overflow."""
     return np.asarray(values, dtype=np.float64)
 
 
@@ -63,7 +63,7 @@ def stable_argsort(values: ArrayLike, axis: int = -1) -> IntArray:
 
 
 def in_turn(values: IntArray, ranks: int) -> IntArray:
-    """Values dealt to the ranks in turn, shape [G, n / G]: to rank g the g-th of every G."""
+    """Values dealt round-robin to G ranks, shape [G, n / G]; n is a multiple of G."""
     return values.reshape(len(values) // ranks, ranks).T
 
 

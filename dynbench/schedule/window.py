@@ -265,16 +265,11 @@ class Window(BatchPolicy):
         if shares is None:
             return None
         groups = [[ids[positions] for positions in step] for step in shares]
-        if self._dealt_again:
+        if not problem.equal_ranks or problem.micro_batches != 1 or problem.extra is not None:
+            # `partition` knows what the search does not.
             split = self._partition.deal([np.concatenate(step) for step in groups], first_step)
             return [replace(plan, exact="none") for plan in split]
         return [StepPlan(step, single(group)) for step, group in enumerate(groups, first_step)]
-
-    @property
-    def _dealt_again(self) -> bool:
-        """Whether `partition` splits each step's samples, as it knows what the search does not."""
-        problem = self.problem
-        return not problem.equal_ranks or problem.micro_batches != 1 or problem.extra is not None
 
     def _limits(self, padded_lengths: IntArray) -> IntArray | None:
         """Largest share that every rank can hold at these lengths, same shape; None for no limit."""

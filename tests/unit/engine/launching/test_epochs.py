@@ -121,7 +121,7 @@ def test_a_batch_that_is_given_twice_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"train\.batch_per_worker 8 on 2 workers are 16"):
         load_config(path, ["launch.launcher=torchrun", "launch.nproc=2"])
     with pytest.raises(ConfigError, match=r"train\.batch_per_worker 8 on \d workers are"):
-        decided_again(load_config(path, ["launch.nproc=auto"]))
+        decided_again(load_config(path))
     with pytest.raises(ConfigError, match="both say how large a step is"):
         load_config(None, ["train.global_batch=16", *BATCH])
 
