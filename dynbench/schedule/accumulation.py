@@ -24,7 +24,7 @@ from dynbench.plugins.strategies import Objective
 from dynbench.schedule.capacity import BoolArray
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.partition_search import most_within
-from dynbench.schedule.plan import FloatArray, IntArray, in_turn, integers, stable_argsort
+from dynbench.schedule.plan import FloatArray, IntArray, floats, in_turn, integers, owners_of, stable_argsort
 
 TOO_LARGE = 1e300
 """Cost of a micro-batch above its capacity; sums of many stay finite."""
@@ -160,7 +160,7 @@ class SortedStep:
         with np.errstate(all="ignore"):
             counts = np.floor(budgets[:, None] * (1 + _ROUNDING) / self.weights)
         counts[np.isnan(counts)] = np.inf  # neither budget nor weight
-        within: IntArray = np.clip(counts, 0, self.limits).astype(np.int64)
+        within: IntArray = integers(np.clip(counts, 0, self.limits))
         return within
 
 
@@ -231,9 +231,7 @@ def _swapped(samples: SortedStep, meets: Accumulation, deal: Deal) -> Deal:
     of_one_each = meets.alike and len(deal.sizes) == meets.ranks
     if meets.objective == "slots" or meets.ranks == 1 or of_one_each:
         return deal
-    costs, owners = samples.costs(np.array(deal.sizes)), np.empty(len(deal.sizes), dtype=np.int64)
-    for rank, own in enumerate(deal.dealt):
-        owners[own] = rank
+    costs, owners = samples.costs(np.array(deal.sizes)), owners_of(deal.dealt)
     further = np.bincount(owners, minlength=meets.ranks) - 1
     spent = np.bincount(owners, costs, meets.ranks) + further * meets.surcharge
     for _ in range(SWAPS):
@@ -292,13 +290,13 @@ def cut_by_slots(samples: SortedStep, meets: Accumulation, slots: int, even: flo
     sizes: list[int] = []
     dealt: Dealt = [[] for _ in range(ranks)]
     start = 0
-    for after, choice in zip(range(slots - 1, -1, -1), reversed(chosen), strict=True):
-        order, duration = divmod(int(choice[start]), len(durations))
-        for left, rank in zip(range(ranks - 1, -1, -1), orders[order], strict=True):
+    for after in reversed(range(slots)):
+        order, duration = divmod(int(chosen[after][start]), len(durations))
+        for used, rank in enumerate(orders[order], 1):
             most = int(holds[float(meets.speeds[rank])][duration, start])
             dealt[rank].append(len(sizes))
             # What is left for later ones may leave a slow rank a longer sample than its duration holds.
-            sizes.append(max(1, min(most, size - start - left - after * ranks)))
+            sizes.append(max(1, min(most, size - start - (ranks - used) - after * ranks)))
             start += sizes[-1]
     return sizes, dealt
 
@@ -306,7 +304,7 @@ def cut_by_slots(samples: SortedStep, meets: Accumulation, slots: int, even: flo
 def _durations(samples: SortedStep, mean: int, even: float) -> FloatArray:
     """Costs that a slot's dearest micro-batch may have, rising; the last is enough for any slot. Shape [K]."""
     size = len(samples.weights)
-    places = np.linspace(0, size - 1, min(size, PLACES)).astype(np.int64)
+    places = _evenly(size, PLACES)
     counts = np.arange(1, min(size, 8 * mean) + 1)
     besides = 0.0 if samples.before is None else samples.before[-1] / size
     work = np.multiply.outer(counts, samples.weights[places] + besides).ravel()
@@ -315,8 +313,12 @@ def _durations(samples: SortedStep, mean: int, even: float) -> FloatArray:
         costs = work + samples.cost.alpha
     costs = np.unique(costs[costs <= STRETCH * even])
     most = min(DURATIONS, max(CELLS // size, LEAST_DURATIONS))
-    tried = costs[np.linspace(0, len(costs) - 1, min(most, len(costs))).astype(np.int64)]
-    return np.append(tried, STRETCH * even)
+    return np.append(costs[_evenly(len(costs), most)], STRETCH * even)
+
+
+def _evenly(size: int, most: int) -> IntArray:
+    """Some positions in so many entries, the first and the last among them."""
+    return integers(np.linspace(0, size - 1, min(size, most)))
 
 
 def _reached(holds: dict[float, IntArray], speeds: list[float]) -> IntArray:
@@ -444,7 +446,7 @@ def cheapest(costs: FloatArray, meets: Accumulation, each: int | None) -> tuple[
     owners = _owners(number, meets.ranks, each, meets.alike) if meets.ranks**number <= OWNERS else None
     if owners is None or costs.size * len(owners) > PRICED_SPLITS:
         return None
-    owned = (owners[:, :, None] == np.arange(meets.ranks)).astype(np.float64)
+    owned = floats(owners[:, :, None] == np.arange(meets.ranks))
     totals = np.tensordot(costs, owned, axes=(1, 1)) + (owned.sum(axis=1) - 1) * meets.surcharge
     lasts = (totals / meets.speeds).max(axis=2)
     split, way = (int(place) for place in np.unravel_index(lasts.argmin(), lasts.shape))

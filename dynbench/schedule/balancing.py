@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dynbench.schedule.capacity import BoolArray
-from dynbench.schedule.plan import FloatArray, IntArray, stable_argsort
+from dynbench.schedule.plan import FloatArray, IntArray, owners_of, stable_argsort
 
 
 def deal_longest_first(costs: FloatArray, ranks: int, each: int | None = None) -> tuple[float, list[list[int]]]:
@@ -27,15 +27,14 @@ def deal_longest_first(costs: FloatArray, ranks: int, each: int | None = None) -
     Returns:
         The largest load, and per rank its jobs.
     """
-    order = stable_argsort(-costs)
-    jobs, falling = order.tolist(), costs[order].tolist()
-    dealt, loads = [[job] for job in jobs[:ranks]], falling[:ranks]
+    jobs, prices = stable_argsort(-costs).tolist(), costs.tolist()
+    dealt, loads = [[job] for job in jobs[:ranks]], [prices[job] for job in jobs[:ranks]]
     open_ranks = [(load, rank) for rank, load in enumerate(loads)]
     heapq.heapify(open_ranks)
-    for job, cost in zip(jobs[ranks:], falling[ranks:], strict=True):
+    for job in jobs[ranks:]:
         load, rank = open_ranks[0]
         dealt[rank].append(job)
-        loads[rank] = load = load + cost
+        loads[rank] = load = load + prices[job]
         if len(dealt[rank]) == each:
             heapq.heappop(open_ranks)
         else:
@@ -61,12 +60,12 @@ def deal_to_first_finish(
     dealt: list[list[int]] = [[] for _ in speeds]
     load = np.full(len(speeds), -surcharge)
     idle = len(speeds) if every_rank else 0
-    for left, job, cost in zip(range(len(order), 0, -1), order.tolist(), costs[order].tolist(), strict=True):
-        finish = (load + cost) / speeds
-        if idle == left:
+    for place, job in enumerate(order.tolist()):
+        finish = (load + costs[job]) / speeds
+        if idle == len(order) - place:
             finish[[bool(own) for own in dealt]] = np.inf
         rank = int(finish.argmin())
-        load[rank] += cost
+        load[rank] += costs[job]
         idle -= not dealt[rank]
         dealt[rank].append(job)
     return float((load / speeds).max()), dealt
@@ -127,9 +126,7 @@ def longest_first(work: Work) -> IntArray:
         _, dealt = deal_longest_first(work.weights, work.ranks)
     else:
         _, dealt = deal_to_first_finish(work.weights, work.speeds, -float(work.fixed.min()))
-    counts = [len(jobs) for jobs in dealt]
-    owners = np.empty(len(work.weights), dtype=np.int64)
-    owners[np.concatenate(dealt)] = np.repeat(np.arange(work.ranks), counts)
+    counts, owners = [len(jobs) for jobs in dealt], owners_of(dealt)
     while min(counts) < work.least:
         poor, rich = int(np.argmin(counts)), int(np.argmax(counts))
         owners[np.flatnonzero(owners == rich)[-1]] = poor
@@ -149,23 +146,25 @@ def within_limits(work: Work) -> IntArray | None:
 
 def _by_room(work: Work, *, tight: bool) -> IntArray | None:
     assert work.limits is not None
-    owners = np.empty(len(work.weights), dtype=np.int64)
-    counts, spent = np.zeros(work.ranks, dtype=np.int64), work.fixed.copy()
-    limits, tokens = np.full(work.ranks, np.inf), np.zeros(work.ranks)
-    for sample, (weight, length) in enumerate(zip(work.weights.tolist(), work.lengths.tolist(), strict=True)):
+    owners: list[int] = []
+    counts, tokens = np.zeros((2, work.ranks))
+    limits, spent = np.full(work.ranks, np.inf), work.fixed.copy()
+    for sample, weight in enumerate(work.weights.tolist()):
+        length = work.lengths[sample]
         lower = np.minimum(limits, work.limits[:, sample])
         left = lower - tokens - length
         allowed = left >= 0
-        if np.maximum(work.least - counts, 0).sum() >= len(owners) - sample:
+        if np.maximum(work.least - counts, 0).sum() >= len(work.weights) - sample:
             allowed &= counts < work.least
         if not allowed.any():
             return None
         rank = int(np.where(allowed, left if tight else (spent + weight) / work.speeds, np.inf).argmin())
-        owners[sample], limits[rank] = rank, lower[rank]
+        owners.append(rank)
+        limits[rank] = lower[rank]
         tokens[rank] += length
         spent[rank] += weight
         counts[rank] += 1
-    return owners
+    return np.array(owners)
 
 
 class Search:
@@ -295,10 +294,8 @@ class _Table:
 
     def owners(self) -> IntArray:
         """The rank of each sample, shape [B]."""
-        found = np.empty(self._empty, dtype=np.int64)
         ranks, places = np.nonzero(self._rows < self._empty)
-        found[self._rows[ranks, places]] = ranks
-        return found
+        return ranks[np.argsort(self._rows[ranks, places])]
 
     @property
     def tried(self) -> int:

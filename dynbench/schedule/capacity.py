@@ -114,7 +114,7 @@ class Capacity:
 
     def limits_of(self, rank: int, padded_lengths: IntArray) -> IntArray:
         """As `limit`, for many lengths; same shape."""
-        lengths, most = (integers(part) for part in zip(*self.row(rank), strict=True))
+        lengths, most = integers(self.row(rank)).T
         limits: IntArray = np.append(most, 0)[np.searchsorted(lengths, padded_lengths)]
         return limits
 

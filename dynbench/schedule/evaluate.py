@@ -199,7 +199,7 @@ class _Priced:
         self.tokens = np.add.reduceat(real, starts)
         extra = np.add.reduceat(np.broadcast_to(problem.extra_of(ids), ids.shape), starts)
         if plan.packed:
-            squares = np.add.reduceat(real.astype(np.float64) ** 2, starts)
+            squares = np.add.reduceat(floats(real) ** 2, starts)
             self.costs = problem.cost.cost_packed(self.tokens, squares, extra)
         else:
             self.costs = problem.cost.cost_padded(self.count, self.longest, extra)

@@ -162,7 +162,7 @@ def adjacent_correlation(series: Series) -> float | None:
 def equal_counts(allowed: FloatArray, global_batch: int) -> IntArray:
     """B/G samples to every rank, the remainder to the first ones, as far as the limits allow; shape [G]."""
     ranks = len(allowed)
-    counts = np.full(ranks, global_batch // ranks, dtype=np.int64)
+    counts = np.full(ranks, global_batch // ranks)
     counts[: global_batch % ranks] += 1
     return _fill(np.minimum(counts, room_of(allowed)), allowed, np.arange(ranks), global_batch)
 
@@ -176,7 +176,7 @@ def longest_first(allowed: FloatArray, global_batch: int) -> IntArray:
     equal = equal_counts(allowed, global_batch)
     target = float(allowed[np.arange(ranks), equal - 1].mean())
     order = stable_argsort(-allowed[:, 0])
-    counts = np.ones(ranks, dtype=np.int64)
+    counts = np.ones_like(equal)
     left = global_batch - ranks
     for rank in order:
         extra = min(left, max(0, int(np.count_nonzero(allowed[rank] <= target)) - 1))

@@ -40,7 +40,7 @@ from dynbench.schedule.partition_search import (
     reach,
 )
 from dynbench.schedule.partition_unequal import UnequalRanks, even_sizes
-from dynbench.schedule.plan import Exactness, FloatArray, IntArray, Share, in_turn, stable_argsort
+from dynbench.schedule.plan import Exactness, FloatArray, IntArray, Share, cut, in_turn, stable_argsort
 from dynbench.schedule.policy import Problem, check_enough_samples
 
 EVERY_NUMBER = 64
@@ -109,9 +109,8 @@ class MicroBatchPlanner:
         if tried is not None:
             return tuple(tuple(ids[part] for part in parts) for parts in tried), "maximum"
         deal, exact = self._dealt(samples)
-        ends = np.cumsum(deal.sizes).tolist()
-        cut = [ids[end - size : end] for end, size in zip(ends, deal.sizes, strict=True)]
-        return tuple(tuple(cut[part] for part in parts) for parts in deal.dealt), exact
+        groups = cut(ids, deal.sizes)
+        return tuple(tuple(groups[part] for part in parts) for parts in deal.dealt), exact
 
     def check(self, ids: IntArray, lengths: IntArray, step: int) -> IntArray:
         """Largest micro-batch that may begin at each position, shape [B]; raises what `shares` raises."""
@@ -237,8 +236,7 @@ class MicroBatchPlanner:
         """Micro-batches of which those that follow each other run together, the dearest on the fastest rank."""
         ranks = self._problem.workers
         dearest = stable_argsort(-samples.costs(np.array(sizes)))
-        slots = np.empty((ranks, len(sizes) // ranks), dtype=np.int64)
-        slots[stable_argsort(-self._meets.speeds)] = in_turn(dearest, ranks)
+        slots = in_turn(dearest, ranks)[np.argsort(stable_argsort(-self._meets.speeds))]
         return deal_of(samples, self._meets, sizes, slots.tolist())
 
     def _one_each(self, unequal: UnequalRanks, samples: SortedStep) -> Deal:

@@ -50,11 +50,11 @@ def rows_by_slot(work: Work, slots: int) -> Rows | None:
         if longest <= (work.weights[left].sum() / slots + work.fixed.sum()) / work.speeds.sum():
             break
         taken = _filled(work, left, longest, len(left) - (slots - 1) * work.ranks)
-        for own, row in zip(rows, taken, strict=True):
-            own.append(left[row])
+        for rank, row in enumerate(taken):
+            rows[rank].append(left[row])
         left, slots = np.delete(left, np.concatenate(taken)), slots - 1
     dealt = _balanced(work, left, slots)
-    return None if dealt is None else [own + more for own, more in zip(rows, dealt, strict=True)]
+    return None if dealt is None else [own + dealt[rank] for rank, own in enumerate(rows)]
 
 
 def _filled(work: Work, left: IntArray, lasts: float, most: int) -> list[list[int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 
 from dynbench.errors import NothingFits
 from dynbench.schedule import capacity
@@ -20,7 +19,7 @@ from dynbench.schedule.partition_search import (
     sort_longest_first,
 )
 from dynbench.schedule.partition_unequal import UnequalRanks
-from dynbench.schedule.plan import Exactness, FloatArray, IntArray, StepPlan, single
+from dynbench.schedule.plan import Exactness, FloatArray, IntArray, StepPlan, cut, single
 from dynbench.schedule.policy import BatchPolicy, Problem
 
 
@@ -117,8 +116,3 @@ class Partition(BatchPolicy):
         if limits[0] == 0:
             return capacity.sample_too_long(step, int(ids[0]), int(lengths[0]))
         return capacity.batch_too_large(step, len(ids), reach(limits, self.problem.workers))
-
-
-def cut(ids: IntArray, counts: Sequence[int]) -> list[IntArray]:
-    """Consecutive groups of these sizes."""
-    return [ids[start:end] for start, end in pairwise(accumulate(counts, initial=0))]

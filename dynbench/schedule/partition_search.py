@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.plan import FloatArray, IntArray
+from dynbench.schedule.plan import FloatArray, IntArray, integers
 
 TABLE_LIMIT = 2**18
 """Largest ranks * samples * group size for which the programme is run; about a millisecond."""
@@ -55,7 +55,7 @@ def least_work(numbers: IntArray, weights: FloatArray, limits: IntArray, price: 
     steepest = float(weights[0]) * size / int(numbers[0])
     prices = np.array([0.0, price, *(steepest / 8.0**k for k in range(_SLOPES))])
     best = np.zeros((size + 1, len(prices)))
-    counts = np.arange(1, size + 1, dtype=np.float64)[:, None]
+    counts = np.arange(1, size + 1)[:, None]
     for start in range(size - 1, -1, -1):
         most = min(int(limits[start]), size - start)
         best[start] = (best[start + 1 : start + 1 + most] + counts[:most] * weights[start]).min(axis=0) + prices
@@ -98,7 +98,7 @@ def sort_longest_first(lengths: IntArray) -> IntArray:
     """Positions by falling length, ties by position, shape [n]; the same on every machine (its keys are unique)."""
     bits = len(lengths).bit_length()
     keys = (int(lengths.max()) - lengths) << bits
-    keys |= np.arange(len(lengths), dtype=np.int64)
+    keys |= np.arange(len(lengths))
     keys.sort()
     keys &= (1 << bits) - 1
     return keys
@@ -135,8 +135,8 @@ def most_within(
         slack: relative, of the budgets.
     """
     size, places = len(weights), np.arange(len(weights))
-    low = np.zeros((len(budgets), size), dtype=np.int64)
-    high = np.broadcast_to(np.minimum(limits, size - places), low.shape)
+    high = np.broadcast_to(np.minimum(limits, size - places), (len(budgets), size))
+    low = np.zeros_like(high)
     while np.any(low < high):
         middle = (low + high + 1) // 2
         within = middle * weights + (before[places + middle] - before[:-1]) <= budgets * (1 + slack)
@@ -150,7 +150,7 @@ def largest_groups(weights: FloatArray, counts: Sequence[int], limits: IntArray 
     peak = (weights[starts] * np.asarray(counts)).max()
     size = len(weights)
     with np.errstate(all="ignore"):
-        most = np.where(weights > 0, np.minimum(np.floor(peak / weights), size), size).astype(np.int64)
+        most = integers(np.where(weights > 0, np.minimum(np.floor(peak / weights), size), size))
     # The quotient is rounded; the products decide.
     most += (most + 1) * weights <= peak
     most -= most * weights > peak

@@ -19,7 +19,7 @@ from dynbench.schedule.capacity import batch_too_large, sample_too_long
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import batch_bound
 from dynbench.schedule.partition_search import at_least_threshold, most_within
-from dynbench.schedule.plan import Exactness, FloatArray, IntArray, floats, stable_argsort
+from dynbench.schedule.plan import Exactness, FloatArray, IntArray, floats, integers, stable_argsort
 from dynbench.schedule.policy import Problem
 
 SAME_SPEED = 0.9
@@ -89,7 +89,7 @@ class ClassSearch:
         padded = np.append(takes, np.zeros_like(takes[:, :1]), axis=1)
         reached = np.full(self._before.shape[1] + 1, _NOWHERE)
         reached[0] = 0
-        came_from = np.zeros(len(reached), dtype=np.int64)
+        came_from = np.zeros_like(reached)
         for used, layer in enumerate(self._layers, 1):
             start = reached[self._before[:, layer]]
             count = padded[classes, start]
@@ -111,8 +111,8 @@ class ClassSearch:
 def sweep_order(takes: IntArray, order: Sequence[int]) -> Path | None:
     """As `ClassSearch.path`, for one fixed order of the ranks' classes."""
     size, start, path = takes.shape[1], 0, []
-    for left, kind in zip(range(len(order) - 1, -1, -1), order, strict=True):
-        count = min(int(takes[kind, start]), size - left - start)
+    for used, kind in enumerate(order, 1):
+        count = min(int(takes[kind, start]), size - (len(order) - used) - start)
         if count == 0:
             return None
         path.append((kind, count))
@@ -273,7 +273,7 @@ class _Times:
         with np.errstate(all="ignore"):
             counts = np.minimum(np.floor(budget / self._weights), self._limits)
         # Samples without weight: as many as can be where a group is within the threshold at all.
-        counts = np.where(budget < 0, 0, np.where(self._weights > 0, counts, self._limits)).astype(np.int64)
+        counts = integers(np.where(budget < 0, 0, np.where(self._weights > 0, counts, self._limits)))
         if self._besides is not None:
             counts = most_within(budget, self._weights, np.minimum(counts + 1, self._limits), self._besides)
         # What was found is rounded; the times decide.
@@ -289,7 +289,7 @@ class _Times:
 
     def peak(self, path: Sequence[tuple[int, int]]) -> float:
         """The slowest group's time."""
-        kinds, counts = (np.array(part) for part in zip(*path, strict=True))
+        kinds, counts = np.array(path).T
         starts = np.cumsum(counts) - counts
         times = self._time(counts, starts) / self._speeds[kinds, 0]
         return float(times.max())

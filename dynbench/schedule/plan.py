@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import numpy as np
@@ -67,6 +68,16 @@ def in_turn(values: IntArray, ranks: int) -> IntArray:
     return values.reshape(len(values) // ranks, ranks).T
 
 
+def cut(ids: IntArray, counts: Sequence[int]) -> list[IntArray]:
+    """Consecutive groups of these sizes."""
+    return [ids[start:end] for start, end in pairwise(accumulate(counts, initial=0))]
+
+
+def owners_of(dealt: Sequence[Sequence[int]]) -> IntArray:
+    """Which rank has each of the positions 0, 1, …, from the positions of each rank."""
+    return np.repeat(np.arange(len(dealt)), [len(own) for own in dealt])[np.argsort(np.concatenate(dealt))]
+
+
 def single(groups: Sequence[IntArray]) -> tuple[Share, ...]:
     """Shares of one micro-batch per rank."""
     return tuple((ids,) for ids in groups)
@@ -106,8 +117,8 @@ class DataOrder:
     def permutation(self, epoch: int) -> IntArray:
         """Sample ids of one epoch in order of arrival, shape [N]."""
         if self.order == "file":
-            return np.arange(self.n_samples, dtype=np.int64)
-        return np.random.default_rng([self.seed, epoch]).permutation(self.n_samples).astype(np.int64)
+            return np.arange(self.n_samples)
+        return np.random.default_rng([self.seed, epoch]).permutation(self.n_samples)
 
     def epoch_batches(self, epoch: int) -> IntArray:
         """Global batches of one epoch, shape [steps_per_epoch, B]; rank g of `static` takes every G-th from g on."""

@@ -121,7 +121,7 @@ class Problem:
         """What every sample costs besides its length, shape [N], tokens; None where that is nothing."""
         if self.second is None or not self.second_weight or not self.second.any():
             return None
-        return self.second.astype(np.float64) * self.second_weight
+        return floats(self.second) * self.second_weight
 
     def extra_of(self, ids: IntArray) -> FloatArray | float:
         """As `extra`, of some samples, same shape; 0 where it is None."""

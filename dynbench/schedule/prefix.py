@@ -12,7 +12,7 @@ import numpy as np
 
 from dynbench.errors import UsageError
 from dynbench.schedule.capacity import batch_too_large, sample_too_long
-from dynbench.schedule.plan import DataOrder, FloatArray, IntArray, StepPlan, single
+from dynbench.schedule.plan import DataOrder, FloatArray, IntArray, StepPlan, integers, single
 from dynbench.schedule.policy import Policy, Problem
 from dynbench.schedule.prefix_counts import check_enumerable, room_of, solve_counts
 
@@ -49,7 +49,7 @@ class RankStream:
         self._order = problem.data_order()
         self._epoch = 0
         self._start = 0
-        self._ids = np.empty(0, dtype=np.int64)
+        self._ids = integers([])
         self._lengths = self._ids
         self._refill()
 
@@ -103,7 +103,7 @@ def candidate_costs(
     besides = np.cumsum(np.broadcast_to(extra, lengths.shape), axis=1)
     costs: FloatArray = problem.cost.cost_padded(counts, longest, besides) / problem.relative_speeds()[ranks, None]
     if not problem.capacity.unlimited:
-        limits = np.stack([problem.capacity.limits_of(rank, row) for rank, row in zip(ranks, longest, strict=True)])
+        limits = np.stack([problem.capacity.limits_of(rank, longest[row]) for row, rank in enumerate(ranks)])
         costs[counts > limits] = np.inf
     return costs
 
@@ -180,12 +180,13 @@ class Prefix(Policy):
         ranks = range(problem.workers)
         streams = [RankStream(problem, rank) for rank in ranks]
         for step in count():
-            lengths, extra = (np.stack(parts) for parts in zip(*((s.lengths, s.extra) for s in streams), strict=True))
+            lengths = np.stack([stream.lengths for stream in streams])
+            extra = np.stack([stream.extra for stream in streams])
             costs = candidate_costs(self.problem, lengths, ranks, extra)
             if not problem.capacity.unlimited:
                 self._check(room_of(costs), streams, step)
             solution = solve_counts(costs, problem.global_batch, problem.solver)
-            taken = [stream.take(n) for stream, n in zip(streams, solution.counts.tolist(), strict=True)]
+            taken = list(map(RankStream.take, streams, solution.counts.tolist()))
             if step >= start:
                 yield PrefixStep(StepPlan(step, single(taken), solution.exact), costs, solution.counts)
 

@@ -107,10 +107,9 @@ def least_by_enumeration(allowed: FloatArray, global_batch: int) -> IntArray:
     Raises:
         UsageError: more than `REFERENCE_LIMIT` plans.
     """
-    lower = np.ones(len(allowed), dtype=np.int64)
     upper = np.minimum(room_of(allowed), global_batch)
     check_enumerable(upper, global_batch)
-    counts = all_counts(lower, upper, global_batch)
+    counts = all_counts(np.ones_like(upper), upper, global_batch)
     costs = costs_of(allowed, counts)
     slowest = costs.max(axis=1)
     best = np.flatnonzero(slowest == slowest.min())
@@ -142,8 +141,8 @@ def least_variance(allowed: FloatArray, most: IntArray, global_batch: int) -> In
     """
     spare = int(most.sum()) - global_batch
     if spare == 0:
-        return most.astype(np.int64)
-    lower, upper = np.maximum(1, most - spare).astype(np.int64), most.astype(np.int64)
+        return most
+    lower, upper = np.maximum(1, most - spare), most
     largest = float(allowed[np.arange(len(upper)), upper - 1].max())
     # The variance does not change with a shift; small numbers round less.
     scaled = allowed / largest - 1.0 if largest > 0 else allowed
@@ -237,12 +236,10 @@ class _Hull:
             choice = sums.argmin(axis=1)
             best = sums[np.arange(len(sums)), choice]
             choices.append(width - 1 - choice)
-        moved = np.zeros(len(choices), dtype=np.int64)
-        left = self._room
-        for rank in range(len(choices) - 1, -1, -1):
-            moved[rank] = choices[rank][left]
-            left -= int(moved[rank])
-        counts = self._origin + self._sign * moved
+        moved: list[int] = []
+        for choice in reversed(choices):
+            moved.append(int(choice[self._room - sum(moved)]))
+        counts = self._origin + self._sign * np.array(moved[::-1])
         costs = self._costs[np.arange(len(counts)), counts - 1]
         return _Point(counts, float(costs.sum()), float((costs * costs).sum()))
 
@@ -288,17 +285,12 @@ def solve_greedy(allowed: FloatArray, global_batch: int) -> PrefixSolution:
     Rows do not decrease, so that rule takes the B - G smallest costs beyond each rank's first, and its maximum is the
     least there is.
     """
-    ranks = len(allowed)
-    counts = np.ones(ranks, dtype=np.int64)
-    extra = global_batch - ranks
-    if extra:
-        following = allowed[:, 1:]
-        last = np.partition(following, extra - 1, axis=None)[extra - 1]
-        counts += np.count_nonzero(following < last, axis=1)
-        ties = np.count_nonzero(following == last, axis=1)
-        before = np.cumsum(ties) - ties
-        counts += np.clip(global_batch - int(counts.sum()) - before, 0, ties)
-    return PrefixSolution(counts, "maximum")
+    following, extra = allowed[:, 1:], global_batch - len(allowed)
+    last = np.partition(following, extra - 1, axis=None)[extra - 1] if extra else -np.inf
+    counts = 1 + np.count_nonzero(following < last, axis=1)
+    ties = np.count_nonzero(following == last, axis=1)
+    before = np.cumsum(ties) - ties
+    return PrefixSolution(counts + np.clip(global_batch - int(counts.sum()) - before, 0, ties), "maximum")
 
 
 def solve_enumerate(allowed: FloatArray, global_batch: int) -> PrefixSolution:

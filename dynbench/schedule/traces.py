@@ -11,7 +11,7 @@ import numpy as np
 
 from dynbench.errors import UsageError, did_you_mean
 from dynbench.lengths import READERS, SHIPPED, read_second, read_trace
-from dynbench.schedule.plan import IntArray
+from dynbench.schedule.plan import IntArray, integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ def describe(lengths: IntArray) -> LengthStatistics:
 def lognormal_lengths() -> IntArray:
     """50,000 lengths lognormal(5, 1) clamped to 16..1024, as equally likely quantiles: no draw, no seed."""
     normal, n = NormalDist(5.0, 1.0), 50_000
-    quantiles = np.fromiter((normal.inv_cdf((i + 0.5) / n) for i in range(n)), dtype=np.float64, count=n)
-    return np.clip(np.rint(np.exp(quantiles)), 16, 1024).astype(np.int64)
+    quantiles = np.array([normal.inv_cdf((i + 0.5) / n) for i in range(n)])
+    return integers(np.clip(np.rint(np.exp(quantiles)), 16, 1024))
 
 
 BUILT_IN: dict[str, tuple[Callable[[], IntArray], str, str | None]] = {

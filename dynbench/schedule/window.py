@@ -17,9 +17,9 @@ import numpy as np
 from dynbench.errors import NothingFits
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_cost
-from dynbench.schedule.partition import Partition, cut
+from dynbench.schedule.partition import Partition
 from dynbench.schedule.partition_search import sort_longest_first
-from dynbench.schedule.plan import FloatArray, IntArray, StepPlan, single
+from dynbench.schedule.plan import FloatArray, IntArray, StepPlan, cut, single
 from dynbench.schedule.policy import BatchPolicy, Problem
 from dynbench.schedule.window_sweep import Deal, SortedWindow, guesses, polished
 
@@ -123,8 +123,8 @@ def _draw_together(judge: _Judge, deal: Deal) -> Deal:
         mean = sum(tokens) / len(tokens)
         surplus = 1 - 0.9 * math.sqrt(judge.allowed_variance / variance)
         thresholds = [
-            max(int(threshold * (1 + surplus * (mean - total) / total)), 1)
-            for threshold, total in zip(deal.thresholds, tokens, strict=True)
+            max(int(threshold * (1 + surplus * (mean - tokens[step]) / tokens[step])), 1)
+            for step, threshold in enumerate(deal.thresholds)
         ]
         deal = judge.window.sweep(deal.order, thresholds)
     return deal
@@ -136,9 +136,9 @@ def _anneal(judge: _Judge, deal: Deal, sweeps: int, rng: np.random.Generator) ->
     current, valid = judge.penalised(deal)
     best, least = (deal, current) if valid else (None, math.inf)
     cooling = _TEMPERATURE * judge.scale / window.steps * (1 - np.arange(sweeps) / sweeps)
-    slacks: list[float] = (rng.exponential(size=sweeps) * cooling).tolist()
-    draws: list[list[float]] = rng.random((sweeps, 5)).tolist()
-    for slack, draw in zip(slacks, draws, strict=True):
+    slacks = rng.exponential(size=sweeps) * cooling
+    draws: list[list[float]] = np.column_stack((slacks, rng.random((sweeps, 5)))).tolist()
+    for slack, *draw in draws:
         trial = window.sweep(*_neighbour(window, deal, draw))
         price, valid = judge.penalised(trial, limit=current + slack)
         if price <= current + slack:
@@ -313,6 +313,6 @@ def plan_window(
     # The search deals the longest samples first: as it leaves them, a window's first steps would be its dearest.
     places = rng.permutation(steps)
     shares: list[list[IntArray]] = [[] for _ in range(steps)]
-    for step, positions in zip(found[0], cut(order, found[1]), strict=True):
-        shares[places[step]].append(positions)
+    for share, positions in enumerate(cut(order, found[1])):
+        shares[places[found[0][share]]].append(positions)
     return shares

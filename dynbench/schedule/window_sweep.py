@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.plan import IntArray, stable_argsort
+from dynbench.schedule.plan import IntArray, integers, stable_argsort
 
 WORK_RESOLUTION = 2**20
 """Units of work in the largest sample, for costs that are no whole numbers."""
@@ -77,7 +77,7 @@ class SortedWindow:
         per_sample = self.cost.per_sample(self.cost.padded(self.lengths))
         if self.cost.cost_type not in ("tokens", "tokens_sq") and per_sample[0] > 0:
             per_sample = np.rint(per_sample / per_sample[0] * WORK_RESOLUTION)
-        work: list[int] = np.maximum(per_sample, 1).astype(np.int64).tolist()
+        work: list[int] = integers(np.maximum(per_sample, 1)).tolist()
         return work
 
     @cached_property
@@ -94,8 +94,8 @@ class SortedWindow:
     def step_tokens(self, deal: Deal) -> list[int]:
         """Tokens of each step before padding, shape [W]."""
         before, tokens, start = self.tokens_before, [0] * self.steps, 0
-        for step, count in zip(deal.order, deal.counts, strict=True):
-            end = start + count
+        for share, step in enumerate(deal.order):
+            end = start + deal.counts[share]
             tokens[step] += before[end] - before[start]
             start = end
         return tokens
@@ -324,7 +324,7 @@ class _Plan:
     def _changes(self, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
         """Counts and shares by step after each change, shape [K, W*G]."""
         steps, workers, size = self._window.steps, self._window.workers, len(self.order)
-        own, other = np.nonzero(~np.eye(workers, dtype=bool))
+        own, other = np.nonzero(np.eye(workers) == 0)
         by_step = self._shares.reshape(steps, workers)
         giving, taking = by_step[:, own].ravel(), by_step[:, other].ravel()
         first = np.repeat(np.arange(size), REACH)
@@ -339,8 +339,7 @@ class _Plan:
         counts[passed, giving] -= 1
         counts[passed, taking] += 1
         counts[swapped, first], counts[swapped, second] = self.counts[second], self.counts[first]
-        places = np.empty(size, dtype=np.int64)
-        places[self._shares] = np.arange(size)
+        places = np.argsort(self._shares)
         shares[swapped, places[first]], shares[swapped, places[second]] = second, first
         return counts, shares
 

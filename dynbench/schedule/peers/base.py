@@ -115,10 +115,7 @@ def to_ranks(groups: Sequence[IntArray], problem: Problem) -> list[IntArray]:
     extra = np.array([np.sum(problem.extra_of(ids)) for ids in filled])
     by_cost = stable_argsort(-problem.cost.cost_padded(counts, longest, extra))
     by_speed = stable_argsort(-problem.relative_speeds())
-    ordered = [filled[0]] * len(filled)
-    for rank, group in zip(by_speed.tolist(), by_cost.tolist(), strict=True):
-        ordered[rank] = filled[group]
-    return ordered
+    return [filled[group] for group in by_cost[np.argsort(by_speed)]]
 
 
 def fill_empty(groups: Sequence[IntArray]) -> list[IntArray]:

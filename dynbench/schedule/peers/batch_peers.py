@@ -71,7 +71,7 @@ class KarmarkarKarpEqual(Peer):
         weights = self.problem.weights(batch)
         # Weightless stand-ins, position -1, make the counts divisible; each rank gets at most one.
         missing = -len(batch) % ranks
-        dealt = np.concatenate([np.full(missing, -1, dtype=np.int64), stable_argsort(weights)])
+        dealt = np.concatenate([np.full(missing, -1), stable_argsort(weights)])
         positions = in_turn(dealt, ranks).T
         merged = _merge_all(np.where(positions < 0, 0.0, weights[positions]), positions.tolist())
         return [batch[members[members >= 0]] for members in merged]
@@ -129,6 +129,10 @@ class VerlFree(Verl):
     equal_size = False
 
 
+def _joined(one: _Set, other: _Set) -> _Set:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
+
+
 class _Tuple:
     """As many sets as there are ranks, falling."""
 
@@ -158,7 +162,5 @@ def balanced_partitions(weights: Sequence[int], parts: int, equal_size: bool) ->
     heapq.heapify(heap)
     while len(heap) > 1:
         one, other = heapq.heappop(heap).sets, heapq.heappop(heap).sets
-        heapq.heappush(
-            heap, _Tuple((a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in zip(one, reversed(other), strict=True))
-        )
+        heapq.heappush(heap, _Tuple(map(_joined, one, reversed(other))))
     return [sorted(position for position, _ in members) for _, _, members in heap[0].sets]

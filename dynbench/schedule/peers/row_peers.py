@@ -287,15 +287,15 @@ class Torchtitan(EpochPolicy):
         self._steps = min(int(problem.lengths[share].sum()) // tokens for share in shares)
         check_rows(self.name, self._steps * problem.workers, tokens, problem.workers)
         cuts = np.arange(1, self._steps + 1) * tokens
-        samples, lengths, rows = [], [], []
+        samples, lengths, done = [], [], 0
+        self._rows: list[list[IntArray]] = []
         for share in shares:
             ends = np.cumsum(problem.lengths[share])
             stops = np.union1d(ends[ends < cuts[-1]], cuts)
-            rows.append(np.split(np.arange(len(stops)), np.searchsorted(stops, cuts[:-1]) + 1))
+            pieces, done = np.arange(done, done + len(stops)), done + len(stops)
+            self._rows.append(np.split(pieces, np.searchsorted(stops, cuts[:-1]) + 1))
             samples.append(share[np.searchsorted(ends, stops)])
             lengths.append(np.diff(stops, prepend=0))
-        firsts = np.cumsum([0, *map(len, lengths[:-1])])
-        self._rows = [[first + row for row in own] for first, own in zip(firsts, rows, strict=True)]
         self._samples = np.concatenate(samples)
         self._lengths = np.concatenate(lengths)
 
