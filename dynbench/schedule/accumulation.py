@@ -81,7 +81,7 @@ class Accumulation:
             dearest = np.sort(costs, axis=1)[:, self.ranks - 1 :: self.ranks].sum(axis=1, keepdims=True)
             times = (dearest + (numbers[0] - 1) * self.surcharge) / self.speeds[0]
         else:
-            paid = costs[:, order.reshape(self.ranks, -1).T]
+            paid = costs[:, np.array(dealt).T]
             paid[:, 1:] += self.surcharge
             times = (paid / self.speeds).max(axis=2).sum(axis=1, keepdims=True)
         slowest: FloatArray = times.max(axis=1)
@@ -141,20 +141,13 @@ class SortedStep:
         work: FloatArray = counts * self.weights[starts]
         if self.before is not None:
             work += self.before[starts + counts] - self.before[starts]
-        if self.cost.cost_type == "tokens_sq":
-            work *= work
-        elif self.cost.cost_type == "measured":
-            work += self.cost.alpha
-        work[counts > self.limits[starts]] = TOO_LARGE
-        return work
+        costs = self.cost.of_work(work)
+        costs[counts > self.limits[starts]] = TOO_LARGE
+        return costs
 
     def within(self, costs: FloatArray) -> IntArray:
         """Largest micro-batch from each place on that costs no more, shape [K, B]; 0 where a single sample does."""
-        budgets = costs
-        if self.cost.cost_type == "tokens_sq":
-            budgets = np.sqrt(costs)
-        elif self.cost.cost_type == "measured":
-            budgets = costs - self.cost.alpha
+        budgets = self.cost.work_within(costs)
         if self.before is not None:
             return most_within(budgets[:, None], self.weights, self.limits, self.before, _ROUNDING)
         with np.errstate(all="ignore"):
@@ -165,10 +158,12 @@ class SortedStep:
 
 
 class Deal(NamedTuple):
-    """A step's micro-batches, contiguous in the sorted samples."""
+    """A step's micro-batches, contiguous in the sorted samples; the lesser of two is the better."""
 
     lasts: float
     """The step's time."""
+    total: float
+    """Summed cost of its micro-batches."""
     sizes: list[int]
     """Samples of each micro-batch, the longest samples' first, shape [M]."""
     dealt: Dealt
@@ -179,7 +174,7 @@ def deal_of(samples: SortedStep, meets: Accumulation, sizes: list[int], dealt: D
     """The deal of micro-batches of these sizes; in slots of ranks that are alike, who runs which is dealt anew."""
     costs = samples.costs(np.array(sizes))
     dealt = meets.arranged(costs, dealt)
-    return Deal(float(meets.lasts(costs[None], dealt)[0]), sizes, dealt)
+    return Deal(float(meets.lasts(costs[None], dealt)[0]), float(costs.sum()), sizes, dealt)
 
 
 def polished(samples: SortedStep, meets: Accumulation, deal: Deal, rounds: int = ROUNDS) -> Deal:
@@ -199,7 +194,7 @@ def polished(samples: SortedStep, meets: Accumulation, deal: Deal, rounds: int =
         good = np.flatnonzero(lasts <= lasts.min() * (1 + _ROUNDING))
         best = int(good[totals[good].argmin()])
         shorter = lasts[best] < deal.lasts * (1 - _ROUNDING)
-        if not shorter and (lasts[best] > deal.lasts or totals[best] >= costs.sum() * (1 - _ROUNDING)):
+        if not shorter and (lasts[best] > deal.lasts or totals[best] >= deal.total * (1 - _ROUNDING)):
             break
         deal = _swapped(samples, meets, deal_of(samples, meets, tried[best].tolist(), deal.dealt))
     return deal
@@ -248,7 +243,7 @@ def _swapped(samples: SortedStep, meets: Accumulation, deal: Deal) -> Deal:
         spent[others[second]] += given[first, second]
         owners[mine[first]], owners[theirs[second]] = others[second], slow
     dealt = [np.flatnonzero(owners == rank).tolist() for rank in range(meets.ranks)]
-    return Deal(float((spent / meets.speeds).max()), deal.sizes, dealt)
+    return deal._replace(lasts=float((spent / meets.speeds).max()), dealt=dealt)
 
 
 DURATIONS = 128
@@ -308,9 +303,7 @@ def _durations(samples: SortedStep, mean: int, even: float) -> FloatArray:
     counts = np.arange(1, min(size, 8 * mean) + 1)
     besides = 0.0 if samples.before is None else samples.before[-1] / size
     work = np.multiply.outer(counts, samples.weights[places] + besides).ravel()
-    costs = work * work if samples.cost.cost_type == "tokens_sq" else work
-    if samples.cost.cost_type == "measured":
-        costs = work + samples.cost.alpha
+    costs = samples.cost.of_work(work)
     costs = np.unique(costs[costs <= STRETCH * even])
     most = min(DURATIONS, max(CELLS // size, LEAST_DURATIONS))
     return np.append(costs[_evenly(len(costs), most)], STRETCH * even)

@@ -16,7 +16,7 @@ from dynbench.schedule.capacity import BoolArray
 from dynbench.schedule.plan import FloatArray, IntArray, owners_of, stable_argsort
 
 
-def deal_longest_first(costs: FloatArray, ranks: int, each: int | None = None) -> tuple[float, list[list[int]]]:
+def deal_longest_first(costs: FloatArray, ranks: int, each: int | None = None) -> list[list[int]]:
     """Each job to the least loaded rank; every rank gets one.
 
     Args:
@@ -25,26 +25,25 @@ def deal_longest_first(costs: FloatArray, ranks: int, each: int | None = None) -
         each: jobs that every rank gets, when fixed (M = G * each).
 
     Returns:
-        The largest load, and per rank its jobs.
+        Per rank its jobs, dearest first.
     """
     jobs, prices = stable_argsort(-costs).tolist(), costs.tolist()
-    dealt, loads = [[job] for job in jobs[:ranks]], [prices[job] for job in jobs[:ranks]]
-    open_ranks = [(load, rank) for rank, load in enumerate(loads)]
+    dealt = [[job] for job in jobs[:ranks]]
+    open_ranks = [(prices[job], rank) for rank, job in enumerate(jobs[:ranks])]
     heapq.heapify(open_ranks)
     for job in jobs[ranks:]:
         load, rank = open_ranks[0]
         dealt[rank].append(job)
-        loads[rank] = load = load + prices[job]
         if len(dealt[rank]) == each:
             heapq.heappop(open_ranks)
         else:
-            heapq.heapreplace(open_ranks, (load, rank))
-    return max(loads), dealt
+            heapq.heapreplace(open_ranks, (load + prices[job], rank))
+    return dealt
 
 
 def deal_to_first_finish(
     costs: FloatArray, speeds: FloatArray, surcharge: float = 0.0, *, every_rank: bool = True
-) -> tuple[float, list[list[int]]]:
+) -> list[list[int]]:
     """As `deal_longest_first`, each job to the rank of these relative speeds, shape [G], that would end it first.
 
     Args:
@@ -54,7 +53,7 @@ def deal_to_first_finish(
         every_rank: whether the last jobs go to ranks that have none.
 
     Returns:
-        The largest load, in time, and per rank its jobs.
+        Per rank its jobs, dearest first.
     """
     order = stable_argsort(-costs)
     dealt: list[list[int]] = [[] for _ in speeds]
@@ -68,7 +67,7 @@ def deal_to_first_finish(
         load[rank] += costs[job]
         idle -= not dealt[rank]
         dealt[rank].append(job)
-    return float((load / speeds).max()), dealt
+    return dealt
 
 
 SEARCHED = 12
@@ -123,9 +122,9 @@ class Work:
 def longest_first(work: Work) -> IntArray:
     """The rank of each sample, shape [B]: each to the rank that would end it first; the limits are not looked at."""
     if np.ptp(work.speeds) == 0:
-        _, dealt = deal_longest_first(work.weights, work.ranks)
+        dealt = deal_longest_first(work.weights, work.ranks)
     else:
-        _, dealt = deal_to_first_finish(work.weights, work.speeds, -float(work.fixed.min()))
+        dealt = deal_to_first_finish(work.weights, work.speeds, -float(work.fixed.min()))
     counts, owners = [len(jobs) for jobs in dealt], owners_of(dealt)
     while min(counts) < work.least:
         poor, rich = int(np.argmin(counts)), int(np.argmax(counts))

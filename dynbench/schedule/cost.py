@@ -52,6 +52,11 @@ class CostModel:
             raise unknown_name(f"schedule.cost_type: {self.cost_type!r} is not a cost type", str(self.cost_type), known)
 
     @property
+    def fixed(self) -> float:
+        """What a micro-batch costs besides its samples: alpha of `measured`, else nothing."""
+        return self.alpha if self.cost_type == "measured" else 0.0
+
+    @property
     def surcharge(self) -> float:
         """What every micro-batch of a rank after its first costs beyond `cost`; at least -alpha."""
         return 0.0 if self.further is None or self.cost_type != "measured" else self.further - self.alpha
@@ -73,30 +78,9 @@ class CostModel:
 
         What is extra is neither padded nor attended to: see `Problem.second`.
         """
-        count = floats(n)
-        length = floats(padded_length)
+        count, length = floats(n), floats(padded_length)
         tokens = count * length
-        total: FloatArray = tokens + floats(extra)
-        if self.cost_type == "tokens":
-            return total
-        if self.cost_type == "tokens_sq":
-            return total * total
-        if self.cost_type == "attention":
-            return total + self.attention_a * tokens * length
-        return np.where(count > 0, self.alpha + self.beta * total + self.gamma * tokens * length, 0.0)
-
-    def per_sample(self, padded_length: ArrayLike, extra: ArrayLike = 0.0) -> FloatArray:
-        """What one more sample of `extra` tokens besides adds at this padded length; same shape.
-
-        Every cost is alpha + n * per_sample(L) + per_sample(0, extra), or, for `tokens_sq`, the square of that sum.
-        """
-        length = floats(padded_length)
-        total: FloatArray = length + floats(extra)
-        if self.cost_type in ("tokens", "tokens_sq"):
-            return total
-        if self.cost_type == "attention":
-            return total + self.attention_a * length * length
-        return self.beta * total + self.gamma * length * length
+        return np.where(count > 0, self.of_work(self._work(tokens, tokens * length, floats(extra))), 0.0)
 
     def cost_packed(self, tokens: ArrayLike, squares: ArrayLike, extra: ArrayLike = 0.0) -> FloatArray:
         """Cost of samples packed without padding, each attending to itself only.
@@ -106,12 +90,24 @@ class CostModel:
             squares: sum of the squared lengths.
             extra: what they cost besides, as `cost_padded`; all broadcast.
         """
-        total: FloatArray = floats(tokens) + floats(extra)
-        square = floats(squares)
-        if self.cost_type == "tokens":
-            return total
-        if self.cost_type == "tokens_sq":
-            return total * total
-        if self.cost_type == "attention":
-            return total + self.attention_a * square
-        return np.where(total > 0, self.alpha + self.beta * total + self.gamma * square, 0.0)
+        real = floats(tokens)
+        return np.where(real > 0, self.of_work(self._work(real, floats(squares), floats(extra))), 0.0)
+
+    def per_sample(self, padded_length: ArrayLike, extra: ArrayLike = 0.0) -> FloatArray:
+        """Work that one more sample of `extra` tokens besides adds at this padded length; same shape."""
+        length = floats(padded_length)
+        return self._work(length, length * length, floats(extra))
+
+    def of_work(self, work: FloatArray) -> FloatArray:
+        """Cost of a micro-batch from the summed work of its samples; same shape."""
+        return work * work if self.cost_type == "tokens_sq" else work + self.fixed
+
+    def work_within(self, costs: FloatArray) -> FloatArray:
+        """The work of which `of_work` makes these costs; same shape."""
+        return np.sqrt(costs) if self.cost_type == "tokens_sq" else costs - self.fixed
+
+    def _work(self, tokens: FloatArray, squares: FloatArray, extra: FloatArray) -> FloatArray:
+        total: FloatArray = tokens + extra
+        if self.cost_type == "measured":
+            return self.beta * total + self.gamma * squares
+        return total + self.attention_a * squares if self.cost_type == "attention" else total

@@ -18,9 +18,8 @@ from dynbench.schedule.prefix import automatic_buffer
 def batch_bound(
     padded_lengths: IntArray,
     cost: CostModel,
-    workers: int,
+    speeds: FloatArray,
     *,
-    speeds: FloatArray | None = None,
     micro_batches: int = 1,
     limits: IntArray | FloatArray | None = None,
     extra: FloatArray | float = 0.0,
@@ -34,8 +33,7 @@ def batch_bound(
     Args:
         padded_lengths: lengths of the step's samples, rounded up, shape [n], tokens.
         cost: the cost model.
-        workers: ranks that train (G).
-        speeds: relative speed per rank, shape [G]; ones by default.
+        speeds: of the ranks that train, relative, shape [G].
         micro_batches: the most micro-batches that one rank may run.
         limits: largest micro-batch at each sample's length on any rank, shape [n]; a micro-batch of n samples then
             uses up at least the sum of their 1/limit, so it bounds the number of micro-batches from below. Where one is
@@ -45,28 +43,25 @@ def batch_bound(
     Returns:
         The bound, in the cost's unit.
     """
-    speed = np.ones(workers) if speeds is None else floats(speeds)
-    total_speed, fastest = float(speed.sum()), float(speed.max())
+    workers, fastest = len(speeds), float(speeds.max())
     weights = cost.per_sample(padded_lengths, extra)
     work, largest = float(weights.sum()), float(weights.max())
     if cost.cost_type == "tokens_sq":
-        return _squares(weights, speed, micro_batches)
-    alpha = cost.alpha if cost.cost_type == "measured" else 0.0
+        return _squares(weights, speeds, micro_batches)
     runs = workers
     if limits is not None and np.all(limits > 0):
         runs = max(workers, math.ceil(float((1.0 / limits).sum()) - 1e-9))
-    mean = (float(cost.of_rank(runs * alpha, runs - workers + 1)) + work) / total_speed
-    if cost.cost_type == "tokens" and np.all(speed == speed[0]):
+    mean = (float(cost.of_rank(runs * cost.fixed, runs - workers + 1)) + work) / float(speeds.sum())
+    if cost.cost_type == "tokens" and np.ptp(speeds) == 0:
         mean = _even(weights, workers) / fastest
-    return max(mean, (alpha + largest) / fastest)
+    return max(mean, (cost.fixed + largest) / fastest)
 
 
 def packed_bound(
     lengths: IntArray,
     cost: CostModel,
-    workers: int,
+    speeds: FloatArray,
     *,
-    speeds: FloatArray | None = None,
     micro_batches: int = 1,
     limits: IntArray | None = None,
     extra: FloatArray | float = 0.0,
@@ -77,17 +72,15 @@ def packed_bound(
     these k + 1 bound it too.
     """
     shares = None if limits is None else limits / lengths
-    bound = batch_bound(lengths, cost, workers, speeds=speeds, micro_batches=micro_batches, limits=shares, extra=extra)
-    squared = cost.cost_type == "tokens_sq"
-    if len(lengths) <= workers or (squared and micro_batches > 1) or not (speeds is None or np.ptp(speeds) == 0):
+    bound = batch_bound(lengths, cost, speeds, micro_batches=micro_batches, limits=shares, extra=extra)
+    workers, squared = len(speeds), cost.cost_type == "tokens_sq"
+    if len(lengths) <= workers or (squared and micro_batches > 1) or np.ptp(speeds) > 0:
         return bound
     falling = np.sort(cost.per_sample(lengths, extra))[::-1]
     before = np.concatenate(([0.0], np.cumsum(falling)))
     k = np.arange(1, (len(falling) - 1) // workers + 1)
-    crowded = float((before[k * workers + 1] - before[k * (workers - 1)]).max())
-    alpha = cost.alpha if cost.cost_type == "measured" else 0.0
-    fastest = 1.0 if speeds is None else float(speeds[0])
-    return max(bound, (crowded**2 if squared else alpha + crowded) / fastest)
+    crowded = (before[k * workers + 1] - before[k * (workers - 1)]).max()
+    return max(bound, float(cost.of_work(crowded)) / float(speeds[0]))
 
 
 def _even(weights: FloatArray, ranks: int) -> float:
@@ -100,7 +93,7 @@ def _squares(tokens: FloatArray, speed: FloatArray, micro_batches: int) -> float
     """Bound for `tokens_sq`: k micro-batches of t tokens together cost at least t²/k, and at least sum(L²)."""
     fastest = float(speed.max())
     longest = float(tokens.max()) ** 2 / fastest
-    if micro_batches == 1 and np.all(speed == speed[0]):
+    if micro_batches == 1 and np.ptp(speed) == 0:
         return max(_even(tokens, len(speed)) ** 2 / fastest, longest)
     together = float(tokens.sum()) / float(np.sqrt(speed).sum())
     apart = float((tokens**2).sum()) / float(speed.sum())
@@ -121,11 +114,8 @@ def slots_bound(weights: FloatArray, cost: CostModel, fastest: float, ranks: int
         slots: micro-batches that every rank runs at least (n).
     """
     falling = np.sort(weights)[::-1]
-    dearest = falling[[0, *(len(falling) - ranks * np.arange(1, slots))]]
-    if cost.cost_type == "tokens_sq":
-        dearest = dearest * dearest
-    alpha = cost.alpha if cost.cost_type == "measured" else 0.0
-    return (float(dearest.sum()) + slots * alpha + (slots - 1) * cost.surcharge) / fastest
+    dearest = cost.of_work(falling[[0, *(len(falling) - ranks * np.arange(1, slots))]])
+    return float(cost.of_rank(dearest.sum(), slots)) / fastest
 
 
 def step_bound(plan: StepPlan, problem: Problem) -> float:
@@ -141,13 +131,13 @@ def step_bound(plan: StepPlan, problem: Problem) -> float:
     limits = None
     if most > 1 and not problem.capacity.unlimited:
         limits = problem.capacity.limits(problem.workers, lengths).max(axis=0)
-    speeds, extra = None if problem.speeds is None else problem.relative_speeds(), problem.extra_of(ids)
-    found = bound(lengths, problem.cost, problem.workers, speeds=speeds, micro_batches=most, limits=limits, extra=extra)
+    speeds, extra = problem.relative_speeds(), problem.extra_of(ids)
+    found = bound(lengths, problem.cost, speeds, micro_batches=most, limits=limits, extra=extra)
     if most == 1 or problem.objective == "sum":
         return found
     slots = most if problem.micro_batches != "auto" else 1
-    weights, fastest = problem.cost.per_sample(lengths, extra), float(problem.relative_speeds().max())
-    return max(found, slots_bound(weights, problem.cost, fastest, problem.workers, slots))
+    weights = problem.cost.per_sample(lengths, extra)
+    return max(found, slots_bound(weights, problem.cost, float(speeds.max()), problem.workers, slots))
 
 
 TRIED_ONE_BY_ONE = 512
@@ -214,8 +204,7 @@ class _Priced:
 
     def rank_costs(self) -> FloatArray:
         """The same over the rank's speed, shape [G]."""
-        whole = self.share_costs()
-        return whole if self.problem.speeds is None else whole / self.problem.relative_speeds()
+        return self.share_costs() / self.problem.relative_speeds()
 
     def lasts(self) -> float:
         """What the step lasts, by the problem's objective."""

@@ -159,7 +159,7 @@ class MicroBatchPlanner:
                 return deal_of(samples, self._meets, cuts[found[0]].tolist(), found[1]), exact
         number = self._problem.workers * (self._fixed or 0) or len(self._best(samples).sizes)
         deals = self._deals(number, samples, by_slot=self._slots)
-        best = min((polished(samples, self._meets, deal, FEW_ROUNDS) for deal in deals), key=_lasts)
+        best = min(polished(samples, self._meets, deal, FEW_ROUNDS) for deal in deals)
         return polished(samples, self._meets, best), "none"
 
     def _fewest(self, limits: IntArray) -> int:
@@ -175,7 +175,7 @@ class MicroBatchPlanner:
         if self._problem.cost.cost_type != "measured":
             one_each = self._problem.extra is not None and fewest == ranks
             tried = (fewest,) if one_each else (fewest, *multiples[:1])
-            return min((self._deal(number, samples) for number in tried), key=_lasts)
+            return min(self._deal(number, samples) for number in tried)
         every = size <= EVERY_NUMBER and not self._slots
         numbers = np.array([fewest, *(range(fewest + 1, size + 1) if every else multiples)])
         bounds = self._bounds(numbers, samples)
@@ -185,7 +185,7 @@ class MicroBatchPlanner:
         for place in order[1:]:
             if bounds[place] >= best.lasts * (1 - WORTH) or (size > EVERY_NUMBER and _gains_little(reached)):
                 break
-            best = min(best, self._deal(int(numbers[place]), samples), key=_lasts)
+            best = min(best, self._deal(int(numbers[place]), samples))
             reached.append(best.lasts)
         return best
 
@@ -206,7 +206,7 @@ class MicroBatchPlanner:
     def _deal(self, number: int, samples: SortedStep) -> Deal:
         """The best deal of `number` micro-batches over the ranks, as far as it takes to choose the number."""
         by_slot = self._slots and self._unequal is not None  # else neighbours in cost tell nearly as much
-        return min(self._deals(number, samples, by_slot=by_slot), key=_lasts)
+        return min(self._deals(number, samples, by_slot=by_slot))
 
     def _deals(self, number: int, samples: SortedStep, *, by_slot: bool) -> list[Deal]:
         """A deal of each cut into `number` micro-batches; `by_slot` also of the one that is made for slots."""
@@ -223,14 +223,12 @@ class MicroBatchPlanner:
 
     def _in_turn(self, samples: SortedStep, sizes: list[int]) -> Deal:
         """Micro-batches dealt by longest first."""
-        surcharge = self._meets.surcharge
-        costs = samples.costs(np.array(sizes)) + surcharge
+        costs = samples.costs(np.array(sizes)) + self._meets.surcharge
         if self._speeds is None:
-            slowest, dealt = deal_longest_first(costs, self._problem.workers, self._fixed)
-            slowest -= surcharge
+            dealt = deal_longest_first(costs, self._problem.workers, self._fixed)
         else:
-            slowest, dealt = deal_to_first_finish(costs, self._speeds, surcharge)
-        return Deal(slowest, sizes, [sorted(parts) for parts in dealt])
+            dealt = deal_to_first_finish(costs, self._speeds, self._meets.surcharge)
+        return deal_of(samples, self._meets, sizes, [sorted(parts) for parts in dealt])
 
     def _in_slots(self, samples: SortedStep, sizes: list[int]) -> Deal:
         """Micro-batches of which those that follow each other run together, the dearest on the fastest rank."""
@@ -245,10 +243,6 @@ class MicroBatchPlanner:
         starts, sizes = np.array([(group[0], len(group)) for group in groups]).T
         place = np.argsort(starts)
         return deal_of(samples, self._meets, sizes[place].tolist(), [[part] for part in np.argsort(place).tolist()])
-
-
-def _lasts(deal: Deal) -> float:
-    return deal.lasts
 
 
 def _gains_little(reached: Sequence[float]) -> bool:

@@ -7,6 +7,7 @@ sample lasts longer than that, a slot is filled to its length, and the rest is d
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import count
 
@@ -28,7 +29,7 @@ from dynbench.schedule.balancing import (
 from dynbench.schedule.capacity import UNLIMITED, BoolArray
 from dynbench.schedule.evaluate import packed_bound
 from dynbench.schedule.partition_search import sort_longest_first
-from dynbench.schedule.plan import Exactness, FloatArray, IntArray, StepPlan, single, stable_argsort
+from dynbench.schedule.plan import Exactness, FloatArray, IntArray, StepPlan, by_owner, single, stable_argsort
 from dynbench.schedule.policy import Problem, check_enough_samples
 
 Rows = list[list[IntArray]]
@@ -67,7 +68,8 @@ def _filled(work: Work, left: IntArray, lasts: float, most: int) -> list[list[in
     fastest = int(work.speeds.argmax())
     rows: list[list[int]] = [[] for _ in room]
     rows[fastest], room[fastest], place, idle = [0], -np.inf, 1, work.ranks - 1
-    while (rank := int(room.argmax())) >= 0 and room[rank] > 0 and place < len(left) - idle:
+    while room.max() > 0:
+        rank = int(room.argmax())
         place = max(place, int(np.searchsorted(-weights, -room[rank])))
         if place >= len(left) - idle or sum(map(len, rows)) + idle >= most + (not rows[rank]):
             break
@@ -101,11 +103,11 @@ def _balanced(work: Work, left: IntArray, slots: int) -> Rows | None:
         if owners is None:
             return None
         owners = exchanged(every, owners, mean)
-    numbers, spent = np.arange(slots * work.ranks).reshape(slots, -1), every.spent(owners)
+    numbers, spent = np.arange(slots * work.ranks).reshape(slots, work.ranks), every.spent(owners)
     dearest_first = stable_argsort(-spent[numbers], axis=0)
     grid = np.take_along_axis(numbers, dearest_first, axis=0)
     if np.ptp(work.speeds) == 0:
-        grid = stable_argsort(-spent).reshape(slots, -1)
+        grid = stable_argsort(-spent).reshape(slots, work.ranks)
     return [[left[owners == number] for number in grid[:, rank].tolist()] for rank in range(work.ranks)]
 
 
@@ -125,9 +127,8 @@ class PackedRows:
 
     def __init__(self, problem: Problem) -> None:
         self._problem, cost = problem, problem.cost
-        measured, self._squared = cost.cost_type == "measured", cost.cost_type == "tokens_sq"
-        self._alpha = cost.alpha if measured else 0.0
-        self._further = cost.alpha + cost.surcharge if measured else 0.0
+        self._squared = cost.cost_type == "tokens_sq"
+        self._further = cost.fixed + cost.surcharge
         self._rows = None if problem.micro_batches == "auto" else problem.micro_batches
         check_enough_samples(problem)
 
@@ -146,7 +147,7 @@ class PackedRows:
         if self._rows in (1, None):
             owners, proven = self._one_row(work if self._rows else replace(work, limits=None), floor, step)
             if self._rows or work.fits(owners):
-                return StepPlan(step, single(_groups(ids, owners, problem.workers)), proven, packed=True)
+                return StepPlan(step, single(by_owner(ids, owners, problem.workers)), proven, packed=True)
         rows = self._all_tried(work, problem.extra_of(ids), step)
         exact: Exactness = "none" if rows is None else "maximum"
         if rows is None:
@@ -173,7 +174,7 @@ class PackedRows:
             lengths,
             # The square of a sum over the speed grows with the sum over the speed's root.
             np.sqrt(speeds) if self._squared else speeds,
-            np.full(problem.workers, self._alpha),
+            np.full(problem.workers, problem.cost.fixed),
             self._limits(ids, lengths, step),
         )
 
@@ -181,7 +182,7 @@ class PackedRows:
         """No deal has a smaller maximum of what `Work` adds up."""
         problem = self._problem
         extra = problem.extra_of(ids)
-        bound = packed_bound(problem.lengths[ids], problem.cost, problem.workers, speeds=problem.speeds, extra=extra)
+        bound = packed_bound(problem.lengths[ids], problem.cost, problem.relative_speeds(), extra=extra)
         return float(np.sqrt(bound)) if self._squared else bound
 
     def _one_row(self, work: Work, floor: float, step: int) -> tuple[IntArray, Exactness]:
@@ -219,8 +220,8 @@ class PackedRows:
     def _by_slot(self, work: Work, step: int) -> Rows:
         """As many rows of every rank, slot by slot: so many as asked for, or the fewest that were found to do."""
         lengths, limits, ranks = work.lengths, work.limits, self._problem.workers
-        fewest = 1 if limits is None else int(np.ceil((lengths / limits[0]).sum() / ranks - 1e-9))
-        for slots in range(max(fewest, 1), len(lengths) // ranks + 1) if self._rows is None else (self._rows,):
+        fewest = 1 if limits is None else _fewest_rows(lengths, limits[0], ranks)
+        for slots in range(fewest, len(lengths) // ranks + 1) if self._rows is None else (self._rows,):
             found = rows_by_slot(work, slots)
             if found is not None:
                 return found
@@ -239,25 +240,22 @@ class PackedRows:
         work = replace(limited, limits=None, least=self._rows or 1)
         owners = exchanged(work, longest_first(work), floor)
         shares = self._packed(owners, limited, step)
-        rows = np.array([len(share) for share in shares])
-        if self._further and np.ptp(rows):
-            priced = replace(work, fixed=self._alpha + (rows - 1) * self._further, least=1)
+        priced = self._priced(work, shares)
+        if np.ptp(priced.fixed) > 0:
             again = exchanged(priced, owners, floor)
             packed = self._packed(again, limited, step)
-            if self._slowest(work, packed) < self._slowest(work, shares):
-                shares = packed
+            if self._priced(work, packed).peak(again) < priced.peak(owners):
+                return packed
         return shares
 
-    def _slowest(self, work: Work, shares: Rows) -> float:
-        spent = [
-            sum(float(work.weights[row].sum()) for row in share) + self._alpha + (len(share) - 1) * self._further
-            for share in shares
-        ]
-        return float((np.array(spent) / work.speeds).max())
+    def _priced(self, work: Work, shares: Rows) -> Work:
+        """With the price of each rank's rows after its first."""
+        further = np.array([len(share) for share in shares]) - 1
+        return replace(work, fixed=work.fixed + further * self._further)
 
     def _packed(self, owners: IntArray, work: Work, step: int) -> Rows:
         """Rows per rank as positions, each rank's share packed for itself."""
-        shares = _groups(np.arange(len(owners)), owners, self._problem.workers)
+        shares = by_owner(np.arange(len(owners)), owners, self._problem.workers)
         return [[share[row] for row in self._pack(work, share, step)] for share in shares]
 
     def _pack(self, work: Work, share: IntArray, step: int) -> list[IntArray]:
@@ -270,24 +268,21 @@ class PackedRows:
         """
         weights, lengths = work.weights[share], work.lengths[share]
         if work.limits is None:
-            _, dealt = deal_longest_first(weights, self._rows or 1)
-            return [np.sort(row) for row in dealt]
+            return [np.sort(row) for row in deal_longest_first(weights, self._rows or 1)]
         limits = work.limits[0, share]
-        fewest = int(np.ceil((lengths / limits).sum() - 1e-9))
-        for rows in count(max(fewest, 1)) if self._rows is None else (self._rows,):
+        for rows in count(_fewest_rows(lengths, limits, 1)) if self._rows is None else (self._rows,):
             found = within_limits(Work(weights, lengths, np.ones(rows), np.zeros(rows), np.tile(limits, (rows, 1))))
             if found is not None:
-                return _groups(np.arange(len(lengths)), found, rows)
+                return by_owner(np.arange(len(lengths)), found, rows)
         raise capacity.rows_too_short(step, len(lengths), int(lengths.sum()), self._rows or 0)
+
+
+def _fewest_rows(lengths: IntArray, limits: IntArray, ranks: int) -> int:
+    """Rows of each rank at least: a sample uses up its tokens' part of the most that its row may hold."""
+    return max(1, math.ceil(float((lengths / limits).sum()) / ranks - 1e-9))
 
 
 def _within(work: Work, floor: float) -> IntArray | None:
     """A deal within the limits, improved by exchanges that keep to them; None where none was found."""
     owners = within_limits(work)
     return None if owners is None else exchanged(work, owners, floor)
-
-
-def _groups(values: IntArray, owners: IntArray, ranks: int) -> list[IntArray]:
-    """The values of each rank, in their order."""
-    ends = np.cumsum(np.bincount(owners, minlength=ranks))[:-1]
-    return np.split(values[stable_argsort(owners)], ends)

@@ -179,7 +179,7 @@ def _sweep(cells: memoryview, caps: memoryview | None, ranks: int, threshold: fl
     Where they do not take all samples: None, and the next threshold that would change a group.
     """
     counts: list[int] = []
-    size, start, peak, following = len(cells), 0, 0.0, float("inf")
+    size, start, peak, following = len(cells), 0, 0.0, np.inf
     for left in range(ranks - 1, -1, -1):
         weight = cells[start]
         count = int(threshold / weight) if weight else size

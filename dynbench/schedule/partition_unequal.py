@@ -64,7 +64,7 @@ class ClassSearch:
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         self._ranks, shape = sum(sizes), tuple(size + 1 for size in sizes)
-        used = np.indices(shape).reshape(len(sizes), -1)
+        used = np.indices(shape).reshape(len(sizes), prod(shape))
         self._before = np.arange(prod(shape)) - _strides(shape)[:, None]
         """State before the last rank, by its class, shape [C, S]; `_NOWHERE` where that class was not used."""
         self._before[used == 0] = _NOWHERE
@@ -195,7 +195,7 @@ class UnequalRanks:
     def _least(self, lengths: IntArray, limits: IntArray, extra: FloatArray | float) -> Path:
         problem = self._problem
         times = _Times(problem.cost, lengths, self._speeds, limits, extra)
-        low = batch_bound(lengths, problem.cost, problem.workers, speeds=problem.relative_speeds(), extra=extra)
+        low = batch_bound(lengths, problem.cost, problem.relative_speeds(), extra=extra)
         return _least_path(times, low, self._path)
 
     def _misfit(self, ids: IntArray, lengths: IntArray, limits: IntArray, step: int) -> NothingFits:
@@ -221,7 +221,7 @@ def even_sizes(cost: CostModel, lengths: IntArray, ranks: int, limits: IntArray,
         extra: what the samples cost besides, shape [B], tokens.
     """
     times = _Times(cost, lengths, np.ones(1), limits[None], extra)
-    low = batch_bound(lengths, cost, ranks, extra=extra)
+    low = batch_bound(lengths, cost, np.ones(ranks), extra=extra)
     return [size for _, size in _least_path(times, low, lambda takes: sweep_order(takes, [0] * ranks))]
 
 
@@ -253,7 +253,6 @@ class _Times:
         self._cost, self._lengths, self._speeds, self._limits = cost, lengths, speeds[:, None], limits
         self._weights = cost.per_sample(lengths)
         self._before = np.cumsum(np.append(0.0, extra)) if np.any(extra) else None
-        self._besides = None if self._before is None else cost.per_sample(0.0, self._before)
 
     def _time(self, counts: IntArray, starts: IntArray | slice = slice(None)) -> FloatArray:
         """Time at speed 1 of `counts` samples from these positions on, by default from each, shape [C, B]."""
@@ -265,17 +264,14 @@ class _Times:
 
     def within(self, threshold: float) -> tuple[IntArray, float]:
         """Most samples within a threshold, shape [C, B], and the next threshold that allows more somewhere."""
-        budget = threshold * self._speeds
-        if self._cost.cost_type == "tokens_sq":
-            budget = np.sqrt(budget)
-        elif self._cost.cost_type == "measured":
-            budget = budget - self._cost.alpha
+        budget = self._cost.work_within(threshold * self._speeds)
         with np.errstate(all="ignore"):
             counts = np.minimum(np.floor(budget / self._weights), self._limits)
         # Samples without weight: as many as can be where a group is within the threshold at all.
         counts = integers(np.where(budget < 0, 0, np.where(self._weights > 0, counts, self._limits)))
-        if self._besides is not None:
-            counts = most_within(budget, self._weights, np.minimum(counts + 1, self._limits), self._besides)
+        if self._before is not None:
+            besides = self._cost.per_sample(0.0, self._before)
+            counts = most_within(budget, self._weights, np.minimum(counts + 1, self._limits), besides)
         # What was found is rounded; the times decide.
         counts -= (counts > 0) & (self._time(counts) / self._speeds > threshold)
         more = self._time(counts + 1) / self._speeds

@@ -78,6 +78,12 @@ def owners_of(dealt: Sequence[Sequence[int]]) -> IntArray:
     return np.repeat(np.arange(len(dealt)), [len(own) for own in dealt])[np.argsort(np.concatenate(dealt))]
 
 
+def by_owner(values: IntArray, owners: IntArray, ranks: int) -> list[IntArray]:
+    """The values of each rank, in their order; `owners` tells whose each is."""
+    ends = np.cumsum(np.bincount(owners, minlength=ranks))[:-1]
+    return np.split(values[stable_argsort(owners)], ends)
+
+
 def single(groups: Sequence[IntArray]) -> tuple[Share, ...]:
     """Shares of one micro-batch per rank."""
     return tuple((ids,) for ids in groups)

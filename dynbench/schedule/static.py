@@ -79,10 +79,8 @@ class Static(BatchPolicy):
 
     def _limits(self, shares: IntArray) -> IntArray:
         """Largest micro-batch of each rank at its longest sample, shape [G]."""
-        capacity, longest = self.problem.capacity, self.problem.padded_lengths[shares].max(axis=1)
-        if len(capacity.rows) == 1:
-            return capacity.limits_of(0, longest)
-        return np.array([capacity.limit(rank, int(length)) for rank, length in enumerate(longest)])
+        longest = self.problem.padded_lengths[shares].max(axis=1)
+        return np.array([self.problem.capacity.limit(rank, length) for rank, length in enumerate(longest.tolist())])
 
     def _parts(self, shares: IntArray, step: int) -> int:
         """Micro-batches per rank."""

@@ -314,7 +314,7 @@ class _Plan:
             if prices[index] >= self._price:
                 break
             tokens = self._before[starts[index] + counts[index]] - self._before[starts[index]]
-            if is_spread(tokens[shares[index]].reshape(self._window.steps, -1).sum(axis=1)):
+            if is_spread(tokens[shares[index]].reshape(self._window.steps, self._window.workers).sum(axis=1)):
                 continue
             self.counts, self._shares, self._price = counts[index], shares[index], prices[index]
             self.order[self._shares] = np.repeat(np.arange(self._window.steps), self._window.workers)
@@ -347,7 +347,7 @@ class _Plan:
         """Price of each plan, shape [K], beyond all where a share is above its capacity, and where its shares begin."""
         starts = np.cumsum(counts, axis=1) - counts
         costs = np.take_along_axis(counts * self._work[starts], shares, axis=1)
-        dearest = costs.reshape(len(costs), self._window.steps, -1).max(axis=2)
+        dearest = costs.reshape(len(costs), self._window.steps, self._window.workers).max(axis=2)
         if self._window.cost.cost_type == "tokens_sq":
             dearest = dearest * dearest
         prices: IntArray = dearest.sum(axis=1)

@@ -34,9 +34,9 @@ class LongestFirst(Peer):
         """Groups in rank order; ranks of unequal speed are loaded by their time."""
         weights, problem = self.problem.weights(batch), self.problem
         if problem.speeds is None:
-            _, dealt = deal_longest_first(weights, problem.workers)
+            dealt = deal_longest_first(weights, problem.workers)
         else:
-            _, dealt = deal_to_first_finish(weights, problem.relative_speeds(), every_rank=False)
+            dealt = deal_to_first_finish(weights, problem.relative_speeds(), every_rank=False)
         return [batch[positions] for positions in dealt]
 
 

@@ -137,9 +137,7 @@ def whole_rounds(rows: Rows, sources: Iterable[int], ranks: int) -> Rows:
         sources: rows in the order in which they give samples, each until it has one left.
         ranks: G.
     """
-    order = iter(sources)
-    while len(rows) % ranks:
-        source = next(source for source in order if len(rows[source]) > 1)
+    for source in sources:
         while len(rows) % ranks and len(rows[source]) > 1:
             rows.append([rows[source].pop()])
     return rows

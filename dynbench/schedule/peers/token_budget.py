@@ -16,7 +16,7 @@ from dynbench.schedule.balancing import Work, exchanged, longest_first
 from dynbench.schedule.capacity import UNLIMITED
 from dynbench.schedule.peers.base import EpochPolicy, row_limit
 from dynbench.schedule.peers.row_peers import best_fit_decreasing
-from dynbench.schedule.plan import IntArray, floats, integers, stable_argsort
+from dynbench.schedule.plan import IntArray, by_owner, floats, integers, stable_argsort
 from dynbench.schedule.policy import Problem
 
 
@@ -115,4 +115,4 @@ def _alike(descending: IntArray, number: int) -> list[IntArray]:
     """So many rows of nearly as many tokens each."""
     work = Work(floats(descending), descending, np.ones(number), np.zeros(number))
     owners = exchanged(work, longest_first(work), float(descending.sum()) / number)
-    return np.split(stable_argsort(owners), np.cumsum(np.bincount(owners, minlength=number))[:-1])
+    return by_owner(np.arange(len(descending)), owners, number)

@@ -153,7 +153,7 @@ def test_one_micro_batch_more_than_the_capacity_asks_for_is_tried_where_ranks_th
 )
 def test_jobs_are_dealt_within_the_known_ratio_of_the_mean(speeds):
     costs, alike = np.random.default_rng(0).random(30), speeds.min() == 1
-    slowest, dealt = deal_longest_first(costs, 4) if alike else deal_to_first_finish(costs, speeds)
+    dealt = deal_longest_first(costs, 4) if alike else deal_to_first_finish(costs, speeds)
     assert sorted(job for jobs in dealt for job in jobs) == list(range(30))
-    assert slowest == pytest.approx(max(costs[jobs].sum() / speed for jobs, speed in zip(dealt, speeds, strict=True)))
+    slowest = max(costs[jobs].sum() / speed for jobs, speed in zip(dealt, speeds, strict=True))
     assert slowest <= (4 / 3 if alike else 2) * max(costs.max(), costs.sum() / speeds.sum())
