@@ -76,15 +76,14 @@ class Accumulation:
         order, numbers = np.concatenate(dealt), np.array([len(own) for own in dealt])
         if self.objective == "sum":
             totals = np.add.reduceat(costs[:, order], np.cumsum(numbers) - numbers, axis=1)
-            times = (totals + (numbers - 1) * self.surcharge) / self.speeds
         elif self.alike:
-            dearest = np.sort(costs, axis=1)[:, self.ranks - 1 :: self.ranks].sum(axis=1, keepdims=True)
-            times = (dearest + (numbers[0] - 1) * self.surcharge) / self.speeds[0]
+            totals = np.sort(costs, axis=1)[:, self.ranks - 1 :: self.ranks].sum(axis=1, keepdims=True)
         else:
             paid = costs[:, np.array(dealt).T]
             paid[:, 1:] += self.surcharge
-            times = (paid / self.speeds).max(axis=2).sum(axis=1, keepdims=True)
-        slowest: FloatArray = times.max(axis=1)
+            slots: FloatArray = (paid / self.speeds).max(axis=2).sum(axis=1)
+            return slots
+        slowest: FloatArray = ((totals + (numbers - 1) * self.surcharge) / self.speeds).max(axis=1)
         return slowest
 
     def arranged(self, costs: FloatArray, dealt: Dealt) -> Dealt:

@@ -9,7 +9,6 @@ from dynbench.schedule import capacity
 from dynbench.schedule.micro_batches import MicroBatchPlanner
 from dynbench.schedule.packed import PackedRows
 from dynbench.schedule.partition_search import (
-    TABLE_LIMIT,
     fits_table,
     group_costs,
     largest_groups,
@@ -102,8 +101,6 @@ class Partition(BatchPolicy):
         if counts is None:
             assert limits is not None
             raise self._misfit(ids, lengths, limits, step)
-        if problem.workers * len(ids) * max(counts) > TABLE_LIMIT:
-            return counts, "maximum"
         most = largest_groups(weights, counts, limits)
         if not fits_table(problem.workers, most):
             return counts, "maximum"

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import comb
 from typing import Literal
 
 import numpy as np
@@ -26,7 +25,7 @@ REFERENCE_LIMIT = 2_000_000
 """Most plans that the solver `enumerate` tries."""
 
 
-def number_of_counts(lower: IntArray, upper: IntArray, total: int, enough: float = np.inf) -> float:
+def number_of_counts(lower: IntArray, upper: IntArray, total: int, enough: float) -> float:
     """How many integer vectors between two bounds add up to a total; a float, as it may be huge.
 
     Args:
@@ -90,7 +89,7 @@ def check_enumerable(most: IntArray, global_batch: int) -> None:
     Raises:
         UsageError: more than `REFERENCE_LIMIT`.
     """
-    if number_of_counts(np.ones_like(most), most, global_batch, enough=REFERENCE_LIMIT) > REFERENCE_LIMIT:
+    if number_of_counts(np.ones_like(most), most, global_batch, REFERENCE_LIMIT) > REFERENCE_LIMIT:
         raise UsageError(
             f"schedule.solver: enumerate would try more than {REFERENCE_LIMIT:,} plans",
             "Use solver=exact, or fewer ranks, a smaller global batch or buffer.",
@@ -122,8 +121,6 @@ PROGRAMME_LIMIT = 2**17
 """Largest ranks * (samples * counts + 256) of one programme that is run inline (256 stands for a layer's overhead);
 beyond, the tie is not broken exactly."""
 
-_COUNTED = 2**12
-"""Largest ranks * samples for which the plans are counted exactly, some tens of microseconds."""
 _ROUNDING = 1e-12
 """Of costs scaled to at most 1."""
 
@@ -145,24 +142,15 @@ def least_variance(allowed: FloatArray, most: IntArray, global_batch: int) -> In
     lower, upper = np.maximum(1, most - spare), most
     largest = float(allowed[np.arange(len(upper)), upper - 1].max())
     # The variance does not change with a shift; small numbers round less.
-    scaled = allowed / largest - 1.0 if largest > 0 else allowed
+    scaled = allowed / (largest or 1.0) - 1.0
     room = min(spare, global_batch - int(lower.sum()))
     width = min(int((upper - lower).max()), room) + 1
-    if _few(lower, upper, global_batch, room):
+    if len(lower) * number_of_counts(lower, upper, global_batch, ENUMERATION_LIMIT) <= ENUMERATION_LIMIT:
         counts = all_counts(lower, upper, global_batch)
         return np.asarray(counts[costs_of(scaled, counts).var(axis=1).argmin()])
     if len(lower) * ((room + 1) * width + 256) > PROGRAMME_LIMIT:
         return None
     return _Hull(scaled, lower, upper, global_batch).least()
-
-
-def _few(lower: IntArray, upper: IntArray, global_batch: int, room: int) -> bool:
-    """True when all plans can be enumerated inline; large cases are judged by a bound on their number."""
-    ranks = len(lower)
-    if ranks * comb(room + ranks - 1, ranks - 1) <= ENUMERATION_LIMIT:
-        return True
-    counted = ranks * room <= _COUNTED
-    return counted and ranks * number_of_counts(lower, upper, global_batch) <= ENUMERATION_LIMIT
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from plan_rules import COSTS, FLAT, first_plan, judge_plan, problem_of
 
 from dynbench.errors import NothingFits
-from dynbench.schedule import balancing, partition, partition_search
+from dynbench.schedule import balancing, partition_search
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.evaluate import step_costs, step_facts
 from dynbench.schedule.partition_search import largest_groups, least_maximum, least_work, sort_longest_first
@@ -96,13 +96,14 @@ def dealing(problem: Problem) -> Callable[[], object]:
     return partial(make_policy("partition", problem).deal, [np.arange(BATCH)], 0)
 
 
-@pytest.mark.parametrize(("name", "value"), [("TABLE_LIMIT", 0), ("fits_table", lambda *_: False)])
-def test_where_tables_would_be_too_large_the_maximum_alone_is_the_least(monkeypatch, name, value):
+@pytest.mark.parametrize(("limit", "exact"), [(0, "maximum"), (79, "maximum"), (80, "both")])
+def test_where_a_table_would_be_too_large_the_maximum_alone_is_the_least(monkeypatch, limit, exact):
+    """A table of 2 ranks, 8 samples and groups of 5 at most."""
     problem = problem_of([3, 5, 2, 8, 4, 4, 7, 9], 2)
     proven = first_plan("partition", problem)
-    monkeypatch.setattr(partition, name, value)
+    monkeypatch.setattr(partition_search, "TABLE_LIMIT", limit)
     plan = first_plan("partition", problem)
-    assert (proven.exact, plan.exact) == ("both", "maximum")
+    assert (proven.exact, plan.exact) == ("both", exact)
     assert step_costs(plan, problem).max() == step_costs(proven, problem).max()
 
 
