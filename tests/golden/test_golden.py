@@ -50,7 +50,7 @@ def test_nothing_differs(name: str, kind: Kind) -> None:
 def test_what_differs_is_seen() -> None:
     old = Golden({"a": [1.0, {"b": "x"}]}, {"t": "one\ntwo\n"})
     assert not [*differing("values", old, old), *differing("words", old, old)]
-    for a in ([1 + 1e-8, {"b": "x"}], [1.0], [1.0, {"b": "y"}], [1.0, {"b": "x"}, 2], [1.0, {"b": "x", "c": 1}]):
+    for a in ([1 + 1e-8, {"b": "x"}], [1.0], [1.0, {"b": "y"}], [1.0, {"b": "x"}, 2], [1.0, {"b": "x", "c": None}]):
         assert [*differing("values", old, Golden({"a": a}))], a
     for words in ({"t": "one\n"}, {}, {**old.words, "u": "new\n"}):
         assert [*differing("words", old, Golden(words=words))], words

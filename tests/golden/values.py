@@ -58,7 +58,10 @@ def differences(old: Value, new: Value, where: str = "") -> Iterator[tuple[str, 
     """
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in dict.fromkeys([*old, *new]):
-            yield from differences(old.get(key), new.get(key), f"{where}/{key}")
+            if key in old and key in new:
+                yield from differences(old[key], new[key], f"{where}/{key}")
+            else:
+                yield f"{where}/{key}", old.get(key), new.get(key)
     elif isinstance(old, list) and isinstance(new, list):
         for index in range(max(len(old), len(new))):
             sides = (each[index] if index < len(each) else None for each in (old, new))
