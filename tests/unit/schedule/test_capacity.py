@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_rules import first_plan, problem_of
 
-from dynbench.errors import DynbenchError, NothingFits, UsageError
+from dynbench.errors import BatchTooLarge, DynbenchError, NothingFits, UsageError
 from dynbench.sampler import whole_lengths
 from dynbench.schedule.capacity import UNLIMITED, Capacity, PackedCapacity, capacity_of
 from dynbench.schedule.cost import CostModel
@@ -70,6 +70,8 @@ CUT = "Lower workload.max_length, or probe capacities at this length."
 LEAST = "Lengths and capacities are at least 1."
 ONE_EACH = "Give one positive number per rank."
 FOUR = "Give one number from 0 on for each of the 4 samples."
+ROW = "Lower workload.max_length, or raise schedule.capacity (tokens per row)."
+SPLIT = "static, partition, window and transformers' samplers can; or use micro_batches=1."
 FROM_0 = "Give tokens per unit, from 0 on."
 
 
@@ -79,6 +81,29 @@ def problem(lengths: tuple[int, ...] = (5, 6, 50, 7), workers: int = 2, **change
 
 def too_long(sample: str, rank: str) -> tuple[str, str]:
     return f"step 0: sample {sample} padded tokens is longer than the capacity of {rank} allows (0 fit)", CUT
+
+
+def too_many(samples: int, fit: int, split: str = ", or set schedule.micro_batches=auto") -> tuple[str, str]:
+    return (
+        f"step 0: {samples} samples do not fit into the ranks' capacities at their lengths",
+        f"Of this step's samples {fit} fit, of other steps' maybe fewer: lower the global batch{split}.",
+    )
+
+
+def too_many_tokens(samples: int, rows: int) -> tuple[str, str]:
+    return (
+        f"step 0: {samples} samples of {30 * samples} tokens do not fit into {rows} packed rows within the capacities",
+        "Lower the global batch, or set schedule.micro_batches=auto.",
+    )
+
+
+def rows_of_40(*lengths: int, policy: str = "partition", **changes: object) -> Callable[[], object]:
+    capacity = PackedCapacity.uniform(40)
+    return lambda: first_plan(policy, problem(lengths, capacity=capacity, layout="packed", **changes))
+
+
+def fives(number: int, most: Capacity, policy: str = "partition", **changes: object) -> Callable[[], object]:
+    return lambda: first_plan(policy, problem((5,) * number, capacity=most, **changes))
 
 
 REFUSED: dict[tuple[str, str], Callable[[], object]] = {
@@ -134,6 +159,45 @@ REFUSED: dict[tuple[str, str], Callable[[], object]] = {
     too_long("2 of 50", "any rank"): lambda: first_plan("partition", problem(capacity=SHORT)),
     too_long("2 of 50", "rank 0"): lambda: first_plan("static", problem(capacity=SHORT)),
     too_long("1 of 50", "rank 1"): lambda: first_plan("prefix", problem((5, 50, 6, 7), capacity=SHORT, buffer=2)),
+    too_long("1 of 50", "any rank"): lambda: first_plan(
+        "partition", problem((5, 50, 6, 7), capacity=SHORT, micro_batches=2)
+    ),
+    too_long("2 of 30", "any rank"): lambda: first_plan("partition", problem((9, 15, 30), capacity=SECOND_HOLDS)),
+    too_many(5, 4): fives(5, Capacity.uniform(2)),
+    too_many(9, 8): fives(9, Capacity.uniform(2), micro_batches=2),
+    too_many(4, 2): fives(4, Capacity.uniform(1), "static"),
+    too_many(5, 4, ""): fives(5, Capacity.uniform(1), micro_batches="auto", objective="slots"),
+    too_many(5, 3, ""): fives(5, Capacity.per_rank([2, 1])),
+    too_many(4, 2, ""): fives(4, Capacity.uniform(1), "prefix", buffer=2),
+    too_many_tokens(3, 2): rows_of_40(30, 30, 30),
+    too_many_tokens(5, 4): rows_of_40(*[30] * 5, micro_batches=2),
+    too_many_tokens(5, 2): rows_of_40(*[30] * 9, micro_batches=2),
+    too_many_tokens(9, 4): rows_of_40(*[30] * 9, micro_batches=2, objective="slots"),
+    too_many_tokens(2, 1): rows_of_40(*[30] * 4, policy="static"),
+    ("step 0: sample 1 of 50 tokens is longer than a packed row of any rank may be", ROW): rows_of_40(5, 50, 6, 7),
+    (
+        "step 0: sample 1 of 50 tokens is longer than a packed row of rank 1 may be",
+        ROW,
+    ): rows_of_40(5, 50, 6, 7, policy="static"),
+    ("schedule.micro_batches: 2 with policy 'prefix'", SPLIT): lambda: make_policy("prefix", problem(micro_batches=2)),
+    (
+        "schedule.micro_batches: 2 with ranks of unequal capacity",
+        "Use micro_batches=1, or the least capacity.",
+    ): fives(4, Capacity.per_rank([4, 3]), micro_batches=2),
+    (
+        "schedule.micro_batches: 3 on each of 2 ranks for 4 samples",
+        "Use at most 2, or a train.global_batch of at least 6.",
+    ): fives(4, Capacity(), micro_batches=3),
+    ("schedule.micro_batches: 3 for 2 samples per rank", "Use at most 2."): fives(
+        4, Capacity(), "static", micro_batches=3
+    ),
+    ("train.global_batch: 5 is not a multiple of the 2 ranks, as static needs", "Use 4 or 6."): fives(
+        5, Capacity(), "static"
+    ),
+    (
+        "--second-column: 'x' is no column of sst2, a distribution of lengths alone",
+        "Name a trace file that has it, or leave it out.",
+    ): lambda: load_trace("sst2", second_column="x"),
     too_long("0 of 9", "rank 0"): lambda: first_plan("partition", problem((9, 15, 12), capacity=SECOND_HOLDS)),
     # The fastest of those that hold nothing.
     too_long("2 of 9", "rank 1"): lambda: first_plan(
@@ -146,7 +210,7 @@ REFUSED: dict[tuple[str, str], Callable[[], object]] = {
 def test_what_cannot_be_is_a_line_with_what_to_do(said: tuple[str, str]) -> None:
     with pytest.raises(DynbenchError) as caught:
         REFUSED[said]()
-    kind = NothingFits if said[1] == CUT else UsageError
+    kind = BatchTooLarge if "do not fit" in said[0] else NothingFits if said[1] in (CUT, ROW) else UsageError
     assert (type(caught.value), caught.value.message, caught.value.hint) == (kind, *said)
 
 
