@@ -204,8 +204,8 @@ def _named(trace: Trace, arm: str | None, policy: str, planned: Sequence[tuple[s
 def _solve(trace: Trace, policy: str, config: Config, workers: int, steps: int, root: Path) -> Iterator[Line | Skipped]:
     """The line of one policy on the problem that its runs planned; why not, where it cannot be planned."""
 
-    def make_problem(lengths: IntArray, ranks: int, window: int) -> Problem:
-        return replace(problem_of(config, lengths, ranks, root, trace.positions), window=window)
+    def make_problem(lengths: IntArray, ranks: int) -> Problem:
+        return problem_of(config, lengths, ranks, root, trace.positions)
 
     request = SolveRequest(
         traces=[trace],

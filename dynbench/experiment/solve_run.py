@@ -268,7 +268,7 @@ def solve_request(config: Config, options: SolveOptions, ranks: OfflineRanks) ->
     schedule, stream = config.schedule, options_of(config.schedule, PrefixOptions)
     cost = build_cost(config, ranks.pad_to_multiple_of, ranks.root)
 
-    def make_problem(lengths: IntArray, workers: int, window: int) -> Problem:
+    def make_problem(lengths: IntArray, workers: int) -> Problem:
         return Problem(
             lengths=lengths,
             workers=workers,
@@ -278,7 +278,6 @@ def solve_request(config: Config, options: SolveOptions, ranks: OfflineRanks) ->
             speeds=ranks.speeds(workers),
             seed=config.train.seed,
             order=options.order,
-            window=window,
             solver=stream.solver,
             buffer=None if stream.buffer == "auto" else stream.buffer,
             micro_batches=schedule.micro_batches,
@@ -301,9 +300,7 @@ def solve_request(config: Config, options: SolveOptions, ranks: OfflineRanks) ->
 
 def _not_in_tokens(request: SolveRequest) -> list[str]:
     """That lines of packed rows beside padded ones know no capacities, where there are any."""
-    problems = [
-        request.make_problem(trace.lengths, size, 1) for trace in request.traces for size in request.world_sizes
-    ]
+    problems = [request.make_problem(trace.lengths, size) for trace in request.traces for size in request.world_sizes]
     packed = [name for name in request.policies or plan_names("packed") if plan_of(name)[1] != "padded"]
     if not packed or all(problem.packed or problem.capacity.unlimited for problem in problems):
         return []

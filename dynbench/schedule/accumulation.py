@@ -23,7 +23,7 @@ import numpy as np
 from dynbench.plugins.strategies import Objective
 from dynbench.schedule.capacity import BoolArray
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.partition_search import most_within
+from dynbench.schedule.partition_search import most_within, whole_quotients
 from dynbench.schedule.plan import FloatArray, IntArray, floats, in_turn, integers, owners_of, stable_argsort
 
 TOO_LARGE = 1e300
@@ -149,11 +149,7 @@ class SortedStep:
         budgets = self.cost.work_within(costs)
         if self.before is not None:
             return most_within(budgets[:, None], self.weights, self.limits, self.before, _ROUNDING)
-        with np.errstate(all="ignore"):
-            counts = np.floor(budgets[:, None] * (1 + _ROUNDING) / self.weights)
-        counts[np.isnan(counts)] = np.inf  # neither budget nor weight
-        within: IntArray = integers(np.clip(counts, 0, self.limits))
-        return within
+        return whole_quotients(budgets[:, None] * (1 + _ROUNDING), self.weights, self.limits)
 
 
 class Deal(NamedTuple):
@@ -226,8 +222,7 @@ def _swapped(samples: SortedStep, meets: Accumulation, deal: Deal) -> Deal:
     if meets.objective == "slots" or meets.ranks == 1 or of_one_each:
         return deal
     costs, owners = samples.costs(np.array(deal.sizes)), owners_of(deal.dealt)
-    further = np.bincount(owners, minlength=meets.ranks) - 1
-    spent = np.bincount(owners, costs, meets.ranks) + further * meets.surcharge
+    spent = np.bincount(owners, costs) + (np.bincount(owners) - 1) * meets.surcharge
     for _ in range(SWAPS):
         times = spent / meets.speeds
         slow = int(times.argmax())
@@ -300,8 +295,7 @@ def _durations(samples: SortedStep, mean: int, even: float) -> FloatArray:
     size = len(samples.weights)
     places = _evenly(size, PLACES)
     counts = np.arange(1, min(size, 8 * mean) + 1)
-    besides = 0.0 if samples.before is None else samples.before[-1] / size
-    work = np.multiply.outer(counts, samples.weights[places] + besides).ravel()
+    work = np.multiply.outer(counts, samples.weights[places]).ravel()
     costs = samples.cost.of_work(work)
     costs = np.unique(costs[costs <= STRETCH * even])
     most = min(DURATIONS, max(CELLS // size, LEAST_DURATIONS))

@@ -41,16 +41,13 @@ def deal_longest_first(costs: FloatArray, ranks: int, each: int | None = None) -
     return dealt
 
 
-def deal_to_first_finish(
-    costs: FloatArray, speeds: FloatArray, surcharge: float = 0.0, *, every_rank: bool = True
-) -> list[list[int]]:
+def deal_to_first_finish(costs: FloatArray, speeds: FloatArray, surcharge: float = 0.0) -> list[list[int]]:
     """As `deal_longest_first`, each job to the rank of these relative speeds, shape [G], that would end it first.
 
     Args:
         costs: shape [M].
         speeds: shape [G].
         surcharge: what `costs` hold for every job and a rank's first job does not pay.
-        every_rank: whether the last jobs go to ranks that have none.
 
     Returns:
         Per rank its jobs, dearest first.
@@ -58,7 +55,7 @@ def deal_to_first_finish(
     order = stable_argsort(-costs)
     dealt: list[list[int]] = [[] for _ in speeds]
     load = np.full(len(speeds), -surcharge)
-    idle = len(speeds) if every_rank else 0
+    idle = len(speeds)
     for place, job in enumerate(order.tolist()):
         finish = (load + costs[job]) / speeds
         if idle == len(order) - place:

@@ -147,7 +147,7 @@ def random_mean_lengths(problem: Problem, steps: int) -> FloatArray:
 def length_spread(series: Series, problem: Problem) -> float | None:
     """Standard deviation of the steps' mean lengths over that of random batches; None where either says nothing."""
     reference = float(random_mean_lengths(problem, len(series)).std())
-    return float(series.mean_lengths.std()) / reference if len(series) > 1 and reference > 0 else None
+    return float(series.mean_lengths.std()) / reference if reference > 0 else None
 
 
 def adjacent_correlation(series: Series) -> float | None:
@@ -250,7 +250,7 @@ def greedy_gap(policy: Prefix, steps: int, limit_s: float | None = None) -> Gree
     pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in HEURISTICS}
     begin = time.perf_counter()
     batch = policy.problem.global_batch
-    exact = policy if policy.problem.solver == "exact" else Prefix(replace(policy.problem, solver="exact"))
+    exact = Prefix(replace(policy.problem, solver="exact"))
     for done, step in enumerate(exact.steps()):
         if done == steps or (done and limit_s is not None and time.perf_counter() - begin > limit_s):
             break

@@ -8,6 +8,7 @@ sample lasts longer than that, a slot is filled to its length, and the rest is d
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import count
 
@@ -220,8 +221,11 @@ class PackedRows:
     def _by_slot(self, work: Work, step: int) -> Rows:
         """As many rows of every rank, slot by slot: so many as asked for, or the fewest that were found to do."""
         lengths, limits, ranks = work.lengths, work.limits, self._problem.workers
-        fewest = 1 if limits is None else _fewest_rows(lengths, limits[0], ranks)
-        for slots in range(fewest, len(lengths) // ranks + 1) if self._rows is None else (self._rows,):
+        tried: Iterable[int] = (self._rows or 0,)
+        if self._rows is None:
+            assert limits is not None
+            tried = range(_fewest_rows(lengths, limits[0], ranks), len(lengths) // ranks + 1)
+        for slots in tried:
             found = rows_by_slot(work, slots)
             if found is not None:
                 return found

@@ -84,7 +84,7 @@ def least_total(costs: FloatArray, ranks: int) -> list[int]:
     for _ in range(ranks):
         after = costs + sliding_window_view(best[1:], most)[:size]
         choice = after.argmin(axis=1)
-        best[:size] = np.take_along_axis(after, choice[:, None], axis=1)[:, 0]
+        best[:size] = after[np.arange(size), choice]
         best[size] = np.inf
         choices.append(choice)
     sizes, start = [], 0
@@ -144,13 +144,22 @@ def most_within(
     return low
 
 
+def whole_quotients(budgets: FloatArray | float, weights: FloatArray, limits: IntArray | int) -> IntArray:
+    """How often each weight is contained in a budget, as the rounded quotient has it, at most the limit; all broadcast.
+
+    What weighs nothing is contained in any budget from 0 on as often as the limit allows, in one below 0 never.
+    """
+    with np.errstate(all="ignore"):
+        counts = np.floor(budgets / weights)
+    return integers(np.clip(np.where(np.isnan(counts), np.inf, counts), 0, limits))
+
+
 def largest_groups(weights: FloatArray, counts: Sequence[int], limits: IntArray | None = None) -> IntArray:
     """Largest group that may begin at each position without raising the maximum of these counts, shape [B]."""
     starts = np.cumsum([0, *counts[:-1]])
     peak = (weights[starts] * np.asarray(counts)).max()
     size = len(weights)
-    with np.errstate(all="ignore"):
-        most = integers(np.where(weights > 0, np.minimum(np.floor(peak / weights), size), size))
+    most = whole_quotients(peak, weights, size)
     # The quotient is rounded; the products decide.
     most += (most + 1) * weights <= peak
     most -= most * weights > peak

@@ -18,8 +18,8 @@ from dynbench.errors import NothingFits
 from dynbench.schedule.capacity import batch_too_large, sample_too_long
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import batch_bound
-from dynbench.schedule.partition_search import at_least_threshold, most_within
-from dynbench.schedule.plan import Exactness, FloatArray, IntArray, floats, integers, stable_argsort
+from dynbench.schedule.partition_search import at_least_threshold, most_within, whole_quotients
+from dynbench.schedule.plan import Exactness, FloatArray, IntArray, floats, stable_argsort
 from dynbench.schedule.policy import Problem
 
 SAME_SPEED = 0.9
@@ -265,20 +265,14 @@ class _Times:
     def within(self, threshold: float) -> tuple[IntArray, float]:
         """Most samples within a threshold, shape [C, B], and the next threshold that allows more somewhere."""
         budget = self._cost.work_within(threshold * self._speeds)
-        with np.errstate(all="ignore"):
-            counts = np.minimum(np.floor(budget / self._weights), self._limits)
-        # Samples without weight: as many as can be where a group is within the threshold at all.
-        counts = integers(np.where(budget < 0, 0, np.where(self._weights > 0, counts, self._limits)))
+        counts = whole_quotients(budget, self._weights, self._limits)
         if self._before is not None:
             besides = self._cost.per_sample(0.0, self._before)
             counts = most_within(budget, self._weights, np.minimum(counts + 1, self._limits), besides)
         # What was found is rounded; the times decide.
-        counts -= (counts > 0) & (self._time(counts) / self._speeds > threshold)
-        more = self._time(counts + 1) / self._speeds
-        grow = (more <= threshold) & (counts < self._limits)
-        counts += grow
-        more = np.where(grow, self._time(counts + 1) / self._speeds, more)
-        open_ = more[counts < self._limits]
+        counts -= self._time(counts) / self._speeds > threshold
+        counts += (self._time(counts + 1) / self._speeds <= threshold) & (counts < self._limits)
+        open_ = (self._time(counts + 1) / self._speeds)[counts < self._limits]
         # Beyond the threshold, also where its rounding leaves a count too small.
         further = np.nextafter(threshold, np.inf) if self._before is None else threshold * (1 + COARSE)
         return counts, max(float(open_.min()), further) if open_.size else np.inf

@@ -364,7 +364,7 @@ class Planner:
     def __init__(self, policy_name: str, problem: Problem) -> None:
         self.policy: Policy = make_policy(policy_name, problem)
         self._last: StepPlan | None = None
-        self._plans: Iterator[StepPlan] = iter(())
+        self._plans: Iterator[StepPlan]
 
     def plan(self, step: int) -> StepPlan:
         """The plan of optimizer step `step`, counted from 0.

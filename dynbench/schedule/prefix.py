@@ -48,10 +48,7 @@ class RankStream:
         self._size = buffer_size(problem)
         self._order = problem.data_order()
         self._epoch = 0
-        self._start = 0
-        self._ids = integers([])
-        self._lengths = self._ids
-        self._refill()
+        self._refill(integers([]))
 
     @property
     def ids(self) -> IntArray:
@@ -73,11 +70,11 @@ class RankStream:
         taken = self.ids[:count]
         self._start += len(taken)
         if self._start + self._size > len(self._ids):
-            self._refill()
+            self._refill(self._ids[self._start :])
         return taken
 
-    def _refill(self) -> None:
-        ids = self._ids[self._start :]
+    def _refill(self, ids: IntArray) -> None:
+        """Begin with these, and go on with further epochs."""
         while len(ids) < self._size:
             ids = np.concatenate((ids, _shard(self._order, self._epoch, self._rank, self._problem.workers)))
             self._epoch += 1

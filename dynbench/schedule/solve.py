@@ -43,7 +43,7 @@ class SolveRequest:
     Args:
         traces: already cut to `max_length`.
         world_sizes: workers (G), one experiment each.
-        make_problem: the planning problem from lengths, workers and window; a trace's second numbers are added. Where
+        make_problem: the planning problem from lengths and workers; a trace's second numbers are added. Where
             its rows are packed, only packed lines are planned.
         policies: names as of `plan_name`, or None for all that can run.
         windows: numbers of global batches that `window` plans together (W), a line each.
@@ -53,7 +53,7 @@ class SolveRequest:
 
     traces: Sequence[Trace]
     world_sizes: Sequence[int]
-    make_problem: Callable[[IntArray, int, int], Problem]
+    make_problem: Callable[[IntArray, int], Problem]
     policies: Sequence[str] | None = None
     windows: Sequence[int] = (DEFAULT_WINDOW,)
     steps: int | None = None
@@ -150,7 +150,7 @@ _Place = tuple[Trace, Problem, UsageError | None]
 
 
 def _place(request: SolveRequest, trace: Trace, world_size: int) -> _Place:
-    problem = replace(request.make_problem(trace.lengths, world_size, 1), second=trace.second)
+    problem = replace(request.make_problem(trace.lengths, world_size), second=trace.second)
     if trace.positions is not None:
         problem = replace(problem, cost=replace(problem.cost, positions=trace.positions))
     _check_fits(problem, trace)
@@ -195,9 +195,7 @@ def _solve_policy(
             return
         if isinstance(policy, Prefix):
             policy.warn_of_little_choice()
-        series = baseline if planned == "static" and not problem.packed else None
-        if series is None:
-            series = run_policy(policy, problem, steps, request.line_limit_s)
+        series = run_policy(policy, problem, steps, request.line_limit_s)
         yield _line(request, trace, problem, policy, steps, series, baseline)
 
 

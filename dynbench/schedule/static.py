@@ -9,7 +9,7 @@ import numpy as np
 from dynbench.errors import UsageError
 from dynbench.schedule.capacity import batch_too_large, row_too_short, rows_too_short, sample_too_long
 from dynbench.schedule.plan import IntArray, Share, StepPlan, in_turn
-from dynbench.schedule.policy import BatchPolicy, Problem
+from dynbench.schedule.policy import BatchPolicy, Problem, check_enough_samples
 
 
 class Static(BatchPolicy):
@@ -33,11 +33,7 @@ class Static(BatchPolicy):
                 f"train.global_batch: {batch} is not a multiple of the {ranks} ranks, as static needs",
                 f"Use {below} or {below + ranks}.",
             )
-        if problem.micro_batches != "auto" and batch // ranks < problem.micro_batches:
-            raise UsageError(
-                f"schedule.micro_batches: {problem.micro_batches} for {batch // ranks} samples per rank",
-                f"Use at most {batch // ranks}.",
-            )
+        check_enough_samples(problem)
 
     def deal(self, batches: Sequence[IntArray], first_step: int) -> Sequence[StepPlan]:
         """Columns of the global batch, one per rank."""

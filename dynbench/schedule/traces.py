@@ -86,7 +86,7 @@ def describe(lengths: IntArray) -> LengthStatistics:
 
 def lognormal_lengths() -> IntArray:
     """50,000 lengths lognormal(5, 1) clamped to 16..1024, as equally likely quantiles: no draw, no seed."""
-    normal, n = NormalDist(5.0, 1.0), 50_000
+    normal, n = NormalDist(5.0), 50_000
     quantiles = np.array([normal.inv_cdf((i + 0.5) / n) for i in range(n)])
     return integers(np.clip(np.rint(np.exp(quantiles)), 16, 1024))
 

@@ -86,7 +86,7 @@ def search(window: SortedWindow, rng: np.random.Generator) -> tuple[list[int], l
         window: the samples of at least two steps.
         rng: makes the annealing's choices; from the same state comes the same plan.
     """
-    scale = window.steps * (sum(window.work) / window.steps / window.workers) ** _power(window)
+    scale = window.steps * (sum(window.work) / window.steps / window.workers) ** window.power
     shares = window.steps * window.workers
     sweeps = max(window.steps * SWEPT_SHARES // (shares + SWEEP_OVERHEAD), MIN_SWEEPS)
     for spread in SPREADS:
@@ -98,10 +98,6 @@ def search(window: SortedWindow, rng: np.random.Generator) -> tuple[list[int], l
         if best is not None:
             return polished(window, best.order, best.counts, judge.is_spread, rng)
     return None
-
-
-def _power(window: SortedWindow) -> int:
-    return 2 if window.cost.cost_type == "tokens_sq" else 1
 
 
 def random_variance(window: SortedWindow) -> float:

@@ -17,6 +17,7 @@ once, which takes a tenth of the time of as many sweeps, and the cheapest is kep
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -71,6 +72,11 @@ class SortedWindow:
         """Samples of each step (B)."""
         return len(self.lengths) // self.steps
 
+    @property
+    def power(self) -> int:
+        """Of a share's work that it costs."""
+        return 2 if self.cost.cost_type == "tokens_sq" else 1
+
     @cached_property
     def work(self) -> list[int]:
         """What one more sample costs, falling, shape [W*B]: tokens as they are, other costs rounded."""
@@ -87,9 +93,9 @@ class SortedWindow:
         return before
 
     def price(self, deal: Deal) -> int:
-        """Sum over the steps of the dearest share's work, or of its square for `tokens_sq`."""
-        dearest = map(max, deal.heads, deal.lasts)
-        return sum(work * work for work in dearest) if self.cost.cost_type == "tokens_sq" else sum(dearest)
+        """Sum over the steps of the dearest share's work, by `power`."""
+        power = self.power
+        return sum(work**power for work in map(max, deal.heads, deal.lasts))
 
     def step_tokens(self, deal: Deal) -> list[int]:
         """Tokens of each step before padding, shape [W]."""
@@ -169,17 +175,9 @@ def guesses(window: SortedWindow, slack_tokens: float) -> Iterator[Deal]:
 
 def _even_threshold(window: SortedWindow) -> float:
     """About the least threshold at which W*G shares, each of at least one sample, take all samples."""
-    low = sum(window.work) / (window.steps * window.workers)
-    high = 2 * low
-    while not _reaches_end(window, int(high)):
-        low, high = high, 2 * high
-    while high - low > low / 256:
-        middle = (low + high) / 2
-        if _reaches_end(window, int(middle)):
-            high = middle
-        else:
-            low = middle
-    return high
+    mean = sum(window.work) / (window.steps * window.workers)
+    tried = np.linspace(mean, 2 * mean, 257)[1:]
+    return float(tried[bisect_left(tried[:-1], True, key=lambda threshold: _reaches_end(window, int(threshold)))])
 
 
 def _reaches_end(window: SortedWindow, threshold: int) -> bool:
@@ -346,11 +344,9 @@ class _Plan:
     def _prices(self, counts: IntArray, shares: IntArray) -> tuple[IntArray, IntArray]:
         """Price of each plan, shape [K], beyond all where a share is above its capacity, and where its shares begin."""
         starts = np.cumsum(counts, axis=1) - counts
-        costs = np.take_along_axis(counts * self._work[starts], shares, axis=1)
+        costs = (counts * self._work[starts])[np.arange(len(counts))[:, None], shares]
         dearest = costs.reshape(len(costs), self._window.steps, self._window.workers).max(axis=2)
-        if self._window.cost.cost_type == "tokens_sq":
-            dearest = dearest * dearest
-        prices: IntArray = dearest.sum(axis=1)
+        prices: IntArray = (dearest**self._window.power).sum(axis=1)
         if self._limits is not None:
             prices[np.any(counts > self._limits[starts], axis=1)] = np.iinfo(np.int64).max
         return prices, starts

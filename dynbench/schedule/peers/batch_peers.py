@@ -36,7 +36,7 @@ class LongestFirst(Peer):
         if problem.speeds is None:
             dealt = deal_longest_first(weights, problem.workers)
         else:
-            dealt = deal_to_first_finish(weights, problem.relative_speeds(), every_rank=False)
+            dealt = deal_to_first_finish(weights, problem.relative_speeds())
         return [batch[positions] for positions in dealt]
 
 

@@ -54,8 +54,7 @@ def first_fit(lengths: Sequence[int], row_tokens: int, most: int) -> Rows:
         row = rows[node - leaves]
         row.append(position)
         rooms[node] = rooms[node] - length if len(row) < most else 0
-        while node > 1:
-            node //= 2
+        while node := node // 2:
             rooms[node] = max(rooms[2 * node], rooms[2 * node + 1])
     return rows
 

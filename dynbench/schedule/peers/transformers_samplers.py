@@ -76,8 +76,9 @@ class GroupByLength(EpochPolicy):
         problem, lengths = self.problem, self.problem.lengths.tolist()
         seed = int(np.random.default_rng([problem.seed, epoch]).integers(2**62))
         per_rank, generator = problem.global_batch // problem.workers, torch.Generator().manual_seed(seed)
-        ids = np.fromiter(self._sampler(per_rank, lengths=lengths, generator=generator), np.int64, len(lengths))
-        return list(ids[: self.steps_per_epoch * problem.global_batch].reshape(-1, per_rank // self.rounds))
+        ids = integers(list(self._sampler(per_rank, lengths=lengths, generator=generator)))
+        steps = self.steps_per_epoch
+        return np.split(ids[: steps * problem.global_batch], steps * problem.workers * self.rounds)
 
 
 class BatchRebalance(Peer):

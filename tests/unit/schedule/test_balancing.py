@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from plan_rules import first_plan, judge_plan, problem_of
 
 from dynbench.schedule import balancing
-from dynbench.schedule.balancing import Search, Work, deal_longest_first, deal_to_first_finish, exchanged, within_limits
+from dynbench.schedule.balancing import Search, Work, exchanged, within_limits
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.evaluate import step_cost
+from dynbench.schedule.packed import rows_by_slot
 
 SEEDS = st.integers(0, 10**6)
 
@@ -148,12 +149,13 @@ def test_one_micro_batch_more_than_the_capacity_asks_for_is_tried_where_ranks_th
     assert step_cost(first_plan("partition", problem), problem) == 33
 
 
-@pytest.mark.parametrize(
-    "speeds", [np.ones(4), np.array([1.0, 1.0, 1.0, 0.5])], ids=["longest first", "to first finish"]
-)
-def test_jobs_are_dealt_within_the_known_ratio_of_the_mean(speeds):
-    costs, alike = np.random.default_rng(0).random(30), speeds.min() == 1
-    dealt = deal_longest_first(costs, 4) if alike else deal_to_first_finish(costs, speeds)
-    assert sorted(job for jobs in dealt for job in jobs) == list(range(30))
-    slowest = max(costs[jobs].sum() / speed for jobs, speed in zip(dealt, speeds, strict=True))
-    assert slowest <= (4 / 3 if alike else 2) * max(costs.max(), costs.sum() / speeds.sum())
+@given(SEEDS, st.integers(2, 4), st.integers(2, 4), st.integers(0, 6), st.booleans())
+def test_where_one_sample_outlasts_the_others_all_are_in_slots_that_every_rank_fills(seed, ranks, slots, more, capped):
+    work = work_of(seed, ranks * slots + more, ranks)
+    lengths = work.lengths.copy()
+    lengths[0] += 80
+    limits = np.full((ranks, len(lengths)), int(lengths[0])) if capped else None
+    rows = rows_by_slot(replace(work, lengths=lengths, weights=lengths * 1.5, limits=limits), slots)
+    assert [len(own) for own in rows] == [slots] * ranks
+    assert all(len(row) and lengths[row].sum() <= (lengths[0] if capped else np.inf) for own in rows for row in own)
+    assert sorted(np.concatenate([row for own in rows for row in own]).tolist()) == list(range(len(lengths)))

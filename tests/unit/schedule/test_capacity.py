@@ -16,6 +16,7 @@ from dynbench.schedule.capacity import UNLIMITED, Capacity, PackedCapacity, capa
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.plan import DataOrder
 from dynbench.schedule.policy import Problem, make_policy
+from dynbench.schedule.solve import SolveRequest, solve
 from dynbench.schedule.traces import Trace, load_trace
 
 
@@ -70,12 +71,16 @@ CUT = "Lower workload.max_length, or probe capacities at this length."
 LEAST = "Lengths and capacities are at least 1."
 ONE_EACH = "Give one positive number per rank."
 FOUR = "Give one number from 0 on for each of the 4 samples."
+CUT_TRACE = "Cut it with --max-length, or probe capacities at this length."
 ROW = "Lower workload.max_length, or raise schedule.capacity (tokens per row)."
 SPLIT = "static, partition, window and transformers' samplers can; or use micro_batches=1."
 FROM_0 = "Give tokens per unit, from 0 on."
 
 
-def problem(lengths: tuple[int, ...] = (5, 6, 50, 7), workers: int = 2, **changes: object) -> Problem:
+SAMPLES = (5, 6, 50, 7)
+
+
+def problem(lengths: tuple[int, ...] = SAMPLES, workers: int = 2, **changes: object) -> Problem:
     return problem_of(lengths, workers, **changes)
 
 
@@ -97,13 +102,21 @@ def too_many_tokens(samples: int, rows: int) -> tuple[str, str]:
     )
 
 
+def planning(policy: str, *lengths: int, **changes: object) -> Callable[[], object]:
+    return lambda: first_plan(policy, problem(lengths or SAMPLES, **changes))
+
+
 def rows_of_40(*lengths: int, policy: str = "partition", **changes: object) -> Callable[[], object]:
-    capacity = PackedCapacity.uniform(40)
-    return lambda: first_plan(policy, problem(lengths, capacity=capacity, layout="packed", **changes))
+    return planning(policy, *lengths, capacity=PackedCapacity.uniform(40), layout="packed", **changes)
 
 
 def fives(number: int, most: Capacity, policy: str = "partition", **changes: object) -> Callable[[], object]:
-    return lambda: first_plan(policy, problem((5,) * number, capacity=most, **changes))
+    return planning(policy, *[5] * number, capacity=most, **changes)
+
+
+def solving(**changes: object) -> Callable[[], object]:
+    trace = Trace("t", np.array([5, 50, 6, 7]), "here")
+    return lambda: solve(SolveRequest((trace,), (2,), lambda lengths, ranks: problem_of(lengths, ranks, **changes)))
 
 
 REFUSED: dict[tuple[str, str], Callable[[], object]] = {
@@ -133,11 +146,11 @@ REFUSED: dict[tuple[str, str], Callable[[], object]] = {
     (
         "torchtitan cuts samples into pieces, of which no second number is known",
         "Leave the second column out, or plan with packed, trl or axolotl.",
-    ): lambda: make_policy("torchtitan", problem(layout="packed", second=np.arange(4))),
+    ): planning("torchtitan", layout="packed", second=np.arange(4)),
     (
         "workload.layout: 'packed' makes no sense under policy 'window'",
         "Plan with static or partition or token_budget, or leave the layout out.",
-    ): lambda: make_policy("window", problem(layout="packed")),
+    ): planning("window", layout="packed"),
     ("train.global_batch: 5 is more than the 4 samples of the data", "Use at most 4."): lambda: DataOrder(4, 5),
     (
         "schedule.buffer: 3 ranks of 2 samples hold less than train.global_batch 7",
@@ -156,13 +169,11 @@ REFUSED: dict[tuple[str, str], Callable[[], object]] = {
         "Give a file (.parquet, .csv, .jsonl, .txt, .npy) or one of sst2, gsm8k, lognormal.",
     ): lambda: load_trace("sst3"),
     ("--max-length 0: a sample has at least 1 token", "Give a positive number."): lambda: TRACE.cut(0),
-    too_long("2 of 50", "any rank"): lambda: first_plan("partition", problem(capacity=SHORT)),
-    too_long("2 of 50", "rank 0"): lambda: first_plan("static", problem(capacity=SHORT)),
-    too_long("1 of 50", "rank 1"): lambda: first_plan("prefix", problem((5, 50, 6, 7), capacity=SHORT, buffer=2)),
-    too_long("1 of 50", "any rank"): lambda: first_plan(
-        "partition", problem((5, 50, 6, 7), capacity=SHORT, micro_batches=2)
-    ),
-    too_long("2 of 30", "any rank"): lambda: first_plan("partition", problem((9, 15, 30), capacity=SECOND_HOLDS)),
+    too_long("2 of 50", "any rank"): planning("partition", capacity=SHORT),
+    too_long("2 of 50", "rank 0"): planning("static", capacity=SHORT),
+    too_long("1 of 50", "rank 1"): planning("prefix", 5, 50, 6, 7, capacity=SHORT, buffer=2),
+    too_long("1 of 50", "any rank"): planning("partition", 5, 50, 6, 7, capacity=SHORT, micro_batches=2),
+    too_long("2 of 30", "any rank"): planning("partition", 9, 15, 30, capacity=SECOND_HOLDS),
     too_many(5, 4): fives(5, Capacity.uniform(2)),
     too_many(9, 8): fives(9, Capacity.uniform(2), micro_batches=2),
     too_many(4, 2): fives(4, Capacity.uniform(1), "static"),
@@ -173,13 +184,10 @@ REFUSED: dict[tuple[str, str], Callable[[], object]] = {
     too_many_tokens(5, 4): rows_of_40(*[30] * 5, micro_batches=2),
     too_many_tokens(5, 2): rows_of_40(*[30] * 9, micro_batches=2),
     too_many_tokens(9, 4): rows_of_40(*[30] * 9, micro_batches=2, objective="slots"),
+    too_many_tokens(7, 2): rows_of_40(*[30] * 7, micro_batches="auto", objective="slots"),
     too_many_tokens(2, 1): rows_of_40(*[30] * 4, policy="static"),
     ("step 0: sample 1 of 50 tokens is longer than a packed row of any rank may be", ROW): rows_of_40(5, 50, 6, 7),
-    (
-        "step 0: sample 1 of 50 tokens is longer than a packed row of rank 1 may be",
-        ROW,
-    ): rows_of_40(5, 50, 6, 7, policy="static"),
-    ("schedule.micro_batches: 2 with policy 'prefix'", SPLIT): lambda: make_policy("prefix", problem(micro_batches=2)),
+    ("schedule.micro_batches: 2 with policy 'prefix'", SPLIT): planning("prefix", micro_batches=2),
     (
         "schedule.micro_batches: 2 with ranks of unequal capacity",
         "Use micro_batches=1, or the least capacity.",
@@ -188,9 +196,21 @@ REFUSED: dict[tuple[str, str], Callable[[], object]] = {
         "schedule.micro_batches: 3 on each of 2 ranks for 4 samples",
         "Use at most 2, or a train.global_batch of at least 6.",
     ): fives(4, Capacity(), micro_batches=3),
-    ("schedule.micro_batches: 3 for 2 samples per rank", "Use at most 2."): fives(
-        4, Capacity(), "static", micro_batches=3
+    ("train.global_batch: 1 is less than the 2 ranks", "Every rank needs a sample: use at least 2."): fives(
+        1, Capacity()
     ),
+    ("train.global_batch: 5 is not a multiple of the 2 ranks", "verl deals equal counts."): fives(
+        5, PackedCapacity(), "verl", layout="packed"
+    ),
+    ("nothing to solve", "Name a trace and a world size."): lambda: solve(SolveRequest((), (2,), problem_of)),
+    (
+        "here: sample 1 of 50 padded tokens is longer than any rank's capacity allows (at most 40 tokens)",
+        CUT_TRACE,
+    ): solving(capacity=SHORT),
+    (
+        "here: sample 1 of 50 packed tokens is longer than any rank's capacity allows (at most 30 tokens)",
+        CUT_TRACE,
+    ): solving(capacity=PackedCapacity.table([[(50, 30)]]), layout="packed"),
     ("train.global_batch: 5 is not a multiple of the 2 ranks, as static needs", "Use 4 or 6."): fives(
         5, Capacity(), "static"
     ),
@@ -198,10 +218,10 @@ REFUSED: dict[tuple[str, str], Callable[[], object]] = {
         "--second-column: 'x' is no column of sst2, a distribution of lengths alone",
         "Name a trace file that has it, or leave it out.",
     ): lambda: load_trace("sst2", second_column="x"),
-    too_long("0 of 9", "rank 0"): lambda: first_plan("partition", problem((9, 15, 12), capacity=SECOND_HOLDS)),
+    too_long("0 of 9", "rank 0"): planning("partition", 9, 15, 12, capacity=SECOND_HOLDS),
     # The fastest of those that hold nothing.
-    too_long("2 of 9", "rank 1"): lambda: first_plan(
-        "partition", problem((15, 12, 9), 3, capacity=LAST_HOLDS, speeds=np.array([1.0, 2.0, 3.0]))
+    too_long("2 of 9", "rank 1"): planning(
+        "partition", 15, 12, 9, workers=3, capacity=LAST_HOLDS, speeds=np.array([1.0, 2.0, 3.0])
     ),
 }
 
@@ -210,7 +230,7 @@ REFUSED: dict[tuple[str, str], Callable[[], object]] = {
 def test_what_cannot_be_is_a_line_with_what_to_do(said: tuple[str, str]) -> None:
     with pytest.raises(DynbenchError) as caught:
         REFUSED[said]()
-    kind = BatchTooLarge if "do not fit" in said[0] else NothingFits if said[1] in (CUT, ROW) else UsageError
+    kind = BatchTooLarge if "do not fit" in said[0] else NothingFits if said[1] in (CUT, CUT_TRACE, ROW) else UsageError
     assert (type(caught.value), caught.value.message, caught.value.hint) == (kind, *said)
 
 

@@ -18,7 +18,7 @@ from dynbench.schedule.cost import CostModel
 from dynbench.schedule.measure import Series
 from dynbench.schedule.plan import IntArray
 from dynbench.schedule.policy import Policy, Problem, make_policy
-from dynbench.schedule.solve import Line, Skipped, SolveRequest, solve
+from dynbench.schedule.solve import Line, Skipped, SolveRequest, cost_is_estimated, solve, speedup_is_estimated
 from dynbench.schedule.traces import Trace
 
 RNG = np.random.default_rng(5)
@@ -34,8 +34,8 @@ def request(
     windows: Sequence[int] = (8,),
     **changes: Any,
 ) -> SolveRequest:
-    def make_problem(lengths: IntArray, workers: int, window: int) -> Problem:
-        return Problem(lengths, workers, batch, window=window, **changes)
+    def make_problem(lengths: IntArray, workers: int) -> Problem:
+        return Problem(lengths, workers, batch, **changes)
 
     return SolveRequest(traces, world_sizes, make_problem, policies, windows, steps)
 
@@ -46,7 +46,8 @@ def lines(asked: SolveRequest) -> dict[str, dict[str, Any]]:
 
 def reasons(asked: SolveRequest) -> dict[str | None, str]:
     """Of what was skipped."""
-    return {o.policy: o.reason for o in solve(asked) if isinstance(o, Skipped)}
+    where = asked.traces[0].name, asked.world_sizes[0]
+    return {o.policy: o.reason for o in solve(asked) if isinstance(o, Skipped) and (o.trace, o.world_size) == where}
 
 
 def test_violations_are_counted_for_those_that_know_no_capacity():
@@ -88,12 +89,18 @@ def test_what_cannot_be_solved_is_refused_before_anything_runs(asked, kind, mess
 
 
 def test_what_cannot_run_of_all_does_not_lose_the_others():
-    outcomes = list(solve(request(["static"], [HEAVY, SHORT])))
-    assert [type(outcome) for outcome in outcomes] == [Line, Skipped]
-    assert "more than the 20 samples" in outcomes[1].reason
+    outcomes = list(solve(request(["static"], [SHORT, HEAVY])))
+    assert [type(outcome) for outcome in outcomes] == [Skipped, Line]
+    assert "more than the 20 samples" in reasons(request(["static"], [SHORT, HEAVY]))[None]
     skipped = reasons(request(batch=34))
     assert all("not a multiple of the 4 ranks" in skipped[name] for name in ("static", "group_by_length"))
     assert lines(request(batch=34))["partition"]["speedup_vs_static"] is None
+
+
+def test_costs_fitted_on_another_layout_are_estimates():
+    found = [{"layout": "packed", "fitted_on": layout} for layout in (None, "padded", "packed")]
+    assert [cost_is_estimated(each) for each in found] == [False, True, False]
+    assert [speedup_is_estimated(each) for each in found] == [False, True, True]
 
 
 def test_slow_peers_are_left_out_of_all_at_large_sizes(monkeypatch):
