@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_rules import COSTS, first_plan, heavy_tailed, judge_plan, plans_of, problem_of, total_cost
 
-from dynbench.errors import BatchTooLarge, NothingFits
-from dynbench.schedule.accumulation import Accumulation
+from dynbench.errors import NothingFits
+from dynbench.schedule.accumulation import Accumulation, cheapest
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_cost, step_facts
@@ -27,7 +27,7 @@ OBJECTIVES = ("sum", "slots")
 PRICED = CostModel("measured", alpha=7.5, beta=0.3, further=2.0)
 CAPACITIES = {
     "padded": (Capacity(), Capacity.uniform(3), Capacity.table([[(12, 4), (30, 2)]])),
-    "packed": (PackedCapacity(), PackedCapacity.uniform(40), PackedCapacity.table([[(12, 60), (30, 35)]])),
+    "packed": (PackedCapacity(), PackedCapacity.uniform(40), PackedCapacity.table([[(20, 60), (30, 35)]])),
 }
 SHAPES = ((2, 2), (2, 3), (3, 2), (1, 3), (3, 1))
 """Ranks and micro-batches of each."""
@@ -153,28 +153,39 @@ def test_auto_weighs_the_price_of_micro_batches_against_padding(policy, changes)
     assert numbers[-1] == 10
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_slots_that_not_every_rank_can_fill_are_refused(layout):
-    capacity = Capacity.uniform(1) if layout == "padded" else PackedCapacity.uniform(40)
-    ragged = problem_of([40] * 5, 2, capacity=capacity, micro_batches="auto", layout=layout)
-    with pytest.raises(BatchTooLarge) as caught:
-        first_plan("partition", replace(ragged, objective="slots"))
-    assert layout == "packed" or "samples 4 fit" in caught.value.hint
-    judge_plan(first_plan("partition", ragged), ragged)
-
-
-@pytest.mark.parametrize("layout", CAPACITIES)
-def test_more_samples_than_as_many_micro_batches_as_asked_for_hold_are_refused(layout):
-    capacity = Capacity.uniform(1) if layout == "padded" else PackedCapacity.uniform(40)
-    problem = problem_of([40] * 5, 2, capacity=capacity, micro_batches=2, layout=layout)
-    with pytest.raises(NothingFits):
-        first_plan("partition", problem)
-    judge_plan(first_plan("partition", replace(problem, micro_batches="auto")), problem)
+def test_auto_may_give_ranks_unequal_numbers_of_micro_batches():
+    problem = problem_of([34, 4, 39, 33], cost=CostModel("measured", alpha=10.0), micro_batches="auto")
+    plan = first_plan("partition", problem)
+    assert (step_cost(plan, problem), sum(map(len, plan.shares))) == (78, 3)
 
 
 def test_many_are_tried_until_the_last_four_numbers_gained_less_than_a_hundredth_together():
-    tried = ([1.0] * 8, [1.0] * 7, [1.0] * 7 + [0.98], [2.0] * 4 + [1.0] * 4)
-    assert [_gains_little(reached) for reached in tried] == [True, False, False, False]
+    tried = ([1.0] * 8, [1.0] * 7, [1.0] * 7 + [0.98], [2.0] * 4 + [1.0] * 4, [2.0] * 3 + [1.0] * 5)
+    assert [_gains_little(reached) for reached in tried] == [True, False, False, False, True]
+
+
+@pytest.mark.parametrize(("objective", "each"), [("sum", None), ("sum", 2), ("slots", 2)])
+@pytest.mark.parametrize("speeds", [np.full(3, 2.0), UNEQUAL], ids=["alike", "unequal"])
+def test_no_way_to_deal_micro_batches_is_shorter(objective, each, speeds):
+    meets, rng = Accumulation(objective, speeds, 13.0), np.random.default_rng(1)
+    if each is None:
+        ways = [
+            [np.flatnonzero(np.equal(way, rank)).tolist() for rank in range(3)] for way in product(range(3), repeat=6)
+        ]
+        ways = [way for way in ways if all(way)]
+    else:
+        ways = [np.reshape(way, (3, 2)).tolist() for way in permutations(range(6))]
+    for _ in range(3):
+        costs = rng.integers(1, 40, (4, 6)).astype(float)
+        split, dealt = cheapest(costs, meets, each)
+        least = min(meets.lasts(costs, way).min() for way in ways)
+        assert meets.lasts(costs[split : split + 1], dealt)[0] == pytest.approx(least)
+
+
+def test_contiguous_deals_of_samples_with_a_second_cost_are_not_said_to_be_the_best():
+    problem = problem_of(range(1, 10), 2, micro_batches=2)
+    priced = replace(problem, second=np.arange(9))
+    assert [first_plan("partition", each).exact for each in (problem, priced)] == ["maximum", "none"]
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

@@ -26,7 +26,8 @@ from dynbench.schedule.policy import Planner, Problem
 
 @pytest.mark.parametrize("kind", get_args(CostType))
 def test_nothing_costs_nothing(kind):
-    cost = CostModel(kind, alpha=7.0)
+    cost = CostModel(kind, alpha=7.0, further=9.0)
+    assert cost.surcharge == (2.0 if kind == "measured" else 0.0)
     assert cost.cost_padded(np.array([0, 1]), 4)[0] == 0 < cost.cost_padded(1, 4)
     assert cost.cost_packed(np.array([0, 1]), np.array([0, 1]))[0] == 0 < cost.cost_packed(1, 1)
 
@@ -142,3 +143,19 @@ def test_the_bound_of_a_plan_by_hand():
     assert step_bound(whole, problem) == (10 + 10 + 20) / 2
     assert step_bound(split, replace(problem, capacity=Capacity())) == 20
     assert step_bound(split, replace(problem, speeds=np.array([2.0, 2.0]))) == 43 / 4
+
+
+@pytest.mark.parametrize(("kind", "bound"), [("tokens", 10), ("tokens_sq", 100), ("attention", 60)])
+def test_of_three_alike_some_rank_of_two_holds_two(kind, bound):
+    rows = StepPlan(0, ((np.array([0]),), (np.array([1, 2]),)), packed=True)
+    assert step_bound(rows, problem_of([5] * 3, cost=CostModel(kind, attention_a=1.0), layout="packed")) == bound
+
+
+@pytest.mark.parametrize(("parts", "bound"), [(2, 13 + 4), ("auto", 13)])
+def test_as_many_slots_as_are_asked_for_bound_a_step(parts, bound):
+    """The dearest sample is in one of them; other capacities would let auto have one."""
+    second = {"second": np.full(4, 3), "second_weight": 1.0}
+    problem = problem_of([10, 1, 1, 1], micro_batches=parts, objective="slots", **second)
+    assert (
+        step_bound(StepPlan(0, tuple((np.array([rank]), np.array([rank + 2])) for rank in range(2))), problem) == bound
+    )

@@ -34,7 +34,7 @@ def series_of(*real: int) -> Series:
     return Series(zeros, zeros, zeros, tokens, tokens, np.full(len(real), 4), zeros[:, None], zeros, zeros, 0, "both")
 
 
-@pytest.mark.parametrize(("limit_s", "steps"), [(None, 6), (2.5, 2), (5.5, 4), (1e9, 6)])
+@pytest.mark.parametrize(("limit_s", "steps"), [(None, 6), (2.5, 2), (5.0, 4), (1e9, 6)])
 def test_a_line_ends_when_its_time_is_over(limit_s, steps):
     """The clock is read once at the beginning, twice for a plan, and once before every window but the first."""
     problem = eight(window=2)

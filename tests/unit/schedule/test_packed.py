@@ -18,7 +18,7 @@ from dynbench.plugins.policies import LAYOUTS, plan_name, plan_names, plan_of
 from dynbench.schedule.balancing import SEARCHED
 from dynbench.schedule.capacity import PackedCapacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.evaluate import step_facts
+from dynbench.schedule.evaluate import step_cost, step_facts
 from dynbench.schedule.measure import run_policy
 from dynbench.schedule.peers.base import row_tokens
 from dynbench.schedule.peers.row_peers import best_fit_decreasing, first_fit
@@ -51,6 +51,23 @@ def test_the_bound_is_nearly_met_without_padding(
         assert step.padded_tokens.tolist() == step.real_tokens.tolist()
         assert step.bound <= step.max_cost
     assert sum(step.max_cost for step in facts) <= most * sum(step.bound for step in facts)
+
+
+def test_ranks_of_more_rows_get_less_where_each_row_has_its_price() -> None:
+    """It lasts 259 where the price of rows is not looked at."""
+    lengths = [11, 35, 33, 40, 20, 9, 46, 38, 50, 39, 39, 43, 16, 15, 29, 16, 56]
+    cost, capacity = CostModel("measured", alpha=20.0), PackedCapacity.uniform(70)
+    problem = problem_of(lengths, 3, cost=cost, capacity=capacity, layout="packed", micro_batches="auto")
+    assert step_cost(first_plan("partition", problem), problem) == 245
+
+
+def test_rows_are_as_best_fit_leaves_them_where_rows_alike_are_beyond_the_budget() -> None:
+    capacity = PackedCapacity.uniform(12)
+    problem = problem_of([10, 10, 7, 6, 5, 3, 3, 1], capacity=capacity, layout="packed", order="file")
+    rows = [sorted(ids.tolist()) for plan in plans_of("token_budget", problem, 2) for (ids,) in plan.shares]
+    assert sorted(rows) == [[0, 7], [1], [2, 4], [3, 5, 6]]
+    lost = make_policy("token_budget", problem_of([10] * 3, 2, 2, capacity=capacity, layout="packed")).coverage.lost
+    assert lost == 1
 
 
 def test_names_of_plans_and_what_they_mean() -> None:

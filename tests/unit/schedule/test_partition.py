@@ -19,7 +19,7 @@ from dynbench.errors import NothingFits
 from dynbench.schedule import balancing, partition_search
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.evaluate import step_costs, step_facts
-from dynbench.schedule.partition_search import largest_groups, least_maximum, least_work, sort_longest_first
+from dynbench.schedule.partition_search import largest_groups, least_maximum, least_work
 from dynbench.schedule.peers.batch_peers import balanced_partitions
 from dynbench.schedule.policy import Problem, make_policy
 
@@ -77,11 +77,6 @@ def judge(problem: Problem) -> None:
 @pytest.mark.parametrize("kind", PROBLEMS)
 def test_few_samples_are_dealt_as_well_as_can_be_and_what_fits_is_found(kind, examples):
     settings(max_examples=examples)(given(PROBLEMS[kind])(judge))()
-
-
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=40))
-def test_sorting_is_stable(lengths):
-    assert sort_longest_first(np.array(lengths)).tolist() == sorted(range(len(lengths)), key=lambda i: -lengths[i])
 
 
 BATCH, WORKERS = 1024, 64

@@ -24,13 +24,6 @@ from dynbench.schedule.policy import Problem, make_policy
 INSTALLED = [name for name in POLICIES if POLICIES[name].missing is None]
 
 
-@pytest.mark.parametrize("name", ["sorted_equal", "karmarkar_karp_equal"])
-def test_equal_counts_gain_nothing_in_the_maximum(name):
-    problem = Problem(heavy_tailed(1_280), 8, 64)
-    for plain_plan, dealt in zip(plans_of("static", problem, 20), plans_of(name, problem, 20), strict=True):
-        assert step_costs(dealt, problem).max() == step_costs(plain_plan, problem).max()
-
-
 TWOS, ONES = list(range(0, 32, 2)), list(range(1, 32, 2))
 
 
@@ -142,6 +135,12 @@ def test_token_budget_keeps_to_the_capacity_where_its_budget_makes_fewer_batches
     judge_plan(plan, problem, range(31), fixed_batch=False)
     most = make_policy("token_budget", problem).budget_tokens
     assert step_facts(plan, problem).padded_tokens.max() <= most == 100
+    assert sorted(len(share[0]) for share in plan.shares) == [1, 10, 10, 10]
+
+
+def test_the_dearest_group_is_on_the_fastest_rank_by_what_its_samples_cost_besides():
+    problem = problem_of([4] * 4, speeds=np.array([1.0, 2.0]), second=np.array([0, 0, 50, 50]))
+    assert plain(first_plan("sorted_equal", problem)) == [[[0, 1]], [[2, 3]]]
 
 
 @pytest.mark.parametrize("name", [name for name in INSTALLED if not POLICIES[name].capped])

@@ -10,23 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_rules import heavy_tailed, judge_plan, plain, plans_of, problem_of, taken
 
-from dynbench.errors import UsageError
+from dynbench.errors import NothingFits, UsageError
 from dynbench.lengths import SHIPPED
 from dynbench.plugins import POLICIES
-from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.evaluate import step_facts
 from dynbench.schedule.partition_unequal import SAME_SPEED, distinct_speeds
-from dynbench.schedule.plan import DataOrder
+from dynbench.schedule.plan import DataOrder, by_owner
 from dynbench.schedule.policy import Planner, Problem, check_trainable
 
 LENGTHS = np.clip(np.random.default_rng(1).lognormal(3, 0.8, 70).astype(int), 1, 200)
 
-
-def test_an_epoch_is_a_permutation_and_another_seed_another_one():
-    first = DataOrder(40, 8, seed=1).permutation(0).tolist()
-    assert sorted(first) == list(range(40))
-    assert first != DataOrder(40, 8, seed=1).permutation(1).tolist()
-    assert first != DataOrder(40, 8, seed=2).permutation(0).tolist()
+ROWS = {"capacity": PackedCapacity.uniform(10), "layout": "packed"}
 
 
 def test_the_incomplete_last_batch_is_dropped():
@@ -43,12 +38,24 @@ def test_consecutive_steps_do_not_start_anew(monkeypatch):
     assert starts == [5, 2]
 
 
+def test_what_does_not_fit_is_told_again_where_it_is_asked_for_again():
+    planner = Planner("partition", problem_of([5, 50], 2, capacity=Capacity.table([[(20, 4)]])))
+    for _ in range(2):
+        with pytest.raises(NothingFits):
+            planner.plan(0)
+
+
+def test_ranks_without_a_value_have_an_empty_group():
+    assert [own.tolist() for own in by_owner(np.array([7, 8, 9]), np.array([1, 0, 1]), 3)] == [[8], [7, 9], []]
+
+
 @pytest.mark.parametrize(
     ("step", "changes", "shares"),
     [
         (1, {}, [[[6, 8, 10]], [[7, 9, 11]]]),
         (0, {"micro_batches": 2}, [[[0, 2], [4]], [[1, 3], [5]]]),
         (0, {"micro_batches": "auto", "capacity": Capacity.uniform(1)}, [[[0], [2], [4]], [[1], [3], [5]]]),
+        (0, {"micro_batches": "auto", **ROWS}, [[[0, 2], [4]], [[1], [3], [5]]]),
     ],
 )
 def test_rank_g_takes_every_g_th_sample_of_the_global_batch_cut_in_order(step, changes, shares):

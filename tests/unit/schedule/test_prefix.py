@@ -16,8 +16,8 @@ from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.policy import Problem
-from dynbench.schedule.prefix import Prefix, RankStream, candidate_costs
-from dynbench.schedule.prefix_counts import all_counts, number_of_counts, solve_counts
+from dynbench.schedule.prefix import Prefix, RankStream, automatic_buffer, candidate_costs
+from dynbench.schedule.prefix_counts import all_counts, costs_of, number_of_counts, solve_counts
 
 LENGTHS = np.clip(np.random.default_rng(1).lognormal(3, 0.8, 101).astype(int), 1, 200)
 
@@ -58,7 +58,7 @@ def test_one_plan_can_be_tried_whatever_the_number_of_ranks():
 
 @pytest.mark.parametrize(
     ("workers", "batch", "buffer", "enough"),
-    [(2, 4, 2, 4), (2, 4, 3, None), (3, 12, 7, 8), (3, 12, 8, None)],
+    [(2, 4, 2, 4), (2, 4, 3, None), (3, 12, 7, 8), (3, 12, 8, None), (5, 12, 4, 5)],
 )
 def test_buffers_that_leave_no_choice_are_warned_about_where_a_rank_does_not_repeat_it(
     workers, batch, buffer, enough, caplog
@@ -117,6 +117,21 @@ def test_no_counts_are_better(kind, inline, instances, monkeypatch):
             assert chosen.max() == most
             assert solver == "greedy" or abs(chosen.var() - variance) <= 1e-9 * most**2
             assert solver != "exact" or solved.exact == "both"
+
+
+def test_the_hull_is_searched_wherever_the_least_variance_may_be(monkeypatch):
+    monkeypatch.setattr(prefix_counts, "ENUMERATION_LIMIT", 0)
+    rng = np.random.default_rng(4)
+    for seed in range(150):
+        ranks, buffer = int(rng.integers(3, 7)), int(rng.integers(5, 9))
+        costs = draw_costs(rng, ranks, buffer, len(KINDS) if seed % 3 else 0)
+        batch = int(rng.integers(2 * ranks, ranks * buffer - ranks))
+        exact, tried = (costs_of(costs, solve_counts(costs, batch, name).counts) for name in ("exact", "enumerate"))
+        assert exact.max() == tried.max() and exact.var() == pytest.approx(tried.var(), rel=1e-9, abs=1e-9)
+
+
+def test_an_automatic_buffer_holds_all_that_one_rank_of_a_step_can_get():
+    assert [automatic_buffer(batch, 4) for batch in (8, 35, 36, 100)] == [32, 32, 33, 97]
 
 
 def test_the_variance_of_too_many_counts_is_not_said_to_be_least():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynbench.errors import DataError, UsageError
+from dynbench.errors import DataError
 from dynbench.lengths import LONGEST_LENGTH, READERS, encode_trace
 from dynbench.schedule.traces import Trace, built_in_trace, describe, load_trace
 
@@ -128,11 +128,6 @@ def test_a_bad_second_number_is_named(tmp_path, name, content, said):
     path = written(tmp_path / name, content)
     with pytest.raises(DataError, match=said):
         load_trace(str(path), "length" if "length" in str(content) else None, "patches")
-
-
-def test_a_distribution_has_no_second_column():
-    with pytest.raises(UsageError, match="--second-column: 'patches' is no column of sst2"):
-        load_trace("sst2", None, "patches")
 
 
 def test_arrays_and_lines_are_read_without_polars(tmp_path, monkeypatch):
