@@ -160,7 +160,7 @@ def test_auto_may_give_ranks_unequal_numbers_of_micro_batches():
 
 
 def test_many_are_tried_until_the_last_four_numbers_gained_less_than_a_hundredth_together():
-    tried = ([1.0] * 8, [1.0] * 7, [1.0] * 7 + [0.98], [2.0] * 4 + [1.0] * 4, [2.0] * 3 + [1.0] * 5)
+    tried = ([1.0] * 8, [1.0] * 7, [1.0] * 7 + [0.98], [2.0] * 4 + [1.0] * 4, [2.0] * 4 + [1.0] * 5)
     assert [_gains_little(reached) for reached in tried] == [True, False, False, False, True]
 
 
