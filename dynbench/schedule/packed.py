@@ -221,10 +221,12 @@ class PackedRows:
     def _by_slot(self, work: Work, step: int) -> Rows:
         """As many rows of every rank, slot by slot: so many as asked for, or the fewest that were found to do."""
         lengths, limits, ranks = work.lengths, work.limits, self._problem.workers
-        tried: Iterable[int] = (self._rows or 0,)
+        tried: Iterable[int]
         if self._rows is None:
-            assert limits is not None
+            assert limits is not None  # else one row of each rank holds all
             tried = range(_fewest_rows(lengths, limits[0], ranks), len(lengths) // ranks + 1)
+        else:
+            tried = (self._rows,)
         for slots in tried:
             found = rows_by_slot(work, slots)
             if found is not None:

@@ -195,7 +195,9 @@ def _solve_policy(
             return
         if isinstance(policy, Prefix):
             policy.warn_of_little_choice()
-        series = run_policy(policy, problem, steps, request.line_limit_s)
+        series = baseline if planned == "static" and not problem.packed else None
+        if series is None:
+            series = run_policy(policy, problem, steps, request.line_limit_s)
         yield _line(request, trace, problem, policy, steps, series, baseline)
 
 

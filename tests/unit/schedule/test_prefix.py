@@ -122,9 +122,9 @@ def test_no_counts_are_better(kind, inline, instances, monkeypatch):
 def test_the_hull_is_searched_wherever_the_least_variance_may_be(monkeypatch):
     monkeypatch.setattr(prefix_counts, "ENUMERATION_LIMIT", 0)
     rng = np.random.default_rng(4)
-    for seed in range(150):
+    for instance in range(150):
         ranks, buffer = int(rng.integers(3, 7)), int(rng.integers(5, 9))
-        costs = draw_costs(rng, ranks, buffer, len(KINDS) if seed % 3 else 0)
+        costs = draw_costs(rng, ranks, buffer, len(KINDS) if instance % 3 else 0)
         batch = int(rng.integers(2 * ranks, ranks * buffer - ranks))
         exact, tried = (costs_of(costs, solve_counts(costs, batch, name).counts) for name in ("exact", "enumerate"))
         assert exact.max() == tried.max() and exact.var() == pytest.approx(tried.var(), rel=1e-9, abs=1e-9)
