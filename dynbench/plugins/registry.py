@@ -209,12 +209,9 @@ class Registry(Mapping[str, E]):
 
     def options_from_outside(self) -> dict[str, type[Section]]:
         """The options that no plug-in of dynbench has."""
-        shared = self.shared.model_fields
-        return {
-            option: options
-            for option, options in self.options().items()
-            if option not in shared and self.ours.isdisjoint(self.readers(option))
-        }
+        ours = (self.entries[name].options for name in self.ours)
+        known = {option for options in (self.shared, *ours) for option in options.model_fields}
+        return {option: options for option, options in self.options().items() if option not in known}
 
     def add(self, entry: E) -> None:
         """One more plug-in.
