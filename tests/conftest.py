@@ -22,6 +22,7 @@ from dynbench.signals import STOPPING
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported, by whatever imports it
+os.environ.setdefault("POLARS_MAX_THREADS", "1")  # of a pool that spins while it has nothing to do
 # nohup ignores the one, a script that starts tests in the background the other; what tests start would pass that on.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)

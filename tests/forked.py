@@ -34,7 +34,8 @@ import pytest
 WORKER, TRIAL = "dynbench.engine.rank.worker", "dynbench.probe.trial"
 MODELS = ("transformers.models.distilbert.modeling_distilbert", "transformers.models.auto.modeling_auto")
 PROGRAMS = (WORKER, TRIAL, "torch.distributed.run")
-IMPORTED = (*MODELS, *PROGRAMS, "dynbench.sampler", "dynbench.engine.launching.run_launch")
+PACKAGES = ("torch.distributed.optim", "matplotlib.figure", "dynbench.sampler", "dynbench.experiment.training")
+IMPORTED = (*MODELS, *PROGRAMS, *PACKAGES)
 _SUBREAPER = 36
 _LIMIT, _FILES = 1 << 20, 8
 """Of a request: bytes, and files that come with it."""
@@ -124,11 +125,14 @@ def _orphans_are_ours() -> Iterator[None]:
 def forked_ranks() -> Iterator[None]:
     """Inside it, ranks that torchrun starts in this process, and the trial processes of probes, are forked."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     from dynbench.probe import children
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SubprocessHandler, "_popen", _popen)
+        # For a log that nobody reads it looks through all modules, which here are many, at each event.
+        patch.setattr(dynamic_rendezvous, "get_method_name", str)
         patch.setattr(children, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": ForkedPopen}))
         yield
 
