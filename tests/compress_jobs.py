@@ -19,12 +19,12 @@ from dynbench.wire.base import QueuedWire
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import lay_out
 
-STEPS = 10
+STEPS = 6
 
 
 @cache
-def alone(workers: int, steps: int) -> State:
-    return train_alone(Case("sgd", steps=steps), workers)
+def alone(workers: int) -> State:
+    return train_alone(Case("sgd", steps=STEPS), workers)
 
 
 def digest(module: nn.Module) -> str:
@@ -35,7 +35,7 @@ def digest(module: nn.Module) -> str:
     return found.hexdigest()
 
 
-def trained(rank: int, sync: str, forms: Sequence[str], steps: int = STEPS) -> dict[str, tuple[str, float, float, int]]:
+def trained(rank: int, sync: str, forms: Sequence[str]) -> dict[str, tuple[str, float, float, int]]:
     """Steps of every form on the toy.
 
     Returns:
@@ -46,12 +46,12 @@ def trained(rank: int, sync: str, forms: Sequence[str], steps: int = STEPS) -> d
     for form in forms:
         config = configured(sync, "sync.inner_steps=2", *settings(form))
         with session(build_strategy(config, CPU)) as strategy:
-            state = train_on_ranks(strategy, Case("sgd", steps=steps))
+            state = train_on_ranks(strategy, Case("sgd", steps=STEPS))
             sent = strategy.wire.take().bytes_wire
             word = "" if sync == "fsdp" else digest(strategy.model)
         apart = moved = 0.0
         if state is not None:
-            apart = difference(state, alone(dist.get_world_size(), steps)).largest
+            apart = difference(state, alone(dist.get_world_size())).largest
             moved = difference(state, MODELS["toy"]().state_dict()).largest
         results[form] = (word, apart, moved, sent)
     return results

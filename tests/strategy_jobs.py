@@ -44,6 +44,7 @@ STEPS = 4
 SETTINGS = (
     "workload.dropout=0",
     "workload.subset=64",
+    "workload.max_length=64",
     "train.global_batch=12",
     "train.warmup_steps=1",
     f"train.steps={STEPS - 1}",

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 import pytest
-from compress_jobs import (
-    STEPS,
-    in_flight,
-    measured,
-    trained,
-)
+from compress_jobs import in_flight, measured, trained
 from compressors import FORMS, NAMED, OWN, settings
 from sampled import sampled
 from strategy_jobs import train_run
@@ -52,19 +47,19 @@ def judge(results: list[dict[str, tuple[str, float, float, int]]], sync: str) ->
 
 @pytest.mark.parametrize("sync", sampled((*SYNC, "naive", "zero1_torch"), SYNC[:-1]))
 def test_ranks_keep_one_model(ranks: WarmRanks, sync: str) -> None:
-    judge(ranks(trained, sync, SAMPLE, STEPS), sync)
+    judge(ranks(trained, sync, SAMPLE), sync)
 
 
 @pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize("sync", SYNC)
 def test_ranks_keep_one_model_with_every_compressor(ranks: WarmRanks, sync: str) -> None:
-    judge(ranks(trained, sync, [form for form in (*FORMS, *OWN, "fp16_torch") if form not in SAMPLE], STEPS), sync)
+    judge(ranks(trained, sync, [form for form in (*FORMS, *OWN, "fp16_torch") if form not in SAMPLE]), sync)
 
 
 @pytest.mark.parametrize("sync", sampled(("bucketed", "zero1", "fsdp"), ["bucketed"]))
 def test_four_ranks_keep_one_model(four: WarmRanks, sync: str) -> None:
-    judge(four(trained, sync, [*SAMPLE, "signsgd error_feedback=false"], 8), sync)
+    judge(four(trained, sync, [*SAMPLE, "signsgd error_feedback=false"]), sync)
 
 
 def test_several_in_flight_come_out_in_order(ranks: WarmRanks) -> None:

@@ -52,7 +52,7 @@ def configured(workload: str, policy: str, *more: str) -> Config:
     size = next(iter(WORKLOADS[workload].sizes))
     return virtual(
         policy,
-        *(f"workload.{each}" for each in (f"name={workload}", f"size={size}", "subset=60")),
+        *(f"workload.{each}" for each in (f"name={workload}", f"size={size}", "subset=60", "max_length=64")),
         *(f"train.{each}" for each in (f"global_batch={BATCH}", f"steps={STEPS}", "eval_samples=8")),
         *more,
     )

@@ -12,6 +12,7 @@ from dynbench.runs.run import Run
 TINY = (
     "workload.dropout=0",
     "workload.subset=96",
+    "workload.max_length=64",
     "train.global_batch=12",
     "train.warmup_steps=2",
     "train.steps=6",
