@@ -53,6 +53,11 @@ $(VENV)/.installed-more: constraints.txt $(VENV)/.installed-test
 	$(PIP) --constraint $(LIMITS) --editable '.[mutation]'
 	@touch $@
 
+# Compiled by one process, beside the lint, in place of each of those that run tests at once.
+$(VENV)/.compiled: $(VENV)/.installed-test
+	@$(BIN)/python -c "import datasets, matplotlib.figure, polars, scipy.stats, torch.distributed.optim, transformers.modeling_utils"
+	@touch $@
+
 install: $(VENV)/.installed ## .venv with dynbench (TORCH_INDEX=https://download.pytorch.org/whl/cu126 for an older GPU driver)
 
 install-test: $(VENV)/.installed-test ## the same with the test tools
@@ -77,7 +82,7 @@ test: install-test ## install with the test tools, then every check that this ma
 	@echo "no part of this: make bench-self, which reads the clock"
 
 # Three on two cores: launches wait, for each other and for what ends them.
-test-at-once: install-test
+test-at-once: $(VENV)/.compiled
 	OMP_NUM_THREADS=1 $(PYTEST) --durations 25 --numprocesses 3 --dist loadgroup --skipped-to=$(SKIPPED) -m "$(AT_ONCE)"
 
 test-quick: install-test ## what a change needs first, in 80 seconds on 2 cores: no launches, nothing slow
