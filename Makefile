@@ -53,7 +53,7 @@ $(VENV)/.installed-more: constraints.txt $(VENV)/.installed-test
 	$(PIP) --constraint $(LIMITS) --editable '.[mutation]'
 	@touch $@
 
-# Compiled by one process, beside the lint, in place of each of those that run tests at once.
+# One process compiles the large packages while lint runs; otherwise each test process would.
 $(VENV)/.compiled: $(VENV)/.installed-test
 	@$(BIN)/python -c "import datasets, matplotlib.figure, polars, scipy.stats, torch.distributed.optim, transformers.modeling_utils"
 	@touch $@

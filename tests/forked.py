@@ -34,8 +34,8 @@ import pytest
 WORKER, TRIAL = "dynbench.engine.rank.worker", "dynbench.probe.trial"
 MODELS = ("transformers.models.distilbert.modeling_distilbert", "transformers.models.auto.modeling_auto")
 PROGRAMS = (WORKER, TRIAL, "torch.distributed.run")
-PACKAGES = ("torch.distributed.optim", "matplotlib.figure", "dynbench.sampler", "dynbench.experiment.training")
-IMPORTED = (*MODELS, *PROGRAMS, *PACKAGES)
+OURS = ("dynbench.sampler", "dynbench.experiment.training")
+IMPORTED = (*MODELS, *PROGRAMS, *OURS, "torch.distributed.optim", "matplotlib.figure")
 _SUBREAPER = 36
 _LIMIT, _FILES = 1 << 20, 8
 """Of a request: bytes, and files that come with it."""
@@ -131,7 +131,7 @@ def forked_ranks() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SubprocessHandler, "_popen", _popen)
-        # For a log that nobody reads it looks through all modules, which here are many, at each event.
+        # It searches all loaded modules, of which there are many here, at every event, for a log that is off.
         patch.setattr(dynamic_rendezvous, "get_method_name", str)
         patch.setattr(children, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": ForkedPopen}))
         yield

@@ -31,7 +31,7 @@ SETS = {
     "train": sets(*TINY),
     "bench": sets("operations=all_reduce", "backend=gloo", "sizes_mib=0.25,0.5", "iterations=3", "warmup=1"),
 }
-ENDLESS = ["--set", "train.steps=20000"]
+ENDLESS = ["--set", "train.steps=100000"]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 """What a user who launches the ranks puts before a command."""
 TWO_ARMS = "description: two\narms:\n  - {name: static}\n  - {name: partition, set: {schedule.mode: dynamic}}\n"

@@ -57,7 +57,7 @@ def endless(articles: Path) -> tuple[str, ...]:
     words = [f"word{number % 7} and number {number % 11}" for number in range(200)]
     articles.write_text(json.dumps([{"id": number, "title": "t", "text": text} for number, text in enumerate(words)]))
     workload = ("name=causal_lm", "size=tiny", "dataset=json", f"data_path={articles}", "max_length=24")
-    return (*(f"workload.{each}" for each in workload), "train.steps=20000")
+    return (*(f"workload.{each}" for each in workload), "train.steps=100000")
 
 
 @pytest.mark.parametrize(
